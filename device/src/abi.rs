@@ -1,9 +1,9 @@
-//! The contract between the kernels and whoever launches them: entry points, their parameters, block sizes, tables.
+//! The contract between the kernels and the code that launches them: entry points, their parameters, block sizes, tables.
 //!
 //! A name is `op_dtype`, `op_dtype_dtype` or `op_dtype_p<width>`. `cast`, `scale` and `combine` name the source first, as in
 //! "from f32 to bf16"; `accumulate` names the sum first, as in `f32 += bf16`. Pointers are device addresses in a `u64`; any
 //! address that the dtype's own alignment allows is right, a multiple of 16 bytes is fast. Every count is a `u64`.
-//! Nothing here touches a device: it is data that both sides read.
+//! Nothing here touches a device: it is data for both sides.
 
 mod peers;
 
@@ -26,10 +26,10 @@ pub enum DType {
 }
 
 impl DType {
-    /// All of them, widest first.
+    /// All dtypes, widest first.
     pub const ALL: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];
 
-    /// Bytes of one element.
+    /// The size of one element in bytes.
     #[inline(always)]
     pub const fn size_bytes(self) -> usize {
         match self {
@@ -76,27 +76,27 @@ impl core::str::FromStr for DType {
     }
 }
 
-/// Threads of a block, in every kernel that does not say otherwise. Small blocks begin and end more evenly: on an H200, casts and inner
-/// products of 256 MiB gain up to 5 % over 256 threads, and 64 are too few to fill a multiprocessor.
+/// The number of threads of a block, in every kernel without another constant. Small blocks start and end more evenly: on an H200, casts
+/// and inner products of 256 MiB gain up to 5 % over 256 threads, and 64 are too few to fill a multiprocessor.
 pub const THREADS: u32 = 128;
-/// Threads of a block of the kernels that reach into the memory of peers, which have more under way at a time.
+/// The number of threads of a block of the kernels over peers' memory, which have more loads and stores in flight at a time.
 pub const PEER_THREADS: u32 = 256;
 /// Threads of a warp on every architecture.
 pub const WARP: u32 = 32;
 /// Threads of a block of the per-layer kernels, where one thread handles one layer.
 pub const LAYER_THREADS: u32 = 64;
-/// What a kernel is compiled for, as by CUDA's `__launch_bounds__`: its blocks have this many threads, and the assembler leaves enough
-/// registers for this many blocks on a multiprocessor, all of which it may use.
+/// The launch bounds of a kernel, like CUDA's `__launch_bounds__`: its blocks have this many threads, and the assembler may use all
+/// registers that leave space for this many blocks on a multiprocessor.
 ///
-/// Left to itself, the assembler saves registers by loading one vector after the other where the code loads them all first: on an H200
-/// that costs up to a tenth of the bandwidth. The counts of kernels that memory limits are by measurement there; the others leave room.
+/// Without bounds, the assembler saves registers by loading one vector after the other where the code loads all of them first: on an H200
+/// that costs up to a tenth of the bandwidth. The counts of memory-bound kernels were measured there; the others have a margin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchBounds {
-    /// Threads of a block; every launch has exactly these.
+    /// The number of threads of a block; every launch has exactly these.
     pub threads: u32,
-    /// Blocks that a multiprocessor must be able to hold.
+    /// The number of blocks that a multiprocessor must be able to hold.
     pub blocks: u32,
-    /// Whether the assembler may unroll loops, which it does besides the compiler.
+    /// Whether the assembler may unroll loops, in addition to the compiler.
     pub unroll: bool,
 }
 
@@ -109,23 +109,23 @@ impl LaunchBounds {
     pub const GRAM_OF_FOUR: Self = Self::of(THREADS, 5);
     /// Inner products of four vectors with four others.
     pub const GRAM_CROSS: Self = Self::of(THREADS, 4);
-    /// Inner products of eight vectors, whose 36 sums a thread are 72 registers.
+    /// Inner products of eight vectors, whose 36 sums per thread need 72 registers.
     pub const GRAM_OF_EIGHT: Self = Self::of(THREADS, 3);
     /// Weighted sums.
     pub const COMBINE: Self = Self::of(THREADS, 6);
     /// Weighted sums of four vectors, all of which a thread reads before it adds.
     pub const COMBINE_OF_FOUR: Self = Self::of(THREADS, 5);
-    /// The same of eight.
+    /// Weighted sums of eight vectors.
     pub const COMBINE_OF_EIGHT: Self = Self::of(THREADS, 4);
     /// Results of Adasum's exact path.
     pub const TREE: Self = Self::of(THREADS, 4);
-    /// Inner products of Adasum's exact path: of `f64`, a node of each level, in twice the precision, and 12 sums are 76 registers before
-    /// anything is computed.
+    /// Inner products of Adasum's exact path. For `f64` they need a node of each level in twice the precision, and 12 sums, which are 76
+    /// registers in all before any computation.
     pub const TREE_DOTS: Self = Self::of(THREADS, 2);
-    /// One thread a layer.
+    /// Kernels with one thread per layer.
     pub const LAYER: Self = Self::of(LAYER_THREADS, 8);
-    /// Kernels that reach into the memory of up to two, four or eight peers. The links are slower than their loops, and what is unrolled would be
-    /// a third of what the driver compiles at their first use.
+    /// Kernels over the memory of up to two, four or eight peers. The links are slower than their loops, and unrolling would add a third to
+    /// the code that the driver compiles at their first use.
     pub const fn of_peers(width: usize) -> Self {
         Self { threads: PEER_THREADS, blocks: if width <= 4 { 2 } else { 1 }, unroll: false }
     }
@@ -135,33 +135,33 @@ impl LaunchBounds {
     }
 }
 
-/// Bytes that one thread moves at once, where addresses allow it.
+/// The number of bytes that one thread moves at once, where addresses are aligned.
 pub const VECTOR_BYTES: usize = 16;
-/// Vectors in flight for each operand of a streaming kernel: two where elements get narrower, one elsewhere. On an H200 that gives casts
-/// up to 4 % more than one or two everywhere, and more than two gives less.
+/// The number of vectors in flight for each operand of a streaming kernel: two where elements get narrower, else one. On an H200 that makes
+/// casts up to 4 % faster than one or two for all, and more than two is slower.
 pub const fn stream_unroll(to: DType, from: DType) -> usize {
     if from.size_bytes() > to.size_bytes() { 2 } else { 1 }
 }
-/// Elements that one block of a reduction takes at most, for segments of `total` elements together, unless one chunk is longer: 4096 to 8192
-/// blocks, of no fewer than 2048 elements. A block adds up its chunks one by one, so that results do not depend on this number.
+/// The largest number of elements per block of a reduction, for segments of `total` elements together, unless one chunk is longer: 4096 to
+/// 8192 blocks, of at least 2048 elements. A block adds its chunks one by one, so that results do not depend on this number.
 ///
-/// On an H200, larger parts of 256 MiB end so unevenly, and smaller ones begin so often, that up to a tenth of the bandwidth is lost.
+/// On an H200, larger parts of 256 MiB end so unevenly, and smaller ones start so often, that up to a tenth of the bandwidth is lost.
 pub const fn reduce_stretch_len(total: usize) -> usize {
     let len = total >> 13;
     if len <= LEAST_CHUNK { LEAST_CHUNK } else { len.next_multiple_of(2 * LEAST_CHUNK) }
 }
-/// Elements that every block finds enough work in.
+/// The least number of elements that is enough work for a block.
 const LEAST_CHUNK: usize = 2048;
 
-/// Elements of the chunk that one block of a weighted sum of so many vectors writes. Blocks leave no partial sums behind and can be short; those
-/// of few bf16 vectors compute so much for what they read that they lose by it, on an H200.
+/// The number of elements that one block of a weighted sum of `vectors` vectors writes. Blocks leave no partial sums and can be short;
+/// blocks of few bf16 vectors compute so much per byte read that short ones are slower, on an H200.
 pub const fn combine_chunk_len(total: usize, from: DType, vectors: usize) -> usize {
     let is_slow = matches!(from, DType::BF16) && vectors <= 4;
     if is_slow && reduce_stretch_len(total) > LEAST_CHUNK { 2 * LEAST_CHUNK } else { LEAST_CHUNK }
 }
 
-/// Elements that one job of the kernels over peers' memory takes at most: about 512 jobs, of up to 64 KiB. Those that multiply take two chunks at
-/// least, one for each team of the block. Results do not depend on it.
+/// The largest number of elements per job of the kernels over peers' memory: about 512 jobs, of up to 64 KiB. Jobs that multiply take at
+/// least two chunks, one for each team of the block. Results do not depend on it.
 pub const fn peer_stretch_len(total: usize, dtype: DType) -> usize {
     let most = (64 << 10) / dtype.size_bytes();
     let len = (total >> 9).next_power_of_two();
@@ -173,26 +173,26 @@ pub const fn peer_stretch_len(total: usize, dtype: DType) -> usize {
         len
     }
 }
-/// The byte of which partial sums consist before a reduction and after it.
+/// The value of every byte of the partial sums before a reduction and after it.
 pub const EMPTY_BYTE: u8 = 0xff;
 /// The widths of Gram tiles: a launch multiplies up to this many vectors with each other, reading each once.
 pub const GRAM_WIDTHS: [usize; 3] = [2, 4, 8];
 /// Vectors on each side of a cross tile, which multiplies the members of two different tiles.
 pub const GRAM_CROSS_WIDTH: usize = 4;
 
-/// Elements of one vector of a kernel over two dtypes: the wider one fills [`VECTOR_BYTES`].
+/// The number of elements of one vector of a kernel over two dtypes: the wider one fills [`VECTOR_BYTES`].
 #[inline(always)]
 pub const fn vector_len(a: DType, b: DType) -> usize {
     VECTOR_BYTES / if a.size_bytes() > b.size_bytes() { a.size_bytes() } else { b.size_bytes() }
 }
 
-/// Elements that one block of a streaming kernel handles; the grid has one block for each started tile.
+/// The number of elements per block of a streaming kernel; the grid has one block for each started tile.
 #[inline(always)]
 pub const fn tile_len(to: DType, from: DType) -> usize {
     THREADS as usize * vector_len(to, from) * stream_unroll(to, from)
 }
 
-/// Elements that one block of `all_finite` handles.
+/// The number of elements per block of `all_finite`.
 #[inline(always)]
 pub const fn finite_tile_len(dtype: DType) -> usize {
     THREADS as usize * vector_len(dtype, dtype) * 8
@@ -208,10 +208,10 @@ pub const SWEEP_UNROLL: usize = 8;
 /// Bytes that one block of `sweep` reads.
 pub const SWEEP_TILE_BYTES: usize = THREADS as usize * VECTOR_BYTES * SWEEP_UNROLL;
 
-/// Tiles that one block of a launch over many tensors handles, one after the other: finding its tensor in the table costs as much as a tile.
+/// The number of tiles per block of a launch over many tensors, in sequence: a look-up in the table costs as much as a tile.
 pub const PIECE_TILES: usize = 8;
 
-/// One tensor of a launch over many: where it is written, where it is read, and which blocks handle it.
+/// One tensor of a launch over many: its destination, its source, and its blocks.
 ///
 /// `zero_segments` reads `len` as bytes and ignores `source`; all others read it as elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -227,7 +227,7 @@ pub struct Piece {
     pub first_block: u64,
 }
 
-/// One segment ("layer") of an arena: a range of elements at the same place in every vector of the launch.
+/// One segment ("layer") of an arena: a range of elements at the same offset in every vector of the launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Span {
@@ -239,10 +239,10 @@ pub struct Span {
     pub first_block: u64,
 }
 
-/// One segment of a window of an arena, as reductions find their chunks in it.
+/// One segment of a window of an arena, in the form in which reductions look up their chunks.
 ///
-/// A chunk's place and length follow from its tensor alone. A layer that several windows divide has a row of sums for each of its chunks in all
-/// windows, behind the rows of whole layers; this window's chunks are neighbours among them. Where all segments are one layer, the first has its rows.
+/// A chunk's offset and length depend on its tensor alone. A layer in several windows has a row of sums for each chunk in all windows,
+/// behind the rows of whole layers; this window's chunks have consecutive rows. If all segments are one layer, the first has its rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ChunkedSpan {
@@ -254,15 +254,15 @@ pub struct ChunkedSpan {
     pub chunk_len: u64,
     /// Index of its first chunk: the number of chunks of all segments before it.
     pub first_chunk: u64,
-    /// Chunks that one block takes; the last one may have fewer.
+    /// The number of chunks per block; the last block may have fewer.
     pub chunks_of_block: u64,
     /// Index of the first block for this segment.
     pub first_block: u64,
     /// The first of the layer's rows for chunks, or 0 for a layer that is not divided.
     pub first_row: u64,
-    /// How many such rows the layer has.
+    /// The number of such rows of the layer.
     pub rows: u64,
-    /// How many of them are of chunks in front of this window.
+    /// The number of those rows that belong to chunks in front of this window.
     pub rows_before: u64,
 }
 
@@ -292,9 +292,9 @@ impl Param {
 pub struct Entry {
     /// Its name.
     pub name: &'static str,
-    /// The operation: the part of the name before the dtypes; its PTX stands in the file of that name.
+    /// The operation: the part of the name before the dtypes; its PTX is in the file with that name.
     pub family: &'static str,
-    /// What it is compiled for, and how it is launched.
+    /// Its launch bounds, for the compiler and for launches.
     pub bounds: LaunchBounds,
     /// Its parameters, in order.
     pub params: &'static [Param],
@@ -328,10 +328,10 @@ macro_rules! pairs_of {
 const STREAM: &[Param] = &[Pointer, Pointer, U64];
 /// `(pieces, piece count)`.
 const PIECES: &[Param] = &[Pointer, U64];
-/// `(partials, totals, inputs…, chunked spans, span count, layer count, block count, chunk count)`, as the kernels that reduce begin and end: so
-/// many blocks for the chunks, then one for each layer and sum. `partials[sum][chunk]` are [`EMPTY_BYTE`]s before and after;
-/// `totals[row][product]`, with a row for each layer, and behind those the rows of divided layers ([`ChunkedSpan`]), whose chunks in other windows
-/// become zero; `fold_sums` adds them up.
+/// `(partials, totals, inputs…, chunked spans, span count, layer count, block count, chunk count)`: the first and last parameters of
+/// kernels that reduce. `block count` blocks reduce the chunks, followed by one for each layer and sum. `partials[sum][chunk]` are
+/// [`EMPTY_BYTE`]s before and after; `totals[row][product]` has a row for each layer, and then the rows of divided layers
+/// ([`ChunkedSpan`]). Rows of chunks in other windows become zero; `fold_sums` adds the rows.
 const REDUCE_ONE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
 const REDUCE_TWO: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
 
@@ -347,21 +347,21 @@ pub const STREAM_ENTRIES: [[Entry; 16]; 5] = [
     pairs_of!("accumulate_segments", "", LaunchBounds::STREAM, PIECES),
 ];
 
-/// `combine`: `(destination, table of vectors, vector count, weights, cancelled, spans, span count, chunk length)`; leaves cancelled layers alone.
-/// The destination may be one of the vectors. Which takes how many: [`combine_suffix`].
+/// `combine`: `(destination, table of vectors, vector count, weights, cancelled, spans, span count, chunk length)`; leaves cancelled layers
+/// unchanged. The destination may be one of the vectors. [`combine_suffix`] selects the entry for a number of vectors.
 pub const COMBINE_ENTRIES: [[Entry; 16]; 2] = [
     pairs_of!("combine", "_p2", LaunchBounds::COMBINE, COMBINE),
     pairs_of!("combine", "", LaunchBounds::COMBINE, COMBINE),
 ];
-/// As [`COMBINE_ENTRIES`], where the sum has the dtype of the vectors.
+/// The entries of [`COMBINE_ENTRIES`] for several vectors, where the sum has their dtype.
 pub const COMBINE_WIDE_ENTRIES: [[Entry; 4]; 2] = [
     dtypes_of!("combine", "_p4", LaunchBounds::COMBINE_OF_FOUR, COMBINE, "f64_f64" "f32_f32" "f16_f16" "bf16_bf16"),
     dtypes_of!("combine", "_p8", LaunchBounds::COMBINE_OF_EIGHT, COMBINE, "f64_f64" "f32_f32" "f16_f16" "bf16_bf16"),
 ];
 const COMBINE: &[Param] = &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64];
 
-/// The end of the name of the entry that combines so many vectors: of two, of any number, and into their own dtype of three or four and of
-/// eight. Five to seven take that of any number: on 16-bit vectors it is faster for them than that of eight with some left out.
+/// The suffix of the entry that combines this many vectors: for two, for any number, and with the vectors' own dtype for three or four and
+/// for eight. Five to seven use the entry for any number: on 16-bit vectors it is faster for them than the entry for eight.
 pub const fn combine_suffix(vectors: usize, is_one_dtype: bool) -> &'static str {
     match vectors {
         2 => "_p2",
@@ -371,7 +371,7 @@ pub const fn combine_suffix(vectors: usize, is_one_dtype: bool) -> &'static str 
     }
 }
 
-/// Numbers of a layer's row of its combination tree: of each pair the coefficients, and behind them the ranks' squared norms.
+/// The length of a layer's row of its combination tree: the coefficients of each pair, followed by the ranks' squared norms.
 pub const fn tree_row(world_size: usize) -> usize {
     crate::math::precise::NUMBERS * (world_size - 1) + world_size
 }
@@ -388,20 +388,20 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
     dtypes_of!("squared_norms", "", LaunchBounds::REDUCE, REDUCE_ONE),
     // three sums: a·b, |a|², |b|²
     dtypes_of!("dots", "", LaunchBounds::REDUCE, REDUCE_TWO),
-    // (partials, totals, table of vectors, first vector, count in this tile, world size, spans, …): `products(width)` sums, as many of which are
-    // products as the count says
+    // (partials, totals, table of vectors, first vector, count in this tile, world size, spans, …): `products(width)` sums, of which the
+    // products of `count` vectors are used
     dtypes_of!("gram", "_p2", LaunchBounds::REDUCE, GRAM),
     dtypes_of!("gram", "_p4", LaunchBounds::GRAM_OF_FOUR, GRAM),
     dtypes_of!("gram", "_p8", LaunchBounds::GRAM_OF_EIGHT, GRAM),
-    // (partials, totals, table of vectors, first and count of the left, first and count of the right, world size, spans, …): as many sums as
-    // `GRAM_CROSS_WIDTH` squared
+    // (partials, totals, table of vectors, first and count of the left, first and count of the right, world size, spans, …):
+    // `GRAM_CROSS_WIDTH` squared sums
     dtypes_of!(
         "gram_cross",
         "",
         LaunchBounds::GRAM_CROSS,
         &[Pointer, Pointer, Pointer, U64, U64, U64, U64, U64, Pointer, U64, U64, U64, U64]
     ),
-    // (partials, totals, table of vectors, tree, cancelled, begin, middle, end, world size, spans, …): three sums, of cancelled layers
+    // (partials, totals, table of vectors, tree, cancelled, begin, middle, end, world size, spans, …): three sums, for cancelled layers
     dtypes_of!(
         "tree_dots",
         "",
@@ -409,7 +409,7 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
         &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, Pointer, U64, U64, U64, U64]
     ),
 ];
-/// Kernels over one dtype that reach into the memory of peers.
+/// Kernels over one dtype and the memory of peers.
 pub const PEER_ENTRIES: [[Entry; 4]; 9] = [
     // (peers, weights, tree, cancelled, short, totals, partials, chunked spans, span count, block count, chunk count, spans, chunk count, chunk
     // length, senders): one job for each sender, block of chunks, PEER_LAYERS layers and chunk of the result, in this order, on any number of
@@ -417,9 +417,9 @@ pub const PEER_ENTRIES: [[Entry; 4]; 9] = [
     dtypes_of!("peer_adasum", "_p2", LaunchBounds::of_peers(2), PEER_ADASUM),
     dtypes_of!("peer_adasum", "_p4", LaunchBounds::of_peers(4), PEER_ADASUM),
     dtypes_of!("peer_adasum", "_p8", LaunchBounds::of_peers(8), PEER_ADASUM),
-    // (peers, tree, partials, chunked spans, span count, block count, chunk count, spans, chunk count, chunk length, senders): one job for each
-    // sender, for each level for each block of chunks and PEER_LAYERS layers, and for each chunk of the result; as above, for groups of exactly
-    // that many ranks
+    // (peers, tree, partials, chunked spans, span count, block count, chunk count, spans, chunk count, chunk length, senders): one job for
+    // each sender, then per level for each block of chunks and for PEER_LAYERS layers, then for each chunk of the result; otherwise as
+    // above, for exactly `width` ranks
     dtypes_of!("peer_tree", "_p2", LaunchBounds::of_peers(2), PEER_TREE),
     dtypes_of!("peer_tree", "_p4", LaunchBounds::of_peers(4), PEER_TREE),
     dtypes_of!("peer_tree", "_p8", LaunchBounds::of_peers(8), PEER_TREE),
@@ -435,24 +435,24 @@ const PEER_TREE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64,
 const PEER_REDUCE: &[Param] = &[Pointer, F64, U64, U64];
 const GRAM: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64, U64];
 
-/// Kernels that know no dtype.
+/// Kernels without a dtype.
 pub const PLAIN_ENTRIES: [Entry; 8] = [
     plain("empty", LaunchBounds::STREAM, &[]),
-    // (sums, source, bytes): the exclusive or of what each warp reads, a u32 a warp; bytes are a multiple of 4
+    // (sums, source, bytes): the exclusive or of the words that each warp reads, a u32 per warp; bytes are a multiple of 4
     plain("sweep", LaunchBounds::STREAM, STREAM),
     // (peers): waits for all ranks, and counts the run
     plain("peer_barrier", LaunchBounds::of_peers(MOST_PEERS), &[Pointer]),
     // (destination, bytes)
     plain("zero", LaunchBounds::STREAM, &[Pointer, U64]),
     plain("zero_segments", LaunchBounds::STREAM, PIECES),
-    // (totals, chunked spans, divided layers, count of products): one block for each divided layer and product, whose rows become its total
+    // (totals, chunked spans, divided layers, count of products): one block for each divided layer and product adds the rows to its total
     plain("fold_sums", LaunchBounds::REDUCE, &[Pointer, Pointer, Pointer, U64]),
-    // (weights, tree, cancelled, short, gram, layers, world size, whether vectors are of f64); cancelled and short are a u32 a layer; of
-    // cancelled layers, the weights are those after the first level, whose coefficients go to the trees of all (see `combine_pair`), or of
-    // f64 all 1, and the ranks' squared norms go there
+    // (weights, tree, cancelled, short, gram, layers, world size, whether vectors are of f64); cancelled and short are a u32 per layer. The
+    // weights of cancelled layers are those after the first level, whose coefficients go to the trees of all layers (see `combine_pair`);
+    // for f64 they are all 1, and the ranks' squared norms go there
     plain("coefficients", LaunchBounds::LAYER, &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64]),
-    // (weights, tree, cancelled, sums, layers, world size, begin, middle, end, whether vectors are of f64): sums[layer] are those that
-    // `tree_dots` gives, and the pair's coefficients go to the layer's row of the tree ([`tree_row`])
+    // (weights, tree, cancelled, sums, layers, world size, begin, middle, end, whether vectors are of f64): sums[layer] are the sums of
+    // `tree_dots`, and the pair's coefficients go to the layer's row of the tree ([`tree_row`])
     plain("combine_pair", LaunchBounds::LAYER, &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, U64, U64]),
 ];
 

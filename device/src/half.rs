@@ -1,7 +1,7 @@
-//! The two 16-bit floats as storage: which conversion runs where.
+//! The two 16-bit floats as storage types, and the selection of their conversions.
 //!
 //! Each conversion exists as a formula ([`crate::math::rounding`]) and, where the target has one, as an instruction
-//! (`arch`). Both give the same bits for every number; the payload of a NaN may differ. Never does arithmetic in 16 bits.
+//! (`arch`). Both give the same bits for every number; the payload of a NaN may differ. There is no arithmetic in 16 bits.
 
 use crate::arch;
 
@@ -28,7 +28,7 @@ impl F16 {
         F16(arch::f32_to_f16(value))
     }
 
-    /// As [`from_f32`](Self::from_f32), with one rounding all the same.
+    /// Like [`from_f32`](Self::from_f32), with one rounding from `f64`.
     #[inline(always)]
     pub fn from_f64(value: f64) -> Self {
         F16(arch::f64_to_f16(value))
@@ -54,7 +54,7 @@ impl BF16 {
         BF16(arch::f32_to_bf16(value))
     }
 
-    /// As [`from_f32`](Self::from_f32), with one rounding all the same.
+    /// Like [`from_f32`](Self::from_f32), with one rounding from `f64`.
     #[inline(always)]
     pub fn from_f64(value: f64) -> Self {
         Self::from_f32(arch::f64_to_f32_odd(value))

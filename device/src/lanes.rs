@@ -1,4 +1,4 @@
-//! Sums over the lanes of a warp. Always the whole warp: no kernel here lets single lanes leave early.
+//! Sums over the lanes of a warp. Always the whole warp takes part: no kernel here lets single lanes return early.
 
 use crate::abi::WARP;
 use crate::arch;
@@ -14,8 +14,8 @@ unsafe fn exchange<T: WarpShuffleValue>(value: T, lane_mask: u32) -> T {
     unsafe { warp_shuffle_xor(u32::MAX, value, lane_mask, WARP).0 }
 }
 
-/// The sum over each group of `LANES` neighbouring lanes, on every lane of the group: a butterfly, so that all lanes add in the same tree and
-/// get the same bits.
+/// The sum over each group of `LANES` neighbouring lanes, on every lane of the group: a butterfly, so that all lanes add in the same tree
+/// and get the same bits.
 ///
 /// # Safety
 /// All lanes of the warp must execute this together; `LANES` is a power of two, at most a warp.
@@ -31,16 +31,16 @@ pub(crate) unsafe fn sum_of<const LANES: u32>(value: f64) -> f64 {
     total
 }
 
-/// The sums over the warp of `K` values a lane, each of which one lane gets, as `write(index, sum)`. The additions are those of [`sum_of`], but
-/// at each level half of the lanes go on with half of the sums, which takes about `K` exchanges and not `5 K`.
+/// The sums over the warp of `K` values per lane; one lane gets each sum, as `write(index, sum)`. The additions are those of [`sum_of`],
+/// but at each level half of the lanes continue with half of the sums, which takes about `K` exchanges instead of `5 K`.
 ///
 /// # Safety
 /// All lanes of the warp must execute this together.
 #[inline(always)]
 pub(crate) unsafe fn sums<const K: usize>(mut values: [f64; K], mut write: impl FnMut(usize, f64)) {
-    // In a kernel that does one job after the other, what follows from it is not to be kept in registers from job to job.
+    // In a kernel with several jobs, values derived from the lane should not be kept in registers from job to job.
     let lane = arch::forget(lane_id() as u64) as u32;
-    // The sums that this lane goes on with are `begin..end`, at most `count`.
+    // The sums with which this lane continues are `begin..end`, at most `count`.
     let (mut begin, mut end, mut count) = (0, K, K);
     let mut lane_mask = WARP / 2;
     while lane_mask > 0 {

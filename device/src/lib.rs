@@ -2,14 +2,14 @@
 //!
 //! The crate is compiled twice from the same source:
 //!
-//! * for the CPU, as an ordinary `no_std` library: [`math`] is what `gradsync`'s CPU backend runs, and [`abi`] is the
-//!   contract that its CUDA backend launches by;
+//! * for the CPU, as an ordinary `no_std` library: `gradsync`'s CPU backend runs [`math`], and [`abi`] is the contract of its CUDA
+//! backend's launches;
 //! * for `nvptx64-nvidia-cuda` by `cargo xtask ptx`: then the `kernels` wrap the same formulas into entry points.
 //!
-//! The device side speaks the dialect of rust-cuda's `cuda_std` (`thread::thread_idx_x`, `warp::warp_shuffle_xor`, entry points
-//! that are plain functions of pointers and scalars), and compiles against that crate too, with the feature `cuda_std`. What
-//! depends on the target sits in `dialect` and `arch`. It never allocates, never panics on purpose, uses no float atomics, and
-//! knows nothing of hosts, ranks' transports or files.
+//! The device side uses the dialect of rust-cuda's `cuda_std` (`thread::thread_idx_x`, `warp::warp_shuffle_xor`, entry points that are
+//! plain functions of pointers and scalars), and compiles against that crate too, with the feature `cuda_std`. Target-dependent code is in
+//! `dialect` and `arch`. The crate never allocates, never panics on purpose, uses no float atomics, and knows nothing of hosts, ranks'
+//! transports or files.
 
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, stdarch_nvptx))]

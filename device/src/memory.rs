@@ -1,4 +1,4 @@
-//! Vectors of global memory: a few neighbouring elements a thread, in one instruction where the address allows it.
+//! Vectors of global memory: a few neighbouring elements per thread, in one instruction if the address is aligned.
 //!
 //! An element belongs to the same thread whether addresses are aligned or not: only the width of the access changes, so that
 //! results never depend on alignment. Nothing here knows an operation.
@@ -62,7 +62,7 @@ pub(crate) unsafe fn load_each<T: Copy, const N: usize>(address: *const T) -> [T
     core::array::from_fn(|index| unsafe { address.add(index).read() })
 }
 
-/// The same bits as another type.
+/// Reinterprets the bits as another type.
 ///
 /// # Safety
 /// `A` and `B` must have the same size, and the bits of `A` must be a value of `B`.

@@ -1,13 +1,13 @@
-//! How blocks of kernels meet, on one GPU and on several: flags in each other's mailboxes, written with release and read with acquire.
+//! Synchronisation of blocks, on one GPU and on several: flags in each other's mailboxes, written with release and read with acquire.
 //!
-//! A flag counts up and never down: each run of a group has its own values, so that nothing is ever cleared. Whoever waits also
-//! looks at the host's abort flag; after that nobody is waited for, and results mean nothing.
+//! A flag only counts up: each run of a group has its own values, so that flags are never cleared. A waiting thread also checks the host's
+//! abort flag; once that is set, no thread waits for a peer, and results are unspecified.
 //!
-//! A launch has its kinds of jobs in order: those that send, then those that multiply and those that find weights, level by level, then those
-//! that write. A job waits for earlier kinds only, on any rank, or for the job of its own number on other ranks. Blocks draw the numbers of jobs
-//! from a counter ([`Group::draw`]), so that every job before one that waits has a block which runs it: a launch comes to its end on any number
-//! of blocks, one at least on each rank, in whatever order the device gives them places. What is sent besides flags are tiles, whose content
-//! is nothing to this file.
+//! A launch has its kinds of jobs in order: sending jobs, then jobs that multiply and jobs that compute weights, level by level, then jobs
+//! that write. A job waits only for earlier kinds, on any rank, or for the job with its own number on other ranks. Blocks draw the numbers
+//! of jobs from a counter ([`Group::draw`]), so that every job before a waiting one has a block that runs it: a launch completes with any
+//! number of blocks, at least one on each rank, in any order in which the device makes them resident. Besides flags, ranks send tiles,
+//! whose contents this file ignores.
 
 use core::sync::atomic::Ordering;
 
@@ -15,14 +15,14 @@ use crate::abi::{MOST_PEERS, PEER_THREADS, Peers, Row, VECTOR_BYTES};
 use crate::dialect::atomic::{atomic_fetch_add_u32_device, atomic_load_32_system, atomic_store_32_system};
 use crate::{arch, memory, shared, thread};
 
-/// What is met for in a run; the value of a flag is the number of runs before times [`STAGES`], plus this.
+/// A point of synchronisation in a run; the value of a flag is the number of earlier runs times [`STAGES`], plus this.
 #[derive(Clone, Copy)]
 pub(crate) struct Stage(pub(crate) u32);
 
 const STAGES: u32 = 8;
 
 const _: () = {
-    // As many stages as a tree of the most ranks has levels.
+    // There are as many stages as levels of a tree of the largest number of ranks.
     let levels = MOST_PEERS.ilog2();
     assert!(Stage::PRODUCTS.0 + levels <= Stage::END.0);
 };
@@ -30,28 +30,28 @@ const _: () = {
 impl Stage {
     /// A tile has arrived.
     pub(crate) const ARRIVED: Stage = Stage(1);
-    /// Every rank's products have been handed out, or along the tree those of the first level.
+    /// Every rank's products have been sent, or along the tree the sums of the first level.
     const PRODUCTS: Stage = Stage(2);
-    /// Every rank's results have been handed out.
+    /// Every rank's results have been sent.
     pub(crate) const END: Stage = Stage(STAGES - 1);
 
-    /// Every rank's sums of a level have been handed out, along the tree or of the exact path; those of level 0 may be all products.
+    /// Every rank's sums of a level have been sent, along the tree or of the exact path; the stage of level 0 may stand for all products.
     #[inline(always)]
     pub(crate) const fn of_level(level: usize) -> Self {
         Stage(Stage::PRODUCTS.0 + level as u32)
     }
 }
 
-/// What the blocks of one rank count for each other.
+/// The events that the blocks of one rank count for each other.
 #[derive(Clone, Copy)]
 pub(crate) enum Progress {
-    /// Chunks that have been multiplied.
+    /// The number of chunks that have been multiplied.
     Multiplied = 0,
-    /// Times that weights have been found.
+    /// The number of times that weights have been computed.
     Weights = 1,
 }
 
-/// The group as a block sees it.
+/// The group from the view of a block.
 #[derive(Clone, Copy)]
 pub(crate) struct Group<'a> {
     pub(crate) peers: &'a Peers,
@@ -96,14 +96,14 @@ impl<'a> Group<'a> {
         self.runs.wrapping_mul(STAGES).wrapping_add(stage.0)
     }
 
-    /// Waits, one thread alone, until a flag has come to a value.
+    /// Waits, in the calling thread alone, until a flag has reached a value.
     ///
     /// # Safety
-    /// The address of a flag.
+    /// `flag` is the address of a flag.
     #[inline(always)]
     unsafe fn reach(self, flag: *mut u32, value: u32) {
         let mut tries = 0u32;
-        // SAFETY: the caller's promise. Values wrap around, stages after 2^29 runs; the distance tells.
+        // SAFETY: the caller's promise. Values wrap around, stages after 2^29 runs; the comparison uses the distance.
         unsafe {
             while (atomic_load_32_system(flag, Ordering::Acquire).wrapping_sub(value) as i32) < 0 {
                 tries = tries.wrapping_add(1);
@@ -114,10 +114,10 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Tells every rank that this block has come to a stage; all that the block did before is seen by those who wait for it.
+    /// Signals every rank that this block has reached a stage; all earlier writes of the block are visible to threads that wait for it.
     ///
     /// # Safety
-    /// Every thread of the block must get here; `row` is one of the mailboxes' rows.
+    /// Every thread of the block must call this; `row` is one of the mailboxes' rows.
     #[inline(always)]
     pub(crate) unsafe fn signal(self, row: Row, stage: Stage) {
         let peer = thread::thread_idx_x() as usize;
@@ -131,10 +131,10 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Waits until every rank has come to a stage.
+    /// Waits until every rank has reached a stage.
     ///
     /// # Safety
-    /// As [`signal`](Self::signal).
+    /// The conditions of [`signal`](Self::signal).
     #[inline(always)]
     pub(crate) unsafe fn wait(self, row: Row, stage: Stage) {
         let peer = thread::thread_idx_x() as usize;
@@ -147,7 +147,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// The same group, for one more job. Registers are short, and what of it is not needed at once is not to be kept in them from job to job.
+    /// The same group, for another job. Registers are short, so values that are not needed at once should not be kept from job to job.
     #[inline(always)]
     pub(crate) fn again(self) -> Self {
         // SAFETY: the same reference.
@@ -158,11 +158,11 @@ impl<'a> Group<'a> {
     /// The number of the next job of a launch that has `jobs` of them, for the whole block; `None` if all have been drawn.
     ///
     /// # Safety
-    /// Every thread of the block must get here.
+    /// Every thread of the block must call this.
     #[inline(always)]
     pub(crate) unsafe fn draw(self, jobs: u64) -> Option<u64> {
         let drawn = shared::ticket();
-        // SAFETY: the caller's promise. The first barrier lets all threads read the ticket before, the second this one.
+        // SAFETY: the caller's promise. The first barrier lets all threads read the preceding ticket, the second this one.
         unsafe {
             thread::sync_threads();
             if thread::thread_idx_x() == 0 {
@@ -174,10 +174,10 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Sends, if the job is one of the first `senders`; gives the others their numbers behind those.
+    /// Sends, if the job is one of the first `senders`; returns the numbers of other jobs, counted behind those.
     ///
     /// # Safety
-    /// As [`send`](Self::send).
+    /// The conditions of [`send`](Self::send).
     #[inline(always)]
     pub(crate) unsafe fn send_or(self, job: u64, senders: u64) -> Option<u64> {
         if job >= senders {
@@ -188,25 +188,25 @@ impl<'a> Group<'a> {
         None
     }
 
-    /// Sends every peer its window of this rank's arena; the blocks that do this take turns tile by tile, and this is number `sender` of
-    /// them. Waits for nobody: the peers have finished the run before with what lay where this goes.
+    /// Sends every peer its window of this rank's arena; the sending blocks take turns tile by tile, and this is number `sender` of them.
+    /// It does not wait: in the preceding run the peers have finished reading the memory to which this writes.
     ///
     /// # Safety
-    /// Every thread of the block must get here; sources and slots of whole windows, at multiples of 16 bytes.
+    /// Every thread of the block must call this; sources and slots are of whole windows, at multiples of 16 bytes.
     #[inline(always)]
     unsafe fn send(self, sender: u64, senders: u64) {
         const STRIDE: u64 = PEER_THREADS as u64 * VECTOR_BYTES as u64;
-        /// Vectors under way.
+        /// The number of vectors in flight.
         const STEPS: usize = 4;
         type Vector = [u32; 4];
         let peers = self.peers;
-        // Never less than 1, which the compiler does not know: a check of divisions would compile a panic into the kernel. Divisions of 64
-        // bits are twenty times as long as these; tiles times peers come to 2^32 at 36 TiB a window.
+        // Never less than 1, which the compiler does not know: a check of divisions would compile a panic into the kernel. 64-bit divisions
+        // take twenty times as long as these; tiles times peers reach 2^32 only at 36 TiB per window.
         let others = (peers.world_size as u32 - 1).max(1);
         let units = peers.tiles() as u32 * others;
         let mut unit = sender as u32;
         while unit < units {
-            // Every rank begins with another peer.
+            // Every rank begins with a different peer.
             let (tile, mut peer) = ((unit / others) as u64, peers.rank + 1 + (unit % others) as u64);
             if peer >= peers.world_size {
                 peer -= peers.world_size;
@@ -245,7 +245,7 @@ impl<'a> Group<'a> {
     /// Waits until the peers' tiles with the bytes from `begin` to `end` of this rank's window have arrived.
     ///
     /// # Safety
-    /// Every thread of the block must get here; the range is not empty and lies within the window.
+    /// Every thread of the block must call this; the range is not empty and lies within the window.
     #[inline(always)]
     pub(crate) unsafe fn receive(self, begin: u64, end: u64) {
         const PEERS: u32 = MOST_PEERS as u32;
@@ -265,10 +265,10 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Counts for this rank's other blocks; all that the block did before is seen by those who wait for the count.
+    /// Counts for this rank's other blocks; all earlier writes of the block are visible to threads that wait for the count.
     ///
     /// # Safety
-    /// Every thread of the block must get here; `team` is one of the mailboxes' rows.
+    /// Every thread of the block must call this; `team` is one of the mailboxes' rows.
     #[inline(always)]
     pub(crate) unsafe fn count(self, team: usize, what: Progress) {
         // SAFETY: the caller's promise.
@@ -280,11 +280,11 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Counts a block's chunks of a layer as multiplied. Of a divided layer, their sums are in the mailboxes of all ranks, for which another block of
-    /// this rank will signal.
+    /// Counts a block's chunks of a layer as multiplied. For a divided layer, their sums are in the mailboxes of all ranks, which another
+    /// block of this rank will signal.
     ///
     /// # Safety
-    /// As [`count`](Self::count).
+    /// The conditions of [`count`](Self::count).
     #[inline(always)]
     pub(crate) unsafe fn count_multiplied(self, team: usize, is_divided: bool) {
         // SAFETY: the caller's promise; the branch is the same for the whole block.
@@ -299,10 +299,10 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Waits until this rank's other blocks have counted `count` of the `each_run` that they count in every run.
+    /// Waits until this rank's other blocks have counted `count` of the `each_run` events that they count in every run.
     ///
     /// # Safety
-    /// As [`count`](Self::count).
+    /// The conditions of [`count`](Self::count).
     #[inline(always)]
     pub(crate) unsafe fn wait_for_count(self, team: usize, what: Progress, count: u32, each_run: u32) {
         // SAFETY: the caller's promise.

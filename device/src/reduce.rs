@@ -1,12 +1,12 @@
-//! Reductions over segments: which part of the arena a block adds up, and how the blocks' sums become one.
+//! Reductions over segments: the part of the arena that a block reduces, and the addition of the blocks' sums.
 //!
-//! One launch, two kinds of blocks, no atomic additions: each of the first adds up a few chunks of one segment, one after the other, and leaves one
-//! partial a chunk and product; each of the last takes a layer's partials of one product, as they come, and adds them in a fixed order, or, of a
-//! layer that other windows have chunks of too, leaves them as rows for [`fold`]. A chunk's borders follow from its tensor alone, an element's thread
-//! from its place in the chunk, and a partial's place in the sum from the chunk's number, so that results depend neither on the grid, nor on
-//! windows, nor on what else runs. Devices give blocks their places in order, so that nobody waits for a block that has none.
+//! One launch, two kinds of blocks, no atomic additions: each of the first adds a few chunks of one segment in sequence, and leaves one
+//! partial per chunk and product; each of the last takes a layer's partials of one product, as they are written, and adds them in a fixed
+//! order, or, for a layer with chunks in other windows too, leaves them as rows for [`fold`]. A chunk's borders depend on its tensor alone,
+//! an element's thread on its offset in the chunk, and a partial's position in the sum on the chunk's number. So results do not depend on
+//! the grid, on windows or on other work. Blocks become resident in order, so no block waits for one that is not resident.
 //!
-//! [`THREADS`] threads work on a chunk: a team. Blocks of the kernels over peers' memory are two of them.
+//! [`THREADS`] threads work on a chunk: a team. Blocks of the kernels over peers' memory have two teams.
 
 use core::sync::atomic::Ordering;
 
@@ -54,10 +54,10 @@ pub(crate) unsafe fn chunk_of_block(spans: *const Span, count: u64, chunk_len: u
     unsafe { chunk(thread::block_idx_x() as u64, spans, count, chunk_len) }
 }
 
-/// The chunk of that number, counted over all segments.
+/// The chunk with this number, counted over all segments.
 ///
 /// # Safety
-/// As for [`chunk_of_block`], for a grid of which `block` is one.
+/// The conditions of [`chunk_of_block`], for a grid that includes `block`.
 #[inline(always)]
 pub(crate) unsafe fn chunk(block: u64, spans: *const Span, count: u64, chunk_len: u64) -> Chunk {
     // SAFETY: the caller's promise.
@@ -67,7 +67,7 @@ pub(crate) unsafe fn chunk(block: u64, spans: *const Span, count: u64, chunk_len
     }
 }
 
-/// The chunk of that number, which is one of this row's.
+/// The chunk with this number, which is one of this row's.
 #[inline(always)]
 pub(crate) fn chunk_in(row: u64, span: Span, block: u64, chunk_len: u64) -> Chunk {
     let offset = (block - span.first_block) * chunk_len;
@@ -75,8 +75,8 @@ pub(crate) fn chunk_in(row: u64, span: Span, block: u64, chunk_len: u64) -> Chun
     Chunk { span: row, begin: span.begin + offset, end: span.begin + offset + len }
 }
 
-/// The consecutive chunks of one segment that a block works on, by their numbers in the segment. The rest is read anew for each chunk: registers are
-/// short while sums are formed.
+/// The consecutive chunks of one segment that a block processes, by their numbers in the segment. The rest is read again for each chunk,
+/// since registers are short while sums are computed.
 #[derive(Clone, Copy)]
 pub(crate) struct Stretch {
     /// Index of the segment.
@@ -86,10 +86,10 @@ pub(crate) struct Stretch {
 }
 
 impl Stretch {
-    /// That of block number `block`.
+    /// The stretch of block number `block`.
     ///
     /// # Safety
-    /// `spans` must hold `count ≥ 1` rows, and at least so many blocks and one more.
+    /// `spans` must hold `count ≥ 1` rows, laid out for more than `block` blocks.
     #[inline(always)]
     pub(crate) unsafe fn of_block(block: u64, spans: *const ChunkedSpan, count: u64) -> Self {
         // SAFETY: the caller's promise.
@@ -102,13 +102,13 @@ impl Stretch {
         }
     }
 
-    /// Index of the segment. What follows from it is not kept in registers.
+    /// Index of the segment. Values derived from it are not kept in registers.
     #[inline(always)]
     pub(crate) fn span(self) -> u64 {
         arch::forget(self.span as u64)
     }
 
-    /// The range of elements of the chunks that are left.
+    /// The range of elements of the remaining chunks.
     ///
     /// # Safety
     /// The same `spans`.
@@ -123,8 +123,8 @@ impl Stretch {
         (place(self.next), place(self.end))
     }
 
-    /// Takes the next `TEAMS` chunks, one for each team, if there are any: returns that of this thread's team, which is empty where there are too few.
-    /// The same for the whole block but for the range.
+    /// Takes the next `TEAMS` chunks, one for each team, if there are any: returns the chunk of this thread's team, which is empty if there
+    /// are too few. Except for the range, the result is the same for the whole block.
     ///
     /// # Safety
     /// The same `spans`.
@@ -158,7 +158,7 @@ impl Stretch {
     }
 }
 
-/// The chunk of that number, counted over all segments, which belongs to one of these.
+/// The chunk with this number, counted over all segments, which belongs to one of these.
 ///
 /// # Safety
 /// `spans` must hold `count ≥ 1` rows, one of which has the chunk.
@@ -186,14 +186,14 @@ fn thread_of_team<const TEAMS: u32>() -> u32 {
     if TEAMS == 1 { thread::thread_idx_x() } else { thread_of_block() % THREADS }
 }
 
-/// The number of this thread, for kernels that do one job after the other: what follows from it is not kept in registers from job to job.
+/// The number of this thread, for kernels with several jobs: values derived from it are not kept in registers from job to job.
 #[inline(always)]
 pub(crate) fn thread_of_block() -> u32 {
     arch::forget(thread::thread_idx_x() as u64) as u32
 }
 
-/// Walks the chunk of this thread's team: `visit(index, N)` for whole vectors of `N` elements, `visit(index, 1)` for single ones at the end. Each
-/// thread's indices ascend. Blocks have `TEAMS` teams.
+/// Walks the chunk of this thread's team: `visit(index, N)` for whole vectors of `N` elements, `visit(index, 1)` for single ones at the
+/// end. Each thread's indices ascend. Blocks have `TEAMS` teams.
 #[inline(always)]
 pub(crate) fn walk<const N: usize, const TEAMS: u32>(chunk: Chunk, mut visit: impl FnMut(u64, usize)) {
     let stride = THREADS as u64 * N as u64;
@@ -208,8 +208,8 @@ pub(crate) fn walk<const N: usize, const TEAMS: u32>(chunk: Chunk, mut visit: im
     }
 }
 
-/// Adds up, over `W` vectors of one arena layout, the terms that `add(totals, values)` forms of the `W` values at each
-/// element of the chunk. A thread loads `STEPS` of its steps at once: of few vectors, that much has to be under way to keep the memory busy.
+/// Adds, over `W` vectors of one arena layout, the terms that `add(totals, values)` computes from the `W` values at each element of the
+/// chunk. A thread loads `STEPS` of its steps at once: with few vectors, that many loads must be in flight to use the memory's bandwidth.
 /// Blocks have `TEAMS` teams.
 ///
 /// # Safety
@@ -228,7 +228,7 @@ pub(crate) unsafe fn accumulate<
     add: impl Fn(&mut [f64; K], [T; W]),
 ) -> [f64; K] {
     let start = chunk.begin as usize;
-    // A thread's vectors lie a multiple of N elements behind the chunk's first element, which so decides for all.
+    // A thread's vectors lie a multiple of N elements behind the chunk's first element, so its alignment decides for all.
     if vectors.iter().all(|vector| memory::is_aligned::<T, N>(vector.wrapping_add(start))) {
         // SAFETY: as checked.
         return unsafe { accumulate_aligned::<T, W, N, K, STEPS, TEAMS>(vectors, chunk, add) };
@@ -243,10 +243,10 @@ pub(crate) unsafe fn accumulate<
     totals
 }
 
-/// As [`accumulate`], of vectors that can be read `N` elements at a time.
+/// Like [`accumulate`], for vectors that can be read `N` elements at a time.
 ///
 /// # Safety
-/// As there; each vector is aligned for `N` elements at the chunk's first.
+/// The conditions of that function; each vector is aligned for `N` elements at the chunk's first.
 #[inline(always)]
 pub(crate) unsafe fn accumulate_aligned<
     T: Copy,
@@ -261,7 +261,7 @@ pub(crate) unsafe fn accumulate_aligned<
     add: impl Fn(&mut [f64; K], [T; W]),
 ) -> [f64; K] {
     let mut totals = [0.0; K];
-    // SAFETY: elements of the chunk only, by the bounds below and those of `walk`.
+    // SAFETY: elements of the chunk only, by the bounds below and the bounds of `walk`.
     let at = |vector: usize, index: u64| unsafe { vectors[vector].add(index as usize) };
     let load = |index: u64| -> [[T; N]; W] {
         // SAFETY: N elements of the chunk, aligned by the caller's promise.
@@ -296,10 +296,10 @@ pub(crate) unsafe fn accumulate_aligned<
     totals
 }
 
-/// As [`accumulate`], a step at a time, in blocks of one team: places count from the chunk's first element, in 32 bits, which saves registers.
+/// Like [`accumulate`], one step at a time, in blocks of one team: offsets are 32 bits from the chunk's start, to save registers.
 ///
 /// # Safety
-/// As there.
+/// The condition of that function.
 #[inline(always)]
 pub(crate) unsafe fn accumulate_short<T: Copy, const W: usize, const N: usize, const K: usize>(
     vectors: [*const T; W],
@@ -333,21 +333,21 @@ pub(crate) unsafe fn accumulate_short<T: Copy, const W: usize, const N: usize, c
     totals
 }
 
-/// Warps of a team.
+/// The number of warps of a team.
 const WARPS: usize = (THREADS / WARP) as usize;
 
-/// Adds `totals` over each team of the block; `write(product, sum)` is called by one thread of the team for each product.
+/// Adds `totals` over each team of the block; one thread of the team calls `write(product, sum)` for each product.
 ///
 /// # Safety
-/// All threads of a block of `TEAMS` teams must call this together: once, or again behind a barrier. Blocks of one team need no such barrier where
-/// `turn` is 0 and 1 alternately: the barrier in between keeps the turns apart.
+/// All threads of a block of `TEAMS` teams must call this together: once, or again behind a barrier. Blocks of one team need no such
+/// barrier if `turn` alternates between 0 and 1: the barrier inside keeps the turns apart.
 #[inline(always)]
 pub(crate) unsafe fn block_sum<const K: usize, const TEAMS: u32>(
     turn: u32,
     totals: [f64; K],
     write: impl Fn(usize, f64),
 ) {
-    // Of a block of one team, each turn has half of the slots.
+    // In a block of one team, each turn has half of the slots.
     const { assert!(K <= THREADS as usize && K * WARPS * if TEAMS == 1 { 2 } else { TEAMS as usize } <= SHARED_SLOTS) };
     // As in `lanes::sums`.
     let (shared, thread) = (shared::partials(), arch::forget(thread::thread_idx_x() as u64) as usize);
@@ -355,8 +355,8 @@ pub(crate) unsafe fn block_sum<const K: usize, const TEAMS: u32>(
     let first = if TEAMS == 1 { turn as usize * (SHARED_SLOTS / 2) } else { 0 };
     let (warp_index, team) = (thread / WARP as usize, if TEAMS == 1 { 0 } else { thread / THREADS as usize });
     let product = if TEAMS == 1 { thread } else { thread % THREADS as usize };
-    // SAFETY: slots are below those of the turn, as checked; each is written by one lane and read after the barrier. Who comes to the same
-    // turn again has passed the barrier of the other, and so have all who read here.
+    // SAFETY: slots are below the turn's limit, as checked; each is written by one lane and read after the barrier. A thread that reaches
+    // the same turn again has passed the other turn's barrier, and so have all threads that read here.
     unsafe {
         lanes::sums(totals, |product, sum| shared.write(first + product * warps + warp_index, sum));
         thread::sync_threads();
@@ -370,38 +370,38 @@ pub(crate) unsafe fn block_sum<const K: usize, const TEAMS: u32>(
     }
 }
 
-/// The bits of a partial that has not come yet: those of a NaN, which no partial is left as.
+/// The bits of a partial that has not been written yet: a NaN that is never left as a partial.
 const EMPTY: u64 = u64::from_ne_bytes([EMPTY_BYTE; 8]);
 
-/// Where the partial of one sum over a chunk lies, for whoever adds them up.
+/// The index of the partial of one sum over a chunk.
 #[inline(always)]
 pub(crate) fn partial_place(sum: usize, chunks: u64, chunk: u64) -> usize {
     sum * chunks as usize + chunk as usize
 }
 
-/// A reduction as its blocks see it, all of [`THREADS`].
+/// A reduction from the view of its blocks, all of [`THREADS`] threads.
 #[derive(Clone, Copy)]
 pub(crate) struct Reduction {
     /// `[sum][chunk]`, empty before the launch and after it.
     pub(crate) partials: *mut f64,
-    /// `[row][product]`: a row for each layer, and those of divided layers.
+    /// `[row][product]`: a row for each layer, and the rows of divided layers.
     pub(crate) totals: *mut f64,
     pub(crate) spans: *const ChunkedSpan,
     pub(crate) span_count: u64,
-    /// As many as spans, or one for all of them together.
+    /// The number of spans, or one if all spans are one layer.
     pub(crate) layers: u64,
-    /// Blocks that take chunks.
+    /// The number of blocks that take chunks.
     pub(crate) blocks: u64,
     pub(crate) chunks: u64,
 }
 
 impl Reduction {
-    /// What this block has to do: leave the `K` sums that `sums_of` makes of each of its chunks, or add up what was left of one of them for one
-    /// layer. `place` says which of the `products` of a layer a sum is, if it is one; layers that are not `wanted` have neither partials nor totals.
+    /// Does this block's work: leaves the `K` sums that `sums_of` computes for each of its chunks, or adds one sum's partials for a layer.
+    /// `place` returns a sum's index among a layer's `products`, if used; layers that are not `wanted` have no partials and no totals.
     ///
     /// # Safety
-    /// The launch provides `K` partials for every chunk, totals of every row, spans that were laid out for these blocks and chunks, and one block for
-    /// each layer and sum behind them. All threads of a block come here.
+    /// The launch provides `K` partials for every chunk, totals of every row, spans that were laid out for these blocks and chunks, and one
+    /// block for each layer and sum behind them. All threads of a block call this.
     #[inline(always)]
     pub(crate) unsafe fn run<const K: usize>(
         self,
@@ -448,7 +448,7 @@ impl Reduction {
                 }
             });
             if is_divided {
-                // Rows of other windows' chunks: whoever adds the tables of all windows finds zeros there.
+                // Rows of other windows' chunks become zero, for the addition of all windows' tables.
                 let mut index = thread::thread_idx_x() as u64;
                 while index < own.rows {
                     if index < own.rows_before || index >= own.rows_before + (chunks.1 - chunks.0) {
@@ -472,17 +472,17 @@ impl Reduction {
         }
     }
 
-    /// Visits this thread's share of a layer's partials, in their order, each of which is waited for and left empty: `visit(index, partial)`, where
-    /// the first of the layer's has index 0.
+    /// Visits this thread's share of a layer's partials, in their order; waits for each and leaves it empty: `visit(index, partial)`, where
+    /// the first partial of the layer has index 0.
     #[inline(always)]
     unsafe fn take(self, (begin, end): (u64, u64), row: u64, mut visit: impl FnMut(u64, f64)) {
-        /// Partials that are asked for at once: one after the other, of a large layer, they would take as long as the products of a small one.
+        /// The number of partials loaded at once: one by one, a large layer's would take as long as the products of a small one.
         const STEPS: usize = 8;
         let mut first = begin + thread::thread_idx_x() as u64;
         while first < end {
             let address = |step: usize| (row + first * 8 + step as u64 * THREADS as u64 * 8) as *mut u64;
             let is_inside = |step: usize| first + step as u64 * (THREADS as u64) < end;
-            // What lies behind the end is known, and not visited.
+            // Partials behind the end count as known, and are not visited.
             let mut found: [u64; STEPS] = core::array::from_fn(|step| if is_inside(step) { EMPTY } else { 0 });
             let mut missing = true;
             while missing {
@@ -494,7 +494,7 @@ impl Reduction {
                     }
                     step += 1;
                 }
-                // Looked at only now, so that the loads do not wait for each other.
+                // Checked only now, so that the loads do not wait for each other.
                 missing = false;
                 step = 0;
                 while step < STEPS {
@@ -505,7 +505,7 @@ impl Reduction {
             let mut step = 0;
             while step < STEPS {
                 if is_inside(step) {
-                    // SAFETY: as above; nobody else uses it in this launch.
+                    // SAFETY: as above; no other thread uses it in this launch.
                     unsafe { atomic_store_64_device(address(step), Ordering::Relaxed, EMPTY) };
                     visit(first - begin + step as u64 * THREADS as u64, f64::from_bits(found[step]));
                 }
@@ -516,15 +516,15 @@ impl Reduction {
     }
 }
 
-/// Adds up the rows of one product of a divided layer, which become its total: in the order in which [`Reduction`] adds the partials of a layer that
-/// is not divided.
+/// Adds the rows of one product of a divided layer to its total: in the order in which [`Reduction`] adds the partials of an undivided
+/// layer.
 ///
 /// # Safety
-/// `totals[row][product]` has `products` in each row, with the rows of `span`, which is the layer's first. All threads of a block of one team come
-/// here, once.
+/// `totals[row][product]` has `products` in each row, with the rows of `span`, which is the layer's first. All threads of a block of one
+/// team call this, once.
 #[inline(always)]
 pub(crate) unsafe fn fold(totals: *mut f64, products: usize, span: ChunkedSpan, layer: u64, product: usize) {
-    /// Rows that are asked for at once.
+    /// The number of rows that are loaded at once.
     const STEPS: usize = 8;
     let place = |row: u64| totals.wrapping_add(row as usize * products + product);
     let mut sum = 0.0;
@@ -548,18 +548,18 @@ pub(crate) unsafe fn fold(totals: *mut f64, products: usize, span: ChunkedSpan, 
     }
 }
 
-/// The sum of the numbers `begin..end` of a row, on each of eight neighbouring lanes that work on it together: the additions are those of [`Reduction`]
-/// and [`fold`], where a team does. What is a thread there is one of 16 sums of a lane here.
+/// The sum of the numbers `begin..end` of a row, on each of eight neighbouring lanes that compute it together: the additions are those of a
+/// team in [`Reduction`] and [`fold`]. Each lane computes the sums of 16 threads of that team.
 ///
 /// # Safety
-/// All lanes of the warp must execute this together. The numbers are readable, and nobody writes them.
+/// All lanes of the warp must execute this together. The numbers are readable, and are not written meanwhile.
 #[inline(always)]
 pub(crate) unsafe fn fold_by_lanes(row: *const f64, begin: u64, end: u64) -> f64 {
     const LANES: u32 = 8;
     let lane = (thread_of_block() % LANES) as u64;
     let mut total = 0.0;
     let mut warp = 0;
-    // A loop that stays one.
+    // A loop that must not be unrolled.
     while warp < arch::opaque(WARPS as u32) as u64 {
         let part = |place: u64| {
             let mut sum = 0.0;
@@ -571,7 +571,7 @@ pub(crate) unsafe fn fold_by_lanes(row: *const f64, begin: u64, end: u64) -> f64
             }
             sum
         };
-        // A warp exchanges with lanes 16 and 8 places away first.
+        // A warp first exchanges with the lanes at distances 16 and 8.
         let sum = (part(0) + part(2)) + (part(1) + part(3));
         // SAFETY: the caller's promise.
         total += unsafe { lanes::sum_of::<LANES>(sum) };

@@ -1,5 +1,5 @@
-//! The block's shared memory: the array of `f64` that block-wide reductions use, the number of the job that a block works on, and what a
-//! thread's loads pass through where registers are short. All static: a launch does not say how much there is.
+//! The block's shared memory: the array of `f64` for block-wide reductions, the number of the job that a block works on, and the staging
+//! memory of a thread's loads where registers are short. All of it is static: a launch does not set its size.
 
 #[cfg(feature = "sm_80")]
 use crate::abi::{THREADS, VECTOR_BYTES};
@@ -9,7 +9,7 @@ use crate::dialect::shared::{Array, array};
 #[cfg(feature = "sm_80")]
 use crate::memory;
 
-/// Slots: one for each product of the widest Gram tile and each of 8 warps.
+/// The number of slots: one for each product of the widest Gram tile and each of 8 warps.
 pub(crate) const SHARED_SLOTS: usize = 36 * 8;
 
 /// The block's array of partial sums.
@@ -24,8 +24,8 @@ pub(crate) fn ticket() -> Array<u32> {
     array!("gradsync_ticket": [u32; 1])
 }
 
-/// A thread's part of the staging memory: eight vectors of 16 bytes for each of two steps, which take turns. No other thread uses it, so
-/// that there is nothing to synchronise. For blocks of [`THREADS`].
+/// A thread's part of the staging memory: eight vectors of 16 bytes for each of two steps, which alternate. No other thread uses it, so
+/// that no synchronisation is needed. For blocks of [`THREADS`].
 #[cfg(feature = "sm_80")]
 #[derive(Clone, Copy)]
 pub(crate) struct Staging(u32);
@@ -45,7 +45,7 @@ impl Staging {
     /// Starts to load `N` elements of one of eight vectors.
     ///
     /// # Safety
-    /// `N` readable elements of 16 bytes together, at an aligned address; what the step before the last one fetched has been read.
+    /// `N` readable elements of 16 bytes together, at an aligned address; the data of the step before the last have been read.
     #[inline(always)]
     pub(crate) unsafe fn fetch<T: Copy, const N: usize>(self, step: u32, vector: usize, source: *const T) {
         const { assert!(size_of::<[T; N]>() == VECTOR_BYTES) };
@@ -53,19 +53,19 @@ impl Staging {
         unsafe { arch::copy_async_16(self.slot(step, vector), source as u64) }
     }
 
-    /// Ends a step: what was fetched since the last call.
+    /// Ends a step, which consists of the fetches since the last call.
     #[inline(always)]
     pub(crate) fn commit(self) {
         arch::commit_async();
     }
 
-    /// Waits for all steps but the last.
+    /// Waits for all steps except the last.
     #[inline(always)]
     pub(crate) fn wait_for_all_but_last(self) {
         arch::wait_async_but_last();
     }
 
-    /// What was fetched.
+    /// Reads the fetched elements.
     ///
     /// # Safety
     /// The step has been waited for, and fetched elements of this type.

@@ -1,10 +1,10 @@
-//! The names of element types at run time: [`DType`] of gradients, and [`DataType`] of everything that transports carry.
+//! The names of element types at run time: [`DType`] for gradients, and [`DataType`] for everything that transports carry.
 
 use std::fmt;
 
 pub use gradsync_device::abi::{DType, UnknownDType};
-/// The types that a transport carries: those of gradients, the integers that NCCL reduces too, and [`I16`](Self::I16), [`U16`](Self::U16) and
-/// [`Bool`](Self::Bool), which are moved and never reduced.
+/// An element type that transports carry: the types of gradients, the integers that NCCL reduces too, and [`I16`](Self::I16),
+/// [`U16`](Self::U16) and [`Bool`](Self::Bool), which are moved and never reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs)] // the variants are the types
 #[non_exhaustive]
@@ -26,7 +26,7 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// All of them.
+    /// All element types.
     pub const ALL: [DataType; 13] = [
         DataType::F64,
         DataType::F32,
@@ -43,7 +43,7 @@ impl DataType {
         DataType::Bool,
     ];
 
-    /// Bytes of one element.
+    /// The size of one element in bytes.
     pub const fn size_bytes(self) -> usize {
         match self {
             DataType::F64 | DataType::I64 | DataType::U64 => 8,
@@ -53,7 +53,7 @@ impl DataType {
         }
     }
 
-    /// The same type among those of gradients, if it is one.
+    /// The [`DType`] with the same elements, if there is one.
     pub const fn float(self) -> Option<DType> {
         match self {
             DataType::F64 => Some(DType::F64),

@@ -1,7 +1,7 @@
 //! Gradient communication for training programs in pure Rust.
 //!
-//! Everything that such a program does with its gradients between `backward()` and `optimizer.step()` once it runs on more
-//! than one rank: accumulate, cast and clear them in mixed precision, and reduce them over ranks by sum, mean or Adasum.
+//! The crate covers everything that a training program on more than one rank does with its gradients between `backward()` and
+//! `optimizer.step()`: it accumulates, casts and clears them in mixed precision, and reduces them over ranks by sum, mean or Adasum.
 //!
 //! # Contents
 //!
@@ -36,7 +36,7 @@
 //! | when to use Adasum, and at which learning rate | [`docs::convergence`] |
 //! | how fast it is, how it is tested, how its kernels are made | [`docs::performance`], [`docs::testing`], [`docs::device_code`] |
 //!
-//! Modules in plain type are there with the feature `cuda` or `mpi`, and `comm::process` on Unix.
+//! Modules in plain type need the feature `cuda` or `mpi`; `comm::process` needs Unix.
 //!
 //! # A program
 //!
@@ -63,7 +63,8 @@
 //!
 //! # Features
 //!
-//! None is on by default. Programs that compute with candle take the crate `gradsync-candle`. The program `gradsync`, which reduces checkpoints, is the crate `gradsync-cli`.
+//! None is on by default. Programs that compute with candle take the crate `gradsync-candle`. The program `gradsync`, which reduces
+//! checkpoints, is the crate `gradsync-cli`.
 //!
 //! * `cuda`: the CUDA backend through `cust`, with kernels as PTX in the crate. Building takes no CUDA toolkit, and programs start on
 //!   machines without a driver too; [`docs::deployment`] has the one line of configuration that `cust` wants where there is no toolkit.
@@ -71,7 +72,7 @@
 //!   compiler and libclang.
 //! * `nvtx`: ranges of sends and receives, for profilers such as Nsight Systems.
 
-// On docs.rs, which has a nightly compiler: each item says which feature it takes.
+// On docs.rs, which has a nightly compiler, each item shows the feature that it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod agreement;

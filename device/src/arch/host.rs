@@ -1,5 +1,5 @@
-//! The CPU's side of `arch`: the formulas themselves. Hardware conversions of a particular CPU are chosen at run time, by
-//! the backend that loops over them, never here.
+//! The CPU's side of `arch`: the formulas themselves. Hardware conversions of a particular CPU are chosen at run time by the backend that
+//! loops over them, not here.
 
 use crate::math::rounding;
 
@@ -33,7 +33,7 @@ pub(crate) fn f64_to_f32_odd(value: f64) -> f32 {
     rounding::f64_to_f32_odd(value)
 }
 
-/// `x × y + z`, two roundings: a fused one would be a library call on a CPU that is not known to have it.
+/// `x × y + z` with two roundings: a fused operation would be a library call on a CPU without a known instruction for it.
 #[inline(always)]
 pub(crate) fn multiply_add(x: f64, y: f64, z: f64) -> f64 {
     x * y + z

@@ -1,11 +1,11 @@
-//! What kernels need of the machine and `cuda_std` has not, one function an instruction: wide and asynchronous loads, a count that is not
-//! read back, notes to the compiler and the assembler.
+//! Machine instructions for kernels that `cuda_std` lacks, one function per instruction: wide and asynchronous loads, an atomic addition
+//! without a result, markers for the compiler and the assembler.
 //!
-//! Nothing here decides anything; `memory`, `shared`, `peers` and `reduce` give these instructions their rules.
+//! Nothing here decides anything; `memory`, `shared`, `peers` and `reduce` define the use of these instructions.
 
 use super::asm;
 
-/// The same number, which the compiler knows nothing of: a loop up to it stays a loop.
+/// The same number, opaque to the compiler: a loop with this bound is not unrolled.
 #[inline(always)]
 pub(crate) fn opaque(number: u32) -> u32 {
     let same;
@@ -14,8 +14,8 @@ pub(crate) fn opaque(number: u32) -> u32 {
     same
 }
 
-/// The same address, which the compiler knows nothing of, at each time that it gets here: what lies there is loaded anew and is not kept in
-/// registers around a loop.
+/// The same address, opaque to the compiler, at each execution: memory there is loaded anew and not kept in registers around a
+/// loop.
 #[inline(always)]
 pub(crate) fn forget(address: u64) -> u64 {
     let same;
@@ -24,8 +24,8 @@ pub(crate) fn forget(address: u64) -> u64 {
     same
 }
 
-/// A note to `cargo xtask ptx`, which writes it as the directives `.maxntid` and `.minnctapersm` and, where `UNROLL` is 0, the pragma
-/// `nounroll`: those stand before a body, where no inline assembly reaches.
+/// A marker for `cargo xtask ptx`, which replaces it by the directives `.maxntid` and `.minnctapersm` and, where `UNROLL` is 0, the pragma
+/// `nounroll`: these precede a body, where inline assembly cannot be.
 #[inline(always)]
 pub(crate) fn launch_bounds<const THREADS: u32, const BLOCKS: u32, const UNROLL: u32>() {
     // SAFETY: no instruction.
@@ -35,7 +35,7 @@ pub(crate) fn launch_bounds<const THREADS: u32, const BLOCKS: u32, const UNROLL:
     };
 }
 
-/// The block's staging memory: two steps of eight vectors, 16 bytes a thread and vector, for blocks of 128 threads.
+/// The block's staging memory: two steps of eight vectors, 16 bytes per thread and vector, for blocks of 128 threads.
 #[cfg(feature = "sm_80")]
 #[inline(always)]
 pub(crate) fn staging_base() -> u32 {
@@ -49,10 +49,10 @@ pub(crate) fn staging_base() -> u32 {
     base
 }
 
-/// `cp.async`, past the first-level cache: 16 bytes of global memory to shared memory, under way until waited for.
+/// `cp.async`, bypassing the first-level cache: 16 bytes of global memory to shared memory, asynchronous until waited for.
 ///
 /// # Safety
-/// Both addresses are multiples of 16; the memory at `address` is readable, and that at `shared` not used before the wait.
+/// Both addresses are multiples of 16; the memory at `address` is readable, and the memory at `shared` not used before the wait.
 #[cfg(feature = "sm_80")]
 #[inline(always)]
 pub(crate) unsafe fn copy_async_16(shared: u32, address: u64) {
@@ -66,15 +66,15 @@ pub(crate) unsafe fn copy_async_16(shared: u32, address: u64) {
 #[cfg(feature = "sm_80")]
 #[inline(always)]
 pub(crate) fn commit_async() {
-    // SAFETY: touches no memory of its own.
+    // SAFETY: accesses no memory itself.
     unsafe { asm!("cp.async.commit_group;", options(nostack)) };
 }
 
-/// Waits for all groups of this thread's asynchronous copies but the last.
+/// Waits for all groups of this thread's asynchronous copies except the last.
 #[cfg(feature = "sm_80")]
 #[inline(always)]
 pub(crate) fn wait_async_but_last() {
-    // SAFETY: touches no memory of its own.
+    // SAFETY: accesses no memory itself.
     unsafe { asm!("cp.async.wait_group 1;", options(nostack)) };
 }
 
@@ -159,8 +159,8 @@ pub(crate) unsafe fn store_4(address: u64, words: [u32; 1]) {
     unsafe { asm!("st.global.b32 [{1}], {0};", in(reg32) words[0], in(reg64) address, options(nostack)) };
 }
 
-/// `fence.acq_rel.gpu`, then `red.relaxed.gpu.add`: adds one; everything that this thread has seen or written before is seen, on this device,
-/// by whoever acquires the value.
+/// `fence.acq_rel.gpu`, then `red.relaxed.gpu.add`: adds one. All earlier reads and writes of this thread are visible, on this device, to a
+/// thread that acquires the value.
 ///
 /// # Safety
 /// A writable word in global memory of this device.
@@ -172,9 +172,9 @@ pub(crate) unsafe fn count_release(address: *mut u32) {
     };
 }
 
-/// Orders everything that this thread has done or seen before everything that it does afterwards, for every GPU.
+/// Orders all earlier reads and writes of this thread before all its later ones, for every GPU.
 #[inline(always)]
 pub(crate) fn fence_system() {
-    // SAFETY: no access of its own.
+    // SAFETY: accesses no memory itself.
     unsafe { asm!("fence.acq_rel.sys;", options(nostack)) };
 }

@@ -1,8 +1,8 @@
-//! What depends on the target, besides [`crate::dialect`]: `nvptx` for the GPU and `host` for any CPU offer the same conversions and
-//! [`multiply_add`]; `instructions` adds what a kernel needs of the GPU and `cuda_std` has not.
+//! Target-dependent code, besides [`crate::dialect`]: `nvptx` for the GPU and `host` for any CPU have the same conversions and
+//! [`multiply_add`]; `instructions` adds the GPU instructions for kernels that `cuda_std` lacks.
 //!
-//! Nothing outside these two folders contains an intrinsic or `asm!`. Where a CPU's compiler checks the kernels against rust-cuda's crate, a
-//! `stand_in` takes the place of both.
+//! Only these two folders contain intrinsics and `asm!`. Where a CPU's compiler checks the kernels against rust-cuda's crate, a `stand_in`
+//! replaces both.
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod host;

@@ -1,5 +1,5 @@
-//! The GPU's side of `arch`: conversions, in inline PTX, and what becomes of a panic. The feature `sm_80` says that the GPU has the
-//! conversions of compute capability 8.0.
+//! The GPU's side of `arch`: conversions in inline PTX, and the panic handler. The feature `sm_80` means that the GPU has the conversions
+//! of compute capability 8.0.
 
 use core::arch::asm;
 
@@ -38,8 +38,8 @@ pub(crate) fn f32_to_f16(value: f32) -> u16 {
     bits
 }
 
-/// The instruction exists from compute capability 8.0; before that, the formula. The one for two values, because the assembler may give
-/// that for one to the slow unit of 64-bit conversions.
+/// Uses an instruction from compute capability 8.0 on, and the formula before. It is the instruction for two values, because the assembler
+/// may map the one for a single value to the slow unit of 64-bit conversions.
 #[inline(always)]
 pub(crate) fn f32_to_bf16(value: f32) -> u16 {
     #[cfg(feature = "sm_80")]
@@ -56,13 +56,13 @@ pub(crate) fn f32_to_bf16(value: f32) -> u16 {
     rounding::f32_to_bf16(value)
 }
 
-/// Rounded to odd: truncated by the conversion, and the last bit set where that cut something off. Without a branch.
+/// Rounds to odd: the conversion truncates, and the last bit is set if digits were lost. Without a branch.
 #[inline(always)]
 pub(crate) fn f64_to_f32_odd(value: f64) -> f32 {
     let truncated: f32;
     // SAFETY: arithmetic on registers.
     unsafe { asm!("cvt.rz.f32.f64 {0}, {1};", out(reg32) truncated, in(reg64) value, options(pure, nomem, nostack)) };
-    // Beyond the largest binary32 that is the largest, whose last bit is set; a NaN stays one.
+    // A value beyond the largest binary32 becomes the largest, whose last bit is set; a NaN stays a NaN.
     let is_cut = truncated as f64 != value;
     f32::from_bits(truncated.to_bits() | is_cut as u32)
 }
@@ -79,7 +79,7 @@ pub(crate) fn multiply_add(x: f64, y: f64, z: f64) -> f64 {
     total
 }
 
-/// What a panic would become; no kernel contains one, which a test of the PTX asserts. `cuda_std` has its own.
+/// The panic handler; no kernel contains a panic, which a test of the PTX asserts. `cuda_std` has its own.
 #[cfg(not(feature = "cuda_std"))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

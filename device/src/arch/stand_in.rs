@@ -1,5 +1,5 @@
-//! What stands for inline PTX and intrinsics where a CPU's compiler checks types: nothing that runs. Their operands are left to rustc's PTX
-//! target, which sees them whenever PTX is generated.
+//! Replacements of inline PTX and intrinsics for type checks by a CPU's compiler; they cannot run. Operands are checked by rustc's PTX
+//! target whenever PTX is generated.
 
 macro_rules! asm {
     ($($operands:tt)*) => {
@@ -8,7 +8,7 @@ macro_rules! asm {
 }
 pub(crate) use asm;
 
-/// Those of `core::arch::nvptx` that [`crate::dialect`] uses.
+/// The intrinsics of `core::arch::nvptx` that [`crate::dialect`] uses.
 pub(crate) mod intrinsics {
     macro_rules! intrinsics {
         ($($name:ident -> $result:ty),*) => {

@@ -1,5 +1,5 @@
 //! The names of rust-cuda's `cuda_std` that kernels use: with the feature `cuda_std` from that crate, for rust-cuda's own compiler, or for
-//! types alone on a CPU; without it our `own`, of the same names, types and safety, for rustc's PTX target.
+//! type checks on a CPU; without it from our `own`, with the same names, types and safety, for rustc's PTX target.
 
 // On a CPU, a stand-in's panic ends the functions.
 #[cfg_attr(not(target_arch = "nvptx64"), allow(unreachable_code, unused_unsafe, unused_variables))]

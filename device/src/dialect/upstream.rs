@@ -1,17 +1,17 @@
-//! The dialect as rust-cuda itself has it: `cuda_std`'s own `thread`, `warp`, `atomic`, `#[kernel]` and `#[address_space(shared)]`.
+//! The dialect from rust-cuda itself: `cuda_std`'s own `thread`, `warp`, `atomic`, `#[kernel]` and `#[address_space(shared)]`.
 
 use super::own;
 
 pub(crate) use cuda_std::{atomic::mid as atomic, thread};
 
-/// Of `cuda_std::warp`, `warp_shuffle_xor` is on upstream's main branch and in no release yet. Ours has its types.
+/// `warp_shuffle_xor` of `cuda_std::warp` is on upstream's main branch and in no release yet. Ours has its types.
 pub(crate) mod warp {
     pub(crate) use super::own::warp::{WarpShuffleValue, warp_shuffle_xor};
     pub(crate) use cuda_std::warp::lane_id;
 }
 
-/// Compiles without a warning only where functions of ours and of `cuda_std` have the same types, and the safety that is said. A function of ours
-/// that is not listed here is dead code.
+/// Compiles without a warning only if our functions and `cuda_std`'s have the same types, and the stated safety. A function of ours that is
+/// not listed here is dead code.
 macro_rules! same {
     (fn $arguments:tt: $($module:ident::$name:ident)*) => {
         $(const _: () = {
@@ -22,7 +22,7 @@ macro_rules! same {
     (unsafe fn $arguments:tt: $($module:ident::$name:ident)*) => {
         $(const _: () = {
             let _ = [own::$module::$name, $module::$name];
-            // SAFETY: nobody calls it.
+            // SAFETY: the closure is never called.
             let _ = |$arguments| (unsafe { own::$module::$name $arguments }, unsafe { $module::$name $arguments });
         };)*
     };
@@ -68,14 +68,14 @@ pub(crate) mod shared {
             use core::mem::MaybeUninit;
             #[cuda_std::address_space(shared)]
             static mut ARRAY: MaybeUninit<[$T; $len]> = MaybeUninit::uninit();
-            // SAFETY: that array.
+            // SAFETY: the address is the start of the array above.
             unsafe { crate::dialect::shared::Array::at((&raw mut ARRAY).cast::<$T>()) }
         }};
     }
     pub(crate) use array;
 }
 
-/// An entry point: a function of the name that the pieces make, under `cuda_std`'s `#[kernel]`.
+/// An entry point: a function with the concatenated name, under `cuda_std`'s `#[kernel]`.
 macro_rules! entry {
     ([$($name:literal)+] $parameters:tt $body:tt) => {
         paste::paste! {

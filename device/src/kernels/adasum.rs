@@ -1,8 +1,8 @@
-//! Adasum's weights on the device, one thread a layer: `coefficients` from Gram matrices, and the exact path for layers that lost
-//! digits to cancellation, which `coefficients` starts: for each pair `tree_dots` and `combine_pair`, then `tree_combine`.
+//! Adasum's weights on the device, one thread per layer: `coefficients` from Gram matrices, and the exact path for layers that lost digits
+//! to cancellation, which `coefficients` starts: for each pair `tree_dots` and `combine_pair`, then `tree_combine`.
 //!
-//! The exact path evaluates the combination tree at every element, from the ranks' own values; of `f64`, in twice the precision. Other
-//! layers skip it. It is never the bottleneck: layers cancel where gradients are opposite to within a hundredth, and those of `f64` that
+//! The exact path evaluates the combination tree at every element, from the ranks' own values; for `f64`, in twice the precision. Other
+//! layers skip it. It is never the bottleneck: layers cancel where gradients are opposite to within a hundredth, and the `f64` layers that
 //! always take it are short.
 
 use super::products::add_dots;
@@ -25,7 +25,7 @@ struct LayerWeights(*mut f64);
 impl Weights for LayerWeights {
     #[inline(always)]
     fn get(&self, rank: usize) -> f64 {
-        // SAFETY: ranks are below the world size, for which the launch provides room.
+        // SAFETY: ranks are below the world size, for which the launch provides memory.
         unsafe { *self.0.add(rank) }
     }
 
@@ -36,17 +36,17 @@ impl Weights for LayerWeights {
     }
 }
 
-/// How the exact path computes with vectors of a dtype.
+/// The exact path's arithmetic for vectors of a dtype.
 pub(super) trait Exact: Element {
-    /// Whether that is in twice the precision of `f64`, from the first pairs on.
+    /// Whether it has twice the precision of `f64`, from the first pairs on.
     const IS_DOUBLE: bool;
-    /// How many sums a pair has.
+    /// The number of sums of a pair.
     const COUNT: usize;
-    /// No terms.
+    /// Sums without terms.
     const ZEROS: Self::Sums;
-    /// In how many parts the sums of a pair come, each of which is a walk over all elements of its own: where registers are short.
+    /// The number of parts into which the sums of a pair are divided, to save registers; each part reads all elements again.
     const PARTS: usize;
-    /// No terms of a part.
+    /// A part without terms.
     const NO_PART: Self::Part;
 
     /// An element of a node.
@@ -55,9 +55,9 @@ pub(super) trait Exact: Element {
     type Coefficients: Copy;
     /// The sums of a pair.
     type Sums: Copy;
-    /// One part of them.
+    /// One part of the sums of a pair.
     type Part: Copy;
-    /// What terms of sums are cut by.
+    /// The scales by which terms of sums are divided into slices.
     type Scales: Copy;
 
     /// An element of a rank's vector.
@@ -68,28 +68,28 @@ pub(super) trait Exact: Element {
     fn join(both: Self::Coefficients, left: Self::Value, right: Self::Value) -> Self::Value;
     /// A pair's coefficients from its sums.
     fn coefficients(sum: impl Fn(usize) -> f64, scales: Self::Scales) -> Self::Coefficients;
-    /// They, rounded.
+    /// A pair's coefficients, rounded.
     fn rounded_coefficients(both: Self::Coefficients) -> Coefficients;
-    /// Keeps a pair's coefficients.
+    /// Stores a pair's coefficients.
     ///
     /// # Safety
-    /// There is room for [`NUMBERS`].
+    /// `place` has memory for [`NUMBERS`] numbers.
     unsafe fn keep(place: *mut f64, both: Self::Coefficients);
-    /// What has been kept there.
+    /// Loads a pair's coefficients.
     ///
     /// # Safety
-    /// Something has been.
+    /// [`keep`](Self::keep) has stored them there.
     unsafe fn kept(place: *const f64) -> Self::Coefficients;
     /// The scales of a pair.
     ///
     /// # Safety
-    /// The row of a layer's tree is one of so many ranks, with their squared norms.
+    /// `row` is the row of a layer's tree of `world_size` ranks, with their squared norms.
     unsafe fn scales(row: *const f64, pair: Pair, world_size: usize) -> Self::Scales;
-    /// Those that the part of that number needs.
+    /// The scales for part `number`.
     fn scales_of_part(scales: Self::Scales, number: usize) -> Self::Scales;
     /// Adds an element's terms.
     fn add(sums: Self::Sums, scales: Self::Scales, left: Self::Value, right: Self::Value) -> Self::Sums;
-    /// Adds an element's terms to the part of that number.
+    /// Adds an element's terms to part `number`.
     fn add_part(
         part: Self::Part,
         number: usize,
@@ -171,7 +171,7 @@ macro_rules! plainly_exact {
 
             #[inline(always)]
             fn sum(part: &[f64; 3], index: usize) -> f64 {
-                // No address is taken of an element that the compiler does not know: that would put the sums into memory.
+                // The index is a constant in each branch: an address computed at run time would put the sums into memory.
                 match index {
                     0 => part[0],
                     1 => part[1],
@@ -183,7 +183,7 @@ macro_rules! plainly_exact {
 }
 plainly_exact!(f32 F16 BF16);
 
-/// The product whose slices a part of `f64`'s sums has.
+/// The product whose slices are in a part of `f64`'s sums.
 #[inline(always)]
 fn product_of_part(number: usize) -> Product {
     match number {
@@ -249,7 +249,7 @@ impl Exact for f64 {
 
     #[inline(always)]
     unsafe fn scales(row: *const f64, pair: Pair, world_size: usize) -> Scales {
-        // SAFETY: the caller's promise; squared norms stand behind the coefficients.
+        // SAFETY: the caller's promise; squared norms are behind the coefficients.
         Scales::of(pair, |rank| unsafe { *row.add(NUMBERS * (world_size - 1) + rank) })
     }
 
@@ -266,7 +266,7 @@ impl Exact for f64 {
     #[inline(always)]
     fn add_part(part: [f64; SLICES], number: usize, scales: Scales, left: Wide, right: Wide) -> [f64; SLICES] {
         let product = product_of_part(number);
-        // What the terms are cut by follows from one number, and is not to be kept in registers beside it.
+        // The constants for slicing the terms follow from one number, and should not be kept in registers beside it.
         let scale = f64::from_bits(arch::forget(scales.of_product(product).to_bits()));
         precise::add_term(part, product, scale, left, right)
     }
@@ -282,7 +282,7 @@ impl Exact for f64 {
     }
 }
 
-/// One layer's combination tree, with nodes of at most `2^MOST` ranks: the ranks' vectors and the row that has the coefficients of its pairs.
+/// One layer's combination tree, with nodes of at most `2^MOST` ranks: the ranks' vectors and the row with the coefficients of its pairs.
 #[derive(Clone, Copy)]
 pub(super) struct Tree<S, const MOST: usize> {
     pub(super) table: *const *const S,
@@ -290,7 +290,7 @@ pub(super) struct Tree<S, const MOST: usize> {
 }
 
 impl<S: Exact, const MOST: usize> Tree<S, MOST> {
-    /// One element of the node over ranks `begin..end`.
+    /// Computes one element of the node over ranks `begin..end`.
     #[inline(always)]
     unsafe fn value(self, element: u64, begin: usize, end: usize) -> S::Value {
         // SAFETY: the launch provides every rank's vector, and the coefficients of every pair below this node.
@@ -301,7 +301,7 @@ impl<S: Exact, const MOST: usize> Tree<S, MOST> {
         })
     }
 
-    /// One element of the two nodes that a pair combines.
+    /// Computes one element of the two nodes that a pair combines.
     #[inline(always)]
     pub(super) unsafe fn sides(self, element: u64, pair: Pair) -> (S::Value, S::Value) {
         // SAFETY: as above.
@@ -309,8 +309,8 @@ impl<S: Exact, const MOST: usize> Tree<S, MOST> {
             if !S::IS_DOUBLE {
                 return (self.value(element, pair.begin, pair.middle), self.value(element, pair.middle, pair.end));
             }
-            // In a loop that the compiler cannot unroll: twice as much code would not be unrolled inside either, and values of
-            // nodes would lie in memory.
+            // In a loop that the compiler cannot unroll: with twice as much code, inner loops would not be unrolled either, and values of
+            // nodes would be in memory.
             let (mut left, mut right) = (S::Value::default(), S::Value::default());
             let mut side = 0;
             while side < arch::opaque(2) {
@@ -322,31 +322,31 @@ impl<S: Exact, const MOST: usize> Tree<S, MOST> {
         }
     }
 
-    /// The tree of layer `layer`, out of those of all layers.
+    /// The tree of layer `layer`, among the trees of all layers.
     #[inline(always)]
     fn of_layer(table: *const *const S, tree: *const f64, layer: u64, world_size: u64) -> Self {
         Self { table, row: tree.wrapping_add(layer as usize * tree_row(world_size as usize)) }
     }
 }
 
-/// Keeps a pair's coefficients.
+/// Stores a pair's coefficients.
 #[inline(always)]
 pub(super) unsafe fn keep(place: *mut f64, (left, right): Coefficients) {
-    // SAFETY: the launch provides room for two numbers a pair, or more.
+    // SAFETY: the launch provides memory for at least two numbers per pair.
     unsafe {
         place.write(left);
         place.add(1).write(right);
     }
 }
 
-/// What [`keep`] has put there.
+/// Loads coefficients that [`keep`] has stored.
 #[inline(always)]
 pub(super) unsafe fn kept(place: *const f64) -> Coefficients {
-    // SAFETY: the launch provides two numbers a pair, or more, and this pair's have been written.
+    // SAFETY: the launch provides at least two numbers per pair, and this pair's have been written.
     unsafe { (*place, *place.add(1)) }
 }
 
-/// The criterion of a layer, of which a launch knows whether vectors are of `f64`, and the layer's flag whether it is short.
+/// The criterion of a layer, from the launch's flag whether vectors are of `f64`, and the layer's flag whether it is short.
 #[inline(always)]
 pub(super) fn criterion(is_double: bool, is_short: u32) -> Criterion {
     match (is_double, is_short) {
@@ -356,10 +356,10 @@ pub(super) fn criterion(is_double: bool, is_short: u32) -> Criterion {
     }
 }
 
-/// The layer that this thread is for.
+/// The layer of this thread.
 #[inline(always)]
 fn layer_of_thread() -> u64 {
-    // As `thread::index_1d`, whose 32 bits are too few for all grids.
+    // Like `thread::index_1d`, whose 32 bits are too few for all grids.
     thread::block_idx_x() as u64 * thread::block_dim_x() as u64 + thread::thread_idx_x() as u64
 }
 
@@ -380,7 +380,7 @@ kernel!(["coefficients"], LaunchBounds::LAYER, fn (
     let keep = |pair: Pair, both| keep(row.add(NUMBERS * pair.index()), both);
     let lost = weights(&mut layer_weights, ranks, criterion, product, keep);
     if lost && is_double != 0 {
-        // Nothing of the Gram matrix has enough digits, but for the scales.
+        // Only the scales need no more digits than the Gram matrix has.
         start_tree(&mut layer_weights, ranks, |_| (1.0, 1.0));
         let mut rank = 0;
         while rank < ranks {
@@ -393,7 +393,7 @@ kernel!(["coefficients"], LaunchBounds::LAYER, fn (
     cancelled.add(layer).write(lost as u32);
 });
 
-/// Keeps a pair's coefficients in a layer's row of its tree, and returns them rounded.
+/// Stores a pair's coefficients in a layer's row of its tree, and returns them rounded.
 #[inline(always)]
 unsafe fn set_pair<T: Exact>(
     sums: *const f64,

@@ -1,5 +1,5 @@
-//! What other kernels are measured against: `empty`, which does nothing, and `sweep`, which reads memory and does as little as it can.
-//! No operation of the library uses them.
+//! Baselines of measurements: `empty`, which does nothing, and `sweep`, which reads memory with as little work as possible. No operation of
+//! the library uses them.
 
 use super::kernel;
 use crate::abi::{LaunchBounds, SWEEP_TILE_BYTES, SWEEP_UNROLL, THREADS, VECTOR_BYTES, WARP};

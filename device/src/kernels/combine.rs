@@ -1,5 +1,5 @@
-//! `combine`: the weighted sum of vectors per segment, in `f64` in rank order, rounded once. A thread reads an element of every vector before it
-//! writes that of the result, which may be one of them. Entry points for some numbers of vectors are faster; their results are the same.
+//! `combine`: the weighted sum of vectors per segment, in `f64` in rank order, rounded once. A thread reads an element of every vector
+//! before it writes the result's; so the result may be one of them. Entry points for some numbers of vectors are faster; results are equal.
 
 use super::{for_each_dtype, for_each_pair, kernel};
 use crate::abi::{DType, LaunchBounds, Span, THREADS, vector_len};
@@ -7,21 +7,21 @@ use crate::half::{BF16, F16};
 use crate::math::{Element, elementwise};
 use crate::{memory, reduce, thread};
 
-/// Vectors between two steps of a thread.
+/// The distance of two steps of a thread in vectors.
 const STRIDE: usize = THREADS as usize;
 
-/// Elements that a thread handles at once: four at most, whose sums leave registers for more steps.
+/// The number of elements that a thread handles at once: at most four, whose sums leave registers for more steps.
 const fn elements(to: DType, from: DType) -> usize {
     let len = vector_len(to, from);
     if len > 4 { 4 } else { len }
 }
 
-/// Steps that a thread has under way: as many as fit its registers.
+/// The number of steps that a thread has in flight: as many as fit its registers.
 const fn steps(from: DType) -> usize {
     if from.size_bytes() == 2 { 4 } else { 2 }
 }
 
-/// Vectors, of those that [`combine`] adds up, that a thread loads before it uses the first: as many as fit beside the sums.
+/// The number of vectors of a group that a thread of [`combine`] loads before it uses the first: as many as fit beside the sums.
 const fn group(from: DType) -> usize {
     if from.size_bytes() == 2 { 2 } else { 4 }
 }
@@ -92,7 +92,7 @@ impl<S: Element> Inputs<S> {
         totals
     }
 
-    /// The sum at one element, wherever it lies.
+    /// The sum at one element, at any alignment.
     #[inline(always)]
     unsafe fn sum_one(self, index: usize) -> f64 {
         // SAFETY: ranks stay below `count`.
@@ -103,8 +103,8 @@ impl<S: Element> Inputs<S> {
     }
 }
 
-/// Walks the elements of a chunk: `steps(index)` for `N` elements at each of `U` places, `vector(index)` for `N`, `single(index)` for one, which
-/// alone is called unless the chunk `is_aligned` in every vector and in the destination.
+/// Walks the elements of a chunk: calls `steps(index)` for `N` elements at each of `U` places, `vector(index)` for `N`, `single(index)` for
+/// one; only the last unless the chunk `is_aligned` in every vector and in the destination.
 #[inline(always)]
 fn walk<const N: usize, const U: usize>(
     chunk: reduce::Chunk,
@@ -116,7 +116,7 @@ fn walk<const N: usize, const U: usize>(
     if !is_aligned {
         return reduce::walk::<1, 1>(chunk, |index, _| single(index as usize));
     }
-    // A few steps at once keep more of the memory busy.
+    // A few steps at once keep more memory accesses in flight.
     let (mut rest, stride) = (chunk, (STRIDE * N) as u64);
     while rest.begin + U as u64 * stride <= rest.end {
         steps(rest.begin as usize + thread::thread_idx_x() as usize * N);
@@ -156,7 +156,7 @@ unsafe fn combine<S: Element, D: Element, const N: usize, const U: usize, const 
     }
 }
 
-/// As [`combine`], of `LEAST` to `W` vectors: their pointers are read once and no sum waits for others in registers, so that blocks are short.
+/// Like [`combine`], for `LEAST` to `W` vectors: their pointers are read once and no sums wait in registers, so that blocks are short.
 #[inline(always)]
 unsafe fn combine_few<S: Element, D: Element, const LEAST: usize, const W: usize, const N: usize, const U: usize>(
     destination: *mut D,
@@ -165,7 +165,7 @@ unsafe fn combine_few<S: Element, D: Element, const LEAST: usize, const W: usize
 ) {
     let start = chunk.begin as usize;
     let is_there = |rank: usize| rank < LEAST || rank < inputs.count;
-    // For one that is not there the first is read, and not added: it is in the cache then, and a branch around the load would cost more.
+    // For a missing vector the first is read, and not added: it is in the cache then, and a branch around the load would cost more.
     let rank_or_first = |rank: usize| if is_there(rank) { rank } else { 0 };
     // SAFETY: the launch provides the destination and the vectors, `LEAST` to `W`, over the whole chunk.
     unsafe {
@@ -219,12 +219,12 @@ macro_rules! from_to {
             const U: usize = steps(<$S>::DTYPE);
             let block = thread::block_idx_x() as u64;
             let row = reduce::row_of_block(span_count, block, |row| (*spans.add(row as usize)).first_block);
-            // What is read here together depends on nothing else that is: one after the other, small launches would wait for each.
+            // These loads are independent of each other: one after the other, small launches would wait for each.
             let (span, is_cancelled) = (*spans.add(row as usize), *cancelled.add(row as usize) != 0);
             let weights = weights.add((row * count) as usize);
             let mut chunk = reduce::chunk_in(row, span, block, chunk_len);
             if is_cancelled {
-                // Nothing of it is left. Who returned here would wait for the flag before asking for the vectors.
+                // The rest of the chunk is empty. An early return would wait for the flag before loading the vectors.
                 chunk.end = chunk.begin;
             }
             $combine(destination, Inputs { table, weights, count: count as usize }, chunk);
@@ -237,7 +237,7 @@ for_each_pair!(from_to);
 macro_rules! within {
     ($name:literal $T:ident) => {
         from_to!($name $T $name $T "_p4" COMBINE_OF_FOUR: combine_few::<$T, $T, 3, 4, N, U>);
-        // Told that there are never less than eight, the driver's compiler makes slower code of this.
+        // With a minimum of eight, the driver's compiler generates slower code for this.
         from_to!($name $T $name $T "_p8" COMBINE_OF_EIGHT: combine_few::<$T, $T, 7, 8, N, { U / 2 }>);
     };
 }

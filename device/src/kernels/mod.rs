@@ -1,7 +1,7 @@
-//! Entry points: one file an operation, each a thin wrapper of a formula of `math` around the threads' share of the data.
+//! Entry points: one file per operation, each a thin wrapper of a formula of `math` around the threads' share of the data.
 //!
-//! An entry point takes pointers and scalars only. Its safety contract is the launch: parameters as [`crate::abi`] lists
-//! them, memory of the sizes that they imply, the block size of `abi`, and one block for each tile, chunk or row.
+//! An entry point takes pointers and scalars only. Its safety contract is the launch: parameters as in [`crate::abi`], memory of the sizes
+//! that they imply, the block size of `abi`, and one block for each tile, chunk or row.
 
 mod adasum;
 mod baseline;
@@ -37,7 +37,7 @@ macro_rules! for_each_dtype {
     };
 }
 
-/// An entry point under the name that the pieces make, with launch bounds.
+/// An entry point with the concatenated name and launch bounds.
 macro_rules! kernel {
     ([$($name:literal)+], $bounds:expr, fn ($($parameter:ident: $type:ty),* $(,)?) $body:block) => {
         const _: () = {
@@ -46,7 +46,7 @@ macro_rules! kernel {
                     const BOUNDS: crate::abi::LaunchBounds = $bounds;
                     crate::arch::launch_bounds::<{ BOUNDS.threads }, { BOUNDS.blocks }, { BOUNDS.unroll as u32 }>();
                     #[allow(unused_unsafe)] // a kernel may do nothing
-                    // SAFETY: the launch keeps the contract of this module's header.
+                    // SAFETY: the launch satisfies the contract of this module's header.
                     unsafe {
                         $body
                     }

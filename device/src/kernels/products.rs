@@ -1,7 +1,7 @@
-//! Inner products per segment: `squared_norms`, `dots`, `gram` tiles; `fold_sums` adds up those of segments that several windows divide.
+//! Inner products per segment: `squared_norms`, `dots`, `gram` tiles; `fold_sums` adds the rows of segments in several windows.
 //!
-//! Products and sums are `f64`. Each input is read once a launch; `gram` over more than eight vectors is launched tile by
-//! tile, where `gram_cross` multiplies the members of two different tiles.
+//! Products and sums are `f64`. Each input is read once per launch; `gram` over more than eight vectors is launched tile by tile, and
+//! `gram_cross` multiplies the vectors of two different tiles.
 
 use super::{for_each_dtype, kernel};
 use crate::abi::{ChunkedSpan, DType, GRAM_CROSS_WIDTH, LaunchBounds, THREADS, vector_len};
@@ -13,14 +13,14 @@ use crate::reduce::{self, Reduction};
 use crate::shared::Staging;
 use crate::{memory, thread};
 
-/// Vectors `first..first + W` of the table; those past `count` repeat the first, which costs no memory traffic.
+/// Vectors `first..first + W` of the table; those beyond `count` repeat the first, which costs no memory traffic.
 #[inline(always)]
 unsafe fn pick<T, const W: usize>(table: *const *const T, first: u64, count: u64) -> [*const T; W] {
     // SAFETY: the launch provides `count ≥ 1` pointers from `first` on.
     core::array::from_fn(|index| unsafe { *table.add(first as usize + if (index as u64) < count { index } else { 0 }) })
 }
 
-/// Which vectors a launch of `gram` multiplies with each other: `first..first + count` of `world_size`.
+/// The vectors that a launch of `gram` multiplies with each other: `first..first + count` of `world_size`.
 #[derive(Clone, Copy)]
 struct Tile {
     first: u64,
@@ -29,7 +29,7 @@ struct Tile {
 }
 
 impl Tile {
-    /// The product that number `sum` of the `K` of `W` vectors is, if there are as many vectors.
+    /// The index of the product that is sum `sum` of the `K` sums of `W` vectors, if there are as many vectors.
     #[inline(always)]
     fn product<const W: usize, const K: usize>(self, sum: usize) -> Option<usize> {
         let (row, column) = const { triangle::<W, K>() }[sum];
@@ -54,13 +54,13 @@ pub(super) const fn triangle<const W: usize, const K: usize>() -> [(usize, usize
     places
 }
 
-/// Elements a thread loads at once from each of `width` vectors: 16 bytes, or 8 where eight vectors fill the registers.
+/// The number of elements a thread loads at once from each of `width` vectors: 16 bytes, or 8 where eight vectors fill the registers.
 pub(super) const fn gram_vector_len(dtype: DType, width: usize) -> usize {
     let len = vector_len(dtype, DType::F16);
     if width == 8 && len > 4 { 4 } else { len }
 }
 
-/// All products of the `W` values with each other.
+/// Adds all products of the `W` values with each other.
 #[inline(always)]
 pub(super) fn add_triangle<T: Element, const W: usize, const K: usize>(totals: &mut [f64; K], values: [T; W]) {
     let values: [f64; W] = values.map(Element::to_f64);
@@ -83,18 +83,18 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize, c
     unsafe { reduce::accumulate::<T, W, N, K, STEPS, 1>(vectors, chunk, add_triangle::<T, W, K>) }
 }
 
-/// As [`multiply`] for eight vectors, whose sums leave no registers for loads under way: where the GPU can do that, those pass through shared memory. A
-/// thread reads back what it has loaded itself, so that nothing waits for other threads.
+/// Like [`multiply`], for eight vectors, whose sums leave no registers for loads in flight: if the GPU supports it, loads pass through
+/// shared memory. A thread only reads what it has loaded itself, so that it need not wait for other threads.
 ///
-/// The tensor cores' `mma.m8n8k4`, two sums a lane, would need neither; on an H200 it gives 0.97 of a read-only sweep in f32 where this gives
-/// 0.98, and in bf16 0.77 where this gives 0.96.
+/// The tensor cores' `mma.m8n8k4`, with two sums per lane, would need neither; on an H200 it reaches 0.97 of a read-only sweep in f32 where
+/// this reaches 0.98, and in bf16 0.77 where this reaches 0.96.
 #[inline(always)]
 unsafe fn multiply_eight<T: Element, const N: usize, const K: usize>(
     vectors: [*const T; 8],
     chunk: reduce::Chunk,
 ) -> [f64; K] {
     let stride = THREADS * N as u32;
-    // Places count from the chunk's first element, in 32 bits, which saves registers.
+    // Offsets count from the chunk's first element, in 32 bits, which saves registers.
     let (mut totals, len) = ([0.0; K], (chunk.end - chunk.begin) as u32);
     // SAFETY: the launch provides the vectors over the chunk.
     unsafe {
@@ -134,7 +134,7 @@ unsafe fn multiply_eight<T: Element, const N: usize, const K: usize>(
             }
             done = steps * stride;
         }
-        // Unaligned vectors too: as in `reduce::walk`, an element belongs to the same thread. Written out, because that takes fewer registers.
+        // Also for unaligned vectors: as in `reduce::walk`, the thread of an element is the same. Written out, to use fewer registers.
         let mut place = done + thread::thread_idx_x() * N as u32;
         while place < len {
             let end = if len - place < N as u32 { len } else { place + N as u32 };

@@ -1,7 +1,7 @@
 //! Streaming kernels: `cast`, `accumulate`, `scale`, contiguous or over a table of pieces, and `all_finite`.
 //!
-//! One block handles one tile: every thread has one or two vectors of each operand in flight, then computes, then writes.
-//! Reads of a destination whose old value a formula ignores are removed by the compiler.
+//! One block handles one tile: every thread has one or two vectors of each operand in flight, then computes, then writes. The compiler
+//! removes reads of a destination whose old value a formula ignores.
 
 use super::{for_each_dtype, for_each_pair, kernel};
 use crate::abi::{DType, LaunchBounds, PIECE_TILES, Piece, THREADS, finite_tile_len, stream_unroll, vector_len};
@@ -47,7 +47,7 @@ unsafe fn update<D: Element, S: Element, const N: usize, const U: usize>(
     }
 }
 
-/// [`update`] over the tensor and tiles that this block has in a table of pieces.
+/// Applies [`update`] to this block's tensor and tiles in a table of pieces.
 #[inline(always)]
 unsafe fn update_piece<D: Element, S: Element, const N: usize, const U: usize>(
     pieces: *const Piece,
@@ -60,7 +60,7 @@ unsafe fn update_piece<D: Element, S: Element, const N: usize, const U: usize>(
         let row = reduce::row_of_block(count, block, |row| (*pieces.add(row as usize)).first_block);
         let piece = *pieces.add(row as usize);
         let (first, stride) = ((block - piece.first_block) * PIECE_TILES as u64, (THREADS as usize * N * U) as u64);
-        // Until the end of the tensor, which keeps the compiler from writing every tile out.
+        // The number of tiles until the end of the tensor; unknown at compile time, so the compiler does not unroll the loop over tiles.
         let left = piece.len.div_ceil(stride) - first;
         let tiles = if left < PIECE_TILES as u64 { left } else { PIECE_TILES as u64 };
         let mut tile = first;

@@ -1,4 +1,4 @@
-//! Clearing memory: `zero` over bytes, `zero_segments` over a table of tensors. Knows no dtype: all zeros is zero in each.
+//! Clearing memory: `zero` over bytes, `zero_segments` over a table of tensors, for any dtype: all bits zero is the number zero in each.
 
 use super::kernel;
 use crate::abi::{LaunchBounds, PIECE_TILES, Piece, THREADS, VECTOR_BYTES, ZERO_TILE_BYTES, ZERO_UNROLL};
@@ -6,7 +6,7 @@ use crate::{memory, reduce, thread};
 
 /// Clears tile number `tile` of `bytes` bytes.
 ///
-/// Tiles are counted from the aligned address at or before `destination`, so that all but the border vectors are whole.
+/// Tiles are counted from the aligned address at or before `destination`, so that all vectors except those at the borders are whole.
 #[inline(always)]
 unsafe fn clear(destination: u64, bytes: u64, tile: u64) {
     let end = destination + bytes;

@@ -1,26 +1,26 @@
 //! Adasum of one layer, from inner products alone (Maleki et al., "Scaling Distributed Training with Adaptive Summation",
 //! arXiv 2006.02924).
 //!
-//! A pair combines as `(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b`. Ranks combine as a tree of adjacent pairs, (0,1), (2,3), …,
-//! then pairs of those; an odd one out moves up unchanged. The result is a linear combination of the inputs, and its weights
-//! follow from the Gram matrix of the inputs: for `u = Σ wᵢ xᵢ` and `v = Σ wⱼ xⱼ`, `u·v = Σᵢⱼ wᵢ wⱼ Gᵢⱼ`. The members of a
-//! pair never share an input, so that combining them only scales the weights on both sides.
+//! A pair combines as `(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b`. Ranks combine as a tree of adjacent pairs, (0,1), (2,3), …, then pairs
+//! of those; an odd rank moves up unchanged. The result is a linear combination of the inputs, whose weights follow from the Gram matrix of
+//! the inputs: for `u = Σ wᵢ xᵢ` and `v = Σ wⱼ xⱼ`, `u·v = Σᵢⱼ wᵢ wⱼ Gᵢⱼ`. The two sides of a pair never share an input, so that combining
+//! them only scales the weights on both sides.
 //!
-//! Everything is `f64`. No vector is touched here and nothing is stored but the weights.
+//! All numbers are `f64`. This module reads no vector and stores only the weights.
 
 use super::precise;
 
-/// Below this squared norm a side's coefficient is 1: the square root of the smallest normal `f64`, as upstream has it.
+/// Below this squared norm a side's coefficient is 1: the square root of the smallest normal `f64`, as in upstream.
 pub const SMALLEST_SQUARED_NORM: f64 = 1.491_668_146_240_041_3e-154;
 
-/// A squared norm computed from a Gram matrix that is smaller than this part of its bound has lost digits to cancellation.
+/// A squared norm computed from a Gram matrix that is below this fraction of its bound has lost digits to cancellation.
 ///
 /// An entry of the matrix is wrong by at most `γ |xᵢ| |xⱼ|` (`γ` about 1e-13 for blocked sums of 2^30 terms), hence `u·u` by
 /// at most `γ (Σ |wᵢ| |xᵢ|)² ≤ γ n Σ wᵢ² |xᵢ|²`. Where `u·u` is at least `1e-4` of that last bound, its relative error is at
 /// most 1e-9, far under the unit roundoff of `f32`. Below it the layer takes the exact path, [`tree_value`].
 pub const CANCELLATION: f64 = 1e-4;
 
-/// When a layer takes the exact path; a matter of the vectors' dtype.
+/// The criterion by which a layer takes the exact path; it depends on the vectors' dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Criterion {
     /// `f32` and narrower: below [`CANCELLATION`].
@@ -32,7 +32,7 @@ pub enum Criterion {
 }
 
 impl Criterion {
-    /// Of a layer of `len` elements, with those of all ranks' parts, of `f64` or a narrower dtype.
+    /// The criterion of a layer of `len` elements, over all ranks' parts, of `f64` or a narrower dtype.
     #[inline]
     pub const fn of(is_double: bool, len: usize) -> Self {
         match is_double {
@@ -57,13 +57,13 @@ pub const fn products(n: usize) -> usize {
     n * (n + 1) / 2
 }
 
-/// Place of the product of vectors `i ≤ j` among [`products`]`(n)`: the upper triangle, row by row.
+/// Index of the product of vectors `i ≤ j` among [`products`]`(n)`: the upper triangle, row by row.
 #[inline(always)]
 pub const fn product_index(i: usize, j: usize, n: usize) -> usize {
     i * n - i * (i + 1) / 2 + j
 }
 
-/// One pair of the combination tree: ranks `begin..middle` meet ranks `middle..end`.
+/// One pair of the combination tree: ranks `begin..middle` are combined with ranks `middle..end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
     /// First rank of the left side.
@@ -81,7 +81,7 @@ impl Pair {
         Self::at_level(1, world_size)
     }
 
-    /// The pair after this one: its right neighbour, or the first pair of the next level.
+    /// The pair after this one: the next to the right, or the first pair of the next level.
     #[inline]
     pub fn next(self, world_size: usize) -> Option<Self> {
         let half = self.middle - self.begin;
@@ -92,14 +92,14 @@ impl Pair {
         Self::at_level(2 * half, world_size)
     }
 
-    /// The place of this pair's coefficients among those of all pairs of a tree: every rank but the first is the first rank of
+    /// The index of this pair's coefficients among the coefficients of all pairs of a tree: every rank but the first is the first rank of
     /// exactly one pair's right side.
     #[inline(always)]
     pub fn index(self) -> usize {
         self.middle - 1
     }
 
-    /// Whether both sides are single ranks: its products are entries of the Gram matrix, which cancel nothing.
+    /// Whether both sides are single ranks: their products are entries of the Gram matrix, without cancellation.
     #[inline(always)]
     pub fn joins_ranks(self) -> bool {
         self.end - self.begin == 2
@@ -168,14 +168,14 @@ pub fn join((left, right): Coefficients, a: f64, b: f64) -> f64 {
     left * a + right * b
 }
 
-/// The most levels that a combination tree may have: 4096 ranks.
+/// The limit of levels of a combination tree: 4096 ranks.
 pub const LEVELS: usize = 12;
 
-/// One element of the combination of ranks `begin..end`, a node of the tree or a whole tree cut off at the right: `value(rank)`
-/// are the ranks' elements, `coefficients(pair)` those of the pairs below the node.
+/// One element of the combination of ranks `begin..end`, a node of the tree or a whole tree truncated at the right: `value(rank)` is a
+/// rank's element, `coefficients(pair)` the coefficients of a pair below the node.
 ///
-/// Joins as soon as both sides are there, lowest level first, so that it needs one value a level and never an array of ranks.
-/// The order and the rounding of the operations are those of combining whole vectors in place, in `f64`. There are at most `2^LEVELS` ranks.
+/// Joins as soon as both sides are available, lowest level first, so that it needs one value per level, not an array of ranks. Order and
+/// rounding of the operations are the same as in combining whole vectors in place, in `f64`. There are at most `2^LEVELS` ranks.
 #[inline(always)]
 pub fn tree_value(
     begin: usize,
@@ -186,7 +186,7 @@ pub fn tree_value(
     tree_node::<_, LEVELS>(begin, end, value, |pair, left, right| join(coefficients(pair), left, right))
 }
 
-/// As [`tree_value`], for elements of any type, of which two sides of a pair are combined by `join`, and at most `2^MOST` ranks.
+/// Like [`tree_value`], for elements of any type, where `join` combines the two sides of a pair, and for at most `2^MOST` ranks.
 #[inline(always)]
 pub fn tree_node<V: Copy + Default, const MOST: usize>(
     begin: usize,
@@ -199,7 +199,7 @@ pub fn tree_node<V: Copy + Default, const MOST: usize>(
     for rank in begin..end {
         let place = rank - begin;
         let mut node = value(rank);
-        // Binary counting: a node of a level waits where a bit is 0, and joins the one that waits where it is 1.
+        // Binary counting: a node of a level is stored where a bit is 0, and joins the stored one where it is 1.
         let mut is_placed = false;
         let mut level = 0;
         while level <= MOST {
@@ -216,7 +216,7 @@ pub fn tree_node<V: Copy + Default, const MOST: usize>(
             level += 1;
         }
     }
-    // What still waits, from the right: an odd one out has moved up unchanged.
+    // Joins the nodes still stored, from the right: an odd one moves up unchanged.
     let count = end - begin;
     let mut node = V::default();
     let mut start = end;
@@ -236,11 +236,11 @@ pub fn tree_node<V: Copy + Default, const MOST: usize>(
     node
 }
 
-/// Computes the weights of one layer from its Gram matrix; `gram(i, j)` is asked for `i ≤ j` only. The coefficients of the pairs of single ranks
-/// go to `keep`: the exact path starts from them.
+/// Computes the weights of one layer from its Gram matrix; `gram(i, j)` is called for `i ≤ j` only. The coefficients of the pairs of single
+/// ranks are passed to `keep`: the exact path starts from them.
 ///
-/// Returns whether the layer takes the exact path, because a norm lost digits to cancellation or always ([`Criterion`]); the weights are then
-/// not to be used, see [`start_tree`].
+/// Returns whether the layer takes the exact path, because a norm lost digits to cancellation or always ([`Criterion`]); the weights are
+/// then not to be used, see [`start_tree`].
 #[inline]
 pub fn weights<W: Weights + ?Sized>(
     weights: &mut W,
@@ -270,18 +270,18 @@ pub fn weights<W: Weights + ?Sized>(
     for rank in 0..world_size {
         squares += gram(rank, rank);
     }
-    // What is not finite, or would not stay so, is nothing for the exact path; nor is a single vector.
+    // The exact path cannot help with numbers that are not finite, or would overflow; a single vector does not need it.
     (cancelled || criterion == Criterion::ShortDouble) && squares < precise::MOST && world_size > 1
 }
 
-/// Starts the exact path of one layer: the weights as they are once the pairs of single ranks are combined, whose coefficients were `kept`. The
-/// pairs above need sums over the vectors ([`tree_value`]).
+/// Starts the exact path of one layer: sets the weights after the combination of the pairs of single ranks, whose coefficients were `kept`.
+/// The pairs above need sums over the vectors ([`tree_value`]).
 #[inline]
 pub fn start_tree<W: Weights + ?Sized>(weights: &mut W, world_size: usize, kept: impl Fn(Pair) -> Coefficients) {
     for rank in 0..world_size {
         weights.set(rank, 1.0);
     }
-    // They are the pairs of the first level.
+    // The pairs of the first level.
     let mut rank = 0;
     while rank + 1 < world_size {
         let pair = Pair { begin: rank, middle: rank + 1, end: rank + 2 };
@@ -290,7 +290,7 @@ pub fn start_tree<W: Weights + ?Sized>(weights: &mut W, world_size: usize, kept:
     }
 }
 
-/// The weight of one rank, from the coefficients of the pairs on its way to the root, which were `kept`: their product, from the first level on.
+/// The weight of one rank: the product of the coefficients, which were `kept`, of the pairs on its path from the first level to the root.
 #[inline(always)]
 pub fn weight_by_tree(rank: usize, world_size: usize, kept: impl Fn(Pair) -> Coefficients) -> f64 {
     let (mut weight, mut half) = (1.0, 1);
@@ -322,7 +322,7 @@ impl SideSums {
         self.diagonal + 2.0 * self.rest
     }
 
-    /// Whether the norm of a side of so many ranks is too small a part of the bound that its rounding error is measured against.
+    /// Whether the norm of a side of `ranks` ranks is too small relative to the bound of its rounding error.
     #[inline(always)]
     fn is_cancelled(self, ranks: usize, criterion: Criterion) -> bool {
         match criterion {
@@ -332,7 +332,7 @@ impl SideSums {
     }
 }
 
-/// What a pair's coefficients are made of.
+/// The sums from which a pair's coefficients are computed.
 struct PairSums {
     dot: f64,
     left: SideSums,
@@ -340,14 +340,14 @@ struct PairSums {
 }
 
 impl PairSums {
-    /// In one walk over the products of all ranks of the pair: a walk for each sum would be as many loops in a kernel.
+    /// Computed in one loop over the products of all ranks of the pair: a loop for each sum would be as many loops in a kernel.
     #[inline(always)]
     fn of<W: Weights + ?Sized>(weights: &W, pair: Pair, gram: &impl Fn(usize, usize) -> f64) -> Self {
         let mut sums = Self { dot: 0.0, left: SideSums::default(), right: SideSums::default() };
         for i in pair.begin..pair.end {
             for j in i..pair.end {
                 let term = weights.get(i) * weights.get(j) * gram(i, j);
-                // No reference to a side: that would put the sums into memory.
+                // The branches use constant fields: a reference to a side would put the sums into memory.
                 match (i == j, i < pair.middle, j < pair.middle) {
                     (true, true, _) => sums.left.diagonal += term,
                     (true, false, _) => sums.right.diagonal += term,
@@ -387,7 +387,7 @@ mod tests {
         }
     }
 
-    /// Combining whole vectors in place, pair by pair, is what `tree_value` must reproduce to the bit.
+    /// `tree_value` must have the bits of combining whole vectors in place, pair by pair.
     #[test]
     fn tree_values_are_those_of_combining_in_place() {
         for ranks in 1..70 {
@@ -408,7 +408,7 @@ mod tests {
         }
     }
 
-    /// Scaling all weights on both sides of each pair is what `weight_by_tree` must reproduce to the bit.
+    /// `weight_by_tree` must have the bits of scaling all weights on both sides of each pair.
     #[test]
     fn weights_by_the_tree_are_those_of_combining_pairs() {
         for ranks in 1..70 {
@@ -434,12 +434,12 @@ mod tests {
         let parallel = [[5.0, 10.0], [10.0, 20.0]];
         assert!(!weights(&mut found[..], 2, Criterion::Narrow, |i, j| parallel[i][j], |_, _| ()));
         assert_eq!(found, [0.0, 0.75]);
-        // Opposite pairs cancel, which only shows where the next level needs their norms.
+        // Opposite pairs cancel, which has an effect only where the next level needs their norms.
         let mut found = [0.0; 4];
         let opposite = |i: usize, j: usize| if (i + j) % 2 == 0 { 1.0 } else { -1.0 };
         let mut kept = Vec::new();
         assert!(weights(&mut found[..], 4, Criterion::Narrow, opposite, |pair, both| kept.push((pair, both))));
-        // From there the exact path starts.
+        // The exact path starts from there.
         assert_eq!(kept.iter().map(|(pair, _)| (pair.begin, pair.end)).collect::<Vec<_>>(), [(0, 2), (2, 4)]);
         start_tree(&mut found[..], 4, |pair| kept[pair.begin / 2].1);
         assert_eq!(found, [1.5; 4]);

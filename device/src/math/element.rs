@@ -1,6 +1,6 @@
-//! What can be an element of a gradient, and how it widens and rounds.
+//! The element types of gradients, with their conversions.
 //!
-//! Storage types only convert here; sums and products are formed in `f32` or `f64` by the formulas that use them.
+//! Storage types only convert; the formulas that use them compute sums and products in `f32` or `f64`.
 
 use crate::abi::DType;
 use crate::half::{BF16, F16};

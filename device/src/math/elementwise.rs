@@ -1,7 +1,7 @@
 //! Formulas of one element: cast, accumulate, scale, finiteness, and one term of a product or of a weighted sum.
 //!
-//! The working precision of a pair of types is `f32`, or `f64` as soon as either of them is `f64`; the result is rounded
-//! once from there. NaN and infinities propagate as IEEE 754 says; nothing is flushed or clamped.
+//! The working precision of a pair of types is `f64` if one of them is `f64`, else `f32`; the result is rounded once from there. NaN and
+//! infinities propagate as in IEEE 754; nothing is flushed or clamped.
 
 use super::Element;
 use crate::abi::DType;

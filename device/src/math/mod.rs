@@ -1,7 +1,7 @@
-//! The formulas, in plain Rust with `core` alone: what one element, one pair of vectors or one layer goes through.
+//! The formulas, in plain Rust with `core` alone: the arithmetic of one element, one pair of vectors or one layer.
 //!
-//! No pointer, no thread, no intrinsic is in sight here. The CPU backend loops over these functions and the GPU kernels
-//! call them once a thread, so that both give the same bits wherever the order of additions does not matter.
+//! They use no pointers, threads or intrinsics. The CPU backend loops over these functions and the GPU kernels call them once per thread,
+//! so that both give the same bits where the order of additions does not matter.
 
 pub mod adasum;
 pub mod element;

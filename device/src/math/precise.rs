@@ -1,44 +1,44 @@
 //! The exact path of Adasum in `f64`: the combination tree in twice the precision ([`Wide`]), rounded once at the end.
 //!
 //! # Why
-//! A coefficient `1 - a·b / 2|a|²` scales `a`, so that an error `δ` of `a` moves the pair's result by about `δ |b| / |a|`: where a node of
-//! the tree is by far shorter than the ranks' vectors below it, `|a| ≪ |b|`, the rounding errors of its elements are magnified by that
-//! ratio. Two vectors of `f64` that are nearly opposite leave a node of down to `2^-53` of their length, so that about 106 bits
-//! are needed for a result of 53: those that [`Wide`] has. Below that a node's direction is noise, and it counts as zero ([`LEAST_PART`]).
+//! A coefficient `1 - a·b / 2|a|²` scales `a`, so an error `δ` of `a` changes the pair's result by about `δ |b| / |a|`: if a node of the
+//! tree is much shorter than the ranks' vectors below it, `|a| ≪ |b|`, the rounding errors of its elements are magnified by that ratio. Two
+//! nearly opposite vectors of `f64` leave a node of down to `2^-53` of their length, so a result of 53 bits needs about 106 bits, about as
+//! many as [`Wide`] has. Below that a node's direction is noise, and it counts as zero ([`LEAST_PART`]).
 //!
-//! # Sums that are the same in any order
-//! Inner products are sums over elements, threads, blocks and ranks, in whatever order a transport adds. Here every term is cut into
-//! [`SLICES`] numbers, multiples of fixed powers of two, so coarse that `f64` adds them without rounding: ordinary additions, an ordinary
-//! all-reduce of `f64` too, give exact sums. The powers of two follow from the ranks' squared norms, since Adasum never gives a
-//! vector longer than `√(Σ |xᵢ|²)`:
-//! with the cosine `c` of `a` and `b`, `|Adasum(a, b)|² = (|a|² + |b|²)(1 - 3c²/4) + c³ |a||b| / 2 ≤ |a|² + |b|²`.
-//! Relative to that scale, the first slice has 50 bits, the next two 39 bits each behind those while a layer has no more than
-//! `2^12` elements, and the last slice what is left. Longer layers only lose the guarantee that the second and third are exact.
+//! # Sums that do not depend on the order
+//! Inner products are sums over elements, threads, blocks and ranks, in any order that a transport uses. Here every term is divided into
+//! [`SLICES`] numbers, multiples of fixed powers of two, so coarse that `f64` adds them without rounding: ordinary additions, and an
+//! ordinary all-reduce of `f64`, give exact sums. The powers of two follow from the ranks' squared norms, since Adasum never gives a vector
+//! longer than `√(Σ |xᵢ|²)`: with the cosine `c` of `a` and `b`, `|Adasum(a, b)|² = (|a|² + |b|²)(1 - 3c²/4) + c³ |a||b| / 2 ≤ |a|² +
+//! |b|²`.
+//! Relative to that scale, the first slice has 50 bits, each of the next two another 39 bits if a layer has at most `2^12` elements, and
+//! the last slice the rest. For longer layers only the guarantee that the second and third are exact is lost.
 
 use super::adasum::{Pair, SMALLEST_SQUARED_NORM};
 use super::wide::Wide;
 
-/// Layers of so few elements take this path whatever their Gram matrix says: in short vectors nothing averages out, neither
-/// cosines, which cost digits, nor roundings.
+/// Layers of at most this length take this path for any Gram matrix: in short vectors neither cosines, which cost digits, nor roundings
+/// average out.
 pub const SHORT: usize = 128;
 
-/// Longer layers take it where the squared norm of a node is below this part of `Σ wᵢ² |xᵢ|²`, which it is for orthogonal vectors: where a
-/// bit is lost to cancellation.
+/// Longer layers take it if the squared norm of a node is below this fraction of `Σ wᵢ² |xᵢ|²`, its value for orthogonal vectors: that is,
+/// if a bit is lost to cancellation.
 pub const CANCELLATION: f64 = 0.5;
 
-/// The largest sum of squared norms that this path takes: beyond, parts of products could overflow. Elements are then beyond `1e147`.
+/// The limit of the sum of squared norms for this path: beyond, parts of products could overflow. Elements are then beyond `1e147`.
 pub const MOST: f64 = f64::from_bits((1023 + 990) << 52);
 
 /// A squared norm below this part of the scale has no digits in [`Wide`], whose relative error is `2^-104`: the vector counts as zero.
 pub const LEAST_PART: f64 = f64::from_bits((1023 - 180) << 52);
 
-/// Numbers whose sum is a term of an inner product.
+/// The number of numbers whose sum is a term of an inner product.
 pub const SLICES: usize = 4;
 
-/// Numbers that a pair needs: the slices of `u·v`, of `|u|²` and of `|v|²`.
+/// The number of sums of a pair: the slices of `u·v`, of `|u|²` and of `|v|²`.
 pub const SUMS: usize = 3 * SLICES;
 
-/// Numbers that keep a pair's coefficients: high and low parts.
+/// The number of numbers that store a pair's coefficients: high and low parts.
 pub const NUMBERS: usize = 4;
 
 /// Both coefficients of a pair.
@@ -56,7 +56,7 @@ pub struct Scales {
 }
 
 impl Scales {
-    /// Of a pair, from the ranks' squared norms, which are the same numbers on all ranks.
+    /// The scales of a pair, from the ranks' squared norms, which are the same numbers on all ranks.
     #[inline]
     pub fn of(pair: Pair, squared_norm: impl Fn(usize) -> f64) -> Self {
         let side = |begin: usize, end: usize| {
@@ -72,14 +72,14 @@ impl Scales {
         Self { dot: power(left + right - ((left + right) >> 1)), left: power(left), right: power(right) }
     }
 
-    /// That of one product, for all of them.
+    /// The scale of one product, for all products.
     #[inline(always)]
     pub fn only(self, product: Product) -> Self {
         let scale = self.of_product(product);
         Self { dot: scale, left: scale, right: scale }
     }
 
-    /// That of one product.
+    /// The scale of one product.
     #[inline(always)]
     pub fn of_product(self, product: Product) -> f64 {
         match product {
@@ -90,8 +90,8 @@ impl Scales {
     }
 }
 
-/// The exponent of a power of two that is at least twice as much as `value`. Below `2^-600` it makes no difference:
-/// such a vector has coefficient 1.
+/// The exponent of a power of two that is at least twice `value`. Values below `2^-600` need no distinction: such a vector has coefficient
+/// 1.
 #[inline(always)]
 fn exponent_above(value: f64) -> i32 {
     const LEAST: i32 = -600;
@@ -99,13 +99,13 @@ fn exponent_above(value: f64) -> i32 {
     if exponent > LEAST { exponent } else { LEAST }
 }
 
-/// A power of two of a normal exponent.
+/// The power of two with a normal exponent.
 #[inline(always)]
 fn power(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// Cuts a term of an inner product below `scale`.
+/// Divides a term of an inner product below `scale` into slices.
 #[inline(always)]
 fn slices(term: Wide, scale: f64) -> [f64; SLICES] {
     const GRIDS: [f64; SLICES - 1] = [power_of(-50), power_of(-89), power_of(-128)];
@@ -120,16 +120,16 @@ const fn power_of(exponent: i64) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// The multiple of `grid`, a power of two, that is nearest to a number, and what is left. The number is below `2^51` times the grid.
+/// The multiple of `grid`, a power of two, that is nearest to a number, and the rest. The number is below `2^51` times the grid.
 #[inline(always)]
 fn cut(number: Wide, grid: f64) -> (f64, Wide) {
-    // Where a number of 53 bits has its last one at the grid.
+    // Adding this number puts the last bit of 53 at the grid.
     let shift = grid * (3u64 << 51) as f64;
     let multiple = (number.high + shift) - shift;
     (multiple, Wide::sum(number.high - multiple, number.low))
 }
 
-/// Which inner product of a pair.
+/// One of the inner products of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Product {
     /// `u·v`.
@@ -140,7 +140,7 @@ pub enum Product {
     Right,
 }
 
-/// Adds the term of one element, where the two sides of a pair are `left` and `right`, to the sums of one product, whose scale is given.
+/// Adds the term of one element, where the two sides of a pair are `left` and `right`, to the sums of one product with this scale.
 #[inline(always)]
 pub fn add_term(sums: [f64; SLICES], product: Product, scale: f64, left: Wide, right: Wide) -> [f64; SLICES] {
     let (a, b) = match product {
@@ -166,7 +166,7 @@ pub fn add_terms(sums: Sums, scales: Scales, left: Wide, right: Wide) -> Sums {
     })
 }
 
-/// The coefficients of a pair, from its sums over all elements: `sum(index)`, each asked for once.
+/// The coefficients of a pair, from its sums over all elements: `sum(index)`, called once for each.
 #[inline]
 pub fn coefficients(sum: impl Fn(usize) -> f64, scales: Scales) -> Coefficients {
     let total = |product: usize| {

@@ -1,7 +1,7 @@
 //! Conversions between floating-point formats in integer arithmetic: rounding to nearest, ties to even, by formula.
 //!
-//! Written without data-dependent branches, so that a compiler turns a loop of them into vector code. Subnormals are kept
-//! on both sides, overflow gives an infinity, a NaN stays a (quiet) NaN. Never used where hardware does the same.
+//! Written without data-dependent branches, so that a compiler vectorises a loop over them. Subnormals are kept on both sides, overflow
+//! gives an infinity, a NaN stays a (quiet) NaN. Not used where hardware has the conversion.
 
 const SIGN_32: u32 = 0x8000_0000;
 const INFINITY_32: u32 = 0x7f80_0000;
@@ -56,7 +56,7 @@ pub fn f32_to_bf16(value: f32) -> u16 {
     (if bits & !SIGN_32 > INFINITY_32 { quiet } else { rounded }) as u16
 }
 
-/// binary64 → binary32, rounded to odd: truncated, and the last bit set where anything was cut off.
+/// binary64 → binary32, rounded to odd: truncated, and the last bit set if any digit was lost.
 ///
 /// A second rounding of the result to 22 bits of fraction or fewer then equals one rounding of `value`
 /// (Boldo and Melquiond, "When double rounding is odd", 2005), which is how a binary64 becomes a 16-bit float here.

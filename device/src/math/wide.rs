@@ -1,15 +1,15 @@
 //! Numbers of twice the precision of `f64`, as unevaluated sums of two ("double-double" arithmetic; Dekker 1971, and Hida, Li and
 //! Bailey 2001): about 104 bits, in the exponent range of `f64`.
 //!
-//! Nothing is fused, so that all processors and devices give the same bits. Additions and products give the same whichever operand comes
-//! first: what cancels exactly in the formula cancels exactly here, also where two ranks have changed places.
+//! Nothing is fused, so that all CPUs and GPUs give the same bits. Additions and products are commutative: terms that cancel exactly in the
+//! formula cancel exactly here, also if two ranks are exchanged.
 
 /// `high + low`, where `low` is at most half a unit in the last place of `high`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Wide {
     /// The number rounded to `f64`.
     pub high: f64,
-    /// What is left of it.
+    /// The rest of the number.
     pub low: f64,
 }
 
@@ -29,7 +29,7 @@ impl Wide {
         Self { high, low: (a - (high - of_b)) + (b - of_b) }
     }
 
-    /// The exact sum of two numbers of which the first is not the smaller one in magnitude.
+    /// The exact sum of two numbers, where the first is not the smaller one in magnitude.
     #[inline(always)]
     fn sum_of_ordered(a: f64, b: f64) -> Self {
         let high = a + b;

@@ -11,7 +11,7 @@ use gradsync::train::{ReducerOptions, ShardOptions, ShardedIndices, Tail, mean_o
 use gradsync::{bootstrap::Launch, comm::Communicator};
 use gradsync_candle::{DataParallel, Result, TensorMemory};
 
-/// Bytes that the model sees at once.
+/// The number of bytes that the model sees at once.
 const WINDOW: usize = 32;
 const WIDTH: usize = 64;
 const HEADS: usize = 4;
@@ -27,7 +27,7 @@ pub(crate) struct Gpt {
 }
 
 impl Gpt {
-    /// With variables of this builder.
+    /// Creates a model with variables of this builder.
     pub(crate) fn new(builder: VarBuilder<'_>) -> Result<Self> {
         let block = |index: usize| {
             let builder = builder.pp(format!("block.{index}"));
@@ -46,7 +46,7 @@ impl Gpt {
         })
     }
 
-    /// The mean loss over the bytes that follow those of these windows of a text.
+    /// The mean loss over the bytes after each byte of these windows of a text.
     pub(crate) fn loss(&self, text: &[u8], windows: &[usize]) -> Result<Tensor> {
         let bytes = |shift: usize| {
             let of = |&window: &usize| &text[window * WINDOW + shift..][..WINDOW];
@@ -66,7 +66,7 @@ impl Gpt {
     }
 }
 
-/// Trains on nine tenths of the text, and returns the mean loss of all ranks on the last tenth.
+/// Trains on nine tenths of the text, and returns the mean loss over all ranks on the last tenth.
 pub(crate) fn train<M: TensorMemory>(comm: &dyn Communicator<M>, on: &Device, text: &[u8], end: usize) -> Result<f64> {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let log = |line: String| (rank == 0).then(|| println!("{line}"));
@@ -75,7 +75,7 @@ pub(crate) fn train<M: TensorMemory>(comm: &dyn Communicator<M>, on: &Device, te
     let variables = VarMap::new();
     let model = Gpt::new(VarBuilder::from_varmap(&variables, DType::F32, on))?;
     let mut parallel = DataParallel::new(&variables, comm, ReducerOptions::default())?;
-    parallel.broadcast()?; // every rank has made other random weights
+    parallel.broadcast()?; // ranks have different random weights
     let mut optimizer = AdamW::new_lr(variables.all_vars(), 1e-3)?;
     let mut indices = ShardedIndices::new(trained, rank, world_size, ShardOptions::default())?;
     let start = std::time::Instant::now();

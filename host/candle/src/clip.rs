@@ -8,16 +8,17 @@ use crate::error::{Error, Result};
 use crate::memory::{GROUP, TensorMemory, check, lend};
 
 impl<M: TensorMemory> DataParallel<'_, M> {
-    /// Multiplies all gradients by `max_norm / norm`, if their global norm, the root of the sum of the squares of all elements, is larger than
-    /// `max_norm`. Returns the norm before, a scalar tensor on the gradients' device: `f64` on CPUs and `f32` on GPUs, where the host waits for nothing.
+    /// Multiplies all gradients by `max_norm / norm` if `norm`, the root of the sum of the squares of all elements, is larger than
+    /// `max_norm`. Returns the norm before clipping as a scalar tensor on the gradients' device: `f64` on CPUs and `f32` on GPUs, where the
+    /// host does not wait.
     ///
-    /// The gradients are those that [`backward`](Self::backward) has returned, which are the same on all ranks, and so are the clipped ones; nothing is
-    /// communicated. On CPUs squares are added in `f64` in an order that is always the same. If a gradient is not finite, the norm is not, and gradients
-    /// are NaN or zero afterwards: look at the norm before the optimizer's step where that may happen.
+    /// The gradients must be the result of [`backward`](Self::backward); they are the same on all ranks, and so are the clipped ones.
+    /// Nothing is communicated. On CPUs squares are added in `f64` in a fixed order. If a gradient is not finite, the norm is not, and
+    /// gradients are NaN or zero afterwards: check the norm before the optimizer's step where that may happen.
     ///
     /// # Errors
-    /// [`Error::Number`] for a `max_norm` that is not positive and finite; [`Error::Storage`] for gradients that are not contiguous or have one
-    /// storage; nothing is written then. Errors of candle.
+    /// [`Error::Number`] for a `max_norm` that is not positive and finite; [`Error::Storage`] for gradients that are not contiguous or
+    /// share a storage; nothing is written then. Errors of candle.
     pub fn clip_gradients(&self, gradients: &mut GradStore, max_norm: f64) -> Result<Tensor> {
         if !(max_norm > 0.0 && max_norm.is_finite()) {
             return Err(Error::Number { name: "max_norm", value: max_norm, needs: "positive and finite" });
@@ -34,7 +35,7 @@ impl<M: TensorMemory> DataParallel<'_, M> {
     }
 }
 
-/// By gradsync's kernels, with a norm that the host knows.
+/// Clips by gradsync's kernels, with the norm on the host.
 pub(crate) fn by_kernels<M: TensorMemory>(
     context: &M::Context,
     tensors: &[(&str, &Tensor)],
@@ -49,7 +50,7 @@ pub(crate) fn by_kernels<M: TensorMemory>(
     }
     let norm: f64 = f64::sqrt(sum);
     let factor = max_norm / norm;
-    // A norm that is NaN scales too.
+    // A NaN factor is applied too.
     if factor.is_nan() || factor < 1.0 {
         for group in tensors.chunks(GROUP) {
             lend::<M, _>(context, group, |data| data.into_iter().try_for_each(|data| M::scale_in_place(data, factor)))?;

@@ -1,9 +1,9 @@
-//! Tensors in the memory of GPUs: candle's streams and events (cudarc) beside gradsync's queues.
+//! Tensors in the memory of GPUs: candle's streams and events (cudarc) together with gradsync's queues.
 //!
-//! candle computes on the stream of its device. cudarc keeps two events for each allocation, of its last read and its last write; [`DevicePtrMut`] makes a
-//! stream wait for both, and notes the end of its own work as a write. So a second stream takes a gradient as soon as that one is computed, although
-//! candle has put the whole backward pass into its stream before. `DevicePtr` would not do: candle's kernels of two operands note their output as read, and it
-//! waits for writes alone.
+//! candle computes on the stream of its device. cudarc keeps two events for each allocation, one of its last read and one of its last
+//! write; [`DevicePtrMut`] makes a stream wait for both, and records the end of the stream's own work as a write. So a second stream can
+//! take a gradient as soon as it is computed, although candle has already enqueued the whole backward pass. `DevicePtr` would not be
+//! enough: candle's kernels of two operands record their output as read, and `DevicePtr` waits for writes alone.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
@@ -25,7 +25,7 @@ use crate::tensor_parallel::collective::{Step, part};
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Streams {
-    // It lives on the stream, and goes first.
+    // The queue uses the stream, and is dropped first.
     queue: Queue,
     stream: Arc<CudaStream>,
 }
@@ -43,9 +43,10 @@ impl Streams {
         if stream.cu_stream().addr() == 2 {
             return Err(Error::PerThreadStream { ordinal });
         }
-        // Without its events nothing tells when a gradient is there; then all work is ordered on candle's stream.
+        // Without cudarc's events nothing tells when a gradient is computed; then all work is ordered on candle's stream.
         let stream = if is_forked && cuda.is_event_tracking() { stream.fork().w()? } else { stream };
-        // SAFETY: a stream of the device's primary context, which cudarc retains; it is kept beside the queue, and all that is made with the queue is dropped before.
+        // SAFETY: a stream of the device's primary context, which cudarc retains; it lives in this object beside the queue, and everything
+        // created with the queue is dropped before.
         let queue = unsafe { Queue::from_raw_stream(ordinal as u32, stream.cu_stream().cast::<c_void>()) };
         Ok(Self { queue: queue.map_err(gradsync::Error::from)?, stream })
     }
@@ -101,7 +102,7 @@ impl TensorMemory for Cuda {
         }
     }
 
-    /// By candle's operations, so that the host waits for nothing.
+    /// Clips by candle's operations, so that the host does not wait.
     fn clip(_: &Streams, tensors: &[(&str, &Tensor)], max_norm: f64) -> Result<(Tensor, Vec<Tensor>)> {
         let Some((_, first)) = tensors.first() else { return Ok((Tensor::new(0f32, &Device::Cpu)?, Vec::new())) };
         let is_wide = tensors.iter().any(|(_, tensor)| tensor.dtype() == DType::F64);
@@ -118,8 +119,8 @@ impl TensorMemory for Cuda {
     }
 
     unsafe fn slice_mut(context: &Streams, part: Part) -> DeviceSliceMut<'_> {
-        // SAFETY: so many elements of that dtype, whose storage is borrowed mutably as the caller says; the stream of the queue has been made to wait for
-        // all work on it, and later work on it to wait for the stream.
+        // SAFETY: the part has that many elements of that dtype, and its storage is borrowed mutably by the caller's promise. The stream of
+        // the queue waits for all earlier work on it, and later work on it waits for the stream.
         unsafe { DeviceSliceMut::from_raw_parts(&context.queue, part.address as u64, part.dtype, part.len) }
     }
 }
@@ -132,13 +133,13 @@ fn borrow<T: CudaDType + DeviceRepr>(
 ) -> candle_core::Result<()> {
     let Some(dtype) = memory::dtype(storage.dtype()) else { bail!("elements that are not reduced") };
     let slice = storage.as_cuda_slice_mut::<T>()?;
-    // The guard notes the end of the work when it is dropped.
+    // The guard records the end of the work when it is dropped.
     let (address, _guard) = slice.device_ptr_mut(&context.stream);
     let begin = address + (layout.start_offset() * size_of::<T>()) as u64;
     body(Part { address: std::ptr::without_provenance_mut(begin as usize), dtype, len: layout.shape().elem_count() })
 }
 
-/// The communicator of a tensor-parallel group on GPUs. Its calls are work of candle's own stream.
+/// The communicator of a tensor-parallel group on GPUs. Its collectives run on candle's own stream.
 pub(crate) struct SharedCommunicator {
     comm: Mutex<Box<dyn Communicator<Cuda> + Send>>,
     streams: Streams,
@@ -197,7 +198,7 @@ impl SharedCommunicator {
         }
         let shape = Shape::from(dims);
         let input = storage.as_cuda_slice::<T>()?.slice(source);
-        // SAFETY: every element is written below before anything reads it.
+        // SAFETY: every element is written below before it is read.
         let mut output = unsafe { self.device.alloc::<T>(shape.elem_count()) }?;
         let Streams { queue, stream } = &self.streams;
         let in_place = !matches!(step, Step::Concatenate | Step::SumPart);
@@ -207,7 +208,8 @@ impl SharedCommunicator {
         if !matches!(step, Step::Same | Step::Part) {
             let (from, _from_guard) = input.device_ptr(stream);
             let (to, _to_guard) = output.device_ptr_mut(stream);
-            // SAFETY: so many elements of that dtype, which the guards borrow; all work on them is in this stream, which has waited for any other.
+            // SAFETY: that many elements of that dtype, which the guards borrow; all work on them is in this stream, which has waited for
+            // all other work.
             let (from, to) = unsafe {
                 (
                     DeviceSlice::from_raw_parts(queue, from, dtype, end - begin),

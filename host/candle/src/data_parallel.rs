@@ -18,7 +18,7 @@ use crate::variables::{Variable, Variables};
 
 const BACKWARD: &str = "backward";
 
-/// The variables of a model whose gradients are reduced over ranks, which each have a copy of the model and data of their own.
+/// The variables of a model whose gradients are reduced over ranks; each rank has a copy of the model and its own data.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -49,39 +49,41 @@ const BACKWARD: &str = "backward";
 ///
 /// # Gradients
 ///
-/// [`backward`](Self::backward) hands all gradients to a [`Reducer`], which copies them into buckets, and copies the reduced ones back to where candle
-/// had put them: nothing is allocated in a step but zeros for gradients that other ranks have and this one has not. One rank copies nothing. Gradients
-/// are taken in the order in which candle computes them; on a GPU a second stream takes each as soon as it is computed, and reduces it while candle
-/// computes the others. On CPUs candle returns when all are computed, and the reduction begins then.
+/// [`backward`](Self::backward) passes all gradients to a [`Reducer`], which copies them into buckets, and copies the reduced ones back to
+/// the memory of candle's gradients: a step allocates only zeros for gradients that other ranks have and this one has not. One rank copies
+/// nothing. Gradients are passed in the order in which candle computes them. On a GPU a second stream takes each gradient as soon as it is
+/// computed, and reduces it while candle computes the others. On CPUs the reduction begins after candle has computed all gradients.
 ///
-/// The gradient of a variable is absent from the store if no rank has one or if it is [declared as frozen](Variables::with_frozen): candle's
-/// optimizers leave such variables alone, weight decay included. A rank that has no gradient where others have one counts as zeros
-/// ([`AbsentGradients`]). A variable under two names is one variable.
+/// The gradient of a variable is absent from the store if no rank has one or if it is [declared as frozen](Variables::with_frozen):
+/// candle's optimizers do not change such variables, not even by weight decay. A rank without a gradient where others have one counts as
+/// zeros ([`AbsentGradients`]). A variable with two names is one variable.
 ///
 /// # Errors on all ranks
 ///
-/// Where a rank cannot do its part, because candle has refused something, or a gradient has another shape or dtype than its variable, every rank's call
-/// returns an error: on that rank its own, on the others one that names the rank and quotes it. No gradient was reduced then, and the next step can go on.
-/// Errors of the communicator end all.
+/// If a rank cannot take part, because candle has refused an operation, or a gradient has another shape or dtype than its variable, every
+/// rank's call returns an error: that rank its own, the others one that names the rank and quotes it. No gradient was reduced then, and the
+/// next step can run. After errors of the communicator no step can run.
 #[derive(Debug)]
 pub struct DataParallel<'c, M: TensorMemory = Host> {
-    // It lives on the streams of the context, and goes first.
+    // The reducer uses the streams of the context, and is dropped first.
     reducer: Reducer<'c, M>,
     context: M::Context,
     comm: &'c dyn Communicator<M>,
     variables: Variables,
-    /// The number of each variable by its tensor; of its first name, if it has several.
+    /// The number of each variable by its tensor; the number of its first name, if it has several.
     numbers: HashMap<TensorId, usize>,
     has_sums: bool,
 }
 
 impl<'c, M: TensorMemory> DataParallel<'c, M> {
-    /// For the variables of a model, from a [`VarMap`](candle_nn::VarMap) or by [name](Variables), on the CPU or on the GPU of a communicator in device
-    /// memory. All ranks have to call it, with the same variables. They keep their values: see [`broadcast`](Self::broadcast).
+    /// Creates it for the variables of a model, from a [`VarMap`](candle_nn::VarMap) or by [name](Variables), on the CPU or on the GPU of a
+    /// communicator in device memory. All ranks must call it, with the same variables. They keep their values: see
+    /// [`broadcast`](Self::broadcast).
     ///
     /// # Errors
-    /// All on every rank: [`Error::Device`], [`Error::DType`], [`Error::Storage`] and [`Error::PerThreadStream`] on the rank where it is so, and
-    /// [`Error::OtherRank`] on the others; errors of [`Reducer::new`], among them the variable and the ranks that differ in name, shape or dtype.
+    /// All errors are returned on every rank: [`Error::Device`], [`Error::DType`], [`Error::Storage`] and [`Error::PerThreadStream`] on the
+    /// rank where they occur, and [`Error::OtherRank`] on the others; errors of [`Reducer::new`], which name the variable and the ranks
+    /// that differ in name, shape or dtype.
     pub fn new(
         variables: impl Into<Variables>,
         comm: &'c dyn Communicator<M>,
@@ -106,17 +108,18 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         self.comm
     }
 
-    /// Names of the variables in each bucket, in the order in which buckets are reduced. It is settled in the second step.
+    /// The names of the variables in each bucket, in the order in which buckets are reduced. The assignment is final after the second step.
     pub fn buckets(&self) -> Vec<Vec<&str>> {
         let name = |index: &usize| &self.variables.as_slice()[*index].name[..];
         self.reducer.buckets().map(|bucket| bucket.iter().map(name).collect()).collect()
     }
 
-    /// Replaces all variables on every rank by those of rank 0, frozen ones included. Once at the start: candle's generator for CPUs cannot be seeded, so
-    /// that each rank begins with other weights. The moments of candle's optimizers are zeros everywhere at that time.
+    /// Replaces all variables on every rank by the variables of rank 0, frozen ones included. It must be called once at the start: candle's
+    /// generator for CPUs cannot be seeded, so the ranks' initial weights differ. The moments of candle's optimizers are zeros on all ranks
+    /// at that time.
     ///
     /// # Errors
-    /// Errors of [`broadcast_parameters`].
+    /// The errors of [`broadcast_parameters`].
     pub fn broadcast(&self) -> Result<()> {
         self.in_groups(|names, data| {
             let mut tensors: Vec<_> = names.iter().copied().zip(data).collect();
@@ -124,10 +127,10 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         })
     }
 
-    /// Refuses variables whose bits differ between ranks; at checkpoints, for example.
+    /// Refuses variables whose bits differ between ranks; for use at checkpoints, for example.
     ///
     /// # Errors
-    /// Errors of [`compare_parameters`], on every rank, which name the ranks and the variable that differ.
+    /// The errors of [`compare_parameters`], on every rank, which name the ranks and the variable that differ.
     pub fn compare(&self) -> Result<()> {
         self.in_groups(|names, data| {
             let tensors: Vec<_> = names.iter().copied().zip(data.iter().map(M::as_slice)).collect();
@@ -135,8 +138,8 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         })
     }
 
-    /// The gradients of a loss, reduced over ranks, for `optimizer.step`. Those of [`accumulate`](Self::accumulate) before it are added. All ranks have to
-    /// call it.
+    /// Computes the gradients of a loss, reduced over ranks, for `optimizer.step`. Gradients of earlier [`accumulate`](Self::accumulate)
+    /// calls are added. All ranks must call it.
     ///
     /// # Errors
     /// See [above](Self#errors-on-all-ranks); with [`AbsentGradients::Error`], an error that names a rank and a variable without gradient.
@@ -151,13 +154,13 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         self.take_back(&reduced, gradients)
     }
 
-    /// Like [`backward`](Self::backward) of a loss that is a mean over so many examples, which may be other numbers on other ranks: with
-    /// [`Reduction::Mean`](gradsync::train::Reduction::Mean) the gradients are those of the mean over all ranks' examples
-    /// ([`Reducer::step_of`]). `None` says that this rank has no more data; it keeps calling until there are no gradients, on every rank, because the
-    /// data of all are used up ([`UnevenEnds`](gradsync::train::UnevenEnds)).
+    /// Like [`backward`](Self::backward), for a loss that is a mean over a number of examples that may differ between ranks: with
+    /// [`Reduction::Mean`](gradsync::train::Reduction::Mean) the result is the gradient of the mean over all ranks' examples
+    /// ([`Reducer::step_of`]). `None` means that this rank has no more data; it continues to call this until the result is `None` on every
+    /// rank, because all data are used up ([`UnevenEnds`](gradsync::train::UnevenEnds)).
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// The errors of [`backward`](Self::backward).
     pub fn backward_of(&mut self, batch: Option<(&Tensor, usize)>) -> Result<Option<GradStore>> {
         let computed = match batch {
             Some((loss, _)) => self.compute(loss),
@@ -173,11 +176,11 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         self.take_back(&reduced, gradients).map(Some)
     }
 
-    /// Adds the gradients of a micro-batch to those before, in `f32` or wider and without communication (PyTorch's `no_sync`). The next
+    /// Adds the gradients of a micro-batch to the sums, in `f32` or wider and without communication (PyTorch's `no_sync`). The next
     /// [`backward`](Self::backward) reduces the sums. Nothing is divided by the number of micro-batches: divide the loss.
     ///
     /// # Errors
-    /// On this rank alone: candle's errors, and those of [`Reducer::accumulate`].
+    /// On this rank alone: candle's errors, and the errors of [`Reducer::accumulate`].
     pub fn accumulate(&mut self, loss: &Tensor) -> Result<()> {
         let gradients = self.compute(loss)?;
         let Self { reducer, context, variables, .. } = self;
@@ -186,13 +189,13 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         hand_in
     }
 
-    /// Forgets the gradients of the micro-batches since the last step.
+    /// Discards the gradients of the micro-batches since the last step.
     pub fn discard_accumulated(&mut self) {
         self.reducer.discard_accumulated();
         self.has_sums = false;
     }
 
-    /// The variables and the context, for what is done with gradients that are reduced already.
+    /// The context, and each variable once with its first name, for operations on reduced gradients.
     pub(crate) fn parts(&self) -> (&M::Context, impl Iterator<Item = (&str, &Var)>) {
         let first = |(number, variable): (usize, &'_ Variable)| self.numbers[&variable.var.id()] == number;
         let owned =
@@ -200,7 +203,7 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         (&self.context, owned.map(|(_, variable)| (&variable.name[..], &variable.var)))
     }
 
-    /// Lends all variables, each once, to `body`, some at a time.
+    /// Passes all variables, each once, to `body`, a group at a time.
     fn in_groups(&self, mut body: impl FnMut(&[&str], Vec<M::SliceMut<'_>>) -> gradsync::Result<()>) -> Result<()> {
         let (context, owned) = self.parts();
         let tensors: Vec<(&str, &Tensor)> = owned.map(|(name, var)| (name, var.as_tensor())).collect();
@@ -211,12 +214,12 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         Ok(())
     }
 
-    /// Whether gradients are the result as they are.
+    /// Whether candle's gradients are the result without a reduction.
     fn reduces_nothing(&self) -> bool {
         self.comm.world_size() == 1 && !self.has_sums
     }
 
-    /// The gradients of one rank.
+    /// The gradients of a single rank.
     fn alone(&self, gradients: Gradients) -> Result<GradStore> {
         if self.reducer.options().absent == AbsentGradients::Error {
             let wanted = |(number, variable): &(usize, &Variable)| {
@@ -232,7 +235,7 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         Ok(gradients.store)
     }
 
-    /// candle's gradients, of trained variables alone, in the order in which they were computed, each with a storage of its own.
+    /// Computes candle's gradients, for trained variables alone, in the order in which they were computed, each with its own storage.
     fn compute(&self, loss: &Tensor) -> Result<Gradients> {
         let mut store = loss.backward()?;
         let variables = self.variables.as_slice();
@@ -254,7 +257,7 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
                 );
                 return Err(gradsync::Error::InvalidArgument { operation: BACKWARD, reason }.into());
             }
-            // Gradients of candle 0.11 are results of operations and have storages of their own; others are copied.
+            // Gradients of candle 0.11 are results of operations with their own storages; others are copied.
             if !keys.insert(storage_key(gradient)) || !gradient.is_contiguous() {
                 let own = gradient.force_contiguous()?;
                 keys.insert(storage_key(&own));
@@ -265,7 +268,7 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         Ok(Gradients { store, order })
     }
 
-    /// Puts reduced gradients to where candle's were.
+    /// Copies reduced gradients to the memory of candle's gradients.
     fn take_back(&self, reduced: &Reduced, gradients: Gradients) -> Result<GradStore> {
         let Gradients { mut store, .. } = gradients;
         let variables = self.variables.as_slice();
@@ -292,10 +295,10 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     }
 }
 
-/// Gradients of this rank.
+/// The gradients of this rank.
 struct Gradients {
     store: GradStore,
-    /// Numbers of the variables that have one.
+    /// The numbers of the variables with a gradient.
     order: Vec<usize>,
 }
 
@@ -324,7 +327,7 @@ impl Gradients {
     }
 }
 
-/// Hands in the gradients of this rank and ends the step, on every rank alike.
+/// Passes the gradients of this rank and ends the step, on every rank alike.
 fn end<M: TensorMemory>(
     context: &M::Context,
     variables: &Variables,
@@ -366,8 +369,8 @@ fn declare<M: TensorMemory>(variables: &Variables, device: &candle_core::Device)
     Ok((parameters, numbers))
 }
 
-/// Addresses that two variables have in common if they are one. A storage of candle belongs to one variable as a whole, so that the address of its
-/// description does as well as that of its elements.
+/// An address range that two names share if they are one variable. A storage of candle belongs to one variable as a whole, so the address
+/// of its description serves as well as the address of its elements.
 fn bytes(var: &Var) -> std::ops::Range<u64> {
     let key = storage_key(var) as u64;
     key..key + size_of::<Storage>() as u64

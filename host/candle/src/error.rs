@@ -6,17 +6,17 @@ use gradsync::comm::Ranks;
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a call was refused or failed.
+/// The reason why a call was refused or failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Ranks disagree, are missing or late, or a rank was refused something; the other ranks have this error too.
+    /// Ranks disagree, are missing or late, or one rank failed; the other ranks have this error too.
     #[error(transparent)]
     Gradsync(#[from] gradsync::Error),
     /// candle refused an operation on this rank.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
-    /// Another rank was refused something before this call began.
+    /// Another rank failed before this call began.
     #[error("rank {rank} refuses: {reason}")]
     OtherRank {
         /// The number of that rank.
@@ -24,7 +24,7 @@ pub enum Error {
         /// Its error.
         reason: String,
     },
-    /// A variable lies where the communicator does not reach.
+    /// A variable is on a device that the communicator does not support.
     #[error("variable {name:?} is on {found:?}, and the communicator reduces in {wanted}")]
     Device {
         /// The name of the variable.
@@ -54,7 +54,7 @@ pub enum Error {
         /// The property that it lacks.
         reason: &'static str,
     },
-    /// A number that is not fit for its purpose.
+    /// A number outside its range.
     #[error("{name} is {value}, and must be {needs}")]
     Number {
         /// The parameter.
@@ -64,7 +64,7 @@ pub enum Error {
         /// The condition on it.
         needs: &'static str,
     },
-    /// The parameters of a layer do not fit it.
+    /// The parameters of a layer do not match it.
     #[error("a layer of tensor parallelism: {0}")]
     Layer(String),
     /// The device computes on a stream that other threads cannot wait for.
@@ -88,7 +88,7 @@ impl From<Error> for candle_core::Error {
 }
 
 impl Error {
-    /// This error for the other ranks, which get no more of it than its text.
+    /// Converts this error for the other ranks, which receive only its text.
     pub(crate) fn into_gradsync(self, operation: &'static str) -> gradsync::Error {
         match self {
             Self::Gradsync(error) => error,
@@ -97,13 +97,13 @@ impl Error {
     }
 }
 
-/// The longest text that ranks show each other, in bytes.
+/// The limit of a text that ranks exchange, in bytes.
 const LONGEST: usize = 2048;
 
-/// Hands back this rank's outcome if every rank's is good. All ranks have to call it.
+/// Returns this rank's outcome if all ranks succeeded. All ranks must call it.
 ///
 /// # Errors
-/// On a rank with an error, its own, and on the others [`Error::OtherRank`] that quotes the first of them.
+/// On a rank with an error, its own, and on the others [`Error::OtherRank`] that quotes the first error.
 pub(crate) fn on_every_rank<R: Ranks + ?Sized, T>(ranks: &R, outcome: Result<T>) -> Result<T> {
     if ranks.world_size() == 1 {
         return outcome;

@@ -6,7 +6,7 @@
 //! | [`Variables`] | the variables of a model by name, and which of them are frozen |
 //! | [`tensor_parallel`] | collectives with gradients, and linear layers that are divided over ranks |
 //!
-//! A program for one rank becomes one for many by five changes:
+//! A program for one rank needs five changes for many ranks:
 //!
 //! 1. Ranks: [`gradsync::comm`] has threads, MPI processes and GPUs over NCCL.
 //! 2. [`DataParallel::new`] of the model's `VarMap`, and [`DataParallel::broadcast`], since every rank makes other random weights.
@@ -18,14 +18,16 @@
 //!
 //! # Numerics
 //!
-//! Gradients of losses that are means over a rank's examples are reduced to their mean, which is the gradient of the mean over all ranks' examples if ranks
-//! have equally many ([`DataParallel::backward_of`] weighs otherwise). It differs from the gradient of one rank that has all examples only by rounding:
-//! sums over a batch are grouped otherwise. All ranks get the same bits. gradsync's page on architecture says more.
+//! Gradients of losses that are means over a rank's examples are reduced to their mean, which is the gradient of the mean over all ranks'
+//! examples if ranks have the same number ([`DataParallel::backward_of`] uses weights otherwise). It differs from the gradient of one rank
+//! with all examples only by rounding: sums over a batch are grouped differently. All ranks get the same bits. gradsync's page on
+//! architecture has the details.
 //!
 //! # CUDA
 //!
-//! The feature `cuda` takes candle's CUDA toolkit to build. Variables are on a device made by `Device::new_cuda_with_stream`, and the communicator is one of
-//! device memory. `Device::new_cuda` computes on the per-thread default stream, for which other threads cannot wait; it is refused by name.
+//! The feature `cuda` needs candle's CUDA toolkit to build. Variables are on a device created by `Device::new_cuda_with_stream`, and the
+//! communicator is for device memory. `Device::new_cuda` computes on the per-thread default stream, for which other threads cannot wait; an
+//! error names and refuses it.
 
 mod clip;
 #[cfg(feature = "cuda")]

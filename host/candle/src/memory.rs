@@ -13,17 +13,17 @@ use gradsync::{Slice, SliceMut};
 use crate::clip;
 use crate::error::{Error, Result};
 
-/// Tensors that are borrowed at once. A launch on a GPU serves all of them; each takes a frame of the stack.
+/// The number of tensors that are borrowed at once. A launch on a GPU serves all of them; each needs a frame of the stack.
 pub(crate) const GROUP: usize = 64;
 
-/// Memory in which candle's tensors are reduced: [`Host`], and with the feature `cuda` gradsync's `Cuda`. Its functions are for this crate alone.
+/// A kind of memory for candle's tensors: [`Host`], and with the feature `cuda` gradsync's `Cuda`. Its functions are for this crate alone.
 #[allow(missing_docs)]
 pub trait TensorMemory: ReducerMemory {
-    /// The order of work on tensors, beside that of candle.
+    /// The streams and queues that order work on tensors together with candle's.
     #[doc(hidden)]
     type Context: std::fmt::Debug;
 
-    /// The context of tensors on this device, if it is in this memory. With `is_forked`, work on gradients has a queue of its own.
+    /// Creates the context of tensors on this device, if it is in this memory. With `is_forked`, work on gradients has a separate queue.
     #[doc(hidden)]
     fn context(device: &Device, is_forked: bool) -> Result<Self::Context>;
 
@@ -31,7 +31,7 @@ pub trait TensorMemory: ReducerMemory {
     #[doc(hidden)]
     fn name(device: &Device) -> String;
 
-    /// Whether tensors of this device are in the memory, and ordered as those of another.
+    /// Whether tensors of this device are in the memory, and ordered like tensors of `like`.
     #[doc(hidden)]
     fn has(device: &Device, like: &Device) -> bool;
 
@@ -43,7 +43,7 @@ pub trait TensorMemory: ReducerMemory {
         options: ReducerOptions,
     ) -> gradsync::Result<Reducer<'c, Self>>;
 
-    /// Runs `body` with the elements of a storage, whose layout is contiguous, and notes its work for later uses of the storage.
+    /// Runs `body` with the elements of a storage, whose layout is contiguous, and records its work for later uses of the storage.
     #[doc(hidden)]
     fn borrow(
         context: &Self::Context,
@@ -52,17 +52,17 @@ pub trait TensorMemory: ReducerMemory {
         body: &mut dyn FnMut(Part) -> candle_core::Result<()>,
     ) -> candle_core::Result<()>;
 
-    /// The norm of gradients, and the clipped gradients, if they are not clipped in place.
+    /// Computes the norm of gradients, and the clipped gradients, unless they are clipped in place.
     #[doc(hidden)]
     fn clip(context: &Self::Context, tensors: &[(&str, &Tensor)], max_norm: f64) -> Result<(Tensor, Vec<Tensor>)>;
 
     /// # Safety
-    /// The storage of the part is borrowed mutably for as long as the slice is used, and by nothing else.
+    /// The storage of the part is borrowed mutably for as long as the slice is used, and only by that borrow.
     #[doc(hidden)]
     unsafe fn slice_mut(context: &Self::Context, part: Part) -> Self::SliceMut<'_>;
 }
 
-/// A storage of candle, which nobody else uses.
+/// A storage of candle, borrowed exclusively.
 #[doc(hidden)]
 #[derive(Debug)]
 pub enum Borrowed<'s> {
@@ -81,7 +81,7 @@ pub struct Part {
     pub(crate) len: usize,
 }
 
-/// The dtype as gradsync has it.
+/// The dtype in gradsync.
 pub(crate) fn dtype(dtype: DType) -> Option<gradsync::DType> {
     match dtype {
         DType::F64 => Some(gradsync::DType::F64),
@@ -92,13 +92,13 @@ pub(crate) fn dtype(dtype: DType) -> Option<gradsync::DType> {
     }
 }
 
-/// A number that tensors of one storage have in common, as long as one of them exists.
+/// A number that is equal for tensors with one storage, as long as one of them exists.
 pub(crate) fn storage_key(tensor: &Tensor) -> usize {
     let (storage, _) = tensor.storage_and_layout();
     std::ptr::from_ref::<Storage>(&storage).addr()
 }
 
-/// Refuses tensors that are not contiguous or of which two have one storage.
+/// Refuses tensors that are not contiguous, or two of which share a storage.
 pub(crate) fn check(tensors: &[(&str, &Tensor)]) -> Result<()> {
     let mut keys = HashSet::with_capacity(tensors.len());
     for (name, tensor) in tensors {
@@ -113,10 +113,11 @@ pub(crate) fn check(tensors: &[(&str, &Tensor)]) -> Result<()> {
     Ok(())
 }
 
-/// Lends the elements of all tensors to `body` at once, at most [`GROUP`] of them. They are contiguous, and no two have one storage.
+/// Passes the elements of all tensors, at most [`GROUP`], to `body` at once. The tensors must be contiguous, and no two may share a
+/// storage.
 ///
 /// # Errors
-/// [`Error::Storage`] naming a tensor that is not so; errors of `body`.
+/// [`Error::Storage`] naming a tensor that violates this; errors of `body`.
 pub(crate) fn lend<M: TensorMemory, T>(
     context: &M::Context,
     tensors: &[(&str, &Tensor)],
@@ -127,8 +128,8 @@ pub(crate) fn lend<M: TensorMemory, T>(
     let body = Cell::new(Some(body));
     let outcome = Cell::new(None);
     let run = |parts: &[Part]| {
-        // SAFETY: each part is of a storage that a frame of `Lend` around this call borrows mutably, and the storages differ. The closure takes the slices
-        // for a lifetime of its own choice, so that they end with it.
+        // SAFETY: each part is in a storage that a frame of `Lend` around this call borrows mutably, and the storages differ. The closure
+        // is generic over the lifetime of the slices, so it cannot keep them.
         let slices = parts.iter().map(|part| unsafe { M::slice_mut(context, *part) }).collect();
         outcome.set(body.take().map(|body| body(slices)));
     };
@@ -136,7 +137,7 @@ pub(crate) fn lend<M: TensorMemory, T>(
     Ok(outcome.into_inner().expect("the body has run")?)
 }
 
-/// Borrows the storages of `rest`, one within the other, since candle lends a storage for the time of a call.
+/// Borrows the storages of `rest`, one within the other, since candle borrows a storage only for the duration of a call.
 struct Lend<'f, M: TensorMemory> {
     context: &'f M::Context,
     rest: &'f [(&'f str, &'f Tensor)],
@@ -229,7 +230,7 @@ impl TensorMemory for Host {
         let Part { address, dtype, len } = part;
         macro_rules! slice {
             ($type:ty) => {
-                // SAFETY: so many elements of that type, borrowed mutably as the caller says.
+                // SAFETY: that many elements of that type, borrowed mutably by the caller's promise.
                 SliceMut::from(unsafe { std::slice::from_raw_parts_mut(address.cast::<$type>(), len) })
             };
         }

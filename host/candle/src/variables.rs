@@ -29,19 +29,20 @@ pub(crate) struct Variable {
 }
 
 impl Variables {
-    /// Declares variables as not trained, by their names: layers that are frozen, the base of a LoRA, running means. Their gradients are neither
-    /// reduced nor kept, and optimizers leave them alone. Without it, a variable that has no gradient on any rank is left alone too.
+    /// Declares variables as not trained, by their names: frozen layers, the base of a LoRA, running means. Their gradients are neither
+    /// reduced nor kept, and optimizers do not change them. A variable that has no gradient on any rank is also left unchanged without
+    /// this.
     pub fn with_frozen(mut self, is_frozen: impl Fn(&str) -> bool) -> Self {
         self.0.iter_mut().for_each(|variable| variable.is_trained &= !is_frozen(&variable.name));
         self
     }
 
-    /// All of them, by name.
+    /// All variables, by name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Var)> {
         self.0.iter().map(|variable| (&variable.name[..], &variable.var))
     }
 
-    /// Those that are trained, for the optimizer.
+    /// The trained variables, for the optimizer.
     pub fn trained(&self) -> impl Iterator<Item = &Var> {
         self.0.iter().filter(|variable| variable.is_trained).map(|variable| &variable.var)
     }
@@ -53,7 +54,7 @@ impl Variables {
 
 impl From<&VarMap> for Variables {
     fn from(variables: &VarMap) -> Self {
-        // A thread that panicked leaves variables as they were: the map is changed by insertions alone.
+        // A thread that panicked leaves variables unchanged: the map is changed by insertions alone.
         let data = variables.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         data.iter().map(|(name, var)| (name.clone(), var.clone())).collect()
     }

@@ -1,4 +1,4 @@
-//! Where `gradsync reduce` computes: the CPU, or a GPU that pieces of the files are copied to.
+//! The processor of `gradsync reduce`: the CPU, or a GPU to which pieces of the files are copied.
 
 use clap::ValueEnum;
 use gradsync::ops::offline::Processor;
@@ -15,7 +15,7 @@ pub(crate) enum BackendChoice {
 }
 
 impl BackendChoice {
-    /// The processor of this choice; `Auto` says on stderr why it does without a GPU only when logging asks for it.
+    /// Opens the processor of this choice. Where `Auto` finds no GPU, the reason is only logged.
     pub(crate) fn open(self) -> Result<Processor, String> {
         match self {
             BackendChoice::Cpu => Ok(Processor::Cpu),

@@ -1,4 +1,4 @@
-//! `gradsync info`: what this build is, and what it finds on this machine; for every library that is missing, where it looked.
+//! `gradsync info`: the properties of this build and of this machine; for every missing library, the names that were tried.
 
 use clap::Args;
 use libloading::Library;
@@ -24,7 +24,7 @@ pub(crate) struct Machine {
     driver: Found,
     /// GPUs by name, as the driver lists them; empty where there is no driver.
     pub(crate) gpus: Vec<String>,
-    /// Why GPUs cannot be listed, if so.
+    /// The reason why GPUs cannot be listed, if so.
     gpus_missing: Option<String>,
     pub(crate) nccl: Found,
     pub(crate) mpi: Found,
@@ -33,17 +33,17 @@ pub(crate) struct Machine {
 #[derive(Serialize)]
 pub(crate) struct Cpu {
     pub(crate) threads: usize,
-    /// Instruction sets that kernels have code for, or that would matter to them.
+    /// Instruction sets with their own kernel code, or that would be relevant to kernels.
     features: Vec<&'static str>,
 }
 
-/// A library: what it says of itself, or the names that were tried.
+/// A library: its name and version, or the names that were tried.
 #[derive(Serialize)]
 pub(crate) struct Found {
     found: bool,
     pub(crate) name: Option<String>,
     pub(crate) version: Option<String>,
-    /// Each name that was tried, with the loader's answer where it failed.
+    /// Each name that was tried, with the loader's error if it failed.
     tried: Vec<String>,
 }
 
@@ -103,12 +103,12 @@ impl Found {
     fn library(names: &[impl AsRef<str>], version: impl Fn(&Library) -> Option<String>) -> Self {
         let mut tried = Vec::new();
         for name in names.iter().map(AsRef::as_ref) {
-            // SAFETY: these libraries' initialisers do nothing but set themselves up, as in every program that links them.
+            // SAFETY: these libraries' initialisers only set the libraries up, as in every program that links them.
             match unsafe { Library::new(name) } {
                 Ok(library) => {
                     let version = version(&library);
                     tried.push(name.to_owned());
-                    // Unloading such a library is never expected; leave it to the end of the process.
+                    // Such libraries do not expect to be unloaded, so this one stays until the end of the process.
                     std::mem::forget(library);
                     return Self { found: true, name: Some(name.to_owned()), version, tried };
                 }
@@ -118,28 +118,28 @@ impl Found {
         Self { found: false, name: None, version: None, tried }
     }
 
-    fn line(&self, what: &str) -> String {
+    fn line(&self, library: &str) -> String {
         match &self.name {
-            Some(name) => format!("{what}: {name}, version {}", self.version.as_deref().unwrap_or("unknown")),
-            None => format!("{what}: not found; tried {}", self.tried.join("; ")),
+            Some(name) => format!("{library}: {name}, version {}", self.version.as_deref().unwrap_or("unknown")),
+            None => format!("{library}: not found; tried {}", self.tried.join("; ")),
         }
     }
 }
 
-/// What the library would open: the user's choice, or else the usual names.
+/// The names that the library would try: the user's choice, or else the usual names.
 fn nccl_names() -> Vec<String> {
     let chosen = std::env::var("GRADSYNC_LIBNCCL").ok().filter(|name| !name.is_empty());
     chosen.map_or_else(|| vec!["libnccl.so.2".into(), "libnccl.so".into()], |name| vec![name])
 }
 
-/// Asks a library by a function `int f(int *version)`, and splits the number.
+/// Queries a library through a function `int f(int *version)`, and splits the number.
 fn c_version(
     symbol: &'static std::ffi::CStr,
     split: impl Fn(i32) -> (i32, i32, Option<i32>),
 ) -> impl Fn(&Library) -> Option<String> {
     move |library| {
         let mut version = 0i32;
-        // SAFETY: both functions asked for this way take one `int *`, return 0 for success and need no initialisation.
+        // SAFETY: both functions that are called this way take one `int *`, return 0 for success and need no initialisation.
         let status = unsafe {
             let function = library.get::<unsafe extern "C" fn(*mut i32) -> i32>(symbol.to_bytes_with_nul()).ok()?;
             function(&mut version)
@@ -155,7 +155,7 @@ fn mpi_version(library: &Library) -> Option<String> {
     // MPI_MAX_LIBRARY_VERSION_STRING is 256 in Open MPI and 8192 in MPICH and the standard ABI.
     let mut text = vec![0u8; 8192];
     let mut len = 0i32;
-    // SAFETY: the buffer is as long as any implementation asks for.
+    // SAFETY: the buffer has the largest length of any implementation.
     let status = unsafe {
         let symbol =
             library.get::<unsafe extern "C" fn(*mut u8, *mut i32) -> i32>(b"MPI_Get_library_version\0").ok()?;

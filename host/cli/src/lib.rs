@@ -1,7 +1,7 @@
-//! Parts of the program `gradsync` that the other programs of its repository use too: [`output`] files that are complete or not there,
-//! [`text`] that is fit for a terminal, and [`messages`].
+//! Parts of the program `gradsync` that the other programs of its repository use too: [`output`] files that are complete or absent,
+//! [`text`] that is safe for a terminal, and [`messages`].
 //!
-//! The program is what this crate is for. The library follows its needs, and may change in any version.
+//! The crate exists for the program. The library follows its needs, and may change in any version.
 
 pub mod messages;
 pub mod output;

@@ -1,7 +1,8 @@
-//! The program `gradsync`: reduces gradient files of several ranks, tells what a machine has, and makes secrets.
+//! The program `gradsync`: reduces gradient files of several ranks, launches ranks, checks machines, compares traces, and generates secrets.
 //!
-//! Results go to stdout, everything else to stderr; a failure gives its reason there and exit code 1 (2 for a wrong command
-//! line, 3 for a result that is not finite where that was forbidden). `GRADSYNC_LOG` (error, warn, info, debug, trace) sets what is logged there. The arithmetic is the library's; only files and the command line are dealt with here.
+//! Results go to stdout, everything else to stderr; a failure prints its reason there and has exit code 1 (2 for a wrong command line, 3 for
+//! a result that is not finite where that was forbidden). `GRADSYNC_LOG` (error, warn, info, debug, trace) sets the log level. The
+//! arithmetic is the library's; this crate only handles files and the command line.
 
 mod backend;
 mod checkpoint;

@@ -1,4 +1,4 @@
-//! What a program says: results to stdout, everything else to stderr.
+//! The messages of a program: results to stdout, everything else to stderr.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
@@ -8,33 +8,33 @@ use tracing::level_filters::LevelFilter;
 use crate::output::Destination;
 use crate::text;
 
-/// Logs to stderr, at the level that the variable `GRADSYNC_LOG` names (error, warn, info, debug, trace); warnings, if it names none.
+/// Starts logging to stderr, at the level in the variable `GRADSYNC_LOG` (error, warn, info, debug, trace); the default is warnings.
 pub fn start_log() {
     let level = std::env::var("GRADSYNC_LOG").ok().and_then(|level| level.parse().ok()).unwrap_or(LevelFilter::WARN);
     tracing_subscriber::fmt().with_writer(io::stderr).with_max_level(level).init();
 }
 
-/// Where a command tells its results.
+/// The stream of a command's results.
 #[derive(Clone, Copy, Debug)]
 pub enum Listener {
     /// The standard output.
     Stdout,
-    /// The standard error, where stdout has been given to a file that the command makes.
+    /// The standard error, where stdout is an output of the command.
     Stderr,
 }
 
 impl Listener {
-    /// The standard output, unless one of these outputs has taken it.
+    /// The standard output, unless one of these outputs uses it.
     pub fn beside<'a>(outputs: impl IntoIterator<Item = &'a Destination>) -> Self {
         if outputs.into_iter().any(Destination::is_stdout) { Self::Stderr } else { Self::Stdout }
     }
 
-    /// Writes lines, of which foreign texts are part.
+    /// Writes lines, which may contain foreign text, without control characters.
     pub fn print(self, lines: &str) -> io::Result<()> {
         self.print_by(|writer| writer.write_all(text::printable(lines).as_bytes()))
     }
 
-    /// Has `work` write what is fit for a terminal. A reader that has seen enough and closed the pipe is no failure.
+    /// Lets `work` write text that is safe for a terminal. A reader that has closed the pipe is no failure.
     pub fn print_by(self, work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
         let writer: Box<dyn Write> = match self {
             Listener::Stdout => Box::new(io::stdout().lock()),
@@ -48,13 +48,13 @@ impl Listener {
     }
 }
 
-/// Says why a command failed.
+/// Reports why a command failed.
 pub fn complain(reason: impl Display) {
     say("error", reason);
 }
 
-/// Writes one line to stderr at once: the ranks of a job share a terminal. Errors of writing are ignored.
-pub fn say(kind: &str, what: impl Display) {
-    let line = format!("gradsync: {kind}: {what}\n");
+/// Writes one line to stderr by one call, since the ranks of a job share a terminal. Write errors are ignored.
+pub fn say(kind: &str, message: impl Display) {
+    let line = format!("gradsync: {kind}: {message}\n");
     let _ = io::stderr().write_all(text::printable(&line).as_bytes());
 }

@@ -1,5 +1,5 @@
-//! Texts that come from elsewhere, names in files, paths, the errors of libraries, made fit for a terminal: control characters, by which they
-//! could move its cursor or set its title, become escapes as Rust writes them. Other characters of any language stay.
+//! Makes foreign texts, such as names in files, paths and errors of libraries, safe for a terminal: control characters, which could move
+//! its cursor or set its title, become escapes as Rust writes them. Other characters of any language stay.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -8,13 +8,13 @@ use std::io;
 
 use serde_json::ser::{CompactFormatter, Formatter};
 
-/// A name in a line of text: of one line, whatever it holds.
+/// A name as one line of text, for any contents.
 pub fn shown(name: &(impl AsRef<OsStr> + ?Sized)) -> impl fmt::Display {
     let name = name.as_ref();
     match name.to_str() {
-        // Combining characters stay, and so do apostrophes.
+        // Combining characters and apostrophes are not escaped.
         Some(text) => text.escape_debug().to_string().replace("\\'", "'"),
-        // As `{:?}` has it, which escapes bytes that are no UTF-8 as well, without the quotes around it.
+        // The form of `{:?}` without the quotes, which escapes bytes that are no UTF-8 as well.
         None => {
             let quoted = format!("{name:?}");
             quoted[1..quoted.len() - 1].to_owned()
@@ -31,7 +31,7 @@ pub fn printable(lines: &str) -> Cow<'_, str> {
     )
 }
 
-/// A document in JSON without control characters: those that JSON would let stand can only be in strings, where they become its escapes.
+/// A JSON document without control characters. Control characters that JSON permits can only be in strings, where they become JSON escapes.
 pub fn printable_json(json: &str) -> Cow<'_, str> {
     replaced(
         json,
@@ -40,7 +40,7 @@ pub fn printable_json(json: &str) -> Cow<'_, str> {
     )
 }
 
-/// Control characters, and those that turn the direction of text around.
+/// Whether a character is a control character, or changes the direction of text.
 fn is_hidden(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

@@ -1,4 +1,4 @@
-//! Gradient buffers in the memory of a GPU: their making, and copies from and to the host.
+//! Gradient buffers in the memory of a GPU: their allocation, and copies from and to the host.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use crate::error::{Error, Result};
 use crate::memory::Cuda;
 
 impl GradientBuffer<Cuda> {
-    /// Makes a buffer of zeros in device memory for tensors given by name and shape, to be shared out over `world_size` ranks; clearing it is put
-    /// into the queue.
+    /// Allocates a buffer of zeros in device memory for tensors given by name and shape, to be divided among `world_size` ranks; clearing
+    /// it is enqueued.
     ///
     /// # Errors
-    /// As [`GradientBuffer::new`], and [`Error::Cuda`], code 2 when memory does not suffice.
+    /// The errors of [`GradientBuffer::new`], and [`Error::Cuda`], with code 2 when memory does not suffice.
     pub fn on_queue<N: Into<String>, S: Into<Vec<usize>>>(
         queue: &Queue,
         dtype: DType,
@@ -25,7 +25,7 @@ impl GradientBuffer<Cuda> {
         Ok(Self { table, arena, scratch: Scratch::default() })
     }
 
-    /// The queue that work on it is ordered on.
+    /// The queue on which work on this buffer is ordered.
     pub fn queue(&self) -> &Queue {
         self.arena.as_slice().queue()
     }
@@ -35,7 +35,7 @@ impl GradientBuffer<Cuda> {
         self.arena.memory()
     }
 
-    /// Copies all tensors from a buffer in the host's memory that holds the same.
+    /// Copies all tensors from a buffer in host memory that has the same tensors.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other tensors; [`Error::Cuda`].
@@ -44,10 +44,10 @@ impl GradientBuffer<Cuda> {
         self.as_mut_slice().copy_from_host(host.as_slice())
     }
 
-    /// Waits for the queue and copies all tensors to a buffer in the host's memory that holds the same.
+    /// Waits for the queue and copies all tensors to a buffer in host memory that has the same tensors.
     ///
     /// # Errors
-    /// As [`copy_from_host`](Self::copy_from_host), and of any work in the queue that failed.
+    /// The errors of [`copy_from_host`](Self::copy_from_host), and of any work in the queue that failed.
     pub fn copy_to_host(&self, host: &mut GradientBuffer) -> Result<()> {
         self.check_same(host)?;
         self.as_slice().copy_to_host(host.as_mut_slice())

@@ -1,6 +1,6 @@
 //! [`GradientBuffer`]: the gradients of many tensors in one arena, so that a collective runs over all of them at once.
 //!
-//! It owns memory and knows names, shapes and places. It never communicates and does no arithmetic.
+//! It owns memory and knows the names, shapes and offsets of its tensors. It never communicates and does no arithmetic.
 
 #[cfg(feature = "cuda")]
 mod device;
@@ -20,12 +20,12 @@ use crate::slice::SliceMut;
 
 /// One contiguous arena of one dtype for many tensors.
 ///
-/// Tensors start at multiples of 256 bytes, and the arena is padded so that it divides into `world_size` equal shards which
-/// do so too ([`Layout`](crate::plan::layout::Layout)). The gaps belong to no tensor: collectives run over the whole arena without packing, and
-/// whatever has been written there changes no result. They are zero when the buffer is made, every operation of this crate keeps zeros zero, and
+/// Tensors start at multiples of 256 bytes. The arena is padded so that it divides into `world_size` equal shards, which also start at such
+/// multiples ([`Layout`](crate::plan::layout::Layout)). The gaps belong to no tensor: collectives run over the whole arena without packing,
+/// and values written to the gaps change no result. They are zero in a new buffer, every operation of this crate keeps zeros zero, and
 /// Adasum clears them, because zeros change no inner product.
 ///
-/// Reductions on the host that need room keep it in the buffer for the next step, until [`release_scratch`](Self::release_scratch).
+/// Reductions on the host that need a workspace keep it in the buffer for the next step, until [`release_scratch`](Self::release_scratch).
 ///
 /// ```
 /// use gradsync::{DType, GradientBuffer};
@@ -44,7 +44,7 @@ pub struct GradientBuffer<M: Memory = Host> {
     scratch: Scratch,
 }
 
-/// A buffer's arena, the tensors in it, and room to work in.
+/// A buffer's arena, its tensors and its workspaces.
 pub(crate) struct Parts<'a> {
     pub(crate) arena: SliceMut<'a>,
     pub(crate) tensors: &'a [Range<usize>],
@@ -52,7 +52,7 @@ pub(crate) struct Parts<'a> {
 }
 
 impl GradientBuffer {
-    /// Makes a buffer of zeros for tensors given by name and shape, to be shared out over `world_size` ranks.
+    /// Allocates a buffer of zeros for tensors given by name and shape, to be divided among `world_size` ranks.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a world of 0 ranks, a name that occurs twice, or sizes
@@ -65,14 +65,14 @@ impl GradientBuffer {
         Self::with(HostBuffer::zeroed, TensorTable::new(dtype, world_size, tensors)?)
     }
 
-    /// Like [`new`](Self::new), in memory that other processes of this machine can map (Linux: an anonymous file), for ranks that are such, as
-    /// over MPI: Adasum and [`ops::all_reduce`](crate::ops::all_reduce()) then reduce the vectors where they lie instead of exchanging them
-    /// ([`SharedWindows`](crate::memory::SharedWindows)). All ranks make theirs with this, or none; results are the same bits. A child of `fork`
-    /// has this memory in common with its parent.
+    /// Like [`new`](Self::new), in memory that other processes of this machine can map (Linux: an anonymous file), for ranks that are
+    /// processes, as over MPI. Adasum and [`ops::all_reduce`](crate::ops::all_reduce()) then reduce the vectors in place in shared memory
+    /// instead of exchanging them ([`SharedWindows`](crate::memory::SharedWindows)). Either all ranks create their buffers with this
+    /// function, or none; the results have the same bits. A child of `fork` shares this memory with its parent.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and [`Error::MemoryFile`](crate::Error::MemoryFile) with the system's reason, as that it has no such
-    /// files or this process too many open.
+    /// The errors of [`new`](Self::new), and [`Error::MemoryFile`](crate::Error::MemoryFile) with the system's reason, for example that it
+    /// does not support such files or that this process has too many open.
     pub fn new_shared<N: Into<String>, S: Into<Vec<usize>>>(
         dtype: DType,
         world_size: usize,
@@ -86,17 +86,17 @@ impl GradientBuffer {
         Ok(Self { table, arena, scratch: Scratch::default() })
     }
 
-    /// Whether other processes can map the arena: whether [`new_shared`](Self::new_shared) made it.
+    /// Whether other processes can map the arena, that is, whether [`new_shared`](Self::new_shared) created it.
     pub fn is_shared(&self) -> bool {
         self.arena.is_shared()
     }
 
-    /// Gives back the memory that reductions of this buffer have worked in, that of every algorithm and group; the next one takes new.
+    /// Frees the workspaces of all reductions of this buffer, of every algorithm and group; the next reduction allocates new ones.
     pub fn release_scratch(&mut self) {
         self.scratch = Scratch::default();
     }
 
-    /// The arena, its tensors and the scratch memory, borrowed together. Gaps are cleared, so that inner products over whole arenas equal inner
+    /// The arena, its tensors and its workspaces, borrowed together. Gaps are cleared, so that inner products over whole arenas equal inner
     /// products over tensors.
     pub(crate) fn parts_mut(&mut self) -> Parts<'_> {
         let (mut arena, tensors) = (self.arena.as_mut_slice(), self.table.segments());
@@ -108,7 +108,7 @@ impl GradientBuffer {
 }
 
 impl<M: Memory> GradientBuffer<M> {
-    /// The tensors that it holds, and their places.
+    /// The tensors of the buffer, with their offsets.
     pub fn table(&self) -> &TensorTable {
         &self.table
     }
@@ -128,7 +128,7 @@ impl<M: Memory> GradientBuffer<M> {
         self.table.tensor_count()
     }
 
-    /// Elements of the arena, gaps included: `world_size × shard_len`.
+    /// The number of elements of the arena, gaps included: `world_size × shard_len`.
     pub fn len(&self) -> usize {
         self.table.arena_len()
     }
@@ -138,12 +138,12 @@ impl<M: Memory> GradientBuffer<M> {
         self.len() == 0
     }
 
-    /// Elements of one rank's shard.
+    /// The number of elements of one rank's shard.
     pub fn shard_len(&self) -> usize {
         self.table.shard_len()
     }
 
-    /// The name of tensor `index`; panics past the last, as all accessors by index do.
+    /// The name of tensor `index`. All accessors by index panic beyond the last tensor.
     pub fn name(&self, index: usize) -> &str {
         self.table.name(index)
     }
@@ -153,7 +153,7 @@ impl<M: Memory> GradientBuffer<M> {
         self.table.shape(index)
     }
 
-    /// The index of the tensor of that name.
+    /// The index of the tensor with this name.
     pub fn index_of(&self, name: &str) -> Option<usize> {
         self.table.index_of(name)
     }
@@ -181,7 +181,7 @@ impl<M: Memory> GradientBuffer<M> {
         (0..self.tensor_count()).map(|index| (self.name(index), self.tensor(index)))
     }
 
-    /// All tensors with their names, in order, to write at once.
+    /// All tensors with their names, in order, writable together.
     pub fn tensors_mut(&mut self) -> impl ExactSizeIterator<Item = (&str, TensorViewMut<'_, M>)> {
         let Self { table, arena, .. } = self;
         let pieces = M::ranges_mut(M::buffer_mut(arena), table.segments());
@@ -191,7 +191,7 @@ impl<M: Memory> GradientBuffer<M> {
         })
     }
 
-    /// Two tensors to write at once; panics for one tensor twice.
+    /// Two tensors, writable together; panics if both are the same tensor.
     pub fn two_tensors_mut(&mut self, one: usize, other: usize) -> (TensorViewMut<'_, M>, TensorViewMut<'_, M>) {
         assert_ne!(one, other, "two tensors, not one twice");
         let mut found = self.tensors_mut().enumerate().filter(|(index, _)| [one, other].contains(index));
@@ -205,12 +205,12 @@ impl<M: Memory> GradientBuffer<M> {
         M::buffer(&self.arena)
     }
 
-    /// The whole arena, to write. Anything that is written to the gaps between [`segments`](Self::segments) may be lost, and changes no result.
+    /// The whole arena, to write. Values in the gaps between [`segments`](Self::segments) may be lost, and change no result.
     pub fn as_mut_slice(&mut self) -> M::SliceMut<'_> {
         M::buffer_mut(&mut self.arena)
     }
 
-    /// Sets all gradients to zero (ONNX Runtime's ZeroGradient of every tensor); on a GPU in the order of the queue.
+    /// Sets all gradients to zero (ONNX Runtime's ZeroGradient of every tensor); on a GPU in the queue's order.
     ///
     /// # Errors
     /// `Error::Cuda`; never on the host.

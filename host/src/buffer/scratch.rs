@@ -1,17 +1,17 @@
-//! [`Scratch`]: the memory that reductions of one buffer work in, kept from one to the next. It never zeroes what it hands out again.
+//! [`Scratch`]: the workspaces of the reductions of one buffer, kept between reductions. Reused memory is not cleared.
 
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::HostBuffer;
 
-/// Arenas that nobody uses at the moment. Touching new memory for the first time takes longer than most of what reductions do with it.
+/// Unused arenas. Touching new memory for the first time takes longer than most of a reduction's work on it.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     arenas: Vec<HostBuffer>,
 }
 
 impl Scratch {
-    /// An arena of this dtype and length, whose elements are anything: one that was given back, or a new one.
+    /// An arena of this dtype and length with unspecified elements: a returned one, or a new one.
     pub(crate) fn take(&mut self, operation: &'static str, dtype: DType, len: usize) -> Result<HostBuffer> {
         let fits = |arena: &HostBuffer| arena.dtype() == dtype && arena.as_slice().len() == len;
         match self.arenas.iter().position(fits) {
@@ -20,7 +20,7 @@ impl Scratch {
         }
     }
 
-    /// Keeps arenas for the next one who takes some.
+    /// Returns arenas for reuse.
     pub(crate) fn give(&mut self, arenas: impl IntoIterator<Item = HostBuffer>) {
         self.arenas.extend(arenas);
     }

@@ -1,4 +1,4 @@
-//! [`TensorTable`]: which tensors a buffer holds, and where; the part of a buffer that does not depend on where its memory is.
+//! [`TensorTable`]: the tensors of a buffer and their offsets. It does not depend on the kind of memory that the buffer is in.
 //!
 //! It owns no elements.
 
@@ -16,10 +16,10 @@ use crate::slice::shape_len;
 
 const OPERATION: &str = "gradient buffer";
 
-/// Names, shapes, dtype and places of the tensors in one arena.
+/// Names, shapes, dtype and offsets of the tensors in one arena.
 ///
-/// Tensors start at multiples of 256 bytes, and the arena is padded so that it divides into `world_size` equal shards which
-/// do so too ([`Layout`]).
+/// Tensors start at multiples of 256 bytes. The arena is padded so that it divides into `world_size` equal shards, which also start at such
+/// multiples ([`Layout`]).
 #[derive(Debug)]
 pub struct TensorTable {
     dtype: DType,
@@ -32,7 +32,7 @@ pub struct TensorTable {
 }
 
 impl TensorTable {
-    /// Lays out tensors given by name and shape, to be shared out over `world_size` ranks.
+    /// Lays out tensors given by name and shape, to be divided among `world_size` ranks.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a world of 0 ranks, a name that occurs twice, or sizes beyond the address space.
@@ -76,17 +76,17 @@ impl TensorTable {
         self.names.len()
     }
 
-    /// Elements of the arena, gaps included: `world_size × shard_len`.
+    /// The number of elements of the arena, gaps included: `world_size × shard_len`.
     pub fn arena_len(&self) -> usize {
         self.layout.shard_len * self.world_size
     }
 
-    /// Elements of one rank's shard.
+    /// The number of elements of one rank's shard.
     pub fn shard_len(&self) -> usize {
         self.layout.shard_len
     }
 
-    /// The name of tensor `index`; panics past the last, as all accessors by index do.
+    /// The name of tensor `index`. All accessors by index panic beyond the last tensor.
     pub fn name(&self, index: usize) -> &str {
         &self.names[index]
     }
@@ -96,7 +96,7 @@ impl TensorTable {
         &self.shapes[index]
     }
 
-    /// The index of the tensor of that name.
+    /// The index of the tensor with this name.
     pub fn index_of(&self, name: &str) -> Option<usize> {
         self.index.get(name).copied()
     }
@@ -106,7 +106,7 @@ impl TensorTable {
         &self.layout.segments
     }
 
-    /// Refuses a world of another number of ranks than the arena is shared out over.
+    /// Refuses a world size other than the number of the arena's shards.
     pub(crate) fn check_world_size(&self, operation: &'static str, world_size: usize) -> Result<()> {
         let planned = self.world_size;
         if planned == world_size {
@@ -116,7 +116,7 @@ impl TensorTable {
         Err(Error::InvalidArgument { operation, reason })
     }
 
-    /// Refuses a buffer with other tensors than the one that an operation was made for.
+    /// Refuses a buffer with other tensors than the buffer for which an operation was created.
     pub(crate) fn check_made_for(&self, operation: &'static str, fingerprint: u64) -> Result<()> {
         if self.fingerprint() == fingerprint {
             return Ok(());
@@ -125,12 +125,12 @@ impl TensorTable {
         Err(Error::InvalidArgument { operation, reason })
     }
 
-    /// The element of the arena at which each tensor begins.
+    /// The offset of each tensor in the arena, in elements.
     pub(crate) fn offsets(&self) -> Vec<usize> {
         self.segments().iter().map(|segment| segment.start).collect()
     }
 
-    /// Refuses tensors of other lengths than the buffer's; `kind` is the word for one of them in the error.
+    /// Refuses tensors with other lengths than the buffer's; `kind` is the noun for them in the error.
     pub(crate) fn check_lens(
         &self,
         operation: &'static str,
@@ -156,7 +156,8 @@ impl TensorTable {
         line(format_args!("tensor {}", self.tensor_count()), Value::Words("none"));
     }
 
-    /// A hash of these lines, that is of dtype, world size, names and shapes: equal where two ranks' buffers hold the same tensors in the same places.
+    /// A hash of these lines, that is, of dtype, world size, names and shapes: equal where two ranks' buffers have the same tensors at the
+    /// same offsets.
     pub(crate) fn fingerprint(&self) -> u64 {
         self.fingerprint
     }

@@ -1,4 +1,4 @@
-//! A device's primary context, and a stream in it: `cust` makes them, and declarations of ours release them, whose results are integers
+//! A device's primary context, and a stream in it. `cust` creates both; this crate's own declarations, which return integers, release them
 //! (`sys::cuda` says why).
 
 use std::mem::ManuallyDrop;
@@ -21,7 +21,7 @@ pub(super) struct Primary {
 impl Primary {
     /// Retains the context, and makes it current on this thread.
     pub(super) fn retain(device: Device) -> Result<Self, CudaError> {
-        // Whatever the device refuses, it refuses here, and not in `cust`.
+        // The first retain reports every refusal of the device as a `CudaError`, before `cust` is called.
         let mut context = ptr::null_mut();
         // SAFETY: writes one handle.
         let status = unsafe { cuda::cuDevicePrimaryCtxRetain(&mut context, device.handle()) };
@@ -46,7 +46,7 @@ impl Drop for Primary {
     }
 }
 
-/// The context that was current on this thread, or none.
+/// The context that was current on this thread, or null if there was none.
 #[derive(Debug)]
 pub(super) struct Current(cuda::CUcontext);
 
@@ -57,26 +57,26 @@ impl Current {
         check("cuCtxGetCurrent", unsafe { cuda::cuCtxGetCurrent(&mut context) }).map(|()| Self(context))
     }
 
-    /// Makes it current again.
+    /// Makes the context current again.
     pub(super) fn restore(self) -> Result<(), CudaError> {
         set_current(self.0)
     }
 }
 
 fn set_current(context: cuda::CUcontext) -> Result<(), CudaError> {
-    // SAFETY: the handle is that of a retained context, or of one that was current before, or null, which means none.
+    // SAFETY: the handle is a retained context, a context that was current before, or null, which means none.
     check("cuCtxSetCurrent", unsafe { cuda::cuCtxSetCurrent(context) })
 }
 
 fn release(device: Device) {
-    // SAFETY: for each release there is one `cuDevicePrimaryCtxRetain` before it.
+    // SAFETY: each release has one earlier `cuDevicePrimaryCtxRetain`.
     let status = unsafe { cuda::cuDevicePrimaryCtxRelease_v2(device.handle()) };
     if let Err(error) = check("cuDevicePrimaryCtxRelease", status) {
         tracing::error!(%error, "a context was not released");
     }
 }
 
-/// A stream that does not wait for the legacy default stream, of the context that is current where this is made, and where it is dropped.
+/// A non-blocking stream, which does not wait for the legacy default stream. Its context must be current where it is created and dropped.
 #[derive(Debug)]
 pub(super) struct OwnedStream(ManuallyDrop<Stream>);
 

@@ -30,7 +30,7 @@ pub enum DeviceAttribute {
 }
 
 impl Device {
-    /// How many devices there are.
+    /// Returns the number of devices.
     ///
     /// # Errors
     /// [`CudaError`] if there is no driver (code 100).
@@ -43,10 +43,10 @@ impl Device {
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
-    /// The device of that ordinal.
+    /// Looks up the device with this ordinal.
     ///
     /// # Errors
-    /// [`CudaError`] if there is no driver (code 100), or no device of that ordinal (101).
+    /// [`CudaError`] if there is no driver (code 100), or no device with that ordinal (101).
     pub fn new(ordinal: u32) -> Result<Self, CudaError> {
         let count = Self::count()?;
         if ordinal >= count {
@@ -59,7 +59,7 @@ impl Device {
         Ok(Self { ordinal, handle })
     }
 
-    /// Its number among the devices that this process sees.
+    /// The ordinal of the device among the devices that this process sees.
     pub fn ordinal(self) -> u32 {
         self.ordinal
     }
@@ -68,20 +68,20 @@ impl Device {
         self.handle
     }
 
-    /// The name of its model.
+    /// The name of the device's model.
     ///
     /// # Errors
     /// [`CudaError`] of the driver.
     pub fn name(self) -> Result<String, CudaError> {
         let mut name = [0u8; 256];
-        // One byte stays zero, whatever the driver writes.
+        // The last byte stays zero, so that the name is always terminated.
         let len = name.len() as i32 - 1;
-        // SAFETY: writes at most as many bytes.
+        // SAFETY: writes at most `len` bytes.
         check("cuDeviceGetName", unsafe { cuda::cuDeviceGetName(name.as_mut_ptr().cast(), len, self.handle) })?;
         Ok(CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned())
     }
 
-    /// Its UUID, which no other device in the world has.
+    /// The UUID of the device, which is unique in the world.
     ///
     /// # Errors
     /// [`CudaError`] of the driver.
@@ -92,7 +92,7 @@ impl Device {
         Ok(uuid)
     }
 
-    /// A number that the driver knows of it.
+    /// Queries an attribute of the device.
     ///
     /// # Errors
     /// [`CudaError`] of the driver.

@@ -14,7 +14,7 @@ unsafe impl Send for Mark {}
 // SAFETY: as above; the driver locks its own state.
 unsafe impl Sync for Mark {}
 
-/// What an event is for: one that keeps no time costs the queue less.
+/// Whether an event records the time. An event without a time costs the queue less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timing {
     Kept,
@@ -34,7 +34,7 @@ impl Mark {
     }
 
     pub(super) fn record(&self, stream: cuda::CUstream) -> Result<(), CudaError> {
-        // SAFETY: both handles are live, and of one context.
+        // SAFETY: both handles are live and belong to one context.
         check("cuEventRecord", unsafe { cuda::cuEventRecord(self.0, stream) })
     }
 
@@ -84,7 +84,7 @@ impl Event {
         self.mark.as_ref().expect("taken in `drop` alone")
     }
 
-    /// Whether it belongs to that queue.
+    /// Whether the event belongs to `queue`.
     pub(crate) fn is_of(&self, queue: &Queue) -> bool {
         self.queue.is_same(queue)
     }
@@ -98,7 +98,7 @@ impl Event {
         self.mark().record(self.queue.raw_stream())
     }
 
-    /// Whether the queue has got past it. Does not wait.
+    /// Whether the queue has passed the event. Does not wait.
     ///
     /// # Errors
     /// [`CudaError`] of work that failed while it ran.
@@ -107,7 +107,7 @@ impl Event {
         self.mark().is_done()
     }
 
-    /// Waits until the queue has got past it.
+    /// Waits until the queue has passed the event.
     ///
     /// # Errors
     /// [`CudaError`] of work that failed while it ran.
@@ -116,10 +116,10 @@ impl Event {
         self.mark().wait()
     }
 
-    /// Waits until the queue has passed both events; seconds between them, to about half a microsecond.
+    /// Waits until the queue has passed both events, and returns the seconds between them, with a resolution of about half a microsecond.
     ///
     /// # Errors
-    /// [`CudaError`], also of work that failed while it ran, or if an event keeps no time.
+    /// [`CudaError`], also of work that failed while it ran, or if an event records no time.
     pub fn seconds_since(&self, earlier: &Event) -> Result<f64, CudaError> {
         self.synchronize()?;
         let mut milliseconds = 0.0;

@@ -1,19 +1,19 @@
-//! [`Exposure`]: memory of this rank that the kernels of other ranks reach, and when it can be used for something else.
+//! [`Exposure`]: memory of this rank that kernels of other ranks access, and the protocol by which it is released.
 //!
-//! A peer may launch kernels that write here after this rank has dropped its own objects. So the memory outlives its owner until every
-//! rank has released it. A rank releases the memory of its peers when its own work on it is over: it unmaps that memory and sets its flag in every
-//! rank's list of flags. No rank waits for another: pending releases are checked again when memory is allocated or a queue is waited for. Memory that a
-//! rank never releases, because it was killed, stays out of use until this process ends.
+//! A peer may launch kernels that write here after this rank has dropped its own objects. So the memory outlives its owner until every rank
+//! has released it. A rank releases the memory of its peers when its own work on it is over: it unmaps that memory and sets its flag in
+//! every rank's list of flags. No rank waits for another: pending releases are checked again when memory is allocated or a queue is waited
+//! for. Memory that a rank never releases, because it was killed, stays out of use until this process ends.
 //!
-//! A rank unmaps the lists of flags only after it has written to them, when their owners may have used them up already. So their memory never goes back to
-//! the driver, nor to the pool of a queue, which returns it there: a list is used again for another one, or, where a peer may still write to
-//! it, for nothing.
+//! A rank unmaps the flag lists of its peers only after it has written to them; their owners may have read the flags and finished by then.
+//! So the memory of a list is never returned to the driver, nor to a queue's pool, which would return it to the driver: it is reused for
+//! another list or, where a peer may still write to it, never again.
 //!
 //! # Queues
 //!
-//! Any thread goes on with the releases of all ranks of the process. The context that was current on the thread is so afterwards. The queue of a release may
-//! have lost all other owners by then, and destroying it makes the driver wait for its device, on which work may be waiting for the very thread
-//! that would destroy it. So it is retired ([`Queue::retire`]).
+//! Any thread may advance the pending releases of all ranks of the process; it restores the context that was current before. The queue of a
+//! release may have lost all other owners by then. Destroying a queue makes the driver wait for its device, where work may be waiting for
+//! the very thread that destroys the queue. So the queue is retired instead ([`Queue::retire`]).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +30,7 @@ use crate::sys::cuda;
 /// The least time between two checks of pending releases.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Memory of this rank that the others have mapped, and theirs that this one has.
+/// Memory of this rank that its peers have mapped, and this rank's mappings of the peers' memory.
 #[derive(Debug)]
 pub(crate) struct Exposure {
     queue: Queue,
@@ -40,18 +40,18 @@ pub(crate) struct Exposure {
     flags: Option<Flags>,
 }
 
-/// A list of flags in this rank's memory. Dropping it sets the memory aside for another list, unless a peer may have been given this one.
+/// A list of flags in this rank's memory. Dropping it makes the memory a spare for another list, unless a peer may still hold this one.
 #[derive(Debug)]
 pub(crate) struct FlagList {
     memory: Option<DeviceBuffer>,
     is_given: bool,
 }
 
-/// Memory of lists that no rank will write to any more.
+/// Memory of lists that no rank will write to again.
 static SPARE_LISTS: Mutex<Vec<DeviceBuffer>> = Mutex::new(Vec::new());
 
 impl FlagList {
-    /// A list for so many ranks, with no flag set, on `queue`'s device.
+    /// Creates a list of `world_size` flags on `queue`'s device, with no flag set.
     pub(crate) fn new(queue: &Queue, world_size: usize) -> Result<Self> {
         let queue = flag_queue(queue.ordinal())?;
         let spare = {
@@ -76,8 +76,8 @@ impl FlagList {
         self.memory.as_ref().expect("taken in `drop` alone")
     }
 
-    /// Gives the list to the peers by `share`, which returns `None` once no rank has it any more. After an error nobody knows which ranks have it,
-    /// and will write to it.
+    /// Passes the list to the peers by `share`, which returns `None` if no rank holds it afterwards. After an error it is unknown which
+    /// ranks hold it and will write to it.
     pub(crate) fn give<T>(&mut self, share: impl FnOnce(DeviceSlice<'_>) -> Result<Option<T>>) -> Result<Option<T>> {
         self.is_given = true;
         let shared = share(self.memory().as_slice())?;
@@ -90,7 +90,7 @@ impl Drop for FlagList {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         if self.is_given {
-            // Deliberately never used again: a flag that a peer sets late would be taken for a release of other memory.
+            // Deliberately never reused: a flag that a peer sets late would be taken for a release of other memory.
             std::mem::forget(memory);
         } else {
             SPARE_LISTS.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
@@ -98,7 +98,7 @@ impl Drop for FlagList {
     }
 }
 
-/// A list of flags on every rank: number `p` of a list is set when rank `p` has let go of the memory of the list's owner.
+/// The flag lists of all ranks: flag `p` of a list is set once rank `p` has released the memory of the list's owner.
 #[derive(Debug)]
 struct Flags {
     own: FlagList,
@@ -106,7 +106,7 @@ struct Flags {
     _mappings: Vec<Mapping>,
 }
 
-/// The release of a dropped [`Exposure`], as far as it is pending.
+/// The pending release of a dropped [`Exposure`].
 #[derive(Debug)]
 struct Departure {
     exposure: Exposure,
@@ -116,10 +116,10 @@ struct Departure {
 }
 
 static DEPARTURES: Mutex<(Vec<Departure>, Option<Instant>)> = Mutex::new((Vec::new(), None));
-/// How many there are, to look at without the lock.
+/// The number of departures, readable without the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// A queue of the device for flags alone, which lives as long as the process and waits for no kernel.
+/// The device's queue for flags alone. It lives as long as the process and waits for no kernel.
 fn flag_queue(device: u32) -> Result<Queue, CudaError> {
     static QUEUES: Mutex<Option<HashMap<u32, Queue>>> = Mutex::new(None);
     let mut queues = QUEUES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -133,24 +133,25 @@ fn flag_queue(device: u32) -> Result<Queue, CudaError> {
 }
 
 impl Exposure {
-    /// Of rank `rank`, whose work on the peers' memory is in `queue`. `own` has been given to the others, and `lists` are where all ranks' lists are.
+    /// For rank `rank`, whose work on the peers' memory is in `queue`. `own` has been passed to the peers; `lists` are the addresses of all
+    /// ranks' lists.
     pub(crate) fn new(queue: &Queue, rank: usize, own: FlagList, (lists, mappings): (Vec<u64>, Vec<Mapping>)) -> Self {
         let flags = Some(Flags { own, lists, _mappings: mappings });
         Self { queue: queue.clone(), rank, exported: Vec::new(), mappings: Vec::new(), flags }
     }
 
-    /// Takes in memory of this rank before any other rank maps it, so that it stays until all have let go, also where sharing it fails
-    /// half-way.
+    /// Adds memory of this rank. Called before any peer maps it, so that it stays until all peers have released it, also where sharing it
+    /// fails half-way.
     pub(crate) fn export(&mut self, own: &Arc<Memory>) {
         self.exported.push(own.clone());
     }
 
-    /// Takes in memory of the others that this rank has mapped.
+    /// Adds this rank's mappings of the peers' memory.
     pub(crate) fn import(&mut self, peers: Vec<Mapping>) {
         self.mappings.extend(peers);
     }
 
-    /// Unmaps the peers' memory and tells them.
+    /// Unmaps the peers' memory and sets this rank's flag in their lists.
     fn let_go(&mut self) -> Result<(), CudaError> {
         self.mappings.clear();
         let Some(flags) = &self.flags else { return Ok(()) };
@@ -158,7 +159,7 @@ impl Exposure {
         queue.make_current()?;
         for list in &flags.lists {
             let place = list + (self.rank * size_of::<u64>()) as u64;
-            // SAFETY: the flag of this rank in a list that is mapped; the number stays until the wait below is over.
+            // SAFETY: the address is this rank's flag in a mapped list; `set` lives until the wait below is over.
             check("cuMemcpyHtoDAsync", unsafe {
                 cuda::cuMemcpyHtoDAsync_v2(place, (&raw const set).cast(), size_of::<u64>(), queue.raw_stream())
             })?;
@@ -166,13 +167,13 @@ impl Exposure {
         queue.wait()
     }
 
-    /// Whether every rank has let go of this one's memory.
+    /// Whether every rank has released this rank's memory.
     fn is_released(&self) -> Result<bool, CudaError> {
         let Some(flags) = &self.flags else { return Ok(true) };
         let mut set = vec![0u64; flags.lists.len()];
         let queue = flag_queue(self.queue.ordinal())?;
         queue.make_current()?;
-        // SAFETY: the list has a number for each rank, and so has the host's, which stays until the wait is over.
+        // SAFETY: both lists have one number per rank; `set` lives until the wait is over.
         check("cuMemcpyDtoHAsync", unsafe {
             let (from, bytes) = (flags.own.memory().as_slice().address(), size_of_val(&set[..]));
             cuda::cuMemcpyDtoHAsync_v2(set.as_mut_ptr().cast(), from, bytes, queue.raw_stream())
@@ -193,7 +194,8 @@ impl Drop for Exposure {
             flags: Some(flags),
         };
         let departed = exposure.queue.recording().and_then(|recording| match recording {
-            // Waiting for the end of recorded work would spoil the recording. It keeps this for its graph, and later drops it.
+            // Waiting for the end of recorded work would invalidate the recording. So the recording keeps the exposure for its graph, and
+            // drops it later.
             Some(recording) => Ok(Err(recording)),
             None => exposure.queue.event().and_then(|end| end.record().map(|()| Ok(end))),
         });
@@ -214,7 +216,7 @@ impl Drop for Exposure {
 }
 
 impl Departure {
-    /// Goes on with the release as far as possible; true if it is complete.
+    /// Advances the release as far as possible without waiting; returns true if it is complete.
     fn settle(&mut self) -> Result<bool, CudaError> {
         if !self.has_let_go {
             if !self.end.is_done()? {
@@ -226,11 +228,11 @@ impl Departure {
         self.exposure.is_released()
     }
 
-    /// Gives the memory back, once everybody has let go.
+    /// Frees the memory, once every rank has released it.
     fn end(mut self) {
         let queue = self.exposure.queue.clone();
         if let Some(mut flags) = self.exposure.flags.take() {
-            // All ranks have written to it.
+            // All ranks have written their flags, so the list can be reused.
             flags.own.is_given = false;
         }
         drop(self);
@@ -238,12 +240,12 @@ impl Departure {
     }
 }
 
-/// Goes on with all pending releases, without waiting for any other rank; not too often, unless `now`.
+/// Advances all pending releases without waiting for any other rank; at most once per `PAUSE`, unless `now` is set.
 pub(super) fn settle(now: bool) {
     if COUNT.load(Ordering::Acquire) == 0 {
         return;
     }
-    // Another thread that is at it will do.
+    // If another thread is advancing them, this thread need not.
     let Ok(mut guard) = DEPARTURES.try_lock() else { return };
     let (departures, last) = &mut *guard;
     if !now && last.is_some_and(|last| last.elapsed() < PAUSE) {

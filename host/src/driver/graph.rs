@@ -1,6 +1,6 @@
 //! [`Graph`]: work that is recorded once and enqueued repeatedly as a whole, at the cost of one launch.
 //!
-//! It records the work of a queue, whatever it is. A [`Recording`] keeps the resources that the work uses.
+//! It records all work of a queue. A [`Recording`] keeps the resources that the work uses.
 
 use std::ptr;
 use std::sync::Arc;
@@ -10,15 +10,16 @@ use super::{CudaError, Queue, check};
 use crate::error::Result;
 use crate::sys::cuda::{self, Status};
 
-/// Recorded work of a queue (a CUDA graph), and everything that it uses.
+/// Recorded work of a queue (a CUDA graph), and the resources that it uses.
 ///
-/// Buffers, communicators and objects that the work was recorded with may be dropped before the graph: the graph keeps their memory, and the
-/// communicators stay open, until it is dropped too. Memory is kept if it was allocated before the recording ended and dropped after it, whether
-/// the work uses it or not.
+/// Buffers, communicators and objects that the work was recorded with may be dropped before the graph: the graph keeps their memory, and
+/// the communicators stay open, until it is dropped too. Memory is kept if it was allocated before the recording ended and dropped after
+/// it, whether the work uses it or not.
 ///
-/// Recorded kernels that wait for the kernels of other ranks ([`PeerAllReduce`](crate::ops::PeerAllReduce), and Adasum where it uses peers) keep
-/// the share of the GPU that their communicator had when they were recorded. As long as the graph lives, making such an operation of another
-/// communicator on the same GPU fails with code 720 if it would leave less to the graph. So make all operations first, and record then.
+/// Recorded kernels that wait for the kernels of other ranks ([`PeerAllReduce`](crate::ops::PeerAllReduce), and Adasum where it uses peers)
+/// keep the share of the GPU that their communicator had when they were recorded. As long as the graph lives, making such an operation of
+/// another communicator on the same GPU fails with code 720 if it would leave less to the graph. So make all operations first, and record
+/// then.
 #[must_use = "recorded work does not run before its graph is launched"]
 #[derive(Debug)]
 pub struct Graph {
@@ -28,7 +29,7 @@ pub struct Graph {
     recording: Arc<Recording>,
 }
 
-/// A stream whose work is being recorded. Dropping it ends the recording in every case.
+/// A stream whose work is being recorded. Dropping it always ends the recording.
 struct Capture<'a> {
     queue: &'a Queue,
     graph: cuda::CUgraph,
@@ -47,7 +48,7 @@ impl<'a> Capture<'a> {
     fn end(&mut self) -> Result<(), CudaError> {
         self.is_over = true;
         self.queue.make_current()?;
-        // SAFETY: ends what was begun above, once; writes one handle, null if the recording is spoiled.
+        // SAFETY: ends the capture begun above, once; writes one handle, null if the recording is invalid.
         check("cuStreamEndCapture", unsafe { cuda::cuStreamEndCapture(self.queue.raw_stream(), &mut self.graph) })
     }
 
@@ -66,7 +67,7 @@ impl Drop for Capture<'_> {
             if self.graph.is_null() {
                 return Ok(());
             }
-            // SAFETY: made in `end`, destroyed once; what was instantiated of it lives on.
+            // SAFETY: created in `end`, destroyed once; graphs instantiated from it live on.
             check("cuGraphDestroy", unsafe { cuda::cuGraphDestroy(self.graph) })
         });
         if let Err(error) = destroyed {
@@ -81,17 +82,16 @@ unsafe impl Send for Graph {}
 impl Queue {
     /// Records the work that `work` enqueues into this queue, on this thread, instead of running it.
     ///
-    /// Kernels and collectives on existing memory can be recorded: reductions of gradient buffers by objects that
-    /// have run once before, casts, sums. Work that allocates device memory, sends tables to the device, copies to or from the host or waits for the
-    /// queue fails. Ranks record the same collectives in the same order. The graph keeps the memory that the work uses ([`Graph`]), except
-    /// memory that was passed to an unsafe function by its address: the caller's promise to that function includes the graph.
+    /// Kernels and collectives on existing memory can be recorded: reductions of gradient buffers by objects that have run once before,
+    /// casts, sums. Work that allocates device memory, sends tables to the device, copies to or from the host or waits for the queue fails.
+    /// Ranks record the same collectives in the same order. The graph keeps the memory that the work uses ([`Graph`]), except memory that
+    /// was passed to an unsafe function by its address: the caller's promise to that function includes the graph.
     ///
-    /// Work of another queue is part of the recording from the time when that queue [waits](Self::wait_for) for an event of the recording. Before the
-    /// recording ends, this queue has to wait for the last of that work. Each launch is then ordered with the other queue too.
+    /// Work of another queue is part of the recording from the time when that queue [waits](Self::wait_for) for an event of the recording.
+    /// Before the recording ends, this queue has to wait for the last of that work. Each launch is then ordered with the other queue too.
     ///
-    /// # Errors
-    /// The error of `work`; [`Error::Cuda`](crate::Error::Cuda), code 900 and above for work that cannot be recorded, and for a queue on
-    /// the legacy default stream.
+    /// The error of `work`; [`Error::Cuda`](crate::Error::Cuda), with code 900 and above for work that cannot be recorded, and for a queue
+    /// on the legacy default stream.
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         self.refuse_default_stream()?;
         let recording = Recording::begin(self);
@@ -103,36 +103,36 @@ impl Queue {
         Ok(Graph { queue: self.clone(), executable: capture.instantiate()?, recording: recording.recording() })
     }
 
-    /// Whether work is being recorded.
+    /// Whether work of this queue is being recorded.
     pub(crate) fn is_capturing(&self) -> Result<bool, CudaError> {
         Ok(self.capture_id()?.is_some())
     }
 
-    /// The driver's number of the recording under way in this queue, which no other recording of this process has. It may have been begun by
-    /// another library.
+    /// The driver's number of the recording under way in this queue, which is unique among the recordings of this process. Another library
+    /// may have begun it.
     pub(crate) fn capture_id(&self) -> Result<Option<u64>, CudaError> {
         const CALL: &str = "cuStreamGetCaptureInfo";
-        // Every context has a default stream of the same handle.
+        // Every context has a default stream with the same handle.
         self.make_current()?;
         let (mut status, mut id, graph) = (cuda::CU_STREAM_CAPTURE_STATUS_NONE, 0, ptr::null_mut());
         let (stream, nodes, count) = (self.raw_stream(), ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the handle is live; writes a status and a number. The other results are left out by null.
+        // SAFETY: the handle is live; writes a status and a number. Null leaves the other results out.
         check(CALL, unsafe { cuda::cuStreamGetCaptureInfo_v2(stream, &mut status, &mut id, graph, nodes, count) })?;
         match status {
             cuda::CU_STREAM_CAPTURE_STATUS_NONE => Ok(None),
             cuda::CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(Some(id)),
-            // The recording is spoiled: it has no number, and never becomes a graph.
+            // The recording is invalid: it has no number, and never becomes a graph.
             _ => Err(CudaError::of(CALL.into(), Status::STREAM_CAPTURE_INVALIDATED)),
         }
     }
 
-    /// Refuses work that would be wrong when it runs again, because its memory may belong to another owner by then.
-    pub(super) fn refuse_capture(&self, what: &str) -> Result<(), CudaError> {
+    /// Refuses work that would be wrong in a later launch, because its memory may belong to another owner by then.
+    pub(super) fn refuse_capture(&self, call: &str) -> Result<(), CudaError> {
         if !self.is_capturing()? {
             return Ok(());
         }
         Err(CudaError {
-            call: what.into(),
+            call: call.into(),
             code: Status::STREAM_CAPTURE_UNSUPPORTED.0,
             text: "not while work of this queue is being recorded; run it once before".into(),
         })
@@ -140,18 +140,18 @@ impl Queue {
 }
 
 impl Graph {
-    /// Puts the recorded work into its queue, all of it at once. Each launch runs behind the one before.
+    /// Enqueues the recorded work into its queue as one launch. Each launch runs behind the one before.
     ///
-    /// Other queues whose work is part of the recording ([`Queue::capture`]) are ordered with the launch as its own queue is: it runs behind the work
-    /// that they have now, and their later work runs behind it.
+    /// Other queues whose work is part of the recording ([`Queue::capture`]) are ordered with the launch as its own queue is: it runs
+    /// behind the work that they have now, and their later work runs behind it.
     ///
     /// Where the work has collectives, or kernels that wait for other ranks, launch it by
     /// [`NcclCommunicator::launch`](crate::comm::nccl::NcclCommunicator::launch): ranks that do not launch it are then a timeout, as with
     /// a collective.
     ///
     /// # Errors
-    /// [`CudaError`] of the driver; with code 900 while the work of its queue, or of another queue that the graph works in, is being recorded: CUDA
-    /// does not record launches. Nothing is recorded then, and the recording goes on.
+    /// [`CudaError`] of the driver; with code 900 while the work of its queue, or of another queue that the graph works in, is being
+    /// recorded: CUDA does not record launches. Nothing is recorded then, and the recording goes on.
     pub fn launch(&self) -> Result<(), CudaError> {
         let branches = self.recording.branches();
         for queue in branches.iter().chain([&self.queue]) {
@@ -173,12 +173,12 @@ impl Graph {
         check("cuGraphLaunch", unsafe { cuda::cuGraphLaunch(self.executable, self.queue.raw_stream()) })?;
         let Some(end) = end else { return Ok(()) };
         end.record().and_then(|()| branches.iter().try_for_each(|branch| branch.wait_for(&end))).inspect_err(|_| {
-            // Their queues would use the graph's memory again without waiting for this launch, so that the graph keeps it for ever.
+            // The branches would reuse the graph's memory without waiting for this launch, so the graph keeps it for ever.
             std::mem::forget(self.recording.clone());
         })
     }
 
-    /// The queue that it was recorded from.
+    /// The queue from which the work was recorded.
     pub fn queue(&self) -> &Queue {
         &self.queue
     }
@@ -187,7 +187,7 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         let destroyed = self.queue.make_current().and_then(|()| {
-            // SAFETY: made in `capture`, destroyed once; the driver keeps it for launches that are under way.
+            // SAFETY: created in `capture`, destroyed once; the driver keeps it for launches that are under way.
             check("cuGraphExecDestroy", unsafe { cuda::cuGraphExecDestroy(self.executable) })
         });
         if let Err(error) = destroyed {

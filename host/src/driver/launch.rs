@@ -1,7 +1,7 @@
-//! One launch of a kernel: its arguments checked against the contract, and, where the device can, its blocks put in place while the launch
-//! before it ends.
+//! One launch of a kernel: its arguments are checked against the contract, and, where the device supports it, its blocks become resident
+//! while the preceding launch ends.
 //!
-//! Knows nothing of what kernels do, and keeps none.
+//! This module does not know what kernels compute, and holds no kernels.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -95,8 +95,8 @@ pub(super) unsafe fn launch(
     check_named(call, status)
 }
 
-/// The driver's launch with attributes, which `cust` does not declare, for launches whose blocks take their places as those of the launch
-/// before them leave, and wait there for its end: programmatic dependent launch. That hides most of what lies between two launches.
+/// The driver's `cuLaunchKernelEx`, which `cust` does not declare, for programmatic dependent launch: the blocks of a launch become
+/// resident as the blocks of the preceding launch exit, and wait there for its end. That hides most of the gap between two launches.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EarlyLaunch(
     unsafe extern "C" fn(*const Config, cuda::CUfunction, *mut *mut c_void, *mut *mut c_void) -> Status,
@@ -106,7 +106,7 @@ impl EarlyLaunch {
     /// The first CUDA version whose graphs record such launches.
     const CUDA_VERSION: i32 = 12030;
 
-    /// The driver's, if it has one. Without it, launches wait for each other in full.
+    /// Looks the function up in the driver. Without it, each launch starts only after the preceding one has ended.
     pub(super) fn of_driver() -> Option<Self> {
         let (mut version, mut address) = (0, ptr::null_mut());
         // SAFETY: writes one number.
@@ -116,7 +116,7 @@ impl EarlyLaunch {
                 return Ok(());
             }
             let name = c"cuLaunchKernelEx".as_ptr();
-            // SAFETY: a terminated name; writes one address.
+            // SAFETY: the name is terminated; writes one address.
             let status = unsafe { cuda::cuGetProcAddress(name, &mut address, Self::CUDA_VERSION, 0) };
             check("cuGetProcAddress of cuLaunchKernelEx", status)
         });
@@ -128,7 +128,7 @@ impl EarlyLaunch {
         unsafe { std::mem::transmute::<*mut c_void, Option<_>>(address) }.map(Self)
     }
 
-    /// For tests of what is chosen, without a driver.
+    /// A value for tests of the selection, without a driver.
     #[cfg(test)]
     pub(super) fn never_called() -> Self {
         unsafe extern "C" fn launch(
@@ -157,7 +157,7 @@ struct Config {
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
 const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;
 
-/// `CUlaunchAttribute` with the value of that attribute, an `int` in a union of 64 bytes.
+/// `CUlaunchAttribute` with this attribute's value, an `int` in a union of 64 bytes.
 #[repr(C, align(8))]
 struct Attribute {
     id: u32,

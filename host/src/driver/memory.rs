@@ -1,8 +1,7 @@
 //! Device memory: owned buffers and views of them, with dtype and length.
 //!
-//! A buffer belongs to the queue that made it, and its memory goes back to that queue when nothing uses it any more: no buffer, no recorded
-//! work, no peer. Copies between host and device wait;
-//! everything else is in the queue's order.
+//! A buffer belongs to the queue that made it. Its memory returns to that queue when no buffer, recorded work or peer uses it any more.
+//! Copies between host and device wait; everything else is in the queue's order.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -15,7 +14,7 @@ use crate::error::{Error, Result, same_len};
 use crate::slice::{Slice, SliceMut};
 use crate::sys::cuda;
 
-/// Owned device memory of one dtype, at a multiple of 256 bytes.
+/// Owned device memory of one dtype, aligned to 256 bytes.
 #[derive(Debug)]
 pub struct DeviceBuffer {
     memory: Arc<Memory>,
@@ -40,7 +39,7 @@ pub struct DeviceSliceMut<'a> {
 }
 
 impl DeviceBuffer {
-    /// Allocates `len` elements and puts their clearing into the queue.
+    /// Allocates `len` elements and enqueues clearing them.
     ///
     /// # Errors
     /// [`Error::Cuda`], code 2 when memory does not suffice; [`Error::InvalidArgument`] beyond the address space.
@@ -48,7 +47,7 @@ impl DeviceBuffer {
         Self::filled(queue, dtype, len, 0)
     }
 
-    /// Like [`zeroed`](Self::zeroed), with every byte the same.
+    /// Like [`zeroed`](Self::zeroed), but sets every byte to `byte`.
     pub(crate) fn filled(queue: &Queue, dtype: DType, len: usize, byte: u8) -> Result<Self> {
         let buffer = Self::allocate(queue, dtype, len)?;
         let bytes = len * dtype.size_bytes();
@@ -62,7 +61,7 @@ impl DeviceBuffer {
     /// Allocates a copy of host data.
     ///
     /// # Errors
-    /// As [`zeroed`](Self::zeroed).
+    /// The errors of [`zeroed`](Self::zeroed).
     pub fn from_host(queue: &Queue, data: Slice<'_>) -> Result<Self> {
         let mut buffer = Self::allocate(queue, data.dtype(), data.len())?;
         buffer.as_mut_slice().copy_from_host(data)?;
@@ -79,7 +78,7 @@ impl DeviceBuffer {
         Ok(Self { memory: Arc::new(Memory::new(queue, bytes)?), dtype, len })
     }
 
-    /// The allocation, which stays for as long as anybody holds it.
+    /// The allocation, which lives as long as any reference to it.
     pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
@@ -97,12 +96,12 @@ impl DeviceBuffer {
 }
 
 impl<'a> DeviceSlice<'a> {
-    /// Device memory that something else owns: a tensor of another crate, for example.
+    /// A view of device memory that another object owns: a tensor of another crate, for example.
     ///
     /// # Safety
-    /// `len` elements at `address` on `queue`'s device, at a multiple of the size of one. They are valid for `'a`, and until `queue` has got past
-    /// all work that was enqueued with them, launches of graphs that recorded such work included; and for as long nothing writes to them but work
-    /// that is ordered on `queue`.
+    /// There are `len` elements at `address` on `queue`'s device, and `address` is a multiple of the size of one. They are valid for `'a`,
+    /// and until `queue` has passed all work that was enqueued with them, including launches of graphs that recorded such work. In that
+    /// time only work ordered on `queue` writes to them.
     pub unsafe fn from_raw_parts(queue: &'a Queue, address: u64, dtype: DType, len: usize) -> Self {
         debug_assert!(
             is_aligned(address, dtype.size_bytes(), len),
@@ -111,7 +110,7 @@ impl<'a> DeviceSlice<'a> {
         Self { queue, address, dtype, len }
     }
 
-    /// Elements.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -131,7 +130,7 @@ impl<'a> DeviceSlice<'a> {
         self.address
     }
 
-    /// The queue that work on this memory is ordered on.
+    /// The queue on which work on this memory is ordered.
     pub fn queue(&self) -> &'a Queue {
         self.queue
     }
@@ -152,7 +151,7 @@ impl<'a> DeviceSlice<'a> {
         self.queue.make_current()?;
         self.queue.refuse_capture("a copy to the host")?;
         let bytes = data.as_bytes_mut();
-        // SAFETY: both sides have that many bytes, and the host's stay borrowed until the wait below is over.
+        // SAFETY: both sides have that many bytes, and the host's memory stays borrowed until the wait below is over.
         check("cuMemcpyDtoHAsync", unsafe {
             let stream = self.queue.raw_stream();
             cuda::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), self.address, bytes.len(), stream)
@@ -162,7 +161,7 @@ impl<'a> DeviceSlice<'a> {
 }
 
 impl<'a> DeviceSliceMut<'a> {
-    /// Memory to write, from a view of it.
+    /// A writable view of the memory of `view`.
     ///
     /// # Safety
     /// The caller holds the memory mutably, and no work reads it in a way that the writes disturb.
@@ -173,7 +172,7 @@ impl<'a> DeviceSliceMut<'a> {
     /// Like [`DeviceSlice::from_raw_parts`], to write.
     ///
     /// # Safety
-    /// As for that method, and nothing else may read or write the memory for `'a` but work ordered on `queue`.
+    /// The conditions of that method; besides, for `'a` only work ordered on `queue` reads or writes the memory.
     pub unsafe fn from_raw_parts(queue: &'a Queue, address: u64, dtype: DType, len: usize) -> Self {
         // SAFETY: the caller's promise.
         Self { view: unsafe { DeviceSlice::from_raw_parts(queue, address, dtype, len) }, unique: PhantomData }
@@ -184,7 +183,7 @@ impl<'a> DeviceSliceMut<'a> {
         self.view
     }
 
-    /// The queue that work on this memory is ordered on.
+    /// The queue on which work on this memory is ordered.
     pub fn queue(&self) -> &'a Queue {
         self.view.queue
     }
@@ -199,23 +198,23 @@ impl<'a> DeviceSliceMut<'a> {
         DeviceSliceMut { view: self.view.range(range), unique: PhantomData }
     }
 
-    /// The elements before `middle`, and those from there on; panics as slicing does when that is out of bounds.
+    /// Splits the elements at `middle`; panics as slicing does when that is out of bounds.
     pub fn split_at_mut(self, middle: usize) -> (DeviceSliceMut<'a>, DeviceSliceMut<'a>) {
         let (first, second) = (self.view.range(0..middle), self.view.range(middle..self.view.len));
         (DeviceSliceMut { view: first, unique: PhantomData }, DeviceSliceMut { view: second, unique: PhantomData })
     }
 
-    /// Puts the clearing of all bytes into the queue.
+    /// Enqueues clearing all bytes.
     pub(crate) fn clear(&mut self) -> Result<(), CudaError> {
         let DeviceSlice { queue, address, dtype, len } = self.view;
         queue.make_current()?;
-        // SAFETY: as many bytes, borrowed mutably.
+        // SAFETY: the view has that many bytes and is borrowed mutably.
         check("cuMemsetD8Async", unsafe {
             cuda::cuMemsetD8Async(address, 0, len * dtype.size_bytes(), queue.raw_stream())
         })
     }
 
-    /// Puts a copy of host data into the queue and waits until the data have been read.
+    /// Enqueues a copy of host data and waits until the data have been read.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`], [`Error::DTypeMismatch`], or [`Error::Cuda`].
@@ -224,7 +223,7 @@ impl<'a> DeviceSliceMut<'a> {
         self.view.queue.make_current()?;
         self.view.queue.refuse_capture("a copy from the host")?;
         let bytes = data.as_bytes();
-        // SAFETY: both sides have that many bytes, and the host's stay borrowed until the wait below is over.
+        // SAFETY: both sides have that many bytes, and the host's memory stays borrowed until the wait below is over.
         check("cuMemcpyHtoDAsync", unsafe {
             let stream = self.view.queue.raw_stream();
             cuda::cuMemcpyHtoDAsync_v2(self.view.address, bytes.as_ptr().cast(), bytes.len(), stream)
@@ -232,7 +231,7 @@ impl<'a> DeviceSliceMut<'a> {
         Ok(self.view.queue.synchronize()?)
     }
 
-    /// Puts a copy of a table into the queue, through pinned memory, without waiting for anything.
+    /// Enqueues a copy of a table through pinned memory, without waiting.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`], [`Error::DTypeMismatch`], or [`Error::Cuda`].
@@ -242,7 +241,7 @@ impl<'a> DeviceSliceMut<'a> {
         Ok(unsafe { self.view.queue.upload(self.view.address, data.as_bytes()) }?)
     }
 
-    /// Puts a copy of other device memory of the same dtype, length and queue into the queue.
+    /// Enqueues a copy of device memory of the same dtype, length and queue.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`], [`Error::DTypeMismatch`], [`Error::InvalidArgument`] for another queue, or [`Error::Cuda`].
@@ -278,7 +277,7 @@ impl<'a> From<&'a mut DeviceSliceMut<'_>> for DeviceSliceMut<'a> {
     }
 }
 
-/// Whether elements of a size may lie at an address; kernels rely on it. Where there are none, any address will do.
+/// Whether elements of `size` bytes may lie at an address; kernels rely on it. An empty range may have any address.
 pub(crate) fn is_aligned(address: u64, size: usize, len: usize) -> bool {
     len == 0 || address % size as u64 == 0
 }

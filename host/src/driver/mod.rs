@@ -1,7 +1,7 @@
 //! The CUDA driver through `cust`: devices, queues of work, device memory, and the crate's kernels as functions.
 //!
-//! A [`Queue`] is a device's primary context and one in-order stream; everything that safe code does with a buffer is ordered on
-//! the queue that made it, so that no two operations on one buffer ever race. Knows no kernel by name.
+//! A [`Queue`] is a device's primary context and one in-order stream; everything that safe code does with a buffer is ordered on the queue
+//! that made it, so that no two operations on one buffer ever race. This module knows no kernel by name.
 //!
 //! The library that programs link opens the driver at the first call: a program starts on machines without a driver too, and everything
 //! here returns a [`CudaError`] there.
@@ -45,7 +45,7 @@ fn check(call: &str, status: Status) -> Result<(), CudaError> {
     check_named(|| call.into(), status)
 }
 
-/// Like [`check`], where the call's name has to be put together.
+/// Like [`check`], for a call whose name has to be formatted.
 fn check_named(call: impl FnOnce() -> String, status: Status) -> Result<(), CudaError> {
     if status == Status::SUCCESS {
         return Ok(());
@@ -53,7 +53,7 @@ fn check_named(call: impl FnOnce() -> String, status: Status) -> Result<(), Cuda
     Err(CudaError::of(call(), status))
 }
 
-/// Gives a refusal of `cust`'s the name of the call.
+/// Adds the name of the call to an error of `cust`.
 trait Named<T> {
     fn named(self, call: &str) -> Result<T, CudaError>;
 }
@@ -79,7 +79,7 @@ pub fn devices() -> Result<Vec<String>, CudaError> {
 /// Whether kernels on a device of this machine can reach the memory of another one, both by ordinal.
 ///
 /// # Errors
-/// [`CudaError`] for a device that there is not, and without a driver.
+/// [`CudaError`] for a device that does not exist, and without a driver.
 pub fn can_access_peer(device: u32, peer: u32) -> Result<bool, CudaError> {
     let (device, peer, mut answer) = (Device::new(device)?, Device::new(peer)?, 0);
     // SAFETY: writes one integer.

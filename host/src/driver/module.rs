@@ -1,11 +1,12 @@
-//! The kernels in this crate as functions of a device: which file fits it, where an entry point stands in it, and what is added for launches
-//! that overlap.
+//! The kernels of this crate as functions of a device: selection of the file for a device, extraction of one entry point from it, and an
+//! addition for launches that overlap.
 //!
-//! An entry point is loaded on its own, when it is first needed or a little before: the driver compiles a few hundred lines of PTX then, in some
-//! ten milliseconds, instead of all kernels at once, and keeps the result in its cache on disk. Of Adasum over peers' memory it would be one to
-//! three thousand lines and up to a quarter of a second. These kernels are here as code too, for the architectures whose GPUs have fast links
-//! to each other. Code is never all there is: where none fits, where a driver refuses it, or where `GRADSYNC_FORCE_PTX=1` asks for it, the driver
-//! gets the PTX, which the code was made from. A file of code holds its whole family: the driver takes from it what is asked for.
+//! An entry point is loaded on its own, when it is first needed or a little before. The driver then compiles a few hundred lines of PTX in
+//! some ten milliseconds, instead of all kernels at once, and caches the result on disk. The kernels of Adasum over peers' memory have one
+//! to three thousand lines, which take up to a quarter of a second to compile. So they are included as cubins too, for the architectures
+//! whose GPUs have fast links to each other. The PTX that the cubins were assembled from is always included: the driver gets it where no
+//! cubin fits, where it refuses the cubin, or where `GRADSYNC_FORCE_PTX=1` asks for it. A cubin holds its whole family; the driver looks up
+//! the one entry point.
 
 use std::env;
 use std::ffi::{CString, c_void};
@@ -37,7 +38,7 @@ macro_rules! library {
 static SM_75: &Families = library!("sm_75");
 static SM_80: &Families = library!("sm_80");
 
-/// Code for one architecture and those with the same major number, by family of entry points.
+/// Cubins for one architecture and the later ones with the same major number, by family of entry points.
 type Cubins = [(&'static str, &'static [u8])];
 
 macro_rules! cubins {
@@ -52,22 +53,22 @@ static CUBINS_80: &Cubins = cubins!("sm_80");
 static CUBINS_90: &Cubins = cubins!("sm_90");
 static CUBINS_100: &Cubins = cubins!("sm_100");
 
-/// Has all kernels compiled from PTX, to try what an architecture without code gets. NVIDIA's own variable for that would have NCCL's kernels
-/// compiled too, as far as NCCL has PTX of them.
+/// Makes the driver compile all kernels from PTX, to test the path of an architecture without a cubin. NVIDIA's own variable for that would
+/// also make it compile NCCL's kernels, as far as NCCL has their PTX.
 const FORCE_PTX: &str = "GRADSYNC_FORCE_PTX";
 
-/// The kernels that a device runs.
+/// The kernels for one device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Library {
     families: &'static Families,
-    /// From 9.0 on their kernels wait for the launch before them, which is nothing where that one has ended.
+    /// The cubins. Their kernels for 9.0 and later wait for the preceding launch, which takes no time if that one has ended.
     cubins: &'static Cubins,
-    /// How kernels are launched that wait for the launch before them by themselves.
+    /// The launch function for kernels that wait for the preceding launch by themselves.
     early: Option<EarlyLaunch>,
 }
 
 impl Library {
-    /// The kernels for a compute capability, launched early if the driver and the device (from 9.0 on) can do that.
+    /// The kernels for a compute capability, launched early if the driver and the device (9.0 and later) support that.
     pub(super) fn for_capability(major: i32, minor: i32, early: impl FnOnce() -> Option<EarlyLaunch>) -> Option<Self> {
         let cubins = match major {
             8 => CUBINS_80,
@@ -83,13 +84,13 @@ impl Library {
         }
     }
 
-    /// With PTX alone if the environment asks for that.
+    /// Drops the cubins if the environment asks for PTX.
     pub(super) fn as_told(self) -> Self {
         let is_ptx_forced = env::var_os(FORCE_PTX).is_some_and(|value| !value.is_empty() && value != "0");
         Self { cubins: if is_ptx_forced { &[] } else { self.cubins }, ..self }
     }
 
-    /// The text of a module with one entry point: the part of its file before the first entry, and its own body.
+    /// The text of a module with one entry point: the part of its file before the first entry, and the body of this entry.
     fn source(&self, entry: &Entry) -> Option<String> {
         let (_, text) = self.families.iter().find(|(family, _)| *family == entry.family)?;
         const ENTRY: &str = ".visible .entry ";
@@ -100,19 +101,20 @@ impl Library {
         Some(if self.early.is_some() { waiting_first(&text) } else { text })
     }
 
-    /// The module that holds an entry point: from code if there is some that the driver takes, or from PTX. None if there is neither.
+    /// Loads the module that holds an entry point: from the cubin if there is one that the driver accepts, else from PTX. None if there is
+    /// neither.
     fn module(&self, entry: &Entry) -> Option<Result<(Module, KernelSource), CudaError>> {
         if let Some((_, cubin)) = self.cubins.iter().find(|(family, _)| *family == entry.family) {
             match Module::from_cubin(entry.name, cubin) {
                 Ok(module) => return Some(Ok((module, KernelSource::Cubin))),
-                // Whatever is wrong with more than the code is wrong with the PTX too, and that error is the one to report.
+                // A failure with another cause than the cubin recurs with the PTX, and that error is the one to report.
                 Err(error) => {
                     tracing::warn!(entry = entry.name, %error, "the driver refuses the code: it compiles PTX")
                 }
             }
         }
         let text = CString::new(self.source(entry)?).ok()?;
-        // SAFETY: a text that ends in a zero.
+        // SAFETY: the text ends in a zero.
         let module = unsafe { Module::load(entry.name, text.as_ptr().cast()) };
         Some(module.map(|module| (module, KernelSource::Ptx)))
     }
@@ -134,8 +136,8 @@ impl Library {
     }
 }
 
-/// PTX for 8.0 as PTX for 9.0, with a wait in front of everything else in every entry: the launch before may still write what it reads, and
-/// read what it writes.
+/// Turns PTX for 8.0 into PTX for 9.0 with a wait at the start of every entry: the preceding launch may still write memory that this one
+/// reads, and read memory that this one writes.
 fn waiting_first(text: &str) -> String {
     let text = text.replacen(".version 7.0\n.target sm_80\n", ".version 7.8\n.target sm_90\n", 1);
     text.replace("\n{\n", "\n{\n\tgriddepcontrol.wait;\n")
@@ -145,7 +147,7 @@ fn waiting_first(text: &str) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KernelSource {
-    /// Code of the device's architecture, assembled when this crate was made.
+    /// A cubin for the device's architecture, assembled when this crate was built.
     Cubin,
     /// PTX, which the driver compiled or found compiled in its cache on disk.
     Ptx,
@@ -159,7 +161,7 @@ pub struct LoadedKernel {
     pub name: &'static str,
     /// The source that the driver accepted.
     pub source: KernelSource,
-    /// How long loading took, including the driver's compiler.
+    /// The time that loading took, including the driver's compiler.
     pub load_time: Duration,
 }
 
@@ -169,7 +171,7 @@ struct Module(cuda::CUmodule);
 
 impl Module {
     fn from_cubin(name: &str, cubin: &[u8]) -> Result<Self, CudaError> {
-        // What is included as bytes can lie anywhere, and an ELF file asks for a multiple of eight.
+        // Included bytes can lie at any address, and an ELF file needs a multiple of eight.
         let mut aligned = vec![0u64; cubin.len().div_ceil(8)];
         bytemuck::cast_slice_mut(&mut aligned)[..cubin.len()].copy_from_slice(cubin);
         // SAFETY: a whole ELF file.
@@ -226,7 +228,7 @@ impl Kernel {
         blocks: u64,
         arguments: &[Argument],
     ) -> Result<(), CudaError> {
-        // SAFETY: this entry point's function, which waits where its launches are early; the rest is the caller's promise.
+        // SAFETY: `function` belongs to this entry point, which waits where its launches are early; the rest is the caller's promise.
         unsafe { launch::launch((self.entry, self.function), stream, blocks, arguments, self.early) }
     }
 }
@@ -261,7 +263,7 @@ mod tests {
             assert!(early.contains("\n.version 7.8\n.target sm_90\n"), "{}", entry.name);
             let body = early.split_once(".visible .entry").unwrap().1.split_once('{').unwrap().1;
             assert!(body.starts_with("\n\tgriddepcontrol.wait;\n"), "{}", entry.name);
-            // Nothing else is changed.
+            // The rest of the text is unchanged.
             let undone = early
                 .replacen("\tgriddepcontrol.wait;\n", "", 1)
                 .replacen("7.8", "7.0", 1)
@@ -293,7 +295,7 @@ mod tests {
         assert!(Library::for_capability(9, 0, || None).unwrap().early.is_none());
     }
 
-    /// The manifest records, for each file of code, its hash and that of the text that it was assembled from.
+    /// The manifest records, for each cubin, its hash and the hash of the PTX that it was assembled from.
     #[test]
     fn code_was_made_from_the_ptx_that_would_be_loaded() {
         let manifest = include_str!("../../ptx/manifest.json");

@@ -1,7 +1,7 @@
-//! Device memory that the kernels of other ranks reach: by CUDA IPC between processes, directly inside one; and a flag in the host's
-//! memory that tells kernels to give up.
+//! Device memory that the kernels of other ranks access: by CUDA IPC between processes, and directly within one; and a flag in host memory
+//! that makes kernels abort.
 //!
-//! The transport decides which ranks are peers, and what the memory is for.
+//! The transport decides which ranks are peers, and how the memory is used.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -13,24 +13,24 @@ use serde::{Deserialize, Serialize};
 use super::{CudaError, Queue, check};
 use crate::sys::cuda;
 
-/// Memory of a rank, as it describes it to the others.
+/// A description of a rank's memory, which it sends to the others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Offer {
-    /// The process, which no other in the world is.
+    /// The number of the process, unique in the world.
     process: [u8; 16],
     device: u32,
     address: u64,
-    /// How other processes on this machine open the allocation, and where in it the memory begins.
+    /// The IPC handle by which other processes of this machine open the allocation; `offset` is the start of the memory in it.
     handle: Vec<u8>,
     offset: u64,
 }
 
-/// A number that no other process in the world has.
+/// A random number that identifies this process in the world.
 pub(crate) fn process_number() -> [u8; 16] {
     static NUMBER: OnceLock<[u8; 16]> = OnceLock::new();
     *NUMBER.get_or_init(|| {
         let mut number = [0; 16];
-        // Without randomness, two processes look like one, and opening the other's memory by address is refused by the driver.
+        // Without randomness, two processes look like one; the driver then refuses to open the other's memory by address.
         if getrandom::fill(&mut number).is_err() {
             number[..4].copy_from_slice(&std::process::id().to_le_bytes());
         }
@@ -42,7 +42,7 @@ pub(crate) fn process_number() -> [u8; 16] {
 #[derive(Debug)]
 pub(crate) struct Mapping {
     queue: Queue,
-    /// The mapping to release; none within one process.
+    /// The base address of the IPC mapping; none within one process.
     base: Option<u64>,
     address: u64,
 }
@@ -53,7 +53,7 @@ impl Offer {
         queue.make_current()?;
         let (mut base, mut size) = (0, 0);
         let mut handle = cuda::CUipcMemHandle([0; 64]);
-        // SAFETY: each call writes what it is given room for; the address is that of an allocation.
+        // SAFETY: each call writes into a variable of its type; the address belongs to an allocation.
         unsafe {
             check("cuMemGetAddressRange", cuda::cuMemGetAddressRange_v2(&mut base, &mut size, address))?;
             check("cuIpcGetMemHandle", cuda::cuIpcGetMemHandle(&mut handle, base))?;
@@ -67,7 +67,7 @@ impl Offer {
         })
     }
 
-    /// Makes the memory reachable from `queue`'s device.
+    /// Maps the memory for `queue`'s device.
     pub(crate) fn open(&self, queue: &Queue) -> Result<Mapping, CudaError> {
         queue.make_current()?;
         if self.process == process_number() {
@@ -80,14 +80,14 @@ impl Offer {
         handle.0.iter_mut().zip(&self.handle).for_each(|(to, &from)| *to = from);
         let mut base = 0;
         let lazily = cuda::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
-        // SAFETY: writes one address; the handle is another process's, who keeps the memory while the group lasts.
+        // SAFETY: writes one address; the handle belongs to another process, which keeps the memory while the group lasts.
         check("cuIpcOpenMemHandle", unsafe { cuda::cuIpcOpenMemHandle_v2(&mut base, handle, lazily) })?;
         Ok(Mapping { queue: queue.clone(), base: Some(base), address: base + self.offset })
     }
 }
 
 impl Mapping {
-    /// Where the memory begins in this rank's address space.
+    /// The address of the memory in this rank's address space.
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
@@ -113,13 +113,13 @@ pub(crate) struct HostFlag {
     queue: Queue,
 }
 
-// SAFETY: an atomic behind a pointer that stays until the drop.
+// SAFETY: the pointer addresses an atomic and is valid until the drop.
 unsafe impl Send for HostFlag {}
 // SAFETY: as above.
 unsafe impl Sync for HostFlag {}
 
 impl HostFlag {
-    /// A flag that is not set, for kernels of `queue`'s device.
+    /// Creates a cleared flag for kernels of `queue`'s device.
     pub(crate) fn new(queue: &Queue) -> Result<Self, CudaError> {
         queue.make_current()?;
         let mut place: *mut c_void = ptr::null_mut();
@@ -127,17 +127,17 @@ impl HostFlag {
         // SAFETY: writes one address.
         check("cuMemHostAlloc", unsafe { cuda::cuMemHostAlloc(&mut place, size_of::<AtomicU32>(), flags) })?;
         let place = place.cast::<AtomicU32>();
-        // SAFETY: room for it was just allocated, aligned to a page.
+        // SAFETY: memory for the flag was just allocated, aligned to a page.
         unsafe { place.write(AtomicU32::new(0)) };
         Ok(Self { place, queue: queue.clone() })
     }
 
-    /// The address by which kernels read it: one address space serves host and devices.
+    /// The address by which kernels read the flag: host and devices share one address space.
     pub(crate) fn address(&self) -> u64 {
         self.place as u64
     }
 
-    /// Sets it.
+    /// Sets the flag.
     pub(crate) fn set(&self) {
         // SAFETY: live until the drop.
         unsafe { &*self.place }.store(1, Ordering::Release);

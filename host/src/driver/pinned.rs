@@ -1,7 +1,7 @@
-//! [`Pinned`]: page-locked host memory in equal blocks, through which data are copied between a device and the host piece by piece, without
+//! [`Pinned`]: page-locked host memory in equal blocks, through which data are copied between a device and the host block by block, without
 //! unnecessary waits.
 //!
-//! Every block has an event after its last copy. The transport decides who uses a block, and for what.
+//! Every block has an event after its last copy. The transport decides how the blocks are used.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -10,21 +10,21 @@ use super::event::{Mark, Timing};
 use super::{CudaError, Queue, check};
 use crate::sys::cuda;
 
-/// Memory of the host that devices copy to and from, for as long as this lives.
+/// Page-locked memory of the host, from and to which devices copy.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     start: *mut u8,
     block_bytes: usize,
-    /// For each block the end of its last copies.
+    /// For each block an event after its last copies.
     copied: Vec<Mark>,
     queue: Queue,
 }
 
-// SAFETY: plain memory behind a pointer, and handles of the driver, which may be used from any thread.
+// SAFETY: memory behind a pointer, and handles of the driver, all of which may be used from any thread.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    /// `count` blocks of `block_bytes` bytes each, for copies of `queue`'s device.
+    /// Allocates `count` blocks of `block_bytes` bytes each, for copies of `queue`'s device.
     pub(crate) fn new(queue: &Queue, count: usize, block_bytes: usize) -> Result<Self, CudaError> {
         queue.make_current()?;
         let copied = (0..count).map(|_| Mark::new(Timing::Left)).collect::<Result<_, _>>()?;
@@ -39,17 +39,18 @@ impl Pinned {
         self.copied.len()
     }
 
-    /// The start of a block: at a multiple of its length from a page. The host accesses it only after waiting for its copies.
+    /// The start of a block, a multiple of `block_bytes` behind the start of a page. The host accesses the block only after waiting for its
+    /// copies.
     pub(crate) fn block(&self, index: usize) -> *mut u8 {
         assert!(index < self.count(), "block {index} of {}", self.count());
         self.start.wrapping_add(index * self.block_bytes)
     }
 
-    /// Puts a copy of device memory to a place in a block into `queue`.
+    /// Enqueues into `queue` a copy of device memory to an offset in a block.
     ///
     /// # Safety
-    /// There are `bytes` bytes at `address`, of the queue's device, until the queue has got past the copy. Nobody else uses the place
-    /// in the block before then.
+    /// There are `bytes` bytes at `address`, on the queue's device, until the queue has passed the copy. Until then nothing else uses that
+    /// part of the block.
     pub(crate) unsafe fn fetch(
         &self,
         queue: &Queue,
@@ -64,16 +65,16 @@ impl Pinned {
         }
         self.queue.make_current()?;
         queue.refuse_capture("a copy to pinned memory")?;
-        // SAFETY: the place has room; the rest is the caller's promise.
+        // SAFETY: the range lies in the block; the rest is the caller's promise.
         check("cuMemcpyDtoHAsync", unsafe {
             cuda::cuMemcpyDtoHAsync_v2(place.cast(), address, bytes, queue.raw_stream())
         })
     }
 
-    /// Puts a copy of a place in a block to device memory into `queue`.
+    /// Enqueues into `queue` a copy of a part of a block to device memory.
     ///
     /// # Safety
-    /// As [`fetch`](Self::fetch), and nobody else uses the device memory but in the queue's order.
+    /// The conditions of [`fetch`](Self::fetch); besides, only work in the queue's order uses the device memory.
     pub(crate) unsafe fn store(
         &self,
         queue: &Queue,
@@ -88,7 +89,7 @@ impl Pinned {
         }
         self.queue.make_current()?;
         queue.refuse_capture("a copy from pinned memory")?;
-        // SAFETY: the place lies in a block; the rest is the caller's promise.
+        // SAFETY: the range lies in the block; the rest is the caller's promise.
         check("cuMemcpyHtoDAsync", unsafe {
             cuda::cuMemcpyHtoDAsync_v2(address, place.cast_const().cast(), bytes, queue.raw_stream())
         })
@@ -116,7 +117,7 @@ impl Pinned {
     }
 }
 
-/// For transports with queues of their own beside the caller's.
+/// Methods for transports with queues of their own besides the caller's.
 #[cfg(feature = "mpi")]
 impl Pinned {
     pub(crate) fn block_bytes(&self) -> usize {
@@ -144,7 +145,7 @@ impl Drop for Pinned {
             return;
         }
         for mark in &self.copied {
-            // A device that has failed copies no more.
+            // A failed device does not write to the memory any more.
             if let Err(error) = mark.wait() {
                 tracing::warn!(%error, "waiting for the last copies of pinned memory");
             }

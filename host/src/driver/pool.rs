@@ -1,8 +1,8 @@
-//! Device memory that a queue has used and will use again, and pinned memory that tables travel through.
+//! Device memory that a queue keeps for reuse, and pinned memory through which tables are uploaded.
 //!
-//! Freeing device memory makes the driver wait for the whole device. With collectives under way that can be for ever: the device
-//! waits for a peer, whose thread waits for the driver. So a buffer that is dropped goes back to its queue, and the next one of
-//! its size takes it over, in the queue's order. Memory goes back to the driver when the queue is dropped or the driver has none.
+//! Freeing device memory makes the driver wait for the whole device. With collectives under way that can last for ever: the device waits
+//! for a peer, whose thread waits for the driver. So the memory of a dropped buffer returns to its queue, and the next buffer of that size
+//! reuses it, in the queue's order. Memory is freed when the queue is dropped or the driver has none left.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -13,7 +13,7 @@ use super::event::{Mark, Timing};
 use super::{CudaError, check};
 use crate::sys::cuda::{self, Status};
 
-/// Bytes that a buffer of `bytes` really gets: few different sizes, so that memory is found again.
+/// The size that is allocated for a buffer of `bytes` bytes: one of few sizes, so that memory can be reused.
 pub(super) fn size_class(bytes: usize) -> usize {
     const SMALL: usize = 512;
     const LARGE: usize = 2 << 20;
@@ -35,7 +35,7 @@ impl Pool {
         self.free.entry(class).or_default().push(address);
     }
 
-    /// Gives everything back to the driver, which waits for the device.
+    /// Frees all memory, for which the driver waits for the device.
     pub(super) fn release(&mut self) {
         for address in self.free.drain().flat_map(|(_, addresses)| addresses) {
             // SAFETY: the address came from `allocate`, and nothing refers to it any more.
@@ -46,14 +46,13 @@ impl Pool {
     }
 }
 
-/// Tables of launches over many tensors that are on the device already, the last used first: a training loop sends the same ones at
-/// every step.
+/// Cached device tables of launches over many tensors, the most recently used first: a training loop uploads the same tables in every step.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
     kept: Vec<Kept>,
 }
 
-/// A table on the device, which stays there as long as this or a clone lives: while a launch that reads it is put into the queue, and as long as a
+/// A table on the device. It stays there as long as this or a clone lives: while a launch that reads it is being enqueued, and as long as a
 /// graph with such a launch.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
@@ -84,17 +83,17 @@ impl Kept {
 }
 
 impl Tables {
-    /// Tables that are kept, besides those of recorded work.
+    /// The limit of cached tables, not counting those of recorded work.
     const MOST: usize = 64;
 
-    /// The table of these words, if it is on the device; it is the last used one from now on.
+    /// Finds the table with these words, and makes it the most recently used.
     pub(super) fn find(&mut self, words: &[u64]) -> Option<Table> {
         let index = self.kept.iter().position(|kept| kept.words == words)?;
         self.kept[..=index].rotate_right(1);
         Some(self.kept[0].table.clone())
     }
 
-    /// Keeps a table that has been put at this address; gives back the bytes and the address of each that is one too many.
+    /// Caches a table that was uploaded to this address; returns the size and address of each evicted table.
     pub(super) fn keep(&mut self, words: Vec<u64>, address: u64) -> (Table, Vec<(usize, u64)>) {
         let table = Table { address, readers: Arc::default() };
         self.kept.insert(0, Kept { words, table: table.clone() });
@@ -107,13 +106,13 @@ impl Tables {
         (table, gone.iter().map(Kept::place).collect())
     }
 
-    /// Gives up all tables, by bytes and address.
+    /// Evicts all tables; returns the size and address of each.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = (usize, u64)> {
         self.kept.drain(..).map(|kept| kept.place())
     }
 }
 
-/// New device memory, or `None` where it does not suffice.
+/// Allocates device memory; `None` if it does not suffice.
 pub(super) fn allocate(bytes: usize) -> Result<Option<u64>, CudaError> {
     let mut address = 0;
     // SAFETY: writes one address.
@@ -124,12 +123,12 @@ pub(super) fn allocate(bytes: usize) -> Result<Option<u64>, CudaError> {
     }
 }
 
-/// The refusal of `bytes` bytes.
+/// The error of an allocation of `bytes` bytes that the driver refused.
 pub(super) fn out_of_memory(bytes: usize) -> CudaError {
     CudaError::of(format!("cuMemAlloc of {bytes} bytes"), Status::OUT_OF_MEMORY)
 }
 
-/// Pinned host memory that small uploads are written to, so that the host need not wait for the copy to the device.
+/// Pinned host memory for small uploads, so that the host need not wait for the copy to the device.
 #[derive(Debug, Default)]
 pub(super) struct Staging {
     blocks: Vec<Block>,
@@ -139,7 +138,7 @@ pub(super) struct Staging {
 struct Block {
     start: *mut u8,
     bytes: usize,
-    /// When the last copy out of it is over.
+    /// The event after the last copy from the block.
     copied: Mark,
 }
 
@@ -147,16 +146,16 @@ struct Block {
 unsafe impl Send for Staging {}
 
 impl Staging {
-    /// Puts a copy of `data` to device memory at `address` into the stream; the data may be changed at once. The context must be
+    /// Enqueues into the stream a copy of `data` to device memory at `address`; the data may be changed at once. The context must be
     /// current.
     ///
     /// # Safety
-    /// There are as many bytes at `address`, of the stream's device, and nothing but work in the stream uses them.
+    /// There are as many bytes at `address`, on the stream's device, and only work in the stream uses them.
     pub(super) unsafe fn upload(&mut self, stream: cuda::CUstream, address: u64, data: &[u8]) -> Result<(), CudaError> {
         let block = self.find(data.len())?;
-        // SAFETY: the block has room, and its last copy is over.
+        // SAFETY: the block is large enough, and its last copy is over.
         unsafe { ptr::copy_nonoverlapping(data.as_ptr(), block.start, data.len()) };
-        // SAFETY: the block stays until its event has passed; the destination is the caller's promise.
+        // SAFETY: the block lives until its event has passed; the destination is the caller's promise.
         check("cuMemcpyHtoDAsync", unsafe {
             cuda::cuMemcpyHtoDAsync_v2(address, block.start.cast_const().cast::<c_void>(), data.len(), stream)
         })?;
@@ -190,7 +189,7 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         for block in &self.blocks {
-            // SAFETY: allocated in `find`, freed once; the stream is done with it, or is being destroyed too, and the driver waits.
+            // SAFETY: allocated in `find`, freed once; the stream has finished with it, or is being destroyed too, and the driver waits.
             if let Err(error) = check("cuMemFreeHost", unsafe { cuda::cuMemFreeHost(block.start.cast()) }) {
                 tracing::error!(%error, "pinned memory was not freed");
             }
@@ -206,7 +205,7 @@ mod tests {
         tables.find(words).map(|table| table.address())
     }
 
-    /// The addresses of the tables that had to go.
+    /// The addresses of the evicted tables.
     fn keep(tables: &mut Tables, words: &[u64], address: u64) -> Vec<u64> {
         let gone = tables.keep(words.to_vec(), address).1;
         gone.into_iter().map(|(_, address)| address).collect()
@@ -222,7 +221,7 @@ mod tests {
         let recorded = tables.find(&[0, 0]).unwrap();
         assert_eq!(recorded.address(), 1000);
         assert_eq!(address(&mut tables, &[1, 0]), Some(1001), "used again");
-        // One is recorded, and one is being used for a launch, so that there is room for two more.
+        // One table is recorded, and one is being used for a launch, so there is capacity for two more.
         let (used, gone) = tables.keep(vec![70, 0], 70);
         assert!(gone.is_empty());
         assert!(keep(&mut tables, &[71, 0], 71).is_empty());

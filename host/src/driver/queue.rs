@@ -1,4 +1,4 @@
-//! [`Queue`]: one device, one stream, in order; the memory and the kernels that it uses.
+//! [`Queue`]: one device and one in-order stream, with the memory and the kernels that it uses.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -25,7 +25,7 @@ pub struct Queue {
     inner: Arc<Inner>,
 }
 
-/// `CU_STREAM_LEGACY`: the default stream that all threads have in common.
+/// `CU_STREAM_LEGACY`: the default stream that all threads share.
 const LEGACY_STREAM: cuda::CUstream = ptr::without_provenance_mut(1);
 
 fn per_thread_stream() -> CudaError {
@@ -62,7 +62,7 @@ impl Queue {
     /// Opens a queue on a device.
     ///
     /// # Errors
-    /// [`CudaError`] if there is no driver (code 100), no device of that ordinal (101), or its compute capability is below 7.5.
+    /// [`CudaError`] if there is no driver (code 100), no device with that ordinal (101), or its compute capability is below 7.5.
     pub fn new(ordinal: u32) -> Result<Self, CudaError> {
         Self::open(ordinal, || {
             let stream = OwnedStream::new()?;
@@ -70,26 +70,26 @@ impl Queue {
         })
     }
 
-    /// Opens a queue on a stream of another library, of the device's primary context (which the CUDA runtime uses too). Work of both is then
-    /// ordered as on any one stream.
+    /// Opens a queue on a stream of another library, in the device's primary context (which the CUDA runtime uses too). Work of both is
+    /// then ordered as on any one stream.
     ///
     /// Null and 0x1 (`CU_STREAM_LEGACY`) are the legacy default stream, one for all threads; [`stream`](Self::stream) is 0x1 for both. CUDA
-    /// makes it wait for all streams of the context that were not made as non-blocking, and these for it; and it cannot be recorded:
-    /// [`capture`](Self::capture) says so.
+    /// synchronizes it with all streams of the context that were not created as non-blocking, in both directions. It cannot be recorded:
+    /// [`capture`](Self::capture) returns an error.
     ///
-    /// 0x2 (`CU_STREAM_PER_THREAD`) is refused, since it is another stream on every thread that uses it, so that it orders nothing between
+    /// 0x2 (`CU_STREAM_PER_THREAD`) is refused, since it is a different stream on every thread that uses it and so orders nothing between
     /// threads. candle's `Device::new_cuda` works on it; `Device::new_cuda_with_stream` has a stream of its own.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and [`CudaError`], code 400, for the per-thread default stream.
+    /// The errors of [`new`](Self::new), and [`CudaError`], code 400, for the per-thread default stream.
     ///
     /// # Safety
-    /// `stream` is a live stream of that device's primary context, and outlives this queue, its clones and everything made with it. It becomes part
-    /// of the recording of another queue by [`wait_for`](Self::wait_for) alone, and not by calls of another library. Another library that records its
-    /// work keeps all memory that the recorded work uses.
+    /// `stream` is a live stream of that device's primary context, and outlives this queue, its clones and everything made with it. Only
+    /// [`wait_for`](Self::wait_for) makes it part of the recording of another queue, never a call of another library. A library that
+    /// records its work keeps all memory that the recorded work uses.
     pub unsafe fn from_raw_stream(ordinal: u32, stream: *mut c_void) -> Result<Self, CudaError> {
         let stream = match stream.addr() {
-            // Some libraries take null for the per-thread default stream, depending on how they were built.
+            // Depending on their build, some libraries mean the per-thread default stream by null.
             0 => LEGACY_STREAM,
             2 => return Err(per_thread_stream()),
             _ => stream.cast(),
@@ -132,7 +132,7 @@ impl Queue {
         self.inner.stream
     }
 
-    /// The device's UUID, which no other device in the world has.
+    /// The device's UUID, which is unique in the world.
     ///
     /// # Errors
     /// [`CudaError`] of the driver.
@@ -150,14 +150,14 @@ impl Queue {
         Ok(())
     }
 
-    /// As [`synchronize`](Self::synchronize), and nothing else.
+    /// Waits for everything in the queue, without advancing pending releases.
     pub(super) fn wait(&self) -> Result<(), CudaError> {
         self.make_current()?;
         // SAFETY: the handle is live.
         check("cuStreamSynchronize", unsafe { cuda::cuStreamSynchronize(self.inner.stream) })
     }
 
-    /// Puts an event at the end of the queue.
+    /// Records an event at the end of the queue.
     ///
     /// # Errors
     /// [`CudaError`] of the driver.
@@ -167,13 +167,12 @@ impl Queue {
         Ok(event)
     }
 
-    /// An event that keeps no time, to record at will.
+    /// Creates an event that records no time, to be recorded later.
     pub(crate) fn event(&self) -> Result<Event, CudaError> {
         Event::new(self, Timing::Left)
     }
 
-    /// Makes everything that is put into this queue from now on wait until another queue has got past an event. The host does not
-    /// wait.
+    /// Makes all later work of this queue wait until another queue has passed an event. The host does not wait.
     ///
     /// # Errors
     /// [`CudaError`] of the driver.
@@ -183,23 +182,23 @@ impl Queue {
         self.join_recording()
     }
 
-    /// Makes everything that is put into this queue from now on wait for everything that is in another queue now. The host does not wait.
+    /// Makes all later work of this queue wait for everything that is in another queue now. The host does not wait.
     pub(crate) fn wait_for_all_of(&self, earlier: &Queue) -> Result<(), CudaError> {
         let end = earlier.event()?;
         end.record()?;
         self.wait_for(&end)
     }
 
-    /// Loads a kernel before its first launch, which would otherwise pay for it, and for its compilation by the driver.
+    /// Loads a kernel, so that its first launch need not wait for loading and for the driver's compiler.
     ///
     /// # Errors
-    /// [`CudaError`] if the driver refuses the kernel's PTX, or there is no kernel of that name.
+    /// [`CudaError`] if the driver refuses the kernel's PTX, or there is no kernel with that name.
     pub fn load(&self, name: &str) -> Result<(), CudaError> {
         self.make_current()?;
         self.with_kernel(name, |_| Ok(()))
     }
 
-    /// The kernels that this queue and its clones have loaded, by name: the source of each, and the time that loading took.
+    /// The kernels that this queue and its clones have loaded, by name, each with its source and its load time.
     pub fn loaded_kernels(&self) -> Vec<LoadedKernel> {
         let kernels = self.inner.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         let mut loaded: Vec<LoadedKernel> = kernels.values().map(|kernel| kernel.loaded).collect();
@@ -207,17 +206,17 @@ impl Queue {
         loaded
     }
 
-    /// Whether both are one queue.
+    /// Whether both are handles of one queue.
     pub(super) fn is_same(&self, other: &Queue) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// The queue, if this is the last handle of it; of handles that are dropped at once, one is the last.
+    /// The queue, if this is its last handle; of handles that are dropped concurrently, exactly one is the last.
     pub(super) fn into_last(self) -> Option<Self> {
         Arc::into_inner(self.inner).map(|inner| Self { inner: Arc::new(inner) })
     }
 
-    /// Lets this device's kernels reach all memory of another device, through their primary contexts.
+    /// Enables this device's kernels to access all memory of another device, through their primary contexts.
     pub(super) fn reach(&self, ordinal: u32) -> Result<(), CudaError> {
         let peer = Device::new(ordinal)?;
         // The context stays retained: access lasts as long as the process.
@@ -234,7 +233,7 @@ impl Queue {
         }
     }
 
-    /// Refuses to record the legacy default stream, for which the driver's own refusal has the words of a call in a recording.
+    /// Refuses to record the legacy default stream: the driver's own error describes a call made during a recording.
     pub(super) fn refuse_default_stream(&self) -> Result<(), CudaError> {
         if self.inner.stream != LEGACY_STREAM {
             return Ok(());
@@ -248,7 +247,7 @@ impl Queue {
         })
     }
 
-    /// Refuses operands whose work is ordered on another queue: nothing would order this one's work after it.
+    /// Refuses an operand of another queue: nothing would order its work with this queue's work.
     pub(crate) fn check_same(&self, operation: &'static str, other: &Queue) -> Result<(), Error> {
         if self.is_same(other) {
             return Ok(());
@@ -258,12 +257,12 @@ impl Queue {
         Err(Error::InvalidArgument { operation, reason })
     }
 
-    /// Makes the context current on this thread, which every call of the driver needs.
+    /// Makes the context current on this thread; every call of the driver needs it.
     pub(crate) fn make_current(&self) -> Result<(), CudaError> {
         self.inner.context.make_current()
     }
 
-    /// Device memory for `bytes` bytes, ordered on this queue: the memory of an earlier buffer, or new memory.
+    /// Device memory for `bytes` bytes, ordered on this queue: reused memory of an earlier buffer, or new memory.
     pub(super) fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.make_current()?;
         self.refuse_capture("an allocation")?;
@@ -273,14 +272,14 @@ impl Queue {
         if let Some(address) = kept.map_or_else(|| pool::allocate(class), |address| Ok(Some(address)))? {
             return Ok(address);
         }
-        // Memory that this queue or a retired one keeps, or that peers have released, may be enough.
+        // Memory that this queue or a retired one caches, or that peers have released, may be enough.
         exposure::settle(true);
         retired::destroy(self.ordinal());
         self.pool().release();
         pool::allocate(class)?.ok_or_else(|| pool::out_of_memory(bytes))
     }
 
-    /// Takes memory back that [`allocate`](Self::allocate) returned for that many bytes.
+    /// Takes back memory that [`allocate`](Self::allocate) returned for `bytes` bytes.
     pub(super) fn free(&self, address: u64, bytes: usize) {
         self.pool().give(pool::size_class(bytes), address);
     }
@@ -289,10 +288,11 @@ impl Queue {
         self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a copy of bytes on the device into the queue; nothing happens for none.
+    /// Enqueues a copy of bytes on the device; does nothing for zero bytes.
     ///
     /// # Safety
-    /// So many bytes at both addresses, on this device and apart, valid and not used otherwise until this queue has got past the copy.
+    /// There are `bytes` bytes at both addresses, on this device and disjoint, valid and not used otherwise until this queue has passed the
+    /// copy.
     pub(crate) unsafe fn copy_bytes(&self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
         if bytes == 0 {
             return Ok(());
@@ -302,7 +302,7 @@ impl Queue {
         check("cuMemcpyDtoDAsync", unsafe { cuda::cuMemcpyDtoDAsync_v2(to, from, bytes, self.inner.stream) })
     }
 
-    /// A table on the device, for a launch that is put into the queue while the result lives; one that is not there yet is put there, in the queue's
+    /// A table on the device, for a launch that is enqueued while the result lives. A table that is not cached is uploaded, in the queue's
     /// order.
     pub(crate) fn table(&self, words: &[u64]) -> Result<Table, CudaError> {
         let mut tables = self.inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
@@ -312,7 +312,7 @@ impl Queue {
             return Ok(table);
         }
         let address = self.allocate(size_of_val(words))?;
-        // SAFETY: just allocated, as large; what used the memory before is in the queue before.
+        // SAFETY: just allocated with that size; earlier users of the memory are earlier in the queue.
         let uploaded = unsafe { self.upload(address, bytemuck::cast_slice(words)) };
         if let Err(error) = uploaded {
             self.free(address, size_of_val(words));
@@ -325,19 +325,19 @@ impl Queue {
         Ok(table)
     }
 
-    /// Tells the recording under way, if there is one, that its work reads a table of this queue.
+    /// Registers with the recording under way, if there is one, that its work reads a table of this queue.
     pub(crate) fn record_reader(&self, table: &Table) -> Result<(), CudaError> {
         let Some(id) = self.capture_id()? else { return Ok(()) };
         match Recording::find(id) {
             Some(recording) => recording.keep(Arc::new(table.clone())),
-            // Nobody says when a graph of another library goes, so that the table stays as long as the queue.
+            // Nothing tells when another library destroys its graph, so the table stays as long as the queue.
             None => std::mem::forget(table.clone()),
         }
         Ok(())
     }
 
     /// # Safety
-    /// As `Staging::upload`.
+    /// The conditions of `Staging::upload`.
     pub(super) unsafe fn upload(&self, address: u64, data: &[u8]) -> Result<(), CudaError> {
         self.make_current()?;
         self.refuse_capture("the upload of a table")?;
@@ -346,11 +346,11 @@ impl Queue {
         unsafe { staging.upload(self.inner.stream, address, data) }
     }
 
-    /// Puts a launch of so many blocks into the queue; nothing happens for none.
+    /// Enqueues a launch of `blocks` blocks; does nothing for zero blocks.
     ///
     /// # Safety
-    /// `arguments` must be what the contract of the entry point (`gradsync_device::abi`) asks for, and the memory that they
-    /// address must be valid, and not used otherwise, until this queue has got past the launch.
+    /// `arguments` must satisfy the contract of the entry point (`gradsync_device::abi`), and the memory that they address must be valid,
+    /// and not used otherwise, until this queue has passed the launch.
     pub(crate) unsafe fn launch(&self, name: &str, blocks: u64, arguments: &[Argument]) -> Result<(), CudaError> {
         if blocks == 0 {
             return Ok(());
@@ -374,7 +374,7 @@ impl Queue {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // The fields' own ends need the context too.
+        // The fields' own drops need the context too.
         if let Err(error) = self.context.make_current() {
             tracing::error!(%error, "a queue's memory was not freed");
             return;
@@ -384,7 +384,7 @@ impl Drop for Inner {
             pool.give(pool::size_class(bytes), address);
         }
         pool.release();
-        // They are of the same context, so that it is still current when the fields are dropped.
+        // The retired queues have the same context, so it is still current when the fields are dropped.
         retired::destroy(self.device.ordinal());
     }
 }

@@ -1,9 +1,9 @@
 //! [`Recording`]: the resources that a graph keeps for as long as it can be launched: the memory, the queues and everything else that its work uses.
 //!
-//! Recorded work names addresses, and safe code can drop the memory there. So memory that was allocated before a recording ended stays with the
-//! recording when its owner drops it, whether the work uses it or not: the recording need not know the arguments of kernels. Memory that was
-//! allocated later cannot be in it, and is not kept. All other resources of recorded work, such as a communicator or the memory of peers,
-//! are handed over by the code that records it ([`Queue::keep_for_recording`]).
+//! Recorded work names addresses, and safe code can drop the memory there. So memory that was allocated before a recording ended stays with
+//! the recording when its owner drops it, whether the work uses it or not: the recording need not know the arguments of kernels. Memory
+//! that was allocated later cannot be in it, and is not kept. All other resources of recorded work, such as a communicator or the memory of
+//! peers, are handed over by the code that records it ([`Queue::keep_for_recording`]).
 //!
 //! The driver numbers recordings, so that work finds the recording that it becomes part of, whichever thread or queue has begun it.
 
@@ -16,11 +16,11 @@ use crate::sys::cuda::Status;
 
 /// The number of the next allocation of this process.
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-/// How many recordings there are, to look at without a lock: most programs have none.
+/// The number of recordings, readable without a lock: most programs have none.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static RECORDINGS: Mutex<Vec<Weak<Recording>>> = Mutex::new(Vec::new());
 
-/// No code of others runs under these locks, so a poisoned one still guards consistent state.
+/// No foreign code runs under these locks, so the state behind a poisoned lock is still consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -35,7 +35,7 @@ pub(super) struct Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // Work in the queue may still use the memory; its next owner uses it after that work.
+        // Work in the queue may still use the memory; its next owner uses it only after that work.
         self.queue.free(self.address, self.bytes);
     }
 }
@@ -84,9 +84,9 @@ impl Drop for Memory {
 #[derive(Debug)]
 pub(super) struct Recording {
     queue: Queue,
-    /// The driver's number of it, once it has begun.
+    /// The driver's number of the recording, once it has begun.
     capture: OnceLock<u64>,
-    /// The number of the first allocation after its end.
+    /// The number of the first allocation after the recording ended.
     end: AtomicU64,
     kept: Mutex<Kept>,
 }
@@ -109,7 +109,7 @@ impl std::fmt::Debug for Kept {
     }
 }
 
-/// A recording under way; ended when this is dropped.
+/// A recording under way, which ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Active(Arc<Recording>);
 
@@ -128,7 +128,7 @@ impl Recording {
         lock(&self.kept).resources.push(resource);
     }
 
-    /// Takes note that another queue takes part in the recording.
+    /// Registers that another queue takes part in the recording.
     pub(super) fn join(&self, queue: &Queue) {
         let branches = &mut lock(&self.kept).branches;
         if !queue.is_same(&self.queue) && !branches.iter().any(|branch| branch.is_same(queue)) {
@@ -141,7 +141,7 @@ impl Recording {
         lock(&self.kept).branches.clone()
     }
 
-    /// The recording that the driver knows by this number, unless another library has begun it.
+    /// The recording with this number of the driver, unless another library has begun it.
     pub(super) fn find(capture: u64) -> Option<Arc<Self>> {
         let recordings = lock(&RECORDINGS).iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
         recordings.into_iter().find(|recording| recording.capture.get() == Some(&capture))
@@ -149,12 +149,12 @@ impl Recording {
 }
 
 impl Active {
-    /// Tells the driver's number of the recording.
+    /// Sets the driver's number of the recording.
     pub(super) fn set_capture(&self, id: u64) {
         self.0.capture.get_or_init(|| id);
     }
 
-    /// The recording, which from now on keeps dropped memory.
+    /// The recording, which keeps dropped memory from now on.
     pub(super) fn recording(&self) -> Arc<Recording> {
         self.0.clone()
     }
@@ -168,13 +168,13 @@ impl Drop for Active {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        // Its memory goes back to the queues that it came from. They are behind the last launch, as its work uses no memory of other queues than
-        // this one and the branches, and each launch is ordered with these.
+        // The memory returns to the queues that it came from. These are ordered behind the last launch: its work uses only memory of this
+        // queue and of the branches, and each launch is ordered with all of them.
         lock(&RECORDINGS).retain(|other| other.strong_count() > 0);
         LIVE.fetch_sub(1, Ordering::AcqRel);
         let blocks = std::mem::take(&mut self.kept.get_mut().unwrap_or_else(PoisonError::into_inner).blocks);
         for block in blocks {
-            // Memory that a recording keeps may belong to the queue of a thread that has nothing to do with it.
+            // Memory that a recording keeps may belong to the queue of an unrelated thread.
             let queue = block.queue.clone();
             drop(block);
             queue.retire();
@@ -186,7 +186,7 @@ impl Queue {
     /// The recording under way in this queue, if there is one.
     ///
     /// # Errors
-    /// [`CudaError`] with code 900 where another library has begun the recording: nobody would keep what its work uses.
+    /// [`CudaError`] with code 900 where another library has begun the recording: nothing would keep the resources of its work.
     pub(super) fn recording(&self) -> Result<Option<Arc<Recording>>, CudaError> {
         let Some(id) = self.capture_id()? else { return Ok(None) };
         Recording::find(id).map(Some).ok_or_else(|| CudaError {
@@ -196,10 +196,10 @@ impl Queue {
         })
     }
 
-    /// Hands a resource over to the recording under way, if work of this queue is being recorded: it then lives as long as the graph.
+    /// Adds a resource to the recording under way, if work of this queue is being recorded: it then lives as long as the graph.
     ///
     /// # Errors
-    /// As [`recording`](Self::recording).
+    /// The error of [`recording`](Self::recording).
     pub(crate) fn keep_for_recording(&self, resource: impl FnOnce() -> Resource) -> Result<(), CudaError> {
         if let Some(recording) = self.recording()? {
             recording.keep(resource());
@@ -207,7 +207,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Makes this queue part of the recording that an event has just made it part of, if there is one, and if this crate has begun it.
+    /// Makes this queue part of the recording that an event has just extended to it, if there is one, and if this crate has begun it.
     pub(super) fn join_recording(&self) -> Result<(), CudaError> {
         if LIVE.load(Ordering::Acquire) == 0 {
             return Ok(());

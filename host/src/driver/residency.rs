@@ -1,15 +1,17 @@
 //! The limit of resident blocks of a launch whose blocks wait for blocks of other ranks.
 //!
-//! Waiting blocks stay resident on the GPU's multiprocessors. If all residency slots are taken by launches that wait for a launch which gets none,
-//! all of them deadlock. A launch of this crate completes on any number of slots, one at least (`gradsync_device`'s `peers.rs`), so it is enough
-//! that no launch takes the slots of another: each communicator whose kernels wait gets an equal part of the slots, and launches of one communicator run
-//! one after the other. The number of parts is the number of such communicators of this process on the GPU, times the processes that share the GPU. CUDA's
-//! cooperative launch checks the same bound for a single launch only, and not for concurrent launches.
+//! Waiting blocks stay resident on the GPU's multiprocessors. If all residency slots are taken by launches that wait for a launch which
+//! gets none, all of them deadlock. A launch of this crate completes on any number of slots, one at least (`gradsync_device`'s `peers.rs`),
+//! so it is enough that no launch takes the slots of another: each communicator whose kernels wait gets an equal part of the slots, and
+//! launches of one communicator run one after the other. The number of parts is the number of such communicators of this process on the
+//! GPU, times the processes that share the GPU. CUDA's cooperative launch checks the same bound for a single launch only, and not for
+//! concurrent launches.
 //!
-//! A recorded launch keeps the number of blocks that it was recorded with. So a communicator is refused as long as a graph lives whose blocks would not
-//! fit any more beside that communicator's, and a graph that is recorded afterwards has fewer.
+//! A recorded launch keeps the number of blocks that it was recorded with. So a communicator is refused as long as a graph lives whose
+//! blocks would not fit any more beside that communicator's, and a graph that is recorded afterwards has fewer.
 //!
-//! Kernels of NCCL wait too. Where ranks share a GPU, a quarter of the multiprocessors is left to them, for `NCCL_MAX_NCHANNELS` to stay within.
+//! Kernels of NCCL wait too. Where ranks share a GPU, a quarter of the multiprocessors is left to them, for `NCCL_MAX_NCHANNELS` to stay
+//! within.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -19,9 +21,9 @@ use crate::sys::cuda::Status;
 /// The ranks of a communicator on one GPU, together with the ranks of the communicators that it was split from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sharers {
-    /// How many ranks there are.
+    /// The number of ranks.
     pub(crate) ranks: usize,
-    /// How many processes they are in.
+    /// The number of processes that they are in.
     pub(crate) processes: usize,
 }
 
@@ -29,14 +31,14 @@ impl Sharers {
     /// A rank with a GPU of its own.
     pub(crate) const ONE: Self = Self { ranks: 1, processes: 1 };
 
-    /// At least as many as of the communicator that this one was split from: its ranks on the GPU need residency slots too, whichever group
-    /// they are in.
+    /// The larger of both numbers, this communicator's and its parent's: the parent's ranks on the GPU need residency slots too, whichever
+    /// group they are in.
     pub(crate) fn and_of_parent(self, parent: Self) -> Self {
         Self { ranks: self.ranks.max(parent.ranks), processes: self.processes.max(parent.processes) }
     }
 }
 
-/// A communicator's part of the places on a GPU, for as long as this lives.
+/// A communicator's share of the residency slots of a GPU, for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Claim {
     entry: Entry,
@@ -51,7 +53,7 @@ struct Entry {
     sharers: Sharers,
 }
 
-/// The blocks of a recorded launch, which each launch of its graph has, for as long as this lives.
+/// The blocks of a recorded launch, which every launch of its graph has, for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct RecordedBlocks(Recorded);
 
@@ -76,7 +78,7 @@ fn lock() -> MutexGuard<'static, Residents> {
 }
 
 impl Residents {
-    /// The limit of blocks of a launch on a device.
+    /// The limit of resident blocks of a launch on a device.
     fn places(&self, device: u32, multiprocessors: u64, blocks_of_multiprocessor: u64) -> u64 {
         let claims = self.claims.iter().filter(|entry| entry.device == device);
         places(multiprocessors, blocks_of_multiprocessor, claims)
@@ -119,10 +121,10 @@ impl Residents {
 }
 
 impl Claim {
-    /// Claims a part of the places on `queue`'s device for the communicator that `owner` stands for; all of its claims are one part.
+    /// Claims a share of the slots on `queue`'s device for the communicator identified by `owner`; all claims of one owner are one share.
     ///
     /// # Errors
-    /// [`CudaError`] with code 720 where a graph is left with fewer places than the blocks that it was recorded with.
+    /// [`CudaError`] with code 720 where a graph would keep fewer slots than the blocks that it was recorded with.
     pub(crate) fn new(queue: &Queue, owner: u64, sharers: Sharers) -> Result<Self, CudaError> {
         let device = queue.ordinal();
         let multiprocessors = Device::new(device)?.attribute(DeviceAttribute::MultiprocessorCount)?;
@@ -131,15 +133,15 @@ impl Claim {
         Ok(Self { entry, multiprocessors: u64::try_from(multiprocessors).unwrap_or(1) })
     }
 
-    /// The limit of blocks of a launch now, for a kernel with so many resident blocks per multiprocessor.
+    /// The current limit of blocks of a launch, for a kernel with `blocks_of_multiprocessor` resident blocks per multiprocessor.
     pub(crate) fn places(&self, blocks_of_multiprocessor: u64) -> u64 {
         lock().places(self.entry.device, self.multiprocessors, blocks_of_multiprocessor)
     }
 
-    /// Claims places for a launch of so many blocks that is being recorded, for as long as the result lives.
+    /// Claims slots for a launch of `blocks` blocks that is being recorded, for as long as the result lives.
     ///
     /// # Errors
-    /// As [`new`](Self::new), where another communicator has come in since [`places`](Self::places) was asked.
+    /// The error of [`new`](Self::new), where another communicator has been added since the call of [`places`](Self::places).
     pub(crate) fn record(&self, blocks_of_multiprocessor: u64, blocks: u64) -> Result<RecordedBlocks, CudaError> {
         let (device, multiprocessors) = (self.entry.device, self.multiprocessors);
         let launch = Recorded { device, multiprocessors, blocks_of_multiprocessor, blocks };
@@ -195,7 +197,7 @@ mod tests {
     fn the_launches_of_all_have_places_together() {
         for (ranks, processes) in [(1, 1), (2, 2), (4, 4), (8, 8), (4, 1), (8, 2), (3, 3)] {
             for communicators in 1..20 {
-                // Ranks that are threads of one process are communicators of it each.
+                // Each rank that is a thread of one process has a communicator of its own.
                 let owners = communicators * (ranks / processes) as u64;
                 let claims: Vec<Entry> = (0..owners).map(|owner| entry(owner, ranks, processes)).collect();
                 let each = places(132, 2, claims.iter());
@@ -222,7 +224,7 @@ mod tests {
         assert_eq!(residents.claims.len(), 2, "what is refused takes no place");
         residents.claim(entry(1, 2, 2)).expect_err("another process shares the GPU");
         residents.claim(Entry { device: 1, ..entry(2, 1, 1) }).expect("another device");
-        // Once the graph is gone, both fit, and a graph that is recorded then has its part.
+        // Once the graph is gone, both fit, and a graph that is recorded then has its share.
         residents.recorded.clear();
         residents.claim(entry(2, 1, 1)).unwrap();
         residents.record(recorded(0, 264)).expect_err("another communicator came in between");
@@ -234,7 +236,7 @@ mod tests {
         assert_eq!(residents.places(0, 132, 2), 88);
     }
 
-    /// Two GPUs with two processes each, split into groups that have one rank on either GPU: no process knows of its neighbour's claim.
+    /// Two GPUs with two processes each, split into groups with one rank on either GPU: no process knows of its neighbour's claim.
     #[test]
     fn parts_of_a_communicator_leave_places_to_each_other() {
         let (world, part) = (Sharers { ranks: 2, processes: 2 }, Sharers::ONE);

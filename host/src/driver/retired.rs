@@ -1,9 +1,9 @@
-//! Queues that have lost their owners while something that another thread takes care of still needed them.
+//! Queues that have lost their owners while a pending operation of another thread still needed them.
 //!
-//! Destroying a queue frees its memory, for which the driver waits until the device is idle. A thread that only takes care of the queues of others must not wait
-//! for that: on the device, kernels may be waiting for kernels that this very thread is going to launch. So a queue whose last handle such a thread holds is retired,
-//! and is destroyed where a thread is about to wait for the device anyway: when memory of the device is short, and when another queue of
-//! the device is destroyed by its owner.
+//! Destroying a queue frees its memory, for which the driver waits until the device is idle. A thread that drops the last handle of another
+//! owner's queue must not wait for that: kernels on the device may be waiting for kernels that this very thread is going to launch. So such
+//! a queue is retired. It is destroyed where a thread is about to wait for the device anyway: when memory of the device is short, and when
+//! the owner of another queue of the device destroys it.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -28,6 +28,6 @@ pub(super) fn destroy(device: u32) {
         *retired = others;
         ended
     };
-    // Each of them comes back here when it is destroyed, and finds none.
+    // Each of these queues calls this function when it is destroyed, and finds none.
     drop(ended);
 }

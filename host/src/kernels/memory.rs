@@ -10,32 +10,89 @@ use crate::error::Result;
 use crate::memory::Cuda;
 use crate::memory::{Host, HostBuffer, Memory};
 
-/// Memory on which the element-wise kernels run: [`Host`] and `Cuda`. Each function is the kernel of its name, of [`cpu`] and of `cuda`, with its
-/// errors; on a GPU it is put into the queue of its operands, and one launch serves all tensors of a list.
-#[allow(missing_docs)] // each function is the kernel of its name
+/// The element-wise kernels on one kind of memory, [`Host`] or `Cuda`, for operations that are written once for both.
+///
+/// Each function runs the kernel of its name in [`cpu`] or `cuda`. On a GPU the kernel is enqueued into the queue of its operands, one
+/// launch serves all tensors of a list with the same dtypes, and functions may also return `Error::Cuda`, or
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of different queues. Lengths and offsets are in elements.
+/// Operands may have any dtypes; where these differ, or where numbers are added or multiplied, the working precision is `f64` if one of the
+/// dtypes is `f64`, else `f32`, and results are rounded once, to nearest with ties to even. After an error that is not the driver's,
+/// nothing has been written.
 pub trait KernelMemory: Memory {
+    /// Sets every element to zero.
+    ///
+    /// # Errors
+    /// `Error::Cuda`; never on the host.
     fn zero(dst: Self::SliceMut<'_>) -> Result<()>;
+
+    /// Computes `dst[i] = D(src[i])`, where `D` is the dtype of `dst`: exact if `D` can represent the value, otherwise rounded once.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) for operands of different lengths.
     fn cast(dst: Self::SliceMut<'_>, src: Self::Slice<'_>) -> Result<()>;
+
+    /// Computes `sum[i] = T(sum[i] + value[i])`, where `T` is the dtype of `sum`: added in the working precision, rounded once.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) for operands of different lengths.
     fn accumulate(sum: Self::SliceMut<'_>, value: Self::Slice<'_>) -> Result<()>;
+
+    /// Computes `dst[i] = D(src[i] × factor)`, where `D` is the dtype of `dst`: multiplied in the working precision, to which `factor` is
+    /// rounded first, and rounded once.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) for operands of different lengths.
     fn scale(dst: Self::SliceMut<'_>, src: Self::Slice<'_>, factor: f64) -> Result<()>;
+
+    /// Returns whether no element is NaN or infinite; true for no elements. On a GPU the call waits for the queue.
+    ///
+    /// # Errors
+    /// `Error::Cuda`, also for earlier work of the queue that failed; never on the host.
     fn all_finite(src: Self::Slice<'_>) -> Result<bool>;
+
+    /// Sets every element of all tensors to zero.
+    ///
+    /// # Errors
+    /// `Error::Cuda`, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of different queues; never on the host.
     fn zero_all(tensors: &mut [Self::SliceMut<'_>]) -> Result<()>;
+
+    /// Computes `destinations[t] = sources[t]` for every tensor `t`, like [`cast`](Self::cast).
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) for lists of different lengths, or naming a tensor whose lengths differ.
     fn cast_all(destinations: &mut [Self::SliceMut<'_>], sources: &[Self::Slice<'_>]) -> Result<()>;
+
+    /// Computes `sums[t] += values[t]` for every tensor `t`, like [`accumulate`](Self::accumulate).
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) for lists of different lengths, or naming a tensor whose lengths differ.
     fn accumulate_all(sums: &mut [Self::SliceMut<'_>], values: &[Self::Slice<'_>]) -> Result<()>;
+
+    /// Copies source `t` to element `offsets[t]` of the arena `dst`, like [`cast`](Self::cast). The rest of the arena is left unchanged.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless there is one offset per source;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a source that ends beyond the arena, or two that overlap in it.
     fn pack(dst: Self::SliceMut<'_>, offsets: &[usize], sources: &[Self::Slice<'_>]) -> Result<()>;
+
+    /// Copies destination `t` from element `offsets[t]` of the arena `src`, like [`cast`](Self::cast). Ranges in the arena may overlap.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless there is one offset per destination;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a destination that ends beyond the arena.
     fn unpack(destinations: &mut [Self::SliceMut<'_>], src: Self::Slice<'_>, offsets: &[usize]) -> Result<()>;
 
-    /// Zeros of the dtype of other elements, ordered as they are.
+    /// Allocates `len` zeros with the dtype of `like`, on its queue.
     #[doc(hidden)]
     fn zeros_like(operation: &'static str, like: Self::Slice<'_>, len: usize) -> Result<Self::Buffer>;
 
-    /// Room for elements of the dtype of others, ordered as they are; its contents are unspecified.
+    /// Allocates `len` elements with the dtype of `like`, on its queue; their values are unspecified.
     #[doc(hidden)]
     fn room_like(operation: &'static str, like: Self::Slice<'_>, len: usize) -> Result<Self::Buffer> {
         Self::zeros_like(operation, like, len)
     }
 
-    /// The elements of all slices as one, if each begins where the one before ends, as far as that can be told.
+    /// All slices as one slice, if each is known to begin at the end of the preceding one in the same allocation.
     #[doc(hidden)]
     fn joined<'a>(slices: &'a mut [Self::SliceMut<'_>]) -> Option<Self::SliceMut<'a>>;
 }
@@ -94,7 +151,7 @@ impl KernelMemory for Host {
         HostBuffer::zeroed(operation, like.dtype(), len)
     }
 
-    /// Of slices of the host only one alone: nobody knows whether two belong to one allocation.
+    /// Only a single slice: whether two slices belong to one allocation is unknown on the host.
     fn joined<'a>(slices: &'a mut [Self::SliceMut<'_>]) -> Option<Self::SliceMut<'a>> {
         let [only] = slices else { return None };
         Some(only.reborrow())
@@ -135,8 +192,8 @@ impl KernelMemory for Cuda {
     }
 }
 
-/// The address and the length of one range that slices with these addresses and lengths fill, of elements of `size` bytes. Slices without
-/// elements lie anywhere.
+/// The address and the length of the range that slices with these addresses and lengths fill without gaps, in order, of elements of `size`
+/// bytes. Slices without elements may have any address.
 #[cfg(feature = "cuda")]
 fn joined_range(slices: &[(u64, usize)], size: usize) -> Option<(u64, usize)> {
     let mut filled = slices.iter().filter(|(_, len)| *len > 0);

@@ -1,6 +1,7 @@
-//! The operations on memory of one place: [`cpu`] on slices, `cuda` (feature `cuda`) on device memory.
+//! Kernels on the memory of one rank: [`cpu`] on slices, `cuda` (feature `cuda`) on device memory.
 //!
-//! Both run the formulas of `gradsync_device::math`. [`KernelMemory`] has those that operations use on either memory. Nothing here communicates.
+//! Both apply the formulas of `gradsync_device::math`. [`KernelMemory`] has the kernels that operations use on either memory. Nothing here
+//! communicates.
 
 pub mod cpu;
 #[cfg(feature = "cuda")]
@@ -10,14 +11,14 @@ mod memory;
 pub use self::memory::KernelMemory;
 use crate::error::{Error, Result, same_len};
 
-/// Whether tensors may share elements of an arena: harmless where it is read, a race of launches where it is written.
+/// Whether tensors may share elements of an arena: harmless for an arena that is read, a race of launches for one that is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Overlap {
     Allowed,
     Refused,
 }
 
-/// Refuses tensors that end beyond an arena of `arena` elements, or that overlap in it where they must not.
+/// Refuses tensors that end beyond an arena of `arena` elements, or that overlap in it where `overlap` refuses that.
 pub(crate) fn check_places(
     operation: &'static str,
     arena: usize,

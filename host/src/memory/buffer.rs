@@ -1,4 +1,4 @@
-//! [`HostBuffer`]: zeroed memory for the elements of one dtype. It knows no tensors, and never grows.
+//! [`HostBuffer`]: zeroed memory for elements of one dtype. It has a fixed length and no notion of tensors.
 
 use memmap2::MmapMut;
 
@@ -9,7 +9,7 @@ use crate::plan::layout::TENSOR_ALIGNMENT;
 use crate::slice::Element;
 use crate::slice::{Slice, SliceMut};
 
-/// The unit of small allocations: what a tensor is aligned to.
+/// The unit of small allocations, with the alignment of tensors.
 #[derive(Clone, Copy)]
 #[repr(C, align(256))]
 struct Block([u8; TENSOR_ALIGNMENT]);
@@ -21,7 +21,7 @@ unsafe impl bytemuck::Pod for Block {}
 
 enum Memory {
     Small(Vec<Block>),
-    /// Aligned for a large page from `start` on.
+    /// An anonymous mapping whose bytes begin at `start`, aligned to a large page.
     Large {
         map: MmapMut,
         start: usize,
@@ -31,13 +31,13 @@ enum Memory {
 }
 
 impl Memory {
-    /// Allocates `bytes` zeros; `None` if there is no room for them.
+    /// Allocates `bytes` zeros; `None` if the system has not enough memory.
     fn zeroed(bytes: usize) -> Option<Self> {
         if bytes < LARGE_PAGE {
             return bytemuck::allocation::try_zeroed_vec(bytes.div_ceil(TENSOR_ALIGNMENT)).map(Memory::Small).ok();
         }
         let map = MmapMut::map_anon(bytes.checked_add(LARGE_PAGE)?).ok()?;
-        // A system without large pages has small ones.
+        // A system without large pages uses small ones.
         #[cfg(target_os = "linux")]
         if let Err(error) = map.advise(memmap2::Advice::HugePage) {
             tracing::debug!(%error, "no large pages");
@@ -84,7 +84,7 @@ impl HostBuffer {
         Ok(Self { dtype, len, memory: Memory::File(MemoryFile::zeroed(bytes).map_err(refused)?) })
     }
 
-    /// Whether other processes can map it.
+    /// Whether other processes can map the buffer.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.memory, Memory::File(_))
     }
@@ -122,7 +122,7 @@ impl HostBuffer {
     }
 }
 
-/// Dtype and length; never the elements.
+/// Shows dtype and length; never the elements.
 impl std::fmt::Debug for HostBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HostBuffer").field("dtype", &self.dtype).field("len", &self.len).finish_non_exhaustive()

@@ -9,7 +9,7 @@ use crate::dtype::{DType, DataType};
 use crate::error::{Error, Result};
 use crate::slice::{Element, Slice, check_dtype};
 
-/// The memory of a GPU. Work in it is in the order of a queue, and may not be done when a call returns.
+/// The memory of a GPU. Work on it runs in the order of a queue, and may be pending when a call returns.
 #[derive(Clone, Copy, Debug)]
 pub enum Cuda {}
 
@@ -98,19 +98,19 @@ impl Memory for Cuda {
     }
 }
 
-/// Elements at an address of device memory, of a type that transports carry.
+/// A range of device memory with elements of a type that transports carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawSlice {
-    /// Device address of the first element.
+    /// The device address of the first element.
     pub address: u64,
-    /// Elements.
+    /// The number of elements.
     pub len: usize,
-    /// Their type.
+    /// The type of the elements.
     pub dtype: DataType,
 }
 
 impl RawSlice {
-    /// The elements from `begin` on.
+    /// The `len` elements from `begin` on.
     pub(crate) fn range(self, begin: usize, len: usize) -> Self {
         Self { address: self.address + (begin * self.dtype.size_bytes()) as u64, len, ..self }
     }
@@ -122,7 +122,7 @@ impl From<DeviceSlice<'_>> for RawSlice {
     }
 }
 
-/// Elements in device memory to send: a [`DeviceSlice`], or memory that something else owns.
+/// Elements in device memory to send: a [`DeviceSlice`], or memory that another object owns.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceWireSlice<'a> {
     queue: &'a Queue,
@@ -137,22 +137,23 @@ pub struct DeviceWireSliceMut<'a> {
 }
 
 impl<'a> DeviceWireSlice<'a> {
-    /// Memory that something else owns, of any type: integers, for example, or a tensor of another crate.
+    /// A view of memory that another object owns, of any type: integers, for example, or a tensor of another crate.
     ///
     /// # Safety
-    /// `data.len` elements at `data.address` on `queue`'s device, at a multiple of the size of one, valid for `'a` and until `queue` has got past
-    /// what is put into it with them, and not written by anything but work ordered on `queue` for as long.
+    /// There are `data.len` elements at `data.address` on `queue`'s device, and the address is a multiple of the size of one. They are
+    /// valid for `'a`, and until `queue` has passed all work that was enqueued with them. In that time only work ordered on `queue` writes
+    /// to them.
     pub unsafe fn from_raw_parts(queue: &'a Queue, data: RawSlice) -> Self {
         debug_assert!(is_aligned(data.address, data.dtype.size_bytes(), data.len), "{data:?} is not aligned");
         Self { queue, data }
     }
 
-    /// The queue that work on the elements is ordered on.
+    /// The queue on which work on the elements is ordered.
     pub fn queue(&self) -> &'a Queue {
         self.queue
     }
 
-    /// Where the elements are.
+    /// The address, number and type of the elements.
     pub fn raw(&self) -> RawSlice {
         self.data
     }
@@ -162,18 +163,18 @@ impl<'a> DeviceWireSliceMut<'a> {
     /// Like [`DeviceWireSlice::from_raw_parts`], to write.
     ///
     /// # Safety
-    /// As for that method, and nothing else may read or write the memory for as long but work ordered on `queue`.
+    /// The conditions of that method; besides, in that time only work ordered on `queue` reads or writes the memory.
     pub unsafe fn from_raw_parts(queue: &'a Queue, data: RawSlice) -> Self {
         // SAFETY: the caller's promise.
         Self { view: unsafe { DeviceWireSlice::from_raw_parts(queue, data) }, unique: PhantomData }
     }
 
-    /// The queue that work on the elements is ordered on.
+    /// The queue on which work on the elements is ordered.
     pub fn queue(&self) -> &'a Queue {
         self.view.queue
     }
 
-    /// Where the elements are.
+    /// The address, number and type of the elements.
     pub fn raw(&self) -> RawSlice {
         self.view.data
     }

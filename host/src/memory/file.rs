@@ -1,7 +1,7 @@
 //! [`MemoryFile`]: memory that other processes of one machine can map, once they have its [`FileHandle`].
 //!
-//! It allocates such memory, recognises it by its address, and maps the memory of other processes. It never waits, and does not know
-//! who uses the memory, or when.
+//! It allocates such memory, recognises it by its address, and maps the memory of other processes. It never waits; its callers synchronise
+//! the accesses.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,15 +11,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
 
-/// A large page of x86-64 and most others. Memory of so many bytes and more comes from the system in such pages, where it has them: in small
-/// ones, touching a workspace for the first time takes longer than reading it, and a transport that copies between processes pins each.
+/// The size of a large page on x86-64 and most other architectures. Allocations of this size and more use large pages where the system has
+/// them: with small pages, touching a workspace for the first time takes longer than reading it, and a transport that copies between
+/// processes pins each page.
 pub(crate) const LARGE_PAGE: usize = 2 << 20;
-/// The header of a file: a random number that handles repeat, so that a reused descriptor is recognised as another file.
-/// A page, so the bytes behind it are aligned for all types.
+/// The size of a file's header, which is a random number. Handles repeat the number, so that a reused descriptor is recognised as another
+/// file. The header is one page, so the bytes behind it are aligned for all types.
 const HEADER_BYTES: usize = 4096;
 
-/// Zeros in a file without a name, which nobody can resize, and only this process's user can open. Its memory is the system's again when this
-/// is dropped, even where others still have it mapped; they find nothing but zeros then, the number of the handle included.
+/// Zeros in an anonymous file, which cannot be resized, and which only this process's user can open. Dropping it returns its memory to the
+/// system, even where other processes still have it mapped; they then read only zeros, also as the number of the handle.
 #[derive(Debug)]
 pub(crate) struct MemoryFile {
     map: MmapRaw,
@@ -35,13 +36,13 @@ pub(crate) struct FileHandle {
     number: u64,
 }
 
-/// A file of this process that others can find.
+/// A file of this process that other processes can find.
 #[derive(Debug)]
 struct Open {
     handle: FileHandle,
-    /// Behind the header.
+    /// The number of bytes behind the header.
     bytes: usize,
-    /// The file behind the handle's descriptor.
+    /// The file of the handle's descriptor.
     file: File,
 }
 
@@ -61,8 +62,8 @@ pub(crate) struct Mapped {
 }
 
 impl MemoryFile {
-    /// Allocates a file of `bytes` zeros with all pages reserved. A page that the system cannot provide later would end the process that touches it
-    /// by SIGBUS.
+    /// Allocates a file of `bytes` zeros with all pages reserved. Otherwise SIGBUS would end a process that touches a page which the system
+    /// cannot provide.
     ///
     /// # Errors
     /// The system's error: too many open files, no memory or address space left, a limit on the length of files, or no support for such
@@ -74,7 +75,7 @@ impl MemoryFile {
         Ok(file)
     }
 
-    /// Leaves the memory to the processes that have it mapped, until the last one unmaps it; no other process finds it any more.
+    /// Leaves the memory to the processes that have it mapped, until the last one unmaps it. No other process can map it afterwards.
     #[cfg_attr(not(any(unix, feature = "mpi")), expect(dead_code, reason = "processes meet over MPI there"))]
     pub(crate) fn leave(self) {
         files().remove(&self.bytes().as_ptr().addr());
@@ -82,7 +83,8 @@ impl MemoryFile {
 
     pub(crate) fn bytes(&self) -> &[u8] {
         let (start, len) = self.behind_header();
-        // SAFETY: mapped for as long as this lives; other processes that have it mapped write only within their windows, during an exposure epoch.
+        // SAFETY: mapped for as long as this lives; other processes that have it mapped write only within their windows, during an exposure
+        // epoch.
         unsafe { std::slice::from_raw_parts(start, len) }
     }
 
@@ -100,7 +102,7 @@ impl MemoryFile {
 impl Drop for MemoryFile {
     fn drop(&mut self) {
         let open = files().remove(&self.bytes().as_ptr().addr());
-        // A child of `fork` has the file in common with its parent, who goes on.
+        // A child of `fork` shares the file with its parent, which still uses it.
         if let Some(open) = open.filter(|_| self.process == std::process::id()) {
             open.clear();
         }
@@ -116,12 +118,12 @@ impl Open {
         let map = map(&file, file_bytes)?;
         system::reserve(&file, &map)?;
         let handle = FileHandle { process: std::process::id(), descriptor, number: u64::from_ne_bytes(number) };
-        // SAFETY: within the header, aligned; nobody else has it.
+        // SAFETY: the address is within the header, aligned, and only this function uses it.
         unsafe { map.as_mut_ptr().cast::<u64>().write_volatile(handle.number) };
         Ok((map, Self { handle, bytes, file }))
     }
 
-    /// Gives the memory back to the system; other processes that have it mapped read zeros.
+    /// Returns the memory to the system; other processes that have it mapped read zeros.
     fn clear(&self) {
         if let Err(error) = system::clear(&self.file, (self.bytes + HEADER_BYTES) as u64) {
             tracing::debug!(%error, "memory stays for as long as another process has it mapped");
@@ -129,11 +131,11 @@ impl Open {
     }
 }
 
-/// Moves the bytes of a whole file to another one, at the same address: processes that have the old file mapped keep it, and can access this memory
-/// no more. Their concurrent writes may be lost in part.
+/// Moves the bytes of a whole file to another one, at the same address. Processes that have the old file mapped keep it, and can no longer
+/// access this memory. Their concurrent writes may be lost in part.
 ///
 /// # Errors
-/// The system's error, or that these are not all bytes of a file; then nothing has changed.
+/// The system's error, or an error if these are not all bytes of a file; then nothing has changed.
 ///
 /// # Safety
 /// No other code of this process uses the bytes meanwhile.
@@ -145,7 +147,7 @@ pub(crate) unsafe fn revoke(bytes: *mut [u8]) -> io::Result<()> {
     if !is_whole {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "only a part of a buffer"));
     }
-    // A process that has no descriptor left gets memory that nobody can map.
+    // A process without a free descriptor gets memory that other processes cannot map.
     let (map, open) = match Open::create(bytes.len()) {
         Ok((map, open)) => (map, Some(open)),
         Err(error) => {
@@ -153,13 +155,13 @@ pub(crate) unsafe fn revoke(bytes: *mut [u8]) -> io::Result<()> {
             (MmapOptions::new().len(bytes.len() + HEADER_BYTES).map_anon()?.into(), None)
         }
     };
-    // SAFETY: as long as the other one, which is mapped, and does not overlap it.
+    // SAFETY: the old mapping has the same length and does not overlap the new one.
     unsafe {
         let to = map.as_mut_ptr().add(HEADER_BYTES);
         std::ptr::copy_nonoverlapping(bytes.cast::<u8>().cast_const(), to, bytes.len());
         system::replace(&map, bytes.cast::<u8>().sub(HEADER_BYTES))?;
     }
-    // It has replaced the other mapping, whose owner unmaps the address.
+    // It has replaced the old mapping, whose owner unmaps the address.
     let _ = ManuallyDrop::new(map);
     let old = match open {
         Some(open) => files.insert(address, open),
@@ -171,9 +173,9 @@ pub(crate) unsafe fn revoke(bytes: *mut [u8]) -> io::Result<()> {
 
 #[cfg_attr(not(any(unix, feature = "mpi")), expect(dead_code, reason = "processes meet over MPI there"))]
 impl FileHandle {
-    /// How many words a handle is.
+    /// The number of words of a handle.
     pub(crate) const WORDS: usize = 2;
-    /// Stands for none: no process has this number.
+    /// The handle of no file: no process has the number 0.
     pub(crate) const NONE: Self = Self { process: 0, descriptor: 0, number: 0 };
 
     /// The handle of the file of this process that begins with these bytes.
@@ -182,12 +184,12 @@ impl FileHandle {
         files.get(&bytes.as_ptr().addr()).filter(|open| bytes.len() <= open.bytes).map(|open| open.handle)
     }
 
-    /// Whether this process has its file.
+    /// Whether the file belongs to this process.
     pub(crate) fn is_own(self) -> bool {
         files().values().any(|open| open.handle == self)
     }
 
-    /// The handle as words that ranks exchange.
+    /// The handle as words for an exchange between ranks.
     pub(crate) fn words(self) -> [u64; Self::WORDS] {
         [u64::from(self.process) << 32 | u64::from(self.descriptor), self.number]
     }
@@ -197,13 +199,13 @@ impl FileHandle {
         Self { process: (words[0] >> 32) as u32, descriptor: words[0] as u32, number: words[1] }
     }
 
-    /// Maps the memory of the process that has given this handle.
+    /// Maps the memory of the process that created this handle.
     ///
     /// # Errors
-    /// The system's error, for example that the process is another user's; or that the process has no such file of at least `bytes` bytes:
-    /// it may be a process of another machine.
+    /// The system's error, for example because the process belongs to another user; an error if the process has no such file of at least
+    /// `bytes` bytes: it may be a process of another machine.
     pub(crate) fn map(self, bytes: usize) -> io::Result<Mapped> {
-        let other = |what: &str| io::Error::new(io::ErrorKind::NotFound, format!("{what} of {self:?}"));
+        let other = |reason: &str| io::Error::new(io::ErrorKind::NotFound, format!("{reason} of {self:?}"));
         let file = system::open(self.process, self.descriptor)?.ok_or_else(|| other("not the kind of file"))?;
         let len = usize::try_from(file.metadata()?.len()).map_err(|_| other("another length than that"))?;
         if bytes.checked_add(HEADER_BYTES).is_none_or(|least| len < least) {
@@ -217,19 +219,19 @@ impl FileHandle {
 
 #[cfg_attr(not(any(unix, feature = "mpi")), expect(dead_code, reason = "processes meet over MPI there"))]
 impl Mapped {
-    /// Whether its owner has not dropped the memory.
+    /// Whether the owner still holds the memory.
     pub(crate) fn has_owner(&self) -> bool {
-        // SAFETY: within the header, aligned; its owner has written it before it gave the handle away.
+        // SAFETY: the address is within the header and aligned; the owner wrote the number before it sent the handle.
         unsafe { self.map.as_ptr().cast::<u64>().read_volatile() == self.number }
     }
 
-    /// Where the bytes begin, in this process.
+    /// The address of the bytes in this process.
     pub(crate) fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr().wrapping_add(HEADER_BYTES)
     }
 }
 
-/// Maps a file, in large pages if it fills one and the system has such for files of this kind.
+/// Maps a file, in large pages if it fills one and the system supports them for files of this kind.
 fn map(file: &File, bytes: usize) -> io::Result<MmapRaw> {
     let map = MmapOptions::new().len(bytes).map_raw(file)?;
     #[cfg(target_os = "linux")]
@@ -257,31 +259,31 @@ mod system {
 
     const NAME: &str = "gradsync";
 
-    /// A file of so many zeros, and its number in this process.
+    /// Creates a file of `bytes` zeros; returns it with its descriptor in this process.
     pub(super) fn create(bytes: u64) -> io::Result<(File, u32)> {
-        // A file that is longer than this ends the process by a signal.
+        // A signal would end a process that writes a longer file than this limit.
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < bytes) {
             return Err(rustix::io::Errno::FBIG.into());
         }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        // Some systems want files that cannot be run, and old ones do not know them.
+        // Some systems require that files are not executable, and old systems do not know the flag.
         let made = memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL).or_else(|_| memfd_create(NAME, flags))?;
         let file = File::from(made);
         fchmod(&file, Mode::RUSR | Mode::WUSR)?;
         file.set_len(bytes)?;
-        // Who maps a file that somebody cuts off dies by a signal.
+        // Truncation of a mapped file would end the processes that map it by a signal.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let descriptor = file.as_raw_fd() as u32;
         Ok((file, descriptor))
     }
 
-    /// Has the system give all memory of a file now, or refuse it.
+    /// Makes the system provide all memory of a file now, or refuse it.
     pub(super) fn reserve(file: &File, map: &MmapRaw) -> io::Result<()> {
         let bytes = map.len() as u64;
         if available().is_some_and(|available| available < bytes) {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
-        // By the mapping, which may be in large pages; old systems know only the other way.
+        // Through the mapping, which may have large pages; old systems support only the other call.
         match map.advise(memmap2::Advice::PopulateWrite) {
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
                 Ok(fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes)?)
@@ -300,25 +302,25 @@ mod system {
         Some((kib("MemAvailable:")? + kib("SwapFree:")?) << 10)
     }
 
-    /// Gives the memory of a file's first bytes back, which are zeros then. To write zeros would end a process that has since been limited to
-    /// shorter files.
+    /// Returns the memory of a file's first bytes to the system; they are zeros afterwards. Writing zeros would end a process whose limit
+    /// of file lengths has been lowered since.
     pub(super) fn clear(file: &File, bytes: u64) -> io::Result<()> {
         Ok(fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes)?)
     }
 
-    /// Moves a mapping to where another one of the same length is, which is no more.
+    /// Moves a mapping to the address of another one of the same length, which it replaces.
     ///
     /// # Safety
-    /// Nobody uses either.
+    /// No other code uses either mapping.
     pub(super) unsafe fn replace(map: &MmapRaw, at: *mut u8) -> io::Result<()> {
         let (from, bytes) = (map.as_mut_ptr().cast(), map.len());
-        // SAFETY: by this function's contract.
+        // SAFETY: the caller's promise.
         unsafe { mremap_fixed(from, bytes, bytes, MremapFlags::MAYMOVE, at.cast()) }?;
         Ok(())
     }
 
-    /// A file of another process, if it is of this kind, which this user has made: to open anything else could have effects of its own, and
-    /// the number of the process may be that of a stranger's, on another machine.
+    /// Opens a file of another process, if it is of this kind and belongs to this user. Opening any other file could have side effects, and
+    /// the process number may denote an unrelated process, as when the handle comes from another machine.
     pub(super) fn open(process: u32, descriptor: u32) -> io::Result<Option<File>> {
         let path = format!("/proc/{process}/fd/{descriptor}");
         let target = std::fs::read_link(&path)?;
@@ -376,12 +378,12 @@ mod tests {
             assert!(handle.is_own());
             let other = handle.map(bytes).unwrap();
             file.bytes_mut().fill(7);
-            // SAFETY: nobody writes now.
+            // SAFETY: no process writes now.
             assert!(unsafe { std::slice::from_raw_parts(other.start(), bytes) }.iter().all(|&byte| byte == 7));
             assert!(other.has_owner());
             drop(file);
             assert!(!other.has_owner() && !handle.is_own());
-            // SAFETY: as above; the address is mapped still.
+            // SAFETY: as above; the address is still mapped.
             assert!(unsafe { std::slice::from_raw_parts(other.start(), bytes) }.iter().all(|&byte| byte == 0));
         }
     }
@@ -392,14 +394,14 @@ mod tests {
         let handle = FileHandle::of(file.bytes()).expect("a file");
         let stranger = std::fs::File::open("/proc/self/status").unwrap();
         let descriptor = std::os::fd::AsRawFd::as_raw_fd(&stranger) as u32;
-        for (wrong, bytes, what) in [
+        for (wrong, bytes, reason) in [
             (handle, 101, "another length"),
             (FileHandle { number: handle.number ^ 1, ..handle }, 100, "another number"),
             (FileHandle { descriptor, ..handle }, 100, "not the kind"),
         ] {
             let error = wrong.map(bytes).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::NotFound);
-            assert!(error.to_string().contains(what), "{error}");
+            assert!(error.to_string().contains(reason), "{error}");
         }
         assert!(FileHandle { process: u32::MAX, ..handle }.map(100).is_err());
         drop(file);
@@ -423,11 +425,11 @@ mod tests {
     fn more_than_there_is_room_for_is_refused() {
         assert!(MemoryFile::zeroed(usize::MAX).is_err());
         assert!(MemoryFile::zeroed(1 << 62).is_err());
-        // Address space there is, but no memory: to touch it would have the system end processes.
+        // There is enough address space, but not enough memory: touching it would make the system end processes.
         assert!(MemoryFile::zeroed(1 << 45).is_err());
     }
 
-    /// The pages of a mapping that are in memory, in KiB.
+    /// The resident pages of a mapping, in KiB.
     fn resident_kib(start: *const u8) -> u64 {
         let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut lines = text.lines().skip_while(|line| !line.starts_with(&format!("{:x}-", start.addr())));
@@ -447,18 +449,18 @@ mod tests {
         file.bytes_mut().fill(7);
         let handle = FileHandle::of(file.bytes()).expect("a file");
         let other = handle.map(3 << 20).unwrap();
-        // SAFETY: nobody uses them.
+        // SAFETY: no other code uses the bytes.
         unsafe { revoke(file.bytes_mut()) }.unwrap();
         assert!(file.bytes().iter().all(|&byte| byte == 7));
         assert!(!other.has_owner() && !handle.is_own() && handle.map(3 << 20).is_err());
-        // SAFETY: mapped still, and nobody else's.
+        // SAFETY: still mapped, and no other code uses the bytes.
         unsafe { other.start().write_bytes(9, 3 << 20) };
         assert!(file.bytes().iter().all(|&byte| byte == 7));
         let next = FileHandle::of(file.bytes()).expect("another file").map(3 << 20).unwrap();
         file.bytes_mut()[5] = 8;
-        // SAFETY: nobody writes now.
+        // SAFETY: no process writes now.
         assert_eq!(unsafe { next.start().add(5).read() }, 8);
-        // SAFETY: a part of a file's memory, which nobody else uses.
+        // SAFETY: a part of a file's memory, which no other code uses.
         assert!(unsafe { revoke(&raw mut file.bytes_mut()[1..]) }.is_err());
         drop(file);
         assert!(!next.has_owner());
@@ -472,7 +474,7 @@ mod tests {
         let handle = FileHandle::of(file.bytes()).expect("a file");
         let mode = system::open(handle.process, handle.descriptor).unwrap().unwrap().metadata().unwrap();
         assert_eq!(mode.permissions().mode() & 0o7777, 0o600);
-        // The same but for the seals.
+        // A file that differs only in its seals.
         let stranger = rustix::fs::memfd_create("gradsync", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let stranger = std::fs::File::from(stranger);
         stranger.set_len(100 + HEADER_BYTES as u64).unwrap();

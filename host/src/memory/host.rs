@@ -7,7 +7,7 @@ use crate::dtype::{DType, DataType};
 use crate::error::{Error, Result, same_len};
 use crate::slice::{Element, Slice, SliceMut};
 
-/// The memory of this process. Work in it is done when a call returns.
+/// The memory of this process. Work on it is complete when a call returns.
 #[derive(Clone, Copy, Debug)]
 pub enum Host {}
 

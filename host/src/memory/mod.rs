@@ -1,7 +1,7 @@
-//! [`Memory`]: host memory and GPU memory as one type parameter of everything that works in either.
+//! [`Memory`]: host memory and GPU memory as one type parameter of everything that works on either.
 //!
-//! Buffers, views, communicators and operations take it as `M`, which is [`Host`] by default and may be `Cuda` with the feature `cuda`. A call has
-//! the same arguments and checks in both: [`docs::architecture`](crate::docs::architecture) says what differs.
+//! Buffers, views, communicators and operations take it as `M`, which is [`Host`] by default and may be `Cuda` with the feature `cuda`. A
+//! call has the same arguments and checks in both: [`docs::architecture`](crate::docs::architecture) lists the differences.
 //!
 //! | here | contents |
 //! |---|---|
@@ -45,17 +45,17 @@ mod sealed {
     impl Sealed for super::Cuda {}
 }
 
-/// A kind of memory: [`Host`], or with the feature `cuda` `Cuda`.
+/// A kind of memory: [`Host`], or `Cuda` with the feature `cuda`.
 ///
-/// The types are what operations get and give; the functions are what code needs that is written once for both.
+/// The types are the arguments and results of operations; the functions serve code that is written once for both memories.
 pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     /// Elements of a dtype known at run time, to read.
     type Slice<'a>: Copy + Debug;
-    /// The same to write.
+    /// Elements of a dtype known at run time, to write.
     type SliceMut<'a>: Debug;
     /// Elements of any type that transports carry, to send.
     type Wire<'a>: Copy + Debug + From<Self::Slice<'a>>;
-    /// The same to receive into.
+    /// Elements of any type that transports carry, to receive into.
     type WireMut<'a>: Debug + From<Self::SliceMut<'a>>;
     /// Owned elements of one dtype.
     type Buffer: Debug;
@@ -70,7 +70,7 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     /// The elements of a buffer, to write.
     fn buffer_mut(buffer: &mut Self::Buffer) -> Self::SliceMut<'_>;
 
-    /// Sets all elements to zero, ordered as all work on them.
+    /// Sets all elements to zero, in the order of all work on them.
     ///
     /// # Errors
     /// `Error::Cuda`; never on the host.
@@ -85,7 +85,7 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     /// The elements of a range; panics as slicing does when it is out of bounds.
     fn range(data: Self::Slice<'_>, range: Range<usize>) -> Self::Slice<'_>;
 
-    /// The same elements, borrowed for less long.
+    /// The same elements for a shorter borrow.
     fn shortened<'short, 'long: 'short>(data: Self::Slice<'long>) -> Self::Slice<'short>;
 
     /// The elements, to read.
@@ -97,27 +97,28 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     /// The elements of a range, to write; panics as slicing does when it is out of bounds.
     fn range_mut(data: Self::SliceMut<'_>, range: Range<usize>) -> Self::SliceMut<'_>;
 
-    /// The elements of each range, to write at once; ranges ascend, and panic as slicing does where they overlap or are out of bounds.
+    /// The elements of each range, writable together. The ranges must ascend; panics as slicing does where they overlap or are out of
+    /// bounds.
     fn ranges_mut<'a>(data: Self::SliceMut<'a>, ranges: &[Range<usize>]) -> Vec<Self::SliceMut<'a>>;
 
-    /// The number and the type of the elements that are sent.
+    /// The number and the type of the elements to send.
     fn wire_shape(data: Self::Wire<'_>) -> (usize, DataType);
 
-    /// The elements that are received into, to read.
+    /// The elements of a receive buffer, to read.
     fn as_wire<'a>(data: &'a Self::WireMut<'_>) -> Self::Wire<'a>;
 
-    /// A copy of the elements in host memory; on a GPU the call waits for the queue.
+    /// Copies the elements to a vector in host memory; on a GPU the call waits for the queue.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements; `Error::Cuda` for any work in the queue that
-    /// failed.
+    /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements; `Error::Cuda` for any work in the
+    /// queue that failed.
     fn to_vec<T: Element>(data: Self::Slice<'_>) -> Result<Vec<T>>;
 
     /// Copies elements of the same dtype and number from host memory; on a GPU the call waits for the queue.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) and [`Error::DTypeMismatch`](crate::Error::DTypeMismatch), where nothing is written;
-    /// `Error::Cuda`.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) and [`Error::DTypeMismatch`](crate::Error::DTypeMismatch), where nothing is
+    /// written; `Error::Cuda`.
     fn copy_from_slice(data: Self::SliceMut<'_>, source: Slice<'_>) -> Result<()>;
 
     /// Refuses two operands whose work is ordered on different queues.

@@ -1,6 +1,6 @@
-//! [`TensorView`]: elements in some memory, with a shape.
+//! [`TensorView`]: elements in either memory, with a shape.
 //!
-//! They borrow; nothing here owns data, or knows an operation.
+//! Views borrow; nothing here owns data, or knows an operation.
 
 use std::borrow::Cow;
 
@@ -21,7 +21,7 @@ pub struct TensorView<'a, M: Memory = Host> {
     shape: Cow<'a, [usize]>,
 }
 
-/// A tensor to write, as [`TensorView`].
+/// A tensor to write, with the layout of [`TensorView`].
 #[derive(Debug)]
 pub struct TensorViewMut<'a, M: Memory = Host> {
     data: M::SliceMut<'a>,
@@ -29,7 +29,7 @@ pub struct TensorViewMut<'a, M: Memory = Host> {
 }
 
 impl<'a, M: Memory> TensorView<'a, M> {
-    /// Gives elements in either memory a shape; for host memory, [`new`](Self::new) takes more.
+    /// Combines elements in either memory with a shape; [`new`](Self::new) accepts more types of host memory.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the slice.
@@ -56,14 +56,15 @@ impl<'a, M: Memory> TensorView<'a, M> {
     /// A copy of the elements in host memory. In GPU memory the call waits for the queue.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements; `Error::Cuda` for any work in the queue that failed.
+    /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements; `Error::Cuda` for any work in the
+    /// queue that failed.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         M::to_vec(self.data)
     }
 }
 
 impl<'a, M: Memory> TensorViewMut<'a, M> {
-    /// Gives elements in either memory a shape; for host memory, [`new`](Self::new) takes more.
+    /// Combines elements in either memory with a shape; [`new`](Self::new) accepts more types of host memory.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the slice.
@@ -97,17 +98,18 @@ impl<'a, M: Memory> TensorViewMut<'a, M> {
         self.data
     }
 
-    /// Copies elements of the same dtype and number from host memory. In GPU memory the copy is put into the queue, and the call waits for it.
+    /// Copies elements of the same dtype and number from host memory. In GPU memory the copy is enqueued, and the call waits for it.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) and [`Error::DTypeMismatch`](crate::Error::DTypeMismatch), where nothing is written; `Error::Cuda`.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) and [`Error::DTypeMismatch`](crate::Error::DTypeMismatch), where nothing is
+    /// written; `Error::Cuda`.
     pub fn copy_from_slice<'b>(&mut self, source: impl Into<Slice<'b>>) -> Result<()> {
         M::copy_from_slice(self.data_mut(), source.into())
     }
 }
 
 impl<'a> TensorView<'a> {
-    /// Gives a slice a shape.
+    /// Combines a slice with a shape.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the slice.
@@ -117,7 +119,7 @@ impl<'a> TensorView<'a> {
 }
 
 impl<'a> TensorViewMut<'a> {
-    /// Gives a slice a shape.
+    /// Combines a slice with a shape.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the slice.
@@ -128,7 +130,7 @@ impl<'a> TensorViewMut<'a> {
 
 #[cfg(feature = "cuda")]
 impl<'a> TensorView<'a, Cuda> {
-    /// Gives device memory a shape.
+    /// Combines device memory with a shape.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the memory.
@@ -139,7 +141,7 @@ impl<'a> TensorView<'a, Cuda> {
 
 #[cfg(feature = "cuda")]
 impl<'a> TensorViewMut<'a, Cuda> {
-    /// Gives device memory a shape.
+    /// Combines device memory with a shape.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the memory.
@@ -153,7 +155,7 @@ fn check_shape(len: usize, shape: &[usize]) -> Result<()> {
     same_len("tensor view", (&format!("shape {shape:?}"), expected), ("the data", len))
 }
 
-/// A slice, an array or a vector of elements is a tensor of one dimension.
+/// Converts a slice, an array or a vector of elements to a tensor of one dimension.
 macro_rules! from_elements {
     ($([$($generics:tt)*] $type:ty),*) => {$(
         impl<'a, T: Element, $($generics)*> From<&'a $type> for TensorView<'a> {
@@ -171,7 +173,7 @@ macro_rules! from_elements {
 }
 from_elements!([] [T], [const N: usize] [T; N], [] Vec<T>);
 
-/// Elements that lie anywhere are a tensor of one dimension.
+/// Converts elements in either memory to a tensor of one dimension.
 macro_rules! from_slices {
     ($memory:ty: $slice:ident, $slice_mut:ident) => {
         impl<'a> From<$slice<'a>> for TensorView<'a, $memory> {

@@ -1,4 +1,4 @@
-//! [`WireSlice`]: elements of any type that transports carry, which is more types than can be reduced.
+//! [`WireSlice`]: elements of any type that transports carry; these are more types than reductions support.
 
 use half::{bf16, f16};
 
@@ -9,9 +9,9 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type of elements that transports carry: floating-point numbers, integers of 8 to 64 bits, and `bool`.
+/// An element type that transports carry: floating-point numbers, integers of 8 to 64 bits, and `bool`.
 pub trait WireElement: sealed::Sealed + bytemuck::NoUninit + bytemuck::CheckedBitPattern {
-    /// Its name at run time.
+    /// The name of the type at run time.
     const DATA_TYPE: DataType;
 }
 
@@ -26,7 +26,7 @@ macro_rules! wire_elements {
 wire_elements!(f64 => F64, f32 => F32, f16 => F16, bf16 => BF16, i64 => I64, u64 => U64, i32 => I32, u32 => U32);
 wire_elements!(i16 => I16, u16 => U16, i8 => I8, u8 => U8, bool => Bool);
 
-/// Elements of one type in the host's memory, as their bytes in the machine's order, to send.
+/// Elements of one type in host memory to send, as bytes in the machine's order.
 #[derive(Clone, Copy, Debug)]
 pub struct WireSlice<'a> {
     dtype: DataType,
@@ -41,7 +41,7 @@ pub struct WireSliceMut<'a> {
 }
 
 impl<'a> WireSlice<'a> {
-    /// Bytes as elements of a type, the last of which is whole: a panic otherwise.
+    /// The bytes as elements of a type; panics if the last element is incomplete.
     pub(crate) fn of_bytes(dtype: DataType, bytes: &'a [u8]) -> Self {
         assert_eq!(bytes.len() % dtype.size_bytes(), 0, "whole elements of {dtype}");
         Self { dtype, bytes }
@@ -69,7 +69,7 @@ impl<'a> WireSlice<'a> {
 }
 
 impl<'a> WireSliceMut<'a> {
-    /// As [`WireSlice::of_bytes`].
+    /// The bytes as elements of a type; panics if the last element is incomplete.
     pub(crate) fn of_bytes(dtype: DataType, bytes: &'a mut [u8]) -> Self {
         assert_eq!(bytes.len() % dtype.size_bytes(), 0, "whole elements of {dtype}");
         Self { dtype, bytes }
@@ -85,7 +85,7 @@ impl<'a> WireSliceMut<'a> {
         self.bytes
     }
 
-    /// The memory of the elements, to write for as long as they are borrowed.
+    /// The memory of the elements, writable for the whole borrow.
     pub(crate) fn into_bytes(self) -> &'a mut [u8] {
         self.bytes
     }
@@ -104,7 +104,7 @@ impl<'a> From<SliceMut<'a>> for WireSliceMut<'a> {
     }
 }
 
-/// A slice, an array or a vector of elements.
+/// Converts a slice, an array or a vector of elements.
 macro_rules! from_elements {
     ($([$($generics:tt)*] $type:ty),*) => {$(
         impl<'a, T: WireElement, $($generics)*> From<&'a $type> for WireSlice<'a> {
@@ -113,7 +113,7 @@ macro_rules! from_elements {
             }
         }
 
-        // Not of `bool`: a peer can send bytes that are none. They are received as bytes.
+        // Not for `bool`: a peer can send bytes that are no `bool`. They are received as bytes.
         impl<'a, T: WireElement + bytemuck::Pod, $($generics)*> From<&'a mut $type> for WireSliceMut<'a> {
             fn from(data: &'a mut $type) -> Self {
                 Self { dtype: T::DATA_TYPE, bytes: bytemuck::cast_slice_mut(&mut data[..]) }

@@ -1,8 +1,8 @@
-//! How a profiler gets at this program's ranges: the client side of NVTX 3, after NVIDIA's `nvtxTypes.h` and `nvtxInit.h`.
+//! The connection of a profiler to this program's ranges: the client side of NVTX 3, after NVIDIA's `nvtxTypes.h` and `nvtxInit.h`.
 //!
-//! A profiler sets `NVTX_INJECTION64_PATH` to a library of its own. That is loaded at the first range, and its
-//! `InitializeInjectionNvtx2` gets a function that leads it to tables of this program's NVTX functions, in which it stores its own.
-//! NVIDIA's crate of bindings does the same, but needs libclang to build. Only pushing and popping of ranges is ever called here.
+//! A profiler sets `NVTX_INJECTION64_PATH` to a library of its own. The library is loaded at the first range, and its
+//! `InitializeInjectionNvtx2` gets a function that returns the tables of this program's NVTX functions, in which it stores its own.
+//! NVIDIA's crate of bindings does the same, but needs libclang to build. This crate only pushes and pops ranges.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -25,13 +25,13 @@ const CALLBACKS_TABLE: u32 = 1;
 /// `NVTX_ETID_VERSIONINFO`
 const VERSION_TABLE: u32 = 3;
 
-/// `NVTX_CB_MODULE_CORE`, and the places of two functions in its table.
+/// `NVTX_CB_MODULE_CORE`, and the indices of two functions in its table.
 const CORE: usize = 1;
 const RANGE_PUSH_EX: usize = 8;
 const RANGE_POP: usize = 11;
 
-/// The functions of each module, place 0 included, which none has: there is no module 0; then core, CUDA, OpenCL, CUDA runtime, core 2
-/// and synchronisation.
+/// The number of functions of each module, including the unused index 0. There is no module 0; the others are core, CUDA, OpenCL, CUDA
+/// runtime, core 2 and synchronisation.
 const SIZES: [usize; MODULES] = [0, 16, 9, 15, 7, 16, 7];
 const MODULES: usize = 7;
 const LONGEST: usize = 16;
@@ -72,17 +72,17 @@ struct VersionInfo {
     set_injection_version: extern "C" fn(u32),
 }
 
-/// Where a tool stores a function; null at place 0 and behind the last.
+/// The address where a tool stores a function; null at index 0 and behind the last.
 type Slot = *const AtomicPtr<c_void>;
 
-/// The functions, as the tool has stored them.
+/// The functions that the tool has stored.
 static FUNCTIONS: [[AtomicPtr<c_void>; LONGEST]; MODULES] =
     [const { [const { AtomicPtr::new(ptr::null_mut()) }; LONGEST] }; MODULES];
 
-/// What a tool reads: addresses of functions' addresses.
+/// The tables that a tool reads: addresses of the slots.
 struct Tables([[Slot; LONGEST + 1]; MODULES]);
 
-// SAFETY: addresses of a static that is atomic; they never change.
+// SAFETY: the slots are addresses of an atomic static, and never change.
 unsafe impl Sync for Tables {}
 
 static TABLES: Tables = Tables({
@@ -118,7 +118,7 @@ extern "C" fn export_table(id: u32) -> *const c_void {
 }
 
 /// # Safety
-/// Either address may be written to, or is null.
+/// Either address is null or may be written to.
 unsafe extern "C" fn module_function_table(module: u32, table: *mut *const Slot, size: *mut c_uint) -> c_int {
     let module = module as usize;
     if !(CORE..MODULES).contains(&module) {
@@ -159,7 +159,7 @@ impl Tool {
             message_type: MESSAGE_ASCII,
             message: name.as_ptr(),
         };
-        // SAFETY: the tool's function, with attributes of the layout that it knows; it copies the name.
+        // SAFETY: the tool's function, with attributes in the layout of NVTX 3; it copies the name.
         unsafe { (self.push)(&attributes) };
     }
 
@@ -169,7 +169,7 @@ impl Tool {
     }
 }
 
-/// The profiler that this process runs under; looked for once.
+/// The profiler that observes this process; searched for once.
 #[inline]
 pub(super) fn tool() -> Option<Tool> {
     static TOOL: OnceLock<Option<Tool>> = OnceLock::new();
@@ -178,7 +178,7 @@ pub(super) fn tool() -> Option<Tool> {
 
 fn find() -> Option<Tool> {
     let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty())?;
-    // SAFETY: opening runs the library's initialisers; whoever set the variable vouches for it.
+    // SAFETY: opening runs the library's initialisers; the user who set the variable vouches for them.
     let library = match unsafe { Library::new(&path) } {
         Ok(library) => library,
         Err(error) => {
@@ -187,12 +187,12 @@ fn find() -> Option<Tool> {
         }
     };
     let stored = {
-        // SAFETY: of that type in every library that NVTX loads.
+        // SAFETY: the function has this type in every library that NVTX loads.
         let initialize = unsafe { library.get::<Initialize>(b"InitializeInjectionNvtx2\0") };
-        // SAFETY: `export_table` is what the function asks for, and lives as long as the process.
+        // SAFETY: `export_table` has the type that the function expects, and lives as long as the process.
         initialize.is_ok_and(|initialize| unsafe { initialize(export_table) } != 0)
     };
-    // It may have started threads, and has been given addresses.
+    // The library may have started threads, and holds addresses of this program.
     std::mem::forget(library);
     if !stored {
         tracing::warn!(?path, "the library of {VARIABLE} did not start; there are no NVTX ranges");
@@ -203,7 +203,7 @@ fn find() -> Option<Tool> {
         (!function.is_null()).then_some(function)
     };
     let (push, pop) = (function(RANGE_PUSH_EX)?, function(RANGE_POP)?);
-    // SAFETY: a tool stores functions of the types that NVTX has for these places.
+    // SAFETY: a tool stores functions of NVTX's types at these indices.
     Some(unsafe {
         Tool {
             push: std::mem::transmute::<*mut c_void, PushEx>(push),

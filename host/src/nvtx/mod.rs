@@ -1,8 +1,8 @@
-//! Ranges that a profiler shows on its time line (NVTX), one for each phase of a transfer.
+//! Ranges for the time line of a profiler (NVTX), one for each phase of a transfer.
 //!
-//! With the feature `nvtx`, and only under a tool that wants them, such as Nsight Systems; otherwise they are nothing at all. The
-//! names are ONNX Runtime's, `PreSend-3` for example, where 3 is the peer; sends are red and receives green. Never measures, and
-//! never fails: without a tool, or with one that cannot be loaded, there are no ranges.
+//! They need the feature `nvtx`, and a tool that reads them, such as Nsight Systems; otherwise they do nothing. The names are ONNX
+//! Runtime's, `PreSend-3` for example, where 3 is the peer; sends are red and receives green. This module measures nothing, and never
+//! fails: without a tool, or with one that cannot be loaded, there are no ranges.
 
 #[cfg(feature = "nvtx")]
 mod injection;
@@ -14,15 +14,15 @@ use std::{cell::RefCell, ffi::CString};
 /// The phase of a transfer that a range covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Tensors are packed; before the rest, so that a receiver only accepts a payload that exists.
+    /// Tensors are packed. This comes first, so that a receiver only accepts a payload that exists.
     SendMemcpy,
-    /// Shapes are told, and the receiver answers.
+    /// Shapes are sent, and the receiver answers.
     PreSend,
-    /// The payload goes.
+    /// The payload is sent.
     Send,
     /// Memory of the transfer is released.
     PostSend,
-    /// Shapes are received, and memory is made for the payload.
+    /// Shapes are received, and memory for the payload is allocated.
     PreRecv,
     Recv,
     /// Tensors are unpacked.
@@ -49,7 +49,7 @@ pub(crate) struct Range {
     tool: Option<injection::Tool>,
 }
 
-/// Begins a range, whose name has the peer in it.
+/// Begins a range, whose name contains the peer.
 #[inline]
 pub(crate) fn range(phase: Phase, peer: usize) -> Range {
     #[cfg(not(feature = "nvtx"))]
@@ -93,7 +93,7 @@ thread_local! {
     static BATCH: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Names of this thread's ranges have a batch in them while it lives; made by [`batch`].
+/// A prefix for the names of this thread's ranges, for as long as it lives; created by [`batch`].
 #[derive(Debug)]
 #[must_use]
 pub struct Batch {
@@ -101,8 +101,8 @@ pub struct Batch {
     before: Option<String>,
 }
 
-/// Puts `Batch-`, the tag and a space before the names of this thread's ranges, until what it returns is dropped. Does nothing
-/// without the feature `nvtx`.
+/// Puts `Batch-`, the tag and a space before the names of this thread's ranges, until the result is dropped. Does nothing without the
+/// feature `nvtx`.
 ///
 /// ```
 /// let _batch = gradsync::nvtx::batch(7);

@@ -1,4 +1,4 @@
-//! All-reduce of a whole gradient buffer: one collective, whatever the number of tensors (ONNX Runtime's NcclAllReduce).
+//! All-reduce of a whole gradient buffer by one collective, for any number of tensors (ONNX Runtime's NcclAllReduce).
 
 use crate::agreement::{Plan, agree_once};
 use crate::buffer::GradientBuffer;
@@ -10,13 +10,13 @@ use crate::memory::{Host, Memory};
 use crate::ops::memory_kind;
 use crate::slice::SliceMut;
 
-/// Memory in which whole gradient buffers are reduced: [`Host`] and `Cuda`.
+/// A kind of memory whose gradient buffers can be reduced as a whole: [`Host`] and `Cuda`.
 #[doc(hidden)]
 pub trait ReducibleMemory: Memory {
     /// The kind of the gradients' memory, which ranks compare.
     fn kind(buffer: &GradientBuffer<Self>) -> &'static str;
 
-    /// Reduces the ranks' buffers where they lie; `false`, on every rank, where that cannot be.
+    /// Reduces the ranks' buffers in place in shared windows; `false`, on every rank, where that is impossible.
     ///
     /// # Errors
     /// The errors of a collective.
@@ -54,14 +54,14 @@ impl ReducibleMemory for crate::memory::Cuda {
 
 /// Replaces every rank's buffer by the reduction over ranks, in place and without packing.
 ///
-/// The gaps between tensors take part and stay zero. On the host, sums run in `f64` in rank order and are rounded once ([`ReduceOp`]), and
-/// buffers in [shared](GradientBuffer::new_shared) memory are reduced where they lie, with the same bits. On a GPU, sums are the transport's;
+/// The gaps between tensors take part and stay zero. On the host, sums run in `f64` in rank order and are rounded once ([`ReduceOp`]);
+/// buffers in [shared](GradientBuffer::new_shared) memory are reduced in place, with the same bits. On a GPU, the transport adds;
 /// `OrderedAllReduce` is the reproducible form.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the buffer was made for another world size;
-/// [`Error::Disagreement`](crate::Error::Disagreement) on every rank if ranks have other tensors, reductions or kinds of memory; and those
-/// of [`Collectives::all_reduce`]. After a communicator's error the contents of the buffer are unspecified.
+/// [`Error::Disagreement`](crate::Error::Disagreement) on every rank if ranks have different tensors, reductions or kinds of memory; the
+/// errors of [`Collectives::all_reduce`]. After a communicator's error the contents of the buffer are unspecified.
 pub fn all_reduce<M: ReducibleMemory>(
     comm: &dyn Communicator<M>,
     buffer: &mut GradientBuffer<M>,

@@ -1,14 +1,14 @@
 //! The gradient-control family of ONNX Runtime training: ZeroGradient, InPlaceAccumulator, InPlaceAccumulatorV2.
 //!
-//! Same meanings, without upstream's gaps: every pair of dtypes, sums in a wider precision with one rounding (upstream converts
-//! the value to the sum's type first), 64-bit counts, and shapes that are compared instead of broadcast. One rank only, in either memory: on a
-//! GPU everything is put into the queue of the operands.
+//! The meanings are ONNX Runtime's, without its gaps: every pair of dtypes, sums in a wider precision with one rounding (ONNX Runtime
+//! converts the value to the sum's type first), 64-bit counts, and shapes that are compared instead of broadcast. They run on one rank
+//! only, in either memory; on a GPU all work is enqueued into the queue of the operands.
 
 use crate::error::{Error, Result};
 use crate::kernels::KernelMemory;
 use crate::memory::{TensorView, TensorViewMut};
 
-/// Sets a gradient to zero (ZeroGradient; its reset signal is a mere dependency in a graph and has no place here).
+/// Sets a gradient to zero (ZeroGradient, without its reset signal, which only expresses a dependency in a graph).
 ///
 /// # Errors
 /// `Error::Cuda`; never on the host.
@@ -16,12 +16,12 @@ pub fn zero_gradient<'a, M: KernelMemory>(gradient: impl Into<TensorViewMut<'a, 
     M::zero(gradient.into().into_data())
 }
 
-/// `sum += value` unless `do_update` is `Some(false)`, in which case nothing happens (InPlaceAccumulator).
+/// Computes `sum += value`, unless `do_update` is `Some(false)`, in which case nothing happens (InPlaceAccumulator).
 ///
 /// Both are widened to `f32`, or to `f64` if either is `f64`, added, and rounded once to the dtype of `sum`.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`] naming both shapes, whatever `do_update` says; nothing is written.
+/// [`Error::ShapeMismatch`] naming both shapes, for any `do_update`; nothing is written.
 pub fn in_place_accumulate<'a, 'b, M: KernelMemory>(
     sum: impl Into<TensorViewMut<'a, M>>,
     value: impl Into<TensorView<'b, M>>,
@@ -35,8 +35,8 @@ pub fn in_place_accumulate<'a, 'b, M: KernelMemory>(
     M::accumulate(sum.into_data(), value.data())
 }
 
-/// Replaces `buffer` by `value`, casting where dtypes differ, if `overwrite`; otherwise adds as [`in_place_accumulate`] does
-/// (InPlaceAccumulatorV2). Returns the updated flag, which is `true` whenever this returns at all.
+/// Replaces `buffer` by `value`, with a cast where dtypes differ, if `overwrite` is set; otherwise adds like [`in_place_accumulate`]
+/// (InPlaceAccumulatorV2). Returns the updated flag, which is always `true`.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`] naming both shapes; nothing is written.

@@ -1,8 +1,9 @@
-//! [`OrderedAllReduce`]: sums whose bits depend on the ranks' values alone, and narrow numbers on the wire with wide sums.
+//! [`OrderedAllReduce`]: sums whose bits depend on the ranks' values alone, computed in a wide dtype and sent in a narrow one.
 //!
-//! Each rank gets its part of every rank's data, adds them up in rank order, and hands its part of the result to all others: the
-//! bytes of a ring all-reduce, one rounding an element instead of one a hop. Over a communicator ([`OrderedAllReduce`]) these are two
-//! exchanges around the `combine` kernel; where the ranks' kernels reach each other's buffers ([`PeerAllReduce`]), one launch.
+//! Each rank receives its part of every rank's data, adds the parts in rank order, and sends its part of the result to all others: the same
+//! number of bytes as a ring all-reduce, with one rounding per element instead of one per hop. Over a communicator ([`OrderedAllReduce`])
+//! these are two exchanges around the `combine` kernel; where the ranks' kernels can access each other's buffers ([`PeerAllReduce`]), one
+//! launch.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,35 +26,35 @@ const OPERATION: &str = "ordered all_reduce";
 /// A bitwise reproducible all-reduce of vectors of one length.
 ///
 /// Each element of the result is the sum of the ranks' elements in `f64`, in rank order, each times `1/P` for a mean, rounded once to the
-/// dtype on the wire. It does not depend on the length, on how tensors were put into buckets, on the machine or on its load. With a
-/// wire narrower than the data, every rank's data are rounded to it first (to nearest even), and so is the result.
+/// dtype on the wire. It does not depend on the length, on the assignment of tensors to buckets, on the machine or on its load. With a wire
+/// narrower than the data, every rank's data are rounded to it first (to nearest even), and so is the result.
 #[derive(Debug)]
 pub struct OrderedAllReduce<'c> {
     comm: &'c dyn Communicator<Cuda>,
     dtype: DType,
     wire: DType,
     len: usize,
-    /// This rank's window on the data.
+    /// This rank's window of the data.
     own: Range<usize>,
-    /// Longest window.
+    /// The length of the longest window.
     part_len: usize,
     op: ReduceOp,
     layers: SegmentWorkspace,
     /// The other ranks' parts.
     received: DeviceBuffer,
-    /// The data in the dtype of the wire, if that is another.
+    /// The data in the dtype of the wire, if that differs.
     narrow: Option<DeviceBuffer>,
 }
 
 impl<'c> OrderedAllReduce<'c> {
-    /// Prepares all-reduces of `len` elements of `dtype`, which travel as `wire`; `op` is `Sum` or `Mean`. Every rank must call it, with the
-    /// same of each. The host waits for the other ranks.
+    /// Prepares all-reduces of `len` elements of `dtype`, which are sent as `wire`; `op` is `Sum` or `Mean`. Every rank must call it with
+    /// the same arguments. The host waits for the other ranks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another reduction; [`Error::Disagreement`] for ranks that differ in any of these; [`Error::Cuda`], code 2 when memory
-    /// does not suffice for the other ranks' parts, almost as many bytes again as the data have on the wire, or twice as many where the
-    /// wire is another dtype. Whichever rank it is, all fail, the others with an [`Error::InvalidArgument`] that names it. Those of the
-    /// communicator.
+    /// [`Error::InvalidArgument`] for another reduction; [`Error::Disagreement`] if ranks differ in any argument; [`Error::Cuda`], with
+    /// code 2 when memory does not suffice for the other ranks' parts: almost the size of the data on the wire, or twice that if the wire
+    /// has another dtype. If it does not suffice on one rank, all ranks fail, the others with an [`Error::InvalidArgument`] that names that
+    /// rank. Errors of the communicator.
     pub fn new(
         comm: &'c dyn Communicator<Cuda>,
         queue: &Queue,
@@ -99,7 +100,7 @@ impl<'c> OrderedAllReduce<'c> {
         })
     }
 
-    /// The dtype that travels.
+    /// The dtype in which the data are sent.
     pub fn wire(&self) -> DType {
         self.wire
     }
@@ -112,7 +113,7 @@ impl<'c> OrderedAllReduce<'c> {
     /// Replaces every rank's data by their reduction.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for other data than were prepared for; errors of the communicator.
+    /// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for data other than prepared for; errors of the communicator.
     pub fn run(&mut self, mut data: DeviceSliceMut<'_>) -> Result<()> {
         let _scope = scope::within(Operation::OrderedAllReduce(self.op));
         let view = data.as_slice();
@@ -131,7 +132,7 @@ impl<'c> OrderedAllReduce<'c> {
         outcome
     }
 
-    /// The reduction in the dtype of the wire.
+    /// Reduces data in the dtype of the wire.
     fn reduce(&mut self, mut data: DeviceSliceMut<'_>) -> Result<()> {
         let comm = self.comm;
         let (rank, world_size, own_len) = (comm.rank(), comm.world_size(), self.own.len());
@@ -153,7 +154,7 @@ impl<'c> OrderedAllReduce<'c> {
         // SAFETY: the data are borrowed mutably; the kernel reads each element of this part before it writes it, in one thread.
         self.layers.combine(unsafe { DeviceSliceMut::from_view(own) }, &vectors)?;
 
-        // Every window but this rank's own is written by another rank.
+        // Every window except this rank's own is written by another rank.
         let (before, rest) = data.reborrow().split_at_mut(self.own.start);
         let (middle, after) = rest.split_at_mut(own_len);
         let sends: Vec<_> = peers().map(|peer| (peer, middle.as_slice().into())).collect();
@@ -168,10 +169,10 @@ fn wires(places: Vec<(usize, DeviceSliceMut<'_>)>) -> Vec<(usize, DeviceWireSlic
     places.into_iter().map(|(peer, place)| (peer, place.into())).collect()
 }
 
-/// [`OrderedAllReduce`]'s sums, with the same bits, of gradient buffers that the kernels of all ranks reach: in one launch each rank sends
-/// the peers their shards, adds up what it has received and writes the result into every rank's buffer, and one waits for all. Two to eight
-/// ranks on one machine. The memory stays occupied until every rank has dropped its own, as for
-/// [`Adasum`](crate::ops::Adasum). Workspace: the peers' shards, as many bytes as the buffer without its own.
+/// The sums of [`OrderedAllReduce`], with the same bits, for gradient buffers that the kernels of all ranks can access. In one launch each
+/// rank sends the peers their shards, adds the shards that it has received and writes the result into every rank's buffer; a second launch
+/// waits for all ranks. It needs two to eight ranks on one machine. The memory stays occupied until every rank has dropped its own, as for
+/// [`Adasum`](crate::ops::Adasum). The workspace is the peers' shards: the size of the buffer without this rank's own shard.
 #[derive(Debug)]
 pub struct PeerAllReduce<'c> {
     comm: &'c dyn Communicator<Cuda>,
@@ -180,12 +181,12 @@ pub struct PeerAllReduce<'c> {
 }
 
 impl<'c> PeerAllReduce<'c> {
-    /// Maps the buffers of all ranks; every rank must call it, with equal tensors, and keep the buffer while it uses this. `None`, on
-    /// every rank, where kernels do not reach all buffers. The host waits for the other ranks.
+    /// Maps the buffers of all ranks. Every rank must call it, with equal tensors, and keep the buffer while it uses this object. `None`,
+    /// on every rank, if kernels cannot access all buffers. The host waits for the other ranks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] on every rank for a reduction other than `Sum` and `Mean` or a buffer made for another world size,
-    /// whichever rank it is that has it; [`Error::Disagreement`] for ranks with other tensors or reductions; [`Error::Cuda`]; errors of the communicator.
+    /// [`Error::InvalidArgument`] on every rank if any rank has a reduction other than `Sum` and `Mean` or a buffer made for another world
+    /// size; [`Error::Disagreement`] if ranks have different tensors or reductions; [`Error::Cuda`]; errors of the communicator.
     pub fn new(comm: &'c dyn Communicator<Cuda>, buffer: &GradientBuffer<Cuda>, op: ReduceOp) -> Result<Option<Self>> {
         let operation = Operation::OrderedAllReduce(op);
         let _scope = scope::within(operation);
@@ -197,7 +198,7 @@ impl<'c> PeerAllReduce<'c> {
     /// Replaces every rank's buffer by their reduction. Asynchronous, in the buffer's queue.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another buffer than was mapped; errors of the communicator.
+    /// [`Error::InvalidArgument`] for a buffer that was not mapped; errors of the communicator.
     pub fn run(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         let _scope = scope::within(Operation::OrderedAllReduce(self.op));
         self.connection.check(OPERATION, buffer)?;
@@ -223,7 +224,7 @@ fn factor(op: ReduceOp, world_size: usize) -> f64 {
     if op == ReduceOp::Mean { 1.0 / world_size as f64 } else { 1.0 }
 }
 
-/// The elements that `rank` adds up.
+/// The range of elements that `rank` adds.
 fn window(rank: usize, part_len: usize, len: usize) -> Range<usize> {
     len.min(rank * part_len)..len.min((rank + 1) * part_len)
 }

@@ -1,4 +1,4 @@
-//! Setting up operations whose kernels reach into the gradient buffers of all ranks.
+//! Setup of operations whose kernels access the gradient buffers of all ranks.
 //!
 //! It maps and describes memory; the operations define the kernels that use it.
 
@@ -15,8 +15,8 @@ use crate::memory::{Cuda, PeerMemory};
 
 /// The gradient buffers of all ranks, mapped for the kernels of this one.
 ///
-/// It owns this rank's buffer together with the user: dropping the buffer first, or this while the peers go on, leaves the memory where it is
-/// until every rank has dropped its own connection ([`Exposure`]).
+/// It shares ownership of this rank's buffer with the user: if the buffer is dropped first, or this object while the peers continue, the
+/// memory stays in place until every rank has dropped its own connection ([`Exposure`]).
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) group: PeerGroup,
@@ -36,14 +36,14 @@ struct Prepared<T> {
 }
 
 impl Connection {
-    /// Whether there are ranks and elements enough, and no more ranks than the kernels take; the same on every rank.
+    /// Whether there are at least two ranks and one element, and at most as many ranks as the kernels support; the same on every rank.
     pub(super) fn is_possible(comm: &dyn Communicator<Cuda>, buffer: &GradientBuffer<Cuda>) -> bool {
         (2..=MOST_RANKS).contains(&comm.world_size()) && buffer.table().arena_len() > 0
     }
 
-    /// Maps every rank's buffer; every rank must call it. `None`, on every rank, if there are too many of them or some cannot be
-    /// reached. The kernels exchange `sums`; they are loaded here. What `prepare` makes of this rank comes along; where it
-    /// fails on one rank, all ranks get an error.
+    /// Maps every rank's buffer; every rank must call it. `None`, on every rank, if there are too many ranks or a buffer cannot be
+    /// accessed. The kernels exchange `sums`; they are loaded here. The result of `prepare` is returned too; if it fails on one rank, all
+    /// ranks return an error.
     pub(super) fn new<T>(
         operation: Operation,
         comm: &dyn Communicator<Cuda>,
@@ -61,7 +61,7 @@ impl Connection {
             let mailbox = DeviceBuffer::zeroed(queue, DType::F64, mailbox_len)?;
             let received = DeviceBuffer::zeroed(queue, dtype, shard_len * (world_size - 1))?;
             let flags = FlagList::new(queue, world_size)?;
-            // Cleared before any peer can write to it: mapping it comes after.
+            // The mailbox is cleared before any peer can write to it, since mapping comes later.
             queue.synchronize()?;
             Ok(Prepared { flags, mailbox, received, rest })
         })();
@@ -99,22 +99,22 @@ impl Connection {
             }),
         };
         let group = Claim::new(queue, abort.address(), sharers).map_err(Into::into).and_then(|claim| {
-            // SAFETY: everything that the addresses lead to is kept by the exposure; windows and slots are shards of arenas and as long,
-            // which begin at multiples of 256 bytes.
+            // SAFETY: the exposure keeps all memory behind the addresses. Windows and slots are shards of arenas or have their length, and
+            // arenas' shards begin at multiples of 256 bytes.
             unsafe { PeerGroup::new(queue, (kernel, dtype), sums, &addresses, claim) }
         });
-        // The peers' kernels write here without waiting, so no rank continues before all have reached this point.
+        // The peers' kernels write to this memory without waiting, so no rank continues before all have reached this point.
         let group = all_prepared(operation, comm, group)?;
         let arena = buffer.memory().clone();
         Ok(Some((Arc::new(Self { group, arena, _exposure: exposure, _abort: abort }), rest)))
     }
 
-    /// Has the graph keep this that records work of the queue, if one does.
+    /// Adds this connection to the recording of the queue's work, if there is one, so that the graph keeps it.
     pub(super) fn keep_for_recording(self: &Arc<Self>, queue: &Queue) -> Result<()> {
         Ok(queue.keep_for_recording(|| self.clone())?)
     }
 
-    /// Refuses another buffer than the one that the peers have mapped.
+    /// Refuses a buffer that the peers have not mapped.
     pub(super) fn check(&self, operation: &'static str, buffer: &GradientBuffer<Cuda>) -> Result<()> {
         if Arc::ptr_eq(buffer.memory(), &self.arena) {
             return Ok(());

@@ -1,9 +1,9 @@
-//! Collectives on tensors that lie anywhere, in either memory: ONNX Runtime's NcclAllReduce, NcclAllGather and NcclReduceScatter, and the plain
+//! Collectives on separate tensors, in either memory: ONNX Runtime's NcclAllReduce, NcclAllGather and NcclReduceScatter, and the usual
 //! meaning of the latter two.
 //!
-//! Tensors of a GPU that follow each other in memory are reduced where they lie, by one collective. Others are packed, on a GPU by one launch, one
-//! right after the other, so that a rank whose tensors lie apart sends as many elements as one whose tensors do not. Which rank owns which
-//! tensor is decided by [`plan::ownership`](crate::plan::ownership).
+//! Contiguous tensors of a GPU are reduced in place, by one collective. Others are packed without gaps, on a GPU in one launch, so that a
+//! rank whose tensors are scattered sends the same number of elements as a rank whose tensors are contiguous.
+//! [`plan::ownership`](crate::plan::ownership) decides which rank owns which tensor.
 
 use crate::buffer::GradientBuffer;
 use crate::call::scope;
@@ -13,7 +13,7 @@ use crate::error::{Error, Operation, Result, same_len};
 use crate::kernels::KernelMemory;
 use crate::plan::ownership::{Move, Moves, Ownership};
 
-/// The dtype of all tensors, which belong to one queue; `None` for no tensors.
+/// The dtype of all tensors, which must belong to one queue; `None` for no tensors.
 fn one_dtype<M: KernelMemory>(operation: &'static str, tensors: &[M::Slice<'_>]) -> Result<Option<DType>> {
     let Some(&first) = tensors.first() else { return Ok(None) };
     for (index, &tensor) in tensors.iter().enumerate().skip(1) {
@@ -54,7 +54,7 @@ fn views<'a, M: KernelMemory>(tensors: &'a [M::SliceMut<'_>]) -> Vec<M::Slice<'a
     tensors.iter().map(M::as_slice).collect()
 }
 
-/// The element at which each tensor begins where they lie one right after the other, and the end of the last.
+/// The offset of each tensor in elements if they are packed without gaps, and the end of the last.
 fn offsets<M: KernelMemory>(tensors: &[M::Slice<'_>]) -> (Vec<usize>, usize) {
     let mut end = 0;
     let offset = |tensor: &M::Slice<'_>| {
@@ -66,13 +66,13 @@ fn offsets<M: KernelMemory>(tensors: &[M::Slice<'_>]) -> (Vec<usize>, usize) {
     (offsets, end)
 }
 
-/// Replaces every rank's tensors by their reduction over ranks (ONNX Runtime's NcclAllReduce), by one collective: over the range that they fill,
-/// if each begins where the one before it ends; otherwise over a copy. Each rank does what its own addresses ask for. On a GPU the copy is made
-/// by one launch and taken apart by another, which is fastest where tensors have multiples of 16 bytes. A
-/// [`GradientBuffer`] needs no copy: see [`all_reduce`](super::all_reduce()).
+/// Replaces every rank's tensors by their reduction over ranks (ONNX Runtime's NcclAllReduce), by one collective: in place if the tensors
+/// are contiguous in order, otherwise on a packed copy. Each rank decides by its own addresses. On a GPU the copy is packed in one launch
+/// and unpacked in another, which is fastest where tensors have multiples of 16 bytes. A [`GradientBuffer`] needs no copy: see
+/// [`all_reduce`](super::all_reduce()).
 ///
 /// # Errors
-/// [`Error::DTypeMismatch`] naming the tensor, [`Error::InvalidArgument`] for tensors of different queues, and those of
+/// [`Error::DTypeMismatch`] naming the tensor, [`Error::InvalidArgument`] for tensors of different queues, and the errors of
 /// [`Collectives::all_reduce`].
 #[doc(alias = "NcclAllReduce")]
 pub fn all_reduce_tensors<M: KernelMemory>(
@@ -93,10 +93,10 @@ pub fn all_reduce_tensors<M: KernelMemory>(
     M::unpack(tensors, M::buffer(&packed), &offsets)
 }
 
-/// Like [`all_reduce_tensors`], with outputs of their own: `outputs[i]` has the length and the dtype of `inputs[i]`.
+/// Like [`all_reduce_tensors`], but writes to separate outputs: `outputs[i]` has the length and the dtype of `inputs[i]`.
 ///
 /// # Errors
-/// As [`all_reduce_tensors`], and [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] naming an output that does not fit.
+/// The errors of [`all_reduce_tensors`], and [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] naming an output that does not match.
 pub fn all_reduce_tensors_into<M: KernelMemory>(
     comm: &dyn Communicator<M>,
     inputs: &[M::Slice<'_>],
@@ -119,7 +119,7 @@ pub fn all_reduce_tensors_into<M: KernelMemory>(
     M::unpack(outputs, M::buffer(&packed), &offsets)
 }
 
-/// The reduction of tensors, one right after the other, and the element at which each begins.
+/// The reduction of tensors, packed without gaps, and the offset of each in elements.
 fn reduced_copy<M: KernelMemory>(
     operation: &'static str,
     comm: &dyn Communicator<M>,
@@ -134,33 +134,34 @@ fn reduced_copy<M: KernelMemory>(
     Ok((packed, offsets))
 }
 
-/// Copies tensors that lie anywhere into a gradient buffer, casting where dtypes differ; on a GPU in one launch for each of their dtypes.
+/// Copies separate tensors into a gradient buffer, with casts where dtypes differ; on a GPU in one launch for each of their dtypes.
 ///
-/// With [`unpack`], every operation on buffers serves tensors that lie elsewhere, the outputs being the inputs or not.
+/// Together with [`unpack`], this makes every operation on buffers available for separate tensors, in place or with separate outputs.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`] naming a tensor with other elements than the buffer's, and [`Error::InvalidArgument`] for another queue; nothing is
-/// written.
+/// [`Error::LengthMismatch`] naming a tensor whose length differs from the buffer's, and [`Error::InvalidArgument`] for another queue;
+/// nothing is written.
 pub fn pack<M: KernelMemory>(buffer: &mut GradientBuffer<M>, tensors: &[M::Slice<'_>]) -> Result<()> {
     buffer.table().check_lens("pack", "tensor", tensors.iter().map(|tensor| M::len(*tensor)))?;
     let offsets = buffer.table().offsets();
     M::pack(buffer.as_mut_slice(), &offsets, tensors)
 }
 
-/// Copies all tensors of a gradient buffer to where they are wanted, casting where dtypes differ; on a GPU in one launch for each of their dtypes.
+/// Copies all tensors of a gradient buffer to separate tensors, with casts where dtypes differ; on a GPU in one launch for each of their
+/// dtypes.
 ///
 /// # Errors
-/// As [`pack`].
+/// The errors of [`pack`].
 pub fn unpack<M: KernelMemory>(buffer: &GradientBuffer<M>, tensors: &mut [M::SliceMut<'_>]) -> Result<()> {
     buffer.table().check_lens("unpack", "tensor", views::<M>(tensors).into_iter().map(M::len))?;
     M::unpack(tensors, buffer.as_slice(), &buffer.table().offsets())
 }
 
-/// Fills every rank's tensors with those of their owners (ONNX Runtime's NcclAllGather): a tensor belongs to the rank whose window of
-/// the padded bundle it lies in.
+/// Replaces every rank's tensors by the tensors of their owners (ONNX Runtime's NcclAllGather): a tensor belongs to the rank whose window
+/// of the padded bundle contains it.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] naming a tensor that lies in two ranks' windows, and as [`all_reduce_tensors`].
+/// [`Error::InvalidArgument`] naming a tensor in two ranks' windows, and the errors of [`all_reduce_tensors`].
 #[doc(alias = "NcclAllGather")]
 pub fn all_gather_owned<M: KernelMemory>(comm: &dyn Communicator<M>, tensors: &mut [M::SliceMut<'_>]) -> Result<()> {
     const OPERATION: &str = "all_gather_owned";
@@ -169,10 +170,11 @@ pub fn all_gather_owned<M: KernelMemory>(comm: &dyn Communicator<M>, tensors: &m
     copy_out::<M>(tensors, &scratch, &moves.copy_out)
 }
 
-/// Like [`all_gather_owned`], with outputs of their own: `outputs[i]` becomes `inputs[i]` of the rank that owns tensor `i`, on the owner as well.
+/// Like [`all_gather_owned`], but writes to separate outputs: `outputs[i]` becomes `inputs[i]` of the rank that owns tensor `i`, on the
+/// owner as well.
 ///
 /// # Errors
-/// As [`all_gather_owned`], and [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] naming an output that does not fit.
+/// The errors of [`all_gather_owned`], and [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] naming an output that does not match.
 pub fn all_gather_owned_into<M: KernelMemory>(
     comm: &dyn Communicator<M>,
     inputs: &[M::Slice<'_>],
@@ -185,7 +187,7 @@ pub fn all_gather_owned_into<M: KernelMemory>(
     copy_out::<M>(outputs, &scratch, &ownership.all_moves())
 }
 
-/// All tensors of a bundle from their owners, in its scratch memory.
+/// All tensors of a bundle, gathered from their owners into its workspace.
 fn gathered<M: KernelMemory>(
     operation: &'static str,
     comm: &dyn Communicator<M>,
@@ -197,10 +199,11 @@ fn gathered<M: KernelMemory>(
     Ok(Some(bundle))
 }
 
-/// Replaces the tensors that this rank owns by their reduction over ranks, and leaves all others alone (ONNX Runtime's NcclReduceScatter).
+/// Replaces the tensors that this rank owns by their reduction over ranks, and leaves all others unchanged (ONNX Runtime's
+/// NcclReduceScatter).
 ///
 /// # Errors
-/// As [`all_gather_owned`].
+/// The errors of [`all_gather_owned`].
 #[doc(alias = "NcclReduceScatter")]
 pub fn reduce_scatter_owned<M: KernelMemory>(
     comm: &dyn Communicator<M>,
@@ -215,11 +218,11 @@ pub fn reduce_scatter_owned<M: KernelMemory>(
     copy_out::<M>(tensors, &scratch, &moves.copy_out)
 }
 
-/// Like [`reduce_scatter_owned`], with outputs of their own: `outputs[i]` becomes the reduction of all ranks' `inputs[i]` on the rank that owns
-/// tensor `i`, and is left alone on the others.
+/// Like [`reduce_scatter_owned`], but writes to separate outputs: `outputs[i]` becomes the reduction of all ranks' `inputs[i]` on the rank
+/// that owns tensor `i`, and is left unchanged on the others.
 ///
 /// # Errors
-/// As [`all_gather_owned_into`].
+/// The errors of [`all_gather_owned_into`].
 pub fn reduce_scatter_owned_into<M: KernelMemory>(
     comm: &dyn Communicator<M>,
     inputs: &[M::Slice<'_>],
@@ -233,7 +236,7 @@ pub fn reduce_scatter_owned_into<M: KernelMemory>(
     copy_out::<M>(outputs, &scratch, &moves.copy_out)
 }
 
-/// The reduction of this rank's tensors, in the scratch memory of the bundle.
+/// The reduction of this rank's tensors, in the workspace of the bundle.
 fn scattered<M: KernelMemory>(
     operation: &'static str,
     comm: &dyn Communicator<M>,
@@ -246,7 +249,7 @@ fn scattered<M: KernelMemory>(
     Ok(Some(bundle))
 }
 
-/// Tensors that belong to ranks: the plan, and the scratch memory that the collective runs on.
+/// Tensors with their owners: the plan, and the workspace of the collective.
 struct Bundle<M: KernelMemory> {
     ownership: Ownership,
     moves: Moves,
@@ -254,7 +257,7 @@ struct Bundle<M: KernelMemory> {
 }
 
 impl<M: KernelMemory> Bundle<M> {
-    /// The bundle of these tensors, copied into zeroed scratch memory as the plan says; `None` for no tensors.
+    /// The bundle of these tensors, copied into zeroed workspace according to the plan; `None` for no tensors.
     fn of(
         operation: &'static str,
         comm: &dyn Communicator<M>,
@@ -289,12 +292,11 @@ fn copy_out<M: KernelMemory>(tensors: &mut [M::SliceMut<'_>], scratch: &M::Buffe
     M::unpack(&mut destinations, M::buffer(scratch), &offsets)
 }
 
-/// Concatenates every rank's tensor along its first dimension, for each tensor of a bundle, at once: `outputs[i]` holds
-/// `world_size` times `inputs[i]`.
+/// Concatenates every rank's tensor along its first dimension, for each tensor of a bundle, at once: `outputs[i]` has `world_size` times
+/// the elements of `inputs[i]`.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for outputs that do not fit, and those of
-/// [`Collectives::all_gather`].
+/// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for outputs that do not match, and the errors of [`Collectives::all_gather`].
 pub fn all_gather_tensors<M: KernelMemory>(
     comm: &dyn Communicator<M>,
     inputs: &[M::Slice<'_>],
@@ -306,13 +308,12 @@ pub fn all_gather_tensors<M: KernelMemory>(
     comm.run_all(inputs.iter().zip(outputs).map(gather).collect())
 }
 
-/// Sums every rank's tensor and gives each rank an equal shard of it along the first dimension, for each tensor of a bundle, at
-/// once. `shapes` are those of the inputs.
+/// Sums every rank's tensor and returns to each rank an equal shard of it along the first dimension, for each tensor of a bundle, at once.
+/// `shapes` are the shapes of the inputs.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] naming shape and world size where a first dimension does not divide, or there is none;
-/// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for operands that do not fit, and those of
-/// [`Collectives::reduce_scatter`].
+/// [`Error::InvalidArgument`] naming shape and world size if a first dimension is missing or not divisible by the world size;
+/// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for operands that do not match, and the errors of [`Collectives::reduce_scatter`].
 pub fn reduce_scatter_tensors<M: KernelMemory>(
     comm: &dyn Communicator<M>,
     inputs: &[M::Slice<'_>],

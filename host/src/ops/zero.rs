@@ -1,7 +1,7 @@
-//! [`ZeroPartition`]: gradients and parameters shared out over ranks, so that each rank keeps the optimizer's state of its shard only
-//! (ZeRO, Rajbhandari et al., arXiv 1910.02054).
+//! [`ZeroPartition`]: gradients and parameters divided among ranks, so that each rank keeps the optimizer's state of its shard only (ZeRO,
+//! Rajbhandari et al., arXiv 1910.02054).
 //!
-//! Which elements are whose is [`plan::zero`](crate::plan::zero)'s business; the optimizer is the caller's.
+//! [`plan::zero`](crate::plan::zero) assigns the elements to ranks; the optimizer is the caller's.
 
 use crate::agreement::same_plan;
 use crate::buffer::GradientBuffer;
@@ -15,7 +15,7 @@ const OPERATION: Operation = Operation::ZeroPartition;
 
 /// The division of a buffer's elements over the ranks that update them.
 ///
-/// A step reduces and scatters the gradients, updates the elements of [`views`](Self::views) in the parameters, and gathers those.
+/// A step reduce-scatters the gradients, updates the elements of [`views`](Self::views) in the parameters, and all-gathers the parameters.
 #[derive(Debug)]
 pub struct ZeroPartition<'c, M: Memory = Host> {
     comm: &'c dyn Communicator<M>,
@@ -24,11 +24,11 @@ pub struct ZeroPartition<'c, M: Memory = Host> {
 }
 
 impl<'c, M: Memory> ZeroPartition<'c, M> {
-    /// Shares buffers like this one out over the ranks; every rank must call it. The host waits for the other ranks.
+    /// Divides buffers with the tensors of `buffer` among the ranks; every rank must call it. The host waits for the other ranks.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the buffer was made for another world size;
-    /// [`Error::Disagreement`](crate::Error::Disagreement) on every rank if ranks have other tensors; errors of the communicator.
+    /// [`Error::Disagreement`](crate::Error::Disagreement) on every rank if ranks have different tensors; errors of the communicator.
     pub fn new(comm: &'c dyn Communicator<M>, buffer: &GradientBuffer<M>) -> Result<Self> {
         let table = buffer.table();
         same_plan(OPERATION, comm, table, &[], Ok(()))?;
@@ -41,25 +41,27 @@ impl<'c, M: Memory> ZeroPartition<'c, M> {
         views_of(&self.views, self.comm.rank())
     }
 
-    /// The parts of all tensors, in order, with their ranks.
+    /// The parts of all tensors, in order, with the ranks that update them.
     pub fn all_views(&self) -> &[View] {
         &self.views
     }
 
-    /// Replaces this rank's shard of the gradients by their reduction over ranks; what the other shards hold afterwards is unspecified.
+    /// Replaces this rank's shard of the gradients by their reduction over ranks; the other shards are unspecified afterwards.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a buffer with other tensors; those of [`Collectives::reduce_scatter_in_place`].
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a buffer with other tensors; the errors of
+    /// [`Collectives::reduce_scatter_in_place`].
     pub fn reduce_scatter(&self, gradients: &mut GradientBuffer<M>, op: ReduceOp) -> Result<()> {
         let _scope = scope::within(OPERATION).with_tensors(gradients.table().tensor_count());
         self.check(gradients)?;
         self.comm.reduce_scatter_in_place(gradients.as_mut_slice(), op)
     }
 
-    /// Fills every rank's parameters with the shards that their owners have updated.
+    /// Replaces every rank's parameters by the shards that their owners have updated.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a buffer with other tensors; those of [`Collectives::all_gather_in_place`].
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a buffer with other tensors; the errors of
+    /// [`Collectives::all_gather_in_place`].
     pub fn all_gather(&self, parameters: &mut GradientBuffer<M>) -> Result<()> {
         let _scope = scope::within(OPERATION).with_tensors(parameters.table().tensor_count());
         self.check(parameters)?;

@@ -1,21 +1,22 @@
-//! Which gradients share a bucket, so that one collective reduces them while the others are still computed.
+//! The assignment of gradients to buckets, so that one collective reduces a bucket while other gradients are still computed.
 //!
-//! As PyTorch's DistributedDataParallel divides them (Li et al., "PyTorch Distributed", VLDB 2020, 3.2): in the order in which gradients appear, one
-//! kind a bucket, and a smaller bucket first, so that communication begins early. Pure arithmetic.
+//! The assignment follows PyTorch's DistributedDataParallel (Li et al., "PyTorch Distributed", VLDB 2020, 3.2): in the order in which
+//! gradients appear, one kind per bucket, and a smaller bucket first, so that communication begins early. Pure arithmetic.
 
-/// The gradients that travel together.
+/// Gradients that are reduced together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket<K> {
-    /// The kind of all of them, such as their dtype.
+    /// The kind of the gradients, such as their dtype.
     pub kind: K,
-    /// Their numbers, in the order in which they appear.
+    /// The numbers of the gradients, in the order in which they appear.
     pub members: Vec<usize>,
 }
 
-/// Divides gradients into buckets. `order` has the numbers of gradients in the order in which they appear, each with its kind and its bytes.
+/// Assigns gradients to buckets. `order` has the numbers of gradients in the order in which they appear, each with its kind and its size in
+/// bytes.
 ///
-/// A bucket is closed as soon as it has the bytes of its limit: `first_bytes` for the first bucket of each kind, `bytes` for all others. Buckets are in
-/// the order in which their last gradients appear, which is the order in which they can be reduced.
+/// A bucket is closed as soon as its size reaches its limit: `first_bytes` for the first bucket of each kind, `bytes` for all others.
+/// Buckets are in the order in which their last gradients appear, which is the order in which they can be reduced.
 ///
 /// ```
 /// use gradsync::DType::{BF16, F32};
@@ -30,7 +31,7 @@ pub fn assign<K: Copy + PartialEq>(
     first_bytes: usize,
     bytes: usize,
 ) -> Vec<Bucket<K>> {
-    /// An open bucket of each kind, with its bytes and its limit.
+    /// The open bucket of a kind, with its size and its limit.
     struct Open<K> {
         bucket: Bucket<K>,
         last: usize,

@@ -1,18 +1,18 @@
-//! Several tensors as one transfer: where each lies in the bundle, and a header that describes all of them.
+//! Several tensors as one transfer: the offset of each tensor in the bundle, and a header that describes all of them.
 //!
-//! A bundle is sent as a header and a payload. Tensor i starts in the payload at the end of tensor i - 1 rounded up to
-//! 256 bytes, and the payload ends with the last tensor. What lies in the gaps is undefined.
+//! A bundle is sent as a header and a payload. Tensor i starts in the payload at the end of tensor i - 1 rounded up to 256 bytes, and the
+//! payload ends with the last tensor. The contents of the gaps are unspecified.
 //!
 //! # The header
 //!
-//! All integers are little-endian and without sign. The first [`PREFIX_BYTES`] bytes say how long the
-//! rest is; how both travel is the business of [`ops::send_recv`](crate::ops::send_recv).
+//! All integers are little-endian and unsigned. The first [`PREFIX_BYTES`] bytes contain the length of the rest;
+//! [`ops::send_recv`](crate::ops::send_recv) defines how both are sent.
 //!
 //! | byte | size | field |
 //! |---|---|---|
 //! | 0 | 4 | the magic, ASCII `GSTB` |
 //! | 4 | 4 | the version, 1 |
-//! | 8 | 8 | the sequence number, which means what sender and receiver agree on |
+//! | 8 | 8 | the sequence number, whose meaning sender and receiver define |
 //! | 16 | 4 | the number of tensors |
 //! | 20 | 4 | the bytes of the whole header, these 32 included |
 //! | 24 | 8 | the bytes of the payload |
@@ -24,13 +24,13 @@
 //! | 4 | 4 | the number of dimensions n; 0 for a scalar |
 //! | 8 | 8 n | the dimensions, outermost first |
 //!
-//! Every list of tensors and sequence number has exactly one encoding, and everything else is refused.
+//! Every list of tensors and sequence number has exactly one encoding; all other byte strings are refused.
 //!
-//! # Headers from strangers
+//! # Untrusted headers
 //!
-//! [`decode`] checks all of a header before it allocates, and its errors allocate nothing. What it then allocates is
-//! one [`TensorSpec`] and one range for each tensor, and 8 bytes for each dimension: at most 6 times the bytes that it
-//! was given, which [`Limits::header_bytes`] limits.
+//! [`decode`] checks the whole header before it allocates memory, and its errors allocate none. It then allocates one [`TensorSpec`] and
+//! one range for each tensor, and 8 bytes for each dimension: at most 6 times the size of the header, which [`Limits::header_bytes`]
+//! limits.
 
 use std::ops::Range;
 
@@ -40,18 +40,18 @@ use crate::error::{Error, Result};
 
 const OPERATION: &str = "tensor bundle";
 
-/// Bytes of a header's first part, which says how long the header is.
+/// The size of a header's first part, which contains the length of the header.
 pub const PREFIX_BYTES: usize = 32;
 
 const MAGIC: [u8; 4] = *b"GSTB";
 const VERSION: u32 = 1;
 
-/// Where the tensors of a bundle lie in its payload, in bytes.
+/// The offsets of the tensors of a bundle in its payload, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BundleLayout {
-    /// The bytes of each tensor, in order; each starts at a multiple of [`TENSOR_ALIGNMENT`].
+    /// The byte range of each tensor, in order; each starts at a multiple of [`TENSOR_ALIGNMENT`].
     pub places: Vec<Range<usize>>,
-    /// Bytes of the payload: the end of the last tensor, without padding.
+    /// The size of the payload in bytes: the end of the last tensor, without padding.
     pub len: usize,
 }
 
@@ -85,7 +85,7 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// Its size in bytes; none if the dimensions multiplied, zeros left out, exceed 64 bits.
+    /// The size in bytes; none if the product of the dimensions, zeros left out, exceeds 64 bits.
     pub fn bytes(&self) -> Option<u64> {
         tensor_bytes(self.dtype, self.dims.iter().copied())
     }
@@ -94,15 +94,15 @@ impl TensorSpec {
 /// The limits of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The most tensors of a bundle.
+    /// The limit of tensors of a bundle.
     pub tensors: u32,
-    /// The most dimensions of a tensor.
+    /// The limit of dimensions of a tensor.
     pub dims: u32,
-    /// The largest dimension.
+    /// The limit of one dimension.
     pub dim: u64,
-    /// The most bytes of a header, its prefix included.
+    /// The limit of a header's size in bytes, its prefix included.
     pub header_bytes: u32,
-    /// The most bytes of a payload. The address space is a limit in any case.
+    /// The limit of a payload's size in bytes. The address space is a limit in any case.
     pub payload_bytes: u64,
 }
 
@@ -118,16 +118,16 @@ impl Default for Limits {
 pub struct Prefix {
     /// The sequence number.
     pub sequence: u64,
-    /// How many tensors follow.
+    /// The number of tensors that follow.
     pub tensors: u32,
-    /// Bytes of the whole header, the prefix included.
+    /// The size of the whole header in bytes, the prefix included.
     pub header_bytes: u32,
-    /// Bytes of the payload, as the sender states them; [`decode`] compares them with the tensors.
+    /// The size of the payload in bytes, as the sender states it; [`decode`] compares it with the tensors.
     pub payload_bytes: u64,
 }
 
 impl Prefix {
-    /// Reads the prefix, so that a receiver knows to read `header_bytes` less [`PREFIX_BYTES`] more.
+    /// Reads the prefix, after which a receiver reads another `header_bytes` - [`PREFIX_BYTES`] bytes.
     ///
     /// # Errors
     /// [`HeaderError`] for another magic or version, or for numbers beyond the limits or that contradict each other.
@@ -149,7 +149,7 @@ impl Prefix {
         if header_bytes > limits.header_bytes {
             return Err(HeaderError::HeaderTooLong { found: header_bytes, limit: limits.header_bytes });
         }
-        // In 128 bits, where products of three such numbers fit.
+        // In 128 bits, which hold products of three such numbers.
         let least = PREFIX_BYTES as u128 + 8 * u128::from(tensors);
         let most = least + 8 * u128::from(limits.dims) * u128::from(tensors);
         if !(least..=most).contains(&header_bytes.into()) {
@@ -170,22 +170,22 @@ pub struct Header {
     pub sequence: u64,
     /// The tensors, in order.
     pub tensors: Vec<TensorSpec>,
-    /// Where they lie in the payload.
+    /// The offsets of the tensors in the payload.
     pub layout: BundleLayout,
 }
 
 /// Writes the header of a bundle of these tensors.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] naming the first tensor whose dimensions exceed 64 bits multiplied, zeros left out, or
-/// that ends beyond the address space; or if the header itself exceeds 4 GiB.
+/// [`Error::InvalidArgument`] naming the first tensor whose product of dimensions, zeros left out, exceeds 64 bits, or that ends beyond the
+/// address space; or if the header itself exceeds 4 GiB.
 pub fn encode(tensors: &[TensorSpec], sequence: u64) -> Result<Vec<u8>> {
     let mut sizes = Vec::with_capacity(tensors.len());
     let mut header_bytes = PREFIX_BYTES;
     for (index, tensor) in tensors.iter().enumerate() {
         let bytes = tensor.bytes().and_then(|bytes| usize::try_from(bytes).ok());
         sizes.push(bytes.ok_or_else(|| refused(format!("tensor {index} exceeds the address space: {tensor:?}")))?);
-        // Below the address space: the dimensions are in memory.
+        // The sum is below the address space, since the dimensions are in memory.
         header_bytes += 8 + 8 * tensor.dims.len();
     }
     let layout = BundleLayout::new(&sizes)?;
@@ -195,7 +195,7 @@ pub fn encode(tensors: &[TensorSpec], sequence: u64) -> Result<Vec<u8>> {
     header.extend(MAGIC);
     header.extend(VERSION.to_le_bytes());
     header.extend(sequence.to_le_bytes());
-    // Fewer than bytes of the header, and so are the dimensions below.
+    // The number of tensors is below the number of header bytes, and so are the numbers of dimensions below.
     header.extend((tensors.len() as u32).to_le_bytes());
     header.extend(stated.to_le_bytes());
     header.extend((layout.len as u64).to_le_bytes());
@@ -207,11 +207,11 @@ pub fn encode(tensors: &[TensorSpec], sequence: u64) -> Result<Vec<u8>> {
     Ok(header)
 }
 
-/// Reads a whole header, prefix included, from exactly its bytes.
+/// Reads a whole header, prefix included. `bytes` must have exactly its length.
 ///
 /// # Errors
-/// [`HeaderError`] naming what is wrong and where: as for [`Prefix::decode`], a length other than the prefix says, an
-/// unknown dtype, a tensor or payload beyond the limits, or a payload of another length than the prefix says.
+/// [`HeaderError`] naming the fault and its offset: the errors of [`Prefix::decode`], a length other than in the prefix, an unknown dtype,
+/// a tensor or payload beyond the limits, or a payload of another length than in the prefix.
 pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Header, HeaderError> {
     let prefix = bytes.first_chunk::<PREFIX_BYTES>();
     let prefix = prefix.ok_or(HeaderError::TooShort { found: bytes.len(), needed: PREFIX_BYTES })?;
@@ -222,7 +222,7 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Header, HeaderError> {
         found if found > needed => return Err(HeaderError::TooLong { found, needed }),
         _ => {}
     }
-    // Everything is checked by the first pass, and nothing is allocated before the second.
+    // The first pass checks everything; memory is allocated only in the second.
     let mut entries = Entries::new(bytes, limits);
     for _ in 0..prefix.tensors {
         entries.next()?;
@@ -241,22 +241,22 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Header, HeaderError> {
         let mut spec = TensorSpec { dtype: entry.dtype, dims: Vec::with_capacity(entry.dims.len() / 8) };
         spec.dims.extend(dims(entry.dims));
         tensors.push(spec);
-        // At most the limit on payloads, which fits the address space.
+        // The end is at most the limit on payloads, which is within the address space.
         places.push(entry.place.start as usize..entry.place.end as usize);
     }
     let layout = BundleLayout { places, len: prefix.payload_bytes as usize };
     Ok(Header { sequence: prefix.sequence, tensors, layout })
 }
 
-/// A tensor as the header has it.
+/// A tensor as it is encoded in the header.
 struct Entry<'a> {
     dtype: DataType,
-    /// 8 bytes for each dimension.
+    /// The dimensions, 8 bytes each.
     dims: &'a [u8],
     place: Range<u64>,
 }
 
-/// Reads one tensor after the other, and checks each. Allocates nothing.
+/// Reads the tensors one after the other, and checks each. Allocates nothing.
 struct Entries<'a> {
     bytes: &'a [u8],
     limits: &'a Limits,
@@ -282,7 +282,7 @@ impl<'a> Entries<'a> {
             return Err(HeaderError::TooManyDims { tensor, offset: offset + 4, found: count, limit: limits.dims });
         }
         let first_dim = offset + 8;
-        // In 64 bits, as 8 times the count may exceed a smaller address space; it is compared before it is used.
+        // In 64 bits, since 8 times the count may exceed a smaller address space; it is compared before it is used.
         if u64::from(count) * 8 > (bytes.len() - first_dim) as u64 {
             return Err(ends_early);
         }
@@ -300,20 +300,21 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// Where a tensor of `bytes` lies that follows one that ends at `end`.
+/// The range of a tensor of `bytes` bytes after one that ends at `end`.
 fn place_after(end: u64, bytes: u64) -> Option<Range<u64>> {
     let start = end.checked_next_multiple_of(TENSOR_ALIGNMENT as u64)?;
     Some(start..start.checked_add(bytes)?)
 }
 
-/// Zeros are left out of the product, so that no part of it overflows where a receiver makes strides of dimensions.
+/// The size of a tensor. Zeros are left out of the product, so that no partial product overflows where a receiver computes strides from
+/// dimensions.
 fn tensor_bytes(dtype: DataType, mut dims: impl Iterator<Item = u64> + Clone) -> Option<u64> {
     let empty = dims.clone().any(|dim| dim == 0);
     let bytes = dims.try_fold(dtype.size_bytes() as u64, |product, dim| product.checked_mul(dim.max(1)))?;
     Some(if empty { 0 } else { bytes })
 }
 
-/// Counts from 1, so that zeros are no dtype.
+/// The code of a dtype in a header. Codes begin at 1, so that zeros are no dtype.
 fn code(dtype: DataType) -> u32 {
     match dtype {
         DataType::F64 => 1,
@@ -344,18 +345,18 @@ fn refused(reason: String) -> Error {
     Error::InvalidArgument { operation: OPERATION, reason }
 }
 
-/// Why bytes are no header of a bundle. Offsets are in bytes from the start of the header.
+/// The fault of bytes that are no header of a bundle. Offsets are in bytes from the start of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs)] // the messages say what the fields are
+#[allow(missing_docs)] // the messages describe the fields
 pub enum HeaderError {
-    /// There are fewer bytes than the header has.
+    /// There are fewer bytes than the header's length.
     #[error("the header has {found} bytes, and needs {needed}")]
     TooShort { found: usize, needed: usize },
     /// There are bytes after the header, or after its last tensor.
     #[error("the header has {found} bytes, and its tensors end at byte {needed}")]
     TooLong { found: usize, needed: usize },
-    /// Not a header at all.
+    /// The magic is missing: this is no header.
     #[error("the header starts with {found:?} instead of {MAGIC:?}")]
     Magic { found: [u8; 4] },
     /// A header of another version.
@@ -367,7 +368,7 @@ pub enum HeaderError {
     /// A longer header than the receiver accepts.
     #[error("the header at byte 20 states {found} bytes of header, and the limit is {limit}")]
     HeaderTooLong { found: u32, limit: u32 },
-    /// A length that no header with so many tensors has, given the limit on dimensions.
+    /// A length that is impossible for this number of tensors, given the limit on dimensions.
     #[error("the header at byte 20 states {found} bytes of header, which {tensors} tensors cannot have")]
     HeaderLength { found: u32, tensors: u32 },
     /// A larger payload than the receiver accepts.
@@ -376,7 +377,7 @@ pub enum HeaderError {
     /// The header ends inside a tensor.
     #[error("the header ends inside tensor {tensor} at byte {offset}")]
     EndsEarly { tensor: u32, offset: usize },
-    /// A dtype that this version does not have.
+    /// A dtype that this version does not know.
     #[error("tensor {tensor} at byte {offset} has the unknown dtype {found}")]
     DType { tensor: u32, offset: usize, found: u32 },
     /// More dimensions than the receiver accepts.
@@ -385,13 +386,13 @@ pub enum HeaderError {
     /// A larger dimension than the receiver accepts.
     #[error("tensor {tensor} at byte {offset} has a dimension of {found}, and the limit is {limit}")]
     DimTooLarge { tensor: u32, offset: usize, found: u64, limit: u64 },
-    /// A tensor whose size, zeros among the dimensions left out, exceeds 64 bits.
+    /// A tensor whose size, with zeros among the dimensions left out, exceeds 64 bits.
     #[error("tensor {tensor} at byte {offset} has dimensions whose product exceeds 64 bits")]
     TensorTooLarge { tensor: u32, offset: usize },
-    /// A tensor that does not fit the payload that the receiver accepts.
+    /// A tensor that exceeds the payload that the receiver accepts.
     #[error("tensor {tensor} at byte {offset} has {bytes} bytes and ends beyond the limit of {limit}")]
     TensorBeyondLimit { tensor: u32, offset: usize, bytes: u64, limit: u64 },
-    /// The tensors need another payload than the header states.
+    /// The tensors need another payload length than the header states.
     #[error("the header at byte 24 states {found} bytes of payload, and its tensors have {needed}")]
     PayloadLength { found: u64, needed: u64 },
 }

@@ -1,18 +1,18 @@
-//! Chunks: the parts of a tensor over which products are added up in one go.
+//! Chunks: the parts of a tensor over which products are added without interruption.
 //!
-//! A chunk's place and length follow from its tensor alone, no shard of an arena begins inside a chunk ([`Layout`](super::layout::Layout)), and
-//! the sums over a tensor's chunks are added in their order. So inner products and norms have the same bits whatever else lies in the arena,
-//! and however many ranks share the work. In both memories: kernels of GPUs find the same chunks ([`reduction`](super::reduction)).
+//! A chunk's offset and length depend only on its tensor, no shard of an arena begins inside a chunk ([`Layout`](super::layout::Layout)),
+//! and the sums over a tensor's chunks are added in their order. So inner products and norms have the same bits for any other contents of
+//! the arena and any number of ranks. This holds in both memories: kernels of GPUs use the same chunks ([`reduction`](super::reduction)).
 
 use std::ops::Range;
 
-/// The length of the longest chunks.
+/// The length of the longest chunks in elements.
 pub const LONGEST_CHUNK: usize = 1 << 16;
 
 /// The length of the chunks of a tensor of `len` elements, a power of two; the last of them may be shorter.
 ///
-/// Longer chunks cost less to begin and leave fewer sums, of which a tensor that several ranks divide sends each; shorter ones divide small tensors
-/// among more ranks. Tensors of 8,192 elements and more have 16 chunks at least, and up to 2²⁹ elements 8,192 at most.
+/// Longer chunks have less overhead and leave fewer sums, each of which is sent if several ranks divide the tensor; shorter ones divide
+/// small tensors among more ranks. Tensors of 8,192 elements and more have at least 16 chunks, and up to 2²⁹ elements at most 8,192.
 pub const fn chunk_len(len: usize) -> usize {
     match len {
         0..=0x4000 => 512,
@@ -23,7 +23,7 @@ pub const fn chunk_len(len: usize) -> usize {
     }
 }
 
-/// The chunks of a tensor that lies there, in order.
+/// The chunks of a tensor at this range, in order.
 pub fn chunks(tensor: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clone {
     let (end, chunk_len) = (tensor.end, chunk_len(tensor.len()));
     tensor.step_by(chunk_len).map(move |begin| begin..end.min(begin + chunk_len))
@@ -32,15 +32,15 @@ pub fn chunks(tensor: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clon
 /// A chunk, with the row of a [`SumTable`] to which its sums are added.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// The layer that it belongs to.
+    /// The layer of the chunk.
     pub layer: usize,
-    /// A row, of which a layer that lies in several windows has one for each of its chunks, and any other one for all of them.
+    /// The row of its sums. A layer in several windows has one row for each of its chunks; any other layer has one row for all of them.
     pub row: usize,
-    /// Its elements.
+    /// The elements of the chunk.
     pub range: Range<usize>,
 }
 
-/// The chunks of several tensors, each of which is a layer of its own with one row.
+/// The chunks of several tensors, each of which is a layer with one row.
 pub fn chunks_of_all(tensors: &[Range<usize>]) -> Vec<Chunk> {
     let of_tensor = |(layer, tensor): (usize, &Range<usize>)| {
         chunks(tensor.clone()).map(move |range| Chunk { layer, row: layer, range })
@@ -48,19 +48,20 @@ pub fn chunks_of_all(tensors: &[Range<usize>]) -> Vec<Chunk> {
     tensors.iter().enumerate().flat_map(of_tensor).collect()
 }
 
-/// The table in which the ranks of a group add up products over the layers of an arena, of which each has a window.
+/// The table in which the ranks of a group add products over the layers of an arena, each over its window.
 ///
-/// A rank fills the rows of the chunks in its window, and leaves the others zero. So the sum of all ranks' tables adds zeros to each number only,
-/// which is exact in any order, and [`fold`](Self::fold) then adds the rows of each layer in the order of its chunks, on every rank.
+/// A rank fills the rows of the chunks in its window, and leaves the others zero. So each number of the sum of all ranks' tables is one
+/// number plus zeros, which is exact in any order, and [`fold`](Self::fold) then adds the rows of each layer in the order of its chunks, on
+/// every rank.
 #[derive(Clone, Debug)]
 pub struct SumTable {
     chunks: Vec<Chunk>,
-    /// The rows of each layer.
+    /// The range of rows of each layer.
     layers: Vec<Range<usize>>,
 }
 
 impl SumTable {
-    /// For layers of consecutive tensors, `layers` of them with as many tensors each, in an arena that is divided into windows of `window_len`
+    /// Creates the table for `layers` layers of equally many consecutive tensors, in an arena that is divided into windows of `window_len`
     /// elements, or undivided for 0.
     pub fn new(tensors: &[Range<usize>], layers: usize, window_len: usize) -> Self {
         let (mut chunks, mut rows_of_layers, mut rows) = (Vec::new(), Vec::with_capacity(layers), 0);
@@ -87,7 +88,7 @@ impl SumTable {
         self.layers.len()
     }
 
-    /// The rows of some layers.
+    /// The rows of a range of layers.
     pub fn rows(&self, layers: Range<usize>) -> Range<usize> {
         let row = |layer: usize| self.layers.get(layer).map_or(self.row_count(), |rows| rows.start);
         row(layers.start)..row(layers.end)
@@ -98,7 +99,7 @@ impl SumTable {
         self.layers.last().map_or(0, |rows| rows.end)
     }
 
-    /// The chunks in a window, with elements counted from the window's start. No chunk may reach over its edges.
+    /// The chunks in a window, with elements counted from the window's start. No chunk may cross its edges.
     pub fn within(&self, window: Range<usize>) -> Vec<Chunk> {
         let first = self.chunks.partition_point(|chunk| chunk.range.start < window.start);
         let end = self.chunks.partition_point(|chunk| chunk.range.start < window.end);
@@ -110,7 +111,7 @@ impl SumTable {
         self.chunks[first..end].iter().map(from_window).collect()
     }
 
-    /// Adds the rows of each layer in their order: `layers × width` numbers from `rows × width`.
+    /// Adds the rows of each layer in their order: returns `layers × width` numbers for `rows × width`.
     pub fn fold(&self, rows: &[f64], width: usize) -> Vec<f64> {
         let mut totals = vec![0.0; self.layers() * width];
         for (layer, of_layer) in self.layers.iter().enumerate() {

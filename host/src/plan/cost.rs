@@ -1,12 +1,12 @@
-//! What Adasum costs on many ranks, as pure arithmetic: bytes on the wire, steps, products; and which [`Scheme`] is the fastest.
+//! The cost of Adasum on many ranks, as pure arithmetic: bytes on the wire, steps, products; and the choice of the fastest [`Scheme`].
 //!
-//! A scheme is a list of collectives and kernels, its `phases`. Its `Work` is counted by formulas, for the rank that does most, and
-//! takes the time that [`Parameters`] say. Nothing here measures, or runs, anything: the program that measures fits parameters to what it
-//! found, and simulates the messages of the phases one by one as a check.
+//! A scheme is a list of collectives and kernels, its `phases`. Formulas count its `Work` for the busiest rank, and [`Parameters`] give the
+//! time of each unit. Nothing here measures or runs anything: the benchmark program fits parameters to measurements, and simulates the
+//! messages of the phases one by one as a check.
 //!
-//! [`Scheme::Gram`] forms P(P+1)/2 products of each element's P values, sends every rank its shard of every vector, and sums
-//! P(P+1)/2 numbers for each layer. Inside a node all of that is nearly free. Across nodes it is not: shards of whole vectors pass the
-//! slow links, where reducing inside the nodes first leaves one vector for each node; later the products are no longer free either.
+//! [`Scheme::Gram`] computes P(P+1)/2 products of each element's P values, sends every rank its shard of every vector, and adds P(P+1)/2
+//! numbers for each layer. Inside a node all of that is nearly free. Across nodes it is not: shards of whole vectors are sent over the slow
+//! links, whereas reducing inside the nodes first leaves one vector for each node; with more ranks the products become expensive too.
 
 mod phases;
 #[cfg(test)]
@@ -23,10 +23,10 @@ pub use self::work::{
     reduce_scatter,
 };
 
-/// A scheme has to take less than this part of the time of one that rounds less: the model is no more exact.
+/// A scheme must take less than this fraction of the time of a scheme with fewer roundings, since the model is no more exact.
 pub const GAIN: f64 = 0.8;
 
-/// A way to form the Adasum of all ranks' vectors.
+/// An algorithm that computes the Adasum of all ranks' vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheme {
     /// One Gram matrix over all ranks.
@@ -37,14 +37,14 @@ pub enum Scheme {
     TwoLevelGram,
     /// A Gram matrix inside each node, and the tree over the nodes' results.
     GramThenTree,
-    /// The sum inside each node, and a Gram matrix of the nodes' sums. Another result: not the Adasum of all ranks.
+    /// The sum inside each node, and a Gram matrix of the nodes' sums. The result is not the Adasum of all ranks.
     SumThenGram,
-    /// The sum inside each node, and the tree over the nodes' sums: that result, up to rounding.
+    /// The sum inside each node, and the tree over the nodes' sums: the result of `SumThenGram`, up to rounding.
     SumThenTree,
 }
 
 impl Scheme {
-    /// All of them.
+    /// All schemes.
     pub const ALL: [Scheme; 6] = [
         Scheme::Gram,
         Scheme::Tree,
@@ -54,7 +54,7 @@ impl Scheme {
         Scheme::SumThenTree,
     ];
 
-    /// Its name in tables.
+    /// The name of the scheme in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Scheme::Gram => "gram",
@@ -66,14 +66,14 @@ impl Scheme {
         }
     }
 
-    /// Whether it can run in that world and combines the ranks in the order of the tree of adjacent pairs.
+    /// Whether the scheme can run in `world` and combines the ranks in the order of the tree of adjacent pairs.
     pub fn fits(self, world: World) -> bool {
         let local = world.local();
         let in_nodes = world.nodes() > 1 && world.ranks % local == 0;
         match self {
             Scheme::Gram => true,
             Scheme::Tree => world.ranks.is_power_of_two(),
-            // The tree of all ranks is one of whole nodes only if a node is a whole tree.
+            // Whole nodes are subtrees of the tree of all ranks only if a node has a power of two of ranks.
             Scheme::TwoLevelGram => in_nodes && local.is_power_of_two(),
             Scheme::GramThenTree => in_nodes && local.is_power_of_two() && world.nodes().is_power_of_two(),
             Scheme::SumThenGram => in_nodes,
@@ -88,63 +88,63 @@ impl fmt::Display for Scheme {
     }
 }
 
-/// Schemes with the same result, up to rounding, of which an automatic choice takes one.
+/// Schemes with the same result, up to rounding, from which an automatic choice selects one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alternatives {
-    /// The scheme that is taken unless others are faster.
+    /// The scheme that is chosen unless another is faster.
     pub usual: Scheme,
-    /// The others, each of which is taken if it needs less than [`GAIN`] of the time of the one that would be taken of those before it.
+    /// The other schemes. Each replaces the choice among the earlier ones if it needs less than [`GAIN`] of that one's time.
     pub others: &'static [Scheme],
 }
 
 impl Alternatives {
-    /// All that give the Adasum of all ranks.
+    /// All schemes that compute the Adasum of all ranks.
     pub const OF_ALL: Self =
         Self { usual: Scheme::Gram, others: &[Scheme::TwoLevelGram, Scheme::GramThenTree, Scheme::Tree] };
-    /// The same, where ranks know nothing of nodes.
+    /// The schemes that compute it where ranks do not know their nodes.
     pub const OF_ONE_LEVEL: Self = Self { usual: Scheme::Gram, others: &[Scheme::Tree] };
-    /// The same, where ranks are in known nodes.
+    /// The schemes that compute it where ranks are in known nodes.
     pub const OF_NODES: Self = Self { usual: Scheme::Gram, others: &[Scheme::TwoLevelGram, Scheme::GramThenTree] };
-    /// All that give the Adasum of the nodes' sums.
+    /// The schemes that compute the Adasum of the nodes' sums.
     pub const OF_SUMS: Self = Self { usual: Scheme::SumThenGram, others: &[Scheme::SumThenTree] };
 }
 
 /// The vectors of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// Bytes of one rank's vector.
+    /// The size of one rank's vector in bytes.
     pub bytes: usize,
-    /// Bytes of an element.
+    /// The size of an element in bytes.
     pub element_bytes: usize,
-    /// Tensors with weights of their own.
+    /// The number of tensors with weights of their own.
     pub layers: usize,
 }
 
 impl Workload {
-    /// Gradients in f32 with as many tensors as BERT-large has.
+    /// Gradients in f32 with the number of tensors of BERT-large.
     pub fn of(bytes: usize) -> Self {
         Self { bytes, element_bytes: 4, layers: 398 }
     }
 }
 
-/// The work of the rank that has most; `None` where the scheme does not [fit](Scheme::fits).
+/// The work of the busiest rank; `None` where the scheme does not [fit](Scheme::fits).
 pub fn work(scheme: Scheme, world: World, load: Workload) -> Option<Work> {
     let phases = phases(scheme, world, load)?;
     Some(phases.iter().fold(Work::default(), |sum, phase| sum + phase.work(world)))
 }
 
-/// The scheme that an automatic choice takes, and why.
+/// An automatic choice of a scheme, with its reasons.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
-    /// The fastest, or the first that is nearly as fast.
+    /// The fastest scheme, or the first that is nearly as fast.
     pub scheme: Scheme,
     /// Its time, in seconds.
     pub seconds: f64,
-    /// The usual one.
+    /// The usual scheme.
     pub usual: Scheme,
-    /// The time of that.
+    /// The time of the usual scheme, in seconds.
     pub usual_seconds: f64,
-    /// The part that takes most of that time, by its number in [`PART_NAMES`], and its share.
+    /// The part that takes most of the usual scheme's time, by its number in [`PART_NAMES`], and its share.
     pub usual_spends: (usize, f64),
 }
 
@@ -161,7 +161,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// The fastest of some schemes that fit, or the first that is nearly as fast.
+/// Chooses the fastest of the schemes that fit, or the first that is nearly as fast.
 pub fn choose_with(parameters: &Parameters, among: Alternatives, world: World, load: Workload) -> Choice {
     let Alternatives { usual, others } = among;
     let time = |scheme| work(scheme, world, load).map(|work| (scheme, parameters.time(&work)));
@@ -178,8 +178,8 @@ pub fn choose_with(parameters: &Parameters, among: Alternatives, world: World, l
     Choice { scheme, seconds, usual, usual_seconds, usual_spends: (most, share) }
 }
 
-/// The scheme for vectors of `bytes` bytes on `world_size` ranks in nodes of `ranks_per_node`, as [`choose_with`] the default
-/// [`Parameters`] and [`Workload::of`] those bytes. A function of its arguments alone, so that all ranks choose alike.
+/// Chooses the scheme for vectors of `bytes` bytes on `world_size` ranks in nodes of `ranks_per_node`, like [`choose_with`] the default
+/// [`Parameters`] and [`Workload::of`] those bytes. The result depends on the arguments alone, so that all ranks make the same choice.
 pub fn choose(among: Alternatives, world_size: usize, ranks_per_node: usize, bytes: usize) -> Choice {
     choose_with(&Parameters::default(), among, World::new(world_size, ranks_per_node), Workload::of(bytes))
 }

@@ -1,9 +1,9 @@
-//! The groups that a rank belongs to when data, horizontal (tensor) and pipeline parallelism divide the world.
+//! The groups of a rank when data, horizontal (tensor) and pipeline parallelism divide the world.
 //!
-//! Ranks fill a grid with the horizontal direction fastest, then data, then pipeline: rank r is at horizontal place
-//! `r % H`, data place `r / H % D` and pipeline place `r / (H * D)`. Nodes are runs of `local` consecutive ranks. With
-//! 24 ranks, `D = 2`, `H = 3` and 4 pipeline stages, rank 17 shares its model's slice with rank 14, its layer with
-//! ranks 15 and 16, and its pipeline with ranks 5, 11 and 23:
+//! Ranks fill a grid with the horizontal direction fastest, then data, then pipeline: rank r is at horizontal position `r % H`, data
+//! position `r / H % D` and pipeline position `r / (H * D)`. Nodes are runs of `local` consecutive ranks. With 24 ranks, `D = 2`, `H = 3`
+//! and 4 pipeline stages, rank 17 shares its model's slice with rank 14, its layer with ranks 15 and 16, and its pipeline with ranks 5, 11
+//! and 23:
 //!
 //! ```
 //! use gradsync::plan::groups::{GroupKind, Sizes, Topology};
@@ -14,45 +14,45 @@
 //! # Ok::<(), gradsync::Error>(())
 //! ```
 //!
-//! A group's id and index are what [`Member::split`](crate::bootstrap::Member::split) takes as colour and key.
+//! A group's id and index are the colour and the key of [`Member::split`](crate::bootstrap::Member::split).
 
 pub use crate::call::GroupKind;
 use crate::error::{Error, Result};
 
 const OPERATION: &str = "topology";
 
-/// The most ranks of a world: NCCL and MPI count them in a 32-bit `int`.
+/// The limit of ranks of a world: NCCL and MPI count them in a 32-bit `int`.
 pub const MOST_RANKS: usize = i32::MAX as usize;
 
-/// How many ranks there are in each direction. The same on every rank.
+/// The number of ranks in each direction. The same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sizes {
-    /// Ranks of the world: the product of the three sizes below.
+    /// The number of ranks of the world: the product of the last three sizes.
     pub world: usize,
-    /// Ranks of a node; the last node has fewer if this does not divide the world.
+    /// The number of ranks of a node; the last node has fewer if this does not divide the world.
     pub local: usize,
-    /// Ranks of a data group.
+    /// The number of ranks of a data group.
     pub data: usize,
-    /// Ranks of a horizontal group.
+    /// The number of ranks of a horizontal group.
     pub horizontal: usize,
-    /// Ranks of a pipeline group: its stages.
+    /// The number of ranks of a pipeline group: its stages.
     pub pipeline: usize,
 }
 
-/// Ranks that do something together, as one of them sees it.
+/// A group of ranks with a common purpose, from the view of one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// What they do together.
+    /// The purpose of the group.
     pub kind: GroupKind,
-    /// The number of this group among those of its kind, which count from 0 in the order of their lowest ranks.
+    /// The number of this group among the groups of its kind, which count from 0 in the order of their lowest ranks.
     pub id: usize,
     /// World ranks of the members, ascending.
     pub ranks: Vec<usize>,
-    /// Where this rank stands in `ranks`: its rank in the group.
+    /// The index of this rank in `ranks`: its rank in the group.
     pub index: usize,
 }
 
-/// One rank's place among all others.
+/// One rank's position in the grid of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Topology {
     rank: usize,
@@ -60,11 +60,11 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// The place of `rank`.
+    /// The position of `rank`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] naming the values if a size is 0, a size does not divide the world, their product is
-    /// not the world, the world has more than [`MOST_RANKS`], or `rank` is not below it.
+    /// [`Error::InvalidArgument`] naming the values if a size is 0, a size does not divide the world, the product of the sizes is not the
+    /// world, the world has more than [`MOST_RANKS`], or `rank` is not below it.
     pub fn new(rank: usize, sizes: Sizes) -> Result<Self> {
         let refused = |reason| Err(Error::InvalidArgument { operation: OPERATION, reason });
         let Sizes { world, local, data, horizontal, pipeline } = sizes;
@@ -99,12 +99,12 @@ impl Topology {
         self.rank
     }
 
-    /// How many ranks there are in each direction.
+    /// The number of ranks in each direction.
     pub fn sizes(&self) -> Sizes {
         self.sizes
     }
 
-    /// The number of the node that this rank is on.
+    /// The number of this rank's node.
     pub fn node(&self) -> usize {
         self.rank / self.sizes.local
     }
@@ -114,12 +114,11 @@ impl Topology {
         self.rank % self.sizes.local
     }
 
-    /// The group of one kind that this rank is in.
+    /// The group of this kind to which this rank belongs.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for cross-node data groups, and on every rank, if *any* data group of the world has
-    /// more members on one of its nodes than on another: shards of different length would meet. The message names the
-    /// group and the nodes. No other kind is ever refused.
+    /// [`Error::InvalidArgument`] for cross-node data groups, on every rank, if *any* data group of the world has more members on one of
+    /// its nodes than on another: shards would differ in length. The message names the group and the nodes. No other kind is ever refused.
     pub fn group(&self, kind: GroupKind) -> Result<Group> {
         let Sizes { world, data, horizontal, pipeline, .. } = self.sizes;
         let ranks: Vec<usize> = match kind {
@@ -139,7 +138,7 @@ impl Topology {
             }
             GroupKind::CrossNodeData => {
                 self.check_nodes()?;
-                // Every node of the data group has equally many members, and they follow one another in the group.
+                // Every node of the data group has the same number of members, and they are consecutive in the group.
                 let per_node = self.members_on_first_node(self.rank);
                 self.data_group(self.rank).skip(self.place(self.rank) % per_node).step_by(per_node).collect()
             }
@@ -156,25 +155,25 @@ impl Topology {
         Ok(Group { kind, id, ranks, index })
     }
 
-    /// Whether two kinds divide the world into the same groups: then ranks need no communicator for each of them. The
-    /// answer is the same on every rank.
+    /// Whether two kinds divide the world into the same groups, so that ranks can share one communicator for both. The result is the same
+    /// on every rank.
     ///
     /// # Errors
-    /// As [`group`](Self::group), for either kind.
+    /// The errors of [`group`](Self::group), for either kind.
     pub fn same_groups(&self, one: GroupKind, other: GroupKind) -> Result<bool> {
         let (count, other_count) = (self.count(one)?, self.count(other)?);
         let is_within_data = |kind| matches!(kind, GroupKind::NodeLocalData | GroupKind::CrossNodeData);
-        // Groups of one of the two kinds lie within groups of the other, and as many of them are the same.
+        // Groups of one kind are subsets of groups of the other, so equal counts mean equal groups.
         let is_nested = one == other
             || one == GroupKind::World
             || other == GroupKind::World
             || (one == GroupKind::Data && is_within_data(other))
             || (other == GroupKind::Data && is_within_data(one));
-        // Any other two groups have at most one rank in common.
+        // Groups of any two other kinds have at most one rank in common.
         Ok(count == other_count && (is_nested || count == self.sizes.world))
     }
 
-    /// How many groups of a kind there are.
+    /// The number of groups of a kind.
     fn count(&self, kind: GroupKind) -> Result<usize> {
         let Sizes { world, data, horizontal, pipeline, .. } = self.sizes;
         Ok(match kind {
@@ -190,13 +189,13 @@ impl Topology {
         })
     }
 
-    /// How many node-local data groups begin below a rank.
+    /// The number of node-local data groups that begin below `end`.
     fn node_groups_below(&self, end: usize) -> usize {
         (0..end).filter(|&rank| self.leads_node(rank)).count()
     }
 
-    /// How many cross-node data groups begin below a rank, where every data group has equally many members on each of
-    /// its nodes.
+    /// The number of cross-node data groups that begin below `end`; every data group must have the same number of members on each of its
+    /// nodes.
     fn cross_groups_below(&self, end: usize) -> usize {
         (0..end).filter(|&rank| self.place(rank) < self.members_on_first_node(rank)).count()
     }
@@ -205,7 +204,7 @@ impl Topology {
         rank / self.sizes.local
     }
 
-    /// The place of a rank in its data group.
+    /// The position of a rank in its data group.
     fn place(&self, rank: usize) -> usize {
         rank / self.sizes.horizontal % self.sizes.data
     }
@@ -215,7 +214,7 @@ impl Topology {
         rank % horizontal + rank / (horizontal * data) * horizontal
     }
 
-    /// The data group that a rank is in.
+    /// The data group of a rank.
     fn data_group(&self, rank: usize) -> impl Iterator<Item = usize> {
         let Sizes { data, horizontal, .. } = self.sizes;
         let first = rank - self.place(rank) * horizontal;
@@ -227,13 +226,13 @@ impl Topology {
         self.place(rank) == 0 || self.node_of(rank - self.sizes.horizontal) != self.node_of(rank)
     }
 
-    /// How many members of a rank's data group are on its node, from that rank on.
+    /// The number of members of a rank's data group on its node, from that rank on.
     fn members_from(&self, rank: usize) -> usize {
         let Sizes { local, data, horizontal, .. } = self.sizes;
         (local - rank % local).div_ceil(horizontal).min(data - self.place(rank))
     }
 
-    /// How many members of a rank's data group are on the node of its first member.
+    /// The number of members of a rank's data group on the node of its first member.
     fn members_on_first_node(&self, rank: usize) -> usize {
         self.members_from(rank - self.place(rank) * self.sizes.horizontal)
     }
@@ -288,7 +287,7 @@ mod tests {
         assert!(refusal(64, sizes(64, 8, 8, 8, 1)).contains("rank 64 is not in a world of 64"));
         let huge = usize::MAX;
         assert!(refusal(0, sizes(huge, 1, huge, 1, 1)).contains(&huge.to_string()));
-        // Each divides the world, and the product is beyond `usize`.
+        // Each size divides the world, and the product exceeds `usize`.
         let most = MOST_RANKS;
         assert!(refusal(0, sizes(most, 1, most, most, most)).contains("multiplied"));
     }

@@ -1,8 +1,7 @@
-//! Where the tensors of a [`GradientBuffer`](crate::GradientBuffer) lie.
+//! The layout of the tensors of a [`GradientBuffer`](crate::GradientBuffer).
 //!
-//! Each tensor starts at a multiple of [`TENSOR_ALIGNMENT`] bytes, and the whole is padded so that every rank's shard has the
-//! same length and starts at such a multiple too, and at the start of a chunk of the tensor that it cuts, if it cuts one. Pure arithmetic;
-//! every overflow is an error.
+//! Each tensor starts at a multiple of [`TENSOR_ALIGNMENT`] bytes. The arena is padded so that every rank's shard has the same length and
+//! starts at such a multiple too, and, inside a tensor, at the start of one of its chunks. Pure arithmetic; every overflow is an error.
 
 use std::ops::Range;
 
@@ -10,15 +9,15 @@ use super::chunks::chunk_len;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
-/// Bytes that every tensor and every shard starts at a multiple of: two sectors of a GPU's L2, and what allocators give.
+/// The alignment of every tensor and every shard in bytes: two sectors of a GPU's L2, and the alignment of allocators.
 pub const TENSOR_ALIGNMENT: usize = 256;
 
-/// The places of a list of tensors in one arena, in elements.
+/// The ranges of a list of tensors in one arena, in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// The element range of each tensor, in order; the gaps between them belong to nobody and stay zero.
+    /// The element range of each tensor, in order; the gaps between them belong to no tensor and stay zero.
     pub segments: Vec<Range<usize>>,
-    /// Elements of one rank's shard; the arena has `world_size` of them.
+    /// The number of elements of one rank's shard; the arena has `world_size` shards.
     pub shard_len: usize,
 }
 
@@ -43,7 +42,7 @@ impl Layout {
         for &len in lens {
             let mut begin = end.checked_next_multiple_of(align).ok_or_else(too_large)?;
             if len > granule - begin % granule {
-                // An edge of a shard may be inside the tensor, and is then at the start of a chunk.
+                // An edge of a shard inside the tensor must be at the start of a chunk.
                 begin = begin.checked_next_multiple_of(chunk_len(len).min(granule)).ok_or_else(too_large)?;
             }
             end = begin.checked_add(len).ok_or_else(too_large)?;
@@ -58,7 +57,7 @@ impl Layout {
     }
 }
 
-/// The number of elements of which every shard's length is a multiple: the longest chunk of any of these tensors, rounded up to a power of two.
+/// The unit of shard lengths in elements: the longest chunk of any of these tensors, rounded up to a power of two.
 fn granule(lens: &[usize]) -> usize {
     let chunk = |&len: &usize| chunk_len(len).min(len).next_power_of_two();
     lens.iter().map(chunk).max().unwrap_or(1)

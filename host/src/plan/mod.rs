@@ -1,18 +1,18 @@
-//! Plans: who holds and sends what, as pure arithmetic on counts and ranks.
+//! Plans of data placement and transfers, as pure arithmetic on counts and ranks.
 //!
 //! | module | question |
 //! |---|---|
-//! | [`layout`], [`segments`] | where does each tensor of a [`GradientBuffer`](crate::GradientBuffer) lie, and which part of it is in a rank's shard? |
-//! | [`chunks`] | over which parts of a tensor are products added up, so that their bits do not depend on buffers and shards? |
-//! | [`reduction`] | which blocks of a kernel add up which chunks, and where do the sums of divided layers go? |
+//! | [`layout`], [`segments`] | at which offset is each tensor of a [`GradientBuffer`](crate::GradientBuffer), and which part of it is in a rank's shard? |
+//! | [`chunks`] | over which parts of a tensor are products added, so that their bits do not depend on buffers and shards? |
+//! | [`reduction`] | which blocks of a kernel add which chunks, and in which rows are the sums of divided layers? |
 //! | [`tree`] | which ranks exchange which halves in Adasum by the tree? |
 //! | [`cost`] | which algorithm of Adasum is the fastest for so many ranks and bytes? |
 //! | [`buckets`] | which gradients are reduced together, while others are still computed? |
 //! | [`ownership`] | which rank owns a tensor (ONNX Runtime's NcclAllGather and NcclReduceScatter)? |
 //! | [`zero`] | which elements does a rank update (ZeRO)? |
 //! | [`groups`] | which ranks form a data, tensor-parallel or pipeline group (ONNX Runtime's `group_type`)? |
-//! | [`bundle`] | how do several tensors travel as one message? |
-//! | [`schedule`] | which rank sends what in which slot of a pipeline? |
+//! | [`bundle`] | how are several tensors sent as one message? |
+//! | [`schedule`] | which transfers does each rank make in each slot of a pipeline? |
 //!
 //! Nothing here touches memory, a device or a transport, so that a test can simulate every rank of any world.
 

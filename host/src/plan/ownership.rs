@@ -1,26 +1,25 @@
-//! Which rank owns which whole tensor, as ONNX Runtime's `NcclAllGather` and `NcclReduceScatter` mean it.
+//! The ownership of whole tensors by ranks, as in ONNX Runtime's `NcclAllGather` and `NcclReduceScatter`.
 //!
-//! Tensors lie back to back in a scratch buffer, padded so that every rank has a window of the same length; the rank
-//! whose window a tensor starts in owns it. A gather hands every tensor from its owner to all ranks; a scatter leaves
-//! the sum over ranks in the owner's tensor and does not touch the others. All counts are elements, of one dtype.
-//! Nothing here moves data: [`Moves`] say what any transport has to copy. A tensor is never cut: [`zero`](super::zero)
-//! does that.
+//! Tensors are contiguous in a scratch buffer, padded so that every rank has a window of the same length; a tensor belongs to the rank in
+//! whose window it starts. A gather copies every tensor from its owner to all ranks; a scatter leaves the sum over ranks in the owner's
+//! tensor and does not change the others. All counts are elements, of one dtype. Nothing here moves data: [`Moves`] describe the copies
+//! that a transport has to make. A tensor is never divided; [`zero`](super::zero) does that.
 
 use std::ops::Range;
 
 use crate::error::{Error, Result};
 
-/// Elements that every rank's window is a multiple of: the padded length is a multiple of this times the world size.
+/// The unit of window lengths in elements: the padded length is a multiple of this times the world size.
 pub const WINDOW_ALIGNMENT: usize = 32;
 
-/// Tensors back to back, without alignment, and padding after the last one. In elements.
+/// Contiguous tensors, without alignment, and padding after the last one. In elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PaddedLayout {
     /// The element range of each tensor, in order, without gaps.
     pub segments: Vec<Range<usize>>,
-    /// Elements of the scratch buffer: `world_size` windows.
+    /// The length of the scratch buffer in elements: `world_size` windows.
     pub padded_len: usize,
-    /// Elements of one rank's window; rank r has `r * window_len..(r + 1) * window_len`.
+    /// The length of one rank's window in elements; rank r has `r * window_len..(r + 1) * window_len`.
     pub window_len: usize,
 }
 
@@ -62,18 +61,18 @@ impl PaddedLayout {
 pub struct Move {
     /// The tensor's index.
     pub tensor: usize,
-    /// Its elements in the scratch buffer, counted from the buffer's start (not the window's).
+    /// The element range in the scratch buffer, counted from the buffer's start (not the window's).
     pub place: Range<usize>,
 }
 
 /// The copies of one rank before and after a collective over the scratch buffer, in the order of the tensors.
 ///
-/// Empty tensors have no moves. What no move writes, the padding above all, may hold anything beforehand.
+/// Empty tensors have no moves. Elements that no move writes, such as the padding, are unspecified before the collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moves {
-    /// From tensors into the scratch buffer, before the collective.
+    /// Copies from tensors into the scratch buffer, before the collective.
     pub copy_in: Vec<Move>,
-    /// From the scratch buffer into tensors, after it.
+    /// Copies from the scratch buffer into tensors, after the collective.
     pub copy_out: Vec<Move>,
 }
 
@@ -86,16 +85,16 @@ pub struct Ownership {
 }
 
 impl Ownership {
-    /// Finds the owners of tensors of the given lengths, in elements. Errors name `operation`.
+    /// Computes the owners of tensors of the given lengths, in elements. Errors name `operation`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] as for [`PaddedLayout::new`], or naming the first tensor that does not end in the
-    /// window in which it starts.
+    /// [`Error::InvalidArgument`] in the cases of [`PaddedLayout::new`], or naming the first tensor that does not end in the window in
+    /// which it starts.
     pub fn new(operation: &'static str, world_size: usize, lens: &[usize]) -> Result<Self> {
         let layout = PaddedLayout::new(operation, world_size, lens)?;
         let mut owners = Vec::with_capacity(lens.len());
         for (index, segment) in layout.segments.iter().enumerate() {
-            // Below the world size even for an empty tensor at the end, as padding always follows.
+            // The owner is below the world size even for an empty tensor at the end, since there is always padding.
             let owner = segment.start / layout.window_len;
             let window = owner * layout.window_len..(owner + 1) * layout.window_len;
             if segment.end > window.end {
@@ -115,12 +114,12 @@ impl Ownership {
         self.world_size
     }
 
-    /// Elements of the scratch buffer, padding included: what all ranks' windows hold together.
+    /// The length of the scratch buffer in elements, padding included: all ranks' windows together.
     pub fn padded_len(&self) -> usize {
         self.layout.padded_len
     }
 
-    /// Elements of one rank's window: what it contributes to an all-gather, or gets from a reduce-scatter.
+    /// The length of one rank's window in elements: its contribution to an all-gather, or its result of a reduce-scatter.
     pub fn window_len(&self) -> usize {
         self.layout.window_len
     }
@@ -130,17 +129,17 @@ impl Ownership {
         &self.layout.segments
     }
 
-    /// The element of the scratch buffer that each tensor starts at, in order.
+    /// The offset of each tensor in the scratch buffer in elements, in order.
     pub fn offsets(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
         self.layout.segments.iter().map(|segment| segment.start)
     }
 
-    /// The rank that owns each tensor, in order; never descends.
+    /// The owner of each tensor, in order; ranks never descend.
     pub fn owners(&self) -> &[usize] {
         &self.owners
     }
 
-    /// The elements of the scratch buffer that belong to `rank`. Panics for a rank beyond the world.
+    /// The window of `rank` in the scratch buffer. Panics for a rank beyond the world.
     pub fn window(&self, rank: usize) -> Range<usize> {
         assert!(rank < self.world_size, "rank {rank} of {} has no window", self.world_size);
         rank * self.window_len()..(rank + 1) * self.window_len()
@@ -153,18 +152,17 @@ impl Ownership {
         self.owners.partition_point(|&owner| owner < rank)..self.owners.partition_point(|&owner| owner <= rank)
     }
 
-    /// The copies of `rank` around an all-gather of the windows: its own tensors in, everybody else's out.
-    /// Panics for a rank beyond the world.
+    /// The copies of `rank` around an all-gather of the windows: its own tensors are copied in, and all other tensors out. Panics for a
+    /// rank beyond the world.
     pub fn gather_moves(&self, rank: usize) -> Moves {
         let own = self.owned(rank);
         let others = (0..own.start).chain(own.end..self.owners.len());
         Moves { copy_in: self.moves(own), copy_out: self.moves(others) }
     }
 
-    /// The copies of `rank` around a reduce-scatter of the scratch buffer: every tensor in, its own out. The result of
-    /// the collective is the rank's window, so that a place in it counts from [`window`](Self::window)`(rank).start`
-    /// where a transport delivers the window alone. Tensors of other owners stay as they were, unreduced. Panics for a
-    /// rank beyond the world.
+    /// The copies of `rank` around a reduce-scatter of the scratch buffer: all tensors are copied in, and its own out. The result of the
+    /// collective is the rank's window; where a transport delivers the window alone, subtract [`window`](Self::window)`(rank).start` from a
+    /// place. Tensors of other owners keep their unreduced elements. Panics for a rank beyond the world.
     pub fn scatter_moves(&self, rank: usize) -> Moves {
         Moves { copy_in: self.all_moves(), copy_out: self.moves(self.owned(rank)) }
     }
@@ -276,7 +274,7 @@ mod tests {
         assert!(message.contains("tensor 1") && message.contains(&usize::MAX.to_string()), "{message}");
         assert!(refusal(1, &[usize::MAX]).contains(&usize::MAX.to_string()));
         assert!(refusal(usize::MAX / 2, &[1]).contains(&(usize::MAX / 2).to_string()));
-        // The last multiple of 32 that fits is still a buffer.
+        // The last multiple of 32 within `usize` is still a valid buffer.
         assert_eq!(ownership(1, &[usize::MAX - 32]).padded_len(), usize::MAX - 31);
     }
 

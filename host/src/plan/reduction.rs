@@ -1,7 +1,7 @@
-//! Reductions of layers by kernels: the distribution of a window's chunks among blocks, and the rows to which sums over them go.
+//! Reductions of layers by kernels: the assignment of a window's chunks to blocks, and the rows of their sums.
 //!
-//! Chunks are those of [`chunks`](super::chunks): a chunk's place and length follow from its tensor, never from the device, the arena or the
-//! window. Which block adds it up changes no bit of the result, so that follows from the window's length.
+//! The chunks are the chunks of [`chunks`](super::chunks): a chunk's offset and length depend only on its tensor, not on the device, the
+//! arena or the window. The assignment to blocks changes no bit of the result, so it may depend on the window's length.
 
 use std::ops::Range;
 
@@ -10,20 +10,20 @@ use gradsync_device::abi::ChunkedSpan;
 use super::chunks::{SumTable, chunk_len};
 use super::segments;
 
-/// The layers of an arena of which ranks reduce a window each.
+/// The layers of an arena that is divided into windows, one per rank.
 ///
-/// The table of their sums has a row for each layer, and behind those a row for each chunk of every layer that several windows divide. A rank fills
-/// the rows of the chunks in its window, and leaves those of others zero: adding zeros is exact in any order.
+/// The table of their sums has a row for each layer, followed by a row for each chunk of every layer that several windows divide. A rank
+/// fills the rows of the chunks in its window, and leaves the other rows zero: adding zeros is exact in any order.
 #[derive(Clone, Debug)]
 pub struct DividedLayers {
     tensors: Vec<Range<usize>>,
     table: SumTable,
-    /// For each layer the first of its rows for chunks, or `None` if it is not divided.
+    /// For each layer the first row of its chunks, or `None` if the layer is not divided.
     first_rows: Vec<Option<usize>>,
     rows: usize,
 }
 
-/// A window's chunks and the blocks that take them.
+/// The chunks of a window, with their assignment to blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     /// The part of each tensor inside the window.
@@ -35,7 +35,7 @@ pub struct Window {
 }
 
 impl DividedLayers {
-    /// For layers of consecutive tensors, `layers` of them with as many tensors each, in an arena that is divided into windows of `window_len`
+    /// Creates the table for `layers` layers of equally many consecutive tensors, in an arena that is divided into windows of `window_len`
     /// elements, or undivided for 0.
     pub fn new(tensors: &[Range<usize>], layers: usize, window_len: usize) -> Self {
         let table = SumTable::new(tensors, layers, window_len);
@@ -62,14 +62,14 @@ impl DividedLayers {
         self.tensors.len()
     }
 
-    /// The elements of each layer, in all windows together, without gaps.
+    /// The length of each layer in elements, over all windows, without gaps.
     pub fn lens(&self) -> Vec<usize> {
         let each = self.tensors.len().checked_div(self.layers()).unwrap_or(0);
         let of_layer = |layer: usize| self.tensors[layer * each..(layer + 1) * each].iter().map(Range::len).sum();
         (0..self.layers()).map(of_layer).collect()
     }
 
-    /// The number of rows: those of the layers, and those of divided layers' chunks.
+    /// The number of rows: rows of layers and rows of divided layers' chunks.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -79,13 +79,13 @@ impl DividedLayers {
         (0..self.layers()).filter(|&layer| self.first_rows[layer].is_some())
     }
 
-    /// The part of each tensor inside a window, counted from its start; empty where there is none.
+    /// The part of each tensor inside a window, counted from the window's start; empty for tensors outside.
     pub fn parts(&self, window: Range<usize>) -> Vec<Range<usize>> {
         segments::clip(&self.tensors, window)
     }
 
-    /// The chunks in a window, with as many of one tensor for each block as `block_len` elements have, or `least` if that is more. Panics if a chunk
-    /// reaches over the window's edges.
+    /// The chunks in a window. A block takes consecutive chunks of one tensor with `block_len` elements, and at least `least` chunks.
+    /// Panics if a chunk crosses the window's edges.
     pub fn window(&self, window: Range<usize>, block_len: usize, least: usize) -> Window {
         let own = self.table.within(window.clone());
         let (mut chunks, mut blocks) = (0, 0);
@@ -134,7 +134,7 @@ mod tests {
     use crate::plan::chunks;
     use crate::plan::layout::Layout;
 
-    /// The chunks of a block, as kernels find them: numbers and ranges.
+    /// The chunks of a block, numbers and ranges, computed as in kernels.
     fn of_block(window: &Window, block: u64) -> Vec<(u64, Range<u64>)> {
         let row = window.spans.partition_point(|span| span.first_block <= block) - 1;
         let span = window.spans[row];
@@ -144,7 +144,7 @@ mod tests {
         (first..end).map(|chunk| (span.first_chunk + chunk, place(chunk)..place(chunk + 1))).collect()
     }
 
-    /// The rows of a layer's own chunks, in the order of their numbers, as kernels find them.
+    /// The rows of a layer's own chunks, in the order of their numbers, computed as in kernels.
     fn rows_of(window: &Window, layer: usize, layers: usize) -> Vec<u64> {
         let span = window.spans[layer];
         let next = if layer + 1 < layers { window.spans[layer + 1].first_chunk } else { window.chunks };
@@ -187,7 +187,7 @@ mod tests {
             let mut rows: Vec<u64> = Vec::new();
             for layer in layers.divided() {
                 let of_layer: Vec<u64> = windows.iter().flat_map(|window| rows_of(window, layer, count)).collect();
-                // In the order of the chunks, which is that of the windows.
+                // The order of the chunks is the order of the windows.
                 let first = windows[0].spans[layer];
                 prop_assert!(of_layer.iter().copied().eq(first.first_row..first.first_row + first.rows));
                 rows.extend(of_layer);
@@ -225,7 +225,7 @@ mod tests {
         let layers = DividedLayers::new(&[], 0, 0);
         assert_eq!((layers.rows(), layers.divided().count()), (0, 0));
         assert_eq!(layers.window(0..0, 2048, 1), Window { spans: vec![], blocks: 0, chunks: 0 });
-        // A layer of nothing.
+        // A layer without tensors.
         let layers = DividedLayers::new(&[], 1, 0);
         assert_eq!((layers.layers(), layers.rows()), (1, 1));
     }

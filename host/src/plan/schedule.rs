@@ -1,12 +1,12 @@
-//! Which rank sends what to which other, slot by slot, checked for all ranks before any of them starts.
+//! A schedule of transfers between ranks, slot by slot, which is checked for all ranks before any of them starts.
 //!
-//! A [`Schedule`] has numbered slots. In each, a rank starts all its sends and receives together, as one group call,
-//! and goes on when all of them are done; ranks without a transfer in a slot pass it by. The n-th send from one rank to
-//! another meets the n-th receive there *in the same slot*, so that any number of transfers may go between two ranks.
-//! A schedule in which each transfer meets one cannot deadlock: the ranks that are furthest behind are all in, or on
-//! their way to, the same slot, and find each other there. No schedule without that property can be made.
+//! A [`Schedule`] has numbered slots. In each, a rank starts all its sends and receives together, as one group call, and continues when all
+//! of them are complete; ranks without a transfer in a slot skip it. The n-th send from one rank to another matches the n-th receive there
+//! *in the same slot*, so any number of transfers may run between two ranks. A schedule in which each transfer has a match cannot deadlock:
+//! the ranks that are furthest behind are all in the same slot, or on their way to it, and their transfers match there. A schedule without
+//! that property cannot be constructed.
 //!
-//! [`one_forward_one_backward`] makes the schedule of a pipeline.
+//! [`one_forward_one_backward`] computes the schedule of a pipeline.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,21 +15,21 @@ use crate::error::{Error, Result};
 
 const OPERATION: &str = "schedule";
 
-/// One end of a transfer: `payload` goes to `peer`, or comes from it.
+/// One end of a transfer: `payload` is sent to `peer`, or received from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer<T> {
     /// The rank at the other end.
     pub peer: usize,
-    /// The payload, as both ends describe it: a number of bytes, for example.
+    /// The description of the payload at both ends: a number of bytes, for example.
     pub payload: T,
 }
 
 /// The transfers of one rank in one slot: one group call. Order matters among transfers with the same peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot<T> {
-    /// Its sends.
+    /// The sends.
     pub sends: Vec<Transfer<T>>,
-    /// Its receives.
+    /// The receives.
     pub recvs: Vec<Transfer<T>>,
 }
 
@@ -48,7 +48,7 @@ pub struct RankSchedule<T> {
 }
 
 impl<T> RankSchedule<T> {
-    /// No transfers yet, for `rank`.
+    /// Creates an empty schedule for `rank`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a rank beyond the world.
@@ -59,7 +59,7 @@ impl<T> RankSchedule<T> {
         Ok(Self { rank, world_size, slots: BTreeMap::new() })
     }
 
-    /// Adds a send to `peer`, after those that the slot has.
+    /// Adds a send to `peer`, after the slot's existing sends.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a peer beyond the world, or this rank itself.
@@ -69,32 +69,32 @@ impl<T> RankSchedule<T> {
         Ok(())
     }
 
-    /// Adds a receive from `peer`, after those that the slot has.
+    /// Adds a receive from `peer`, after the slot's existing receives.
     ///
     /// # Errors
-    /// As for [`send`](Self::send).
+    /// The errors of [`send`](Self::send).
     pub fn recv(&mut self, slot: usize, peer: usize, payload: T) -> Result<()> {
         self.check(slot, peer)?;
         self.slots.entry(slot).or_default().recvs.push(Transfer { peer, payload });
         Ok(())
     }
 
-    /// The rank whose slots these are.
+    /// The rank of this schedule.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn world_size(&self) -> usize {
         self.world_size
     }
 
-    /// The transfers of this rank in a slot; `None` if it has none there.
+    /// The transfers of this rank in a slot; `None` if it skips the slot.
     pub fn slot(&self, slot: usize) -> Option<&Slot<T>> {
         self.slots.get(&slot)
     }
 
-    /// The slots that this rank does not pass by, with their numbers, in order.
+    /// The slots that this rank does not skip, with their numbers, in order.
     pub fn slots(&self) -> impl ExactSizeIterator<Item = (usize, &Slot<T>)> {
         self.slots.iter().map(|(&number, slot)| (number, slot))
     }
@@ -110,7 +110,7 @@ impl<T> RankSchedule<T> {
     }
 }
 
-/// The slots of all ranks, in which each send meets a receive.
+/// The slots of all ranks, in which each send matches a receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule<T> {
     ranks: Vec<RankSchedule<T>>,
@@ -123,7 +123,7 @@ struct Ends<'a, T> {
 }
 
 impl<T> Schedule<T> {
-    /// No transfers yet, between `world_size` ranks.
+    /// Creates an empty schedule for `world_size` ranks.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no ranks, [`Error::OutOfMemory`] for too many.
@@ -140,7 +140,7 @@ impl<T> Schedule<T> {
         Ok(Self { ranks })
     }
 
-    /// Adds a send and the receive that it meets.
+    /// Adds a send and the matching receive.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the two are not different ranks of the world.
@@ -156,12 +156,11 @@ impl<T> Schedule<T> {
         self.ranks[to].recv(slot, from, payload)
     }
 
-    /// The schedule of which the ranks made their parts by themselves, in rank order.
+    /// Combines the parts that the ranks have made, in rank order.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] naming ranks and slot, of the first slot in which a send meets no receive or a
-    /// receive no send, so that the two ranks would wait for ever, or in which the two ends differ in what they
-    /// transfer; or if the parts are not those of all ranks, in order.
+    /// [`Error::InvalidArgument`] naming ranks and slot, for the first slot in which a send or a receive has no match, so that the two
+    /// ranks would wait for ever, or in which the two ends have different payloads; or if the parts do not belong to all ranks, in order.
     pub fn from_ranks(ranks: Vec<RankSchedule<T>>) -> Result<Self>
     where
         T: PartialEq + fmt::Debug,
@@ -206,7 +205,7 @@ impl<T> Schedule<T> {
         Ok(Self { ranks })
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn world_size(&self) -> usize {
         self.ranks.len()
     }
@@ -223,7 +222,7 @@ impl<T> Default for Ends<'_, T> {
     }
 }
 
-/// A tensor that stages of a pipeline pass on, by micro-batch.
+/// A tensor that is sent between stages of a pipeline, by micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Payload {
     /// The outputs of a stage, which are the next stage's inputs.
@@ -232,7 +231,7 @@ pub enum Payload {
     Gradient(usize),
 }
 
-/// One thing that a stage does.
+/// One step of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// The forward pass of a micro-batch.
@@ -246,22 +245,22 @@ pub enum Step {
 /// The steps of one stage of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stage {
-    /// Everything, in order.
+    /// All steps, in order.
     pub steps: Vec<Step>,
-    /// The transfers of its slots. Ranks are stages: indices in the pipeline group of
+    /// The transfers of the stage's slots. Ranks are stages: indices in the pipeline group of
     /// [`groups`](super::groups::GroupKind::Pipeline).
     pub transfers: RankSchedule<Payload>,
 }
 
-/// The steps of stage `stage` of `stages` with `micro_batches`, one forward and one backward pass in turn ("1F1B").
+/// Computes the steps of stage `stage` of `stages` with `micro_batches`, alternating one forward and one backward pass ("1F1B").
 ///
-/// Stage s begins with `stages - s` forward passes, or all if there are fewer, and then takes backward and forward
-/// passes in turn, so that it never keeps the activations of more than `stages - s` micro-batches, next to the received
-/// ones of at most one that waits for its forward pass. Backward passes are in the order of the forward passes.
+/// Stage s begins with `stages - s` forward passes, or all if there are fewer, and then alternates backward and forward passes. So it never
+/// keeps the activations of more than `stages - s` micro-batches, besides the received activations of at most one micro-batch that waits
+/// for its forward pass. Backward passes are in the order of the forward passes.
 ///
-/// Each pass takes one tick, and slot t transfers what the passes of tick t computed. Nothing arrives later than the
-/// slot before the pass that needs it, and the whole takes `2 * (micro_batches + stages - 1)` ticks. A slot waits for
-/// neighbours only, and so stages need not keep step if their passes take different times.
+/// Each pass takes one tick, and slot t transfers the results of the passes of tick t. Every tensor is received at the latest in the slot
+/// before the pass that needs it, and the whole takes `2 * (micro_batches + stages - 1)` ticks. A slot waits only for neighbours, so stages
+/// need not be synchronous if their passes take different times.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a stage beyond `stages`, no micro-batches, or `stages + micro_batches`
@@ -308,12 +307,12 @@ pub fn one_forward_one_backward(stage: usize, stages: usize, micro_batches: usiz
     Ok(Stage { steps, transfers })
 }
 
-/// As soon as the stage before has passed the micro-batch on, until backward passes take every second tick.
+/// The tick of a forward pass: right after the preceding stage's pass, until backward passes take every second tick.
 fn forward_tick(stage: usize, stages: usize, k: usize) -> usize {
     if k < stages - stage { stage + k } else { stage + 2 * k }
 }
 
-/// The last stage's backward passes directly follow its forward passes, and each stage before it is one tick later.
+/// The tick of a backward pass: on the last stage right after the forward pass, and one tick later on each earlier stage.
 fn backward_tick(stage: usize, stages: usize, k: usize) -> usize {
     2 * stages - 1 - stage + 2 * k
 }

@@ -1,4 +1,4 @@
-//! Ranges of elements ("segments", the layers of Adasum) and the windows that ranks and blocks have on them.
+//! Ranges of elements ("segments", the layers of Adasum) and their parts in the windows of ranks and blocks.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 /// Checks that segments ascend, do not overlap and end within `len` elements.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] naming the first segment that does not.
+/// [`Error::InvalidArgument`] naming the first segment that violates this.
 pub fn check(operation: &'static str, segments: &[Range<usize>], len: usize) -> Result<()> {
     let mut end = 0;
     for (index, segment) in segments.iter().enumerate() {
@@ -22,21 +22,21 @@ pub fn check(operation: &'static str, segments: &[Range<usize>], len: usize) -> 
     Ok(())
 }
 
-/// The part of each segment inside `window`, counted from the window's start; empty where there is none.
-/// Panics if the window ends before it begins.
+/// The part of each segment inside `window`, counted from the window's start; empty for segments outside. Panics if the window ends before
+/// it begins.
 pub fn clip(segments: &[Range<usize>], window: Range<usize>) -> Vec<Range<usize>> {
     let place = |index: usize| index.clamp(window.start, window.end) - window.start;
     segments.iter().map(|segment| place(segment.start)..place(segment.end)).collect()
 }
 
-/// The gaps between ascending segments of an arena of `len` elements; never empty.
+/// The gaps between ascending segments of an arena of `len` elements; never empty ranges.
 pub fn gaps(segments: &[Range<usize>], len: usize) -> impl Iterator<Item = Range<usize>> + '_ {
     let ends = segments.iter().map(|segment| segment.end);
     let starts = segments.iter().map(|segment| segment.start).chain([len]);
     [0].into_iter().chain(ends).zip(starts).map(|(end, start)| end..start).filter(|gap| !gap.is_empty())
 }
 
-/// The segments cut into chunks of at most `chunk_len` elements: `(segment, range)`, in order. Panics if that is 0.
+/// The segments divided into chunks of at most `chunk_len` elements: `(segment, range)`, in order. Panics if that is 0.
 pub fn chunks(segments: &[Range<usize>], chunk_len: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
     segments.iter().enumerate().flat_map(move |(index, segment)| {
         let end = segment.end;
@@ -44,8 +44,8 @@ pub fn chunks(segments: &[Range<usize>], chunk_len: usize) -> impl Iterator<Item
     })
 }
 
-/// The table that a kernel finds its segment in, and the number of blocks, with one block for each chunk. Panics if chunks have
-/// length 0.
+/// The table in which a kernel looks up its segment, and the number of blocks, with one block for each chunk. Panics if chunks have length
+/// 0.
 pub fn spans(segments: &[Range<usize>], chunk_len: usize) -> (Vec<Span>, u64) {
     let mut blocks = 0;
     let spans = segments.iter().map(|segment| {

@@ -1,27 +1,27 @@
 //! Vector halving, distance doubling: the steps of one rank in the tree algorithm of Adasum.
 //!
-//! At distance 1, 2, 4, … a rank meets the partner whose number differs in that bit. Both cut the slice that they hold in
-//! two; the lower rank keeps the first half, the higher one the second, and each gives the other half away. After the last
-//! level every rank holds one slice of the combined vector; the way back collects the whole, step by step or several steps at once.
+//! At distance 1, 2, 4, … a rank exchanges data with the partner whose number differs in that bit. Both halve their current slice; the
+//! lower rank keeps the first half, the higher one the second, and each sends the other half to its partner. After the last level every
+//! rank has one slice of the combined vector; the gather phase collects the whole, step by step or several steps at once.
 
 use std::ops::Range;
 
-/// One exchange of one rank on the way down.
+/// One exchange of one rank in the halving phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// The rank to exchange with.
     pub peer: usize,
-    /// The elements that this rank goes on with.
+    /// The elements that this rank keeps.
     pub keep: Range<usize>,
-    /// The elements that it gives to the peer.
+    /// The elements that this rank sends to the peer.
     pub give: Range<usize>,
-    /// Whether the vector that this rank holds is the left one of the pair.
+    /// Whether this rank's vector is the left one of the pair.
     pub is_left: bool,
-    /// Ranks that hold slices of the pair's two vectors: `2 × distance` of them, this one included.
+    /// The ranks with slices of the pair's two vectors: `2 × distance` ranks, this one included.
     pub group: Range<usize>,
 }
 
-/// The steps of `rank` in a world of `world_size`, a power of two, over `len` elements. Panics for any other, or a rank
+/// The steps of `rank` in a world of `world_size` ranks, a power of two, over `len` elements. Panics for any other world size, or a rank
 /// beyond it.
 pub fn steps(rank: usize, world_size: usize, len: usize) -> Vec<Step> {
     assert!(world_size.is_power_of_two() && rank < world_size, "rank {rank} of {world_size} has no steps");
@@ -40,20 +40,20 @@ pub fn steps(rank: usize, world_size: usize, len: usize) -> Vec<Step> {
         .collect()
 }
 
-/// One exchange of one rank on the way back.
+/// One exchange of one rank in the gather phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gather {
-    /// The elements that the rank holds, and sends to every peer.
+    /// The elements that the rank has, and sends to every peer.
     pub held: Range<usize>,
-    /// The peers, with the elements that each of them holds and sends.
+    /// The peers, with the elements that each of them has and sends.
     pub peers: Vec<(usize, Range<usize>)>,
 }
 
-/// The levels that the way back takes at once, in groups of four consecutive ranks: where those sit on one machine, transfers to three peers at
-/// a time are up to twice as fast as one after the other. The levels above cross machines as a rule, where a step back sends least.
+/// The number of levels that the gather phase combines, in groups of four consecutive ranks: on one machine, simultaneous transfers to
+/// three peers are up to twice as fast as sequential ones. Higher levels usually cross machines, where level-by-level exchanges send least.
 const NEAR_LEVELS: usize = 2;
 
-/// The way back from [`steps`]: afterwards every rank holds all elements. Panics as that does.
+/// The gather phase after [`steps`]: afterwards every rank has all elements. Panics in the same cases.
 pub fn gathers(rank: usize, world_size: usize, len: usize) -> Vec<Gather> {
     let steps = self::steps(rank, world_size, len);
     let near = steps.len().min(NEAR_LEVELS);

@@ -1,8 +1,7 @@
-//! Sharing an optimizer's state out over ranks (ZeRO): tensors cut at the edges of the ranks' windows.
+//! Division of an optimizer's state among ranks (ZeRO): tensors are divided at the edges of the ranks' windows.
 //!
-//! Each rank reduces, updates and keeps state for the views in its window only, and gathers the parameters afterwards.
-//! All counts are elements. Nothing here touches gradients, parameters or state, and no tensor is ever moved: cutting
-//! is all.
+//! Each rank reduces, updates and keeps state for the views in its window only, and gathers the parameters afterwards. All counts are
+//! elements. Nothing here accesses gradients, parameters or state, and no tensor is moved.
 
 use std::ops::Range;
 
@@ -12,7 +11,7 @@ use crate::error::{Error, Result};
 
 const OPERATION: &str = "ZeRO partition";
 
-/// A part of one tensor that lies in one rank's window. Never empty.
+/// The part of one tensor in one rank's window. Never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
     /// The tensor's index.
@@ -21,13 +20,13 @@ pub struct View {
     pub within: Range<usize>,
     /// The same elements, counted from the start of the arena that all windows divide.
     pub place: Range<usize>,
-    /// The rank in whose window they lie.
+    /// The rank to whose window they belong.
     pub rank: usize,
 }
 
-/// Cuts tensors that lie at `segments` of an arena at the edges of `world_size` shards of `shard_len` elements, as
-/// [`Layout`](super::layout::Layout) has them. The views ascend by place, and so by tensor and by rank; every element
-/// of every tensor is in exactly one, and an empty tensor has none.
+/// Divides tensors with the ranges `segments` in an arena at the edges of `world_size` shards of `shard_len` elements, as in a
+/// [`Layout`](super::layout::Layout). The views ascend by place, and so by tensor and by rank; every element of every tensor is in exactly
+/// one view, and an empty tensor has none.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a world of 0 ranks, more elements than `usize` counts, or segments that do not ascend
@@ -45,7 +44,7 @@ pub fn partition(segments: &[Range<usize>], shard_len: usize, world_size: usize)
     for (tensor, segment) in segments.iter().enumerate() {
         let mut begin = segment.start;
         while begin < segment.end {
-            // Elements exist, so that shards are not empty, and the edge is at most `len`.
+            // There are elements, so shards are not empty, and the edge is at most `len`.
             let rank = begin / shard_len;
             let end = segment.end.min((rank + 1) * shard_len);
             views.push(View { tensor, within: begin - segment.start..end - segment.start, place: begin..end, rank });
@@ -55,11 +54,11 @@ pub fn partition(segments: &[Range<usize>], shard_len: usize, world_size: usize)
     Ok(views)
 }
 
-/// As [`partition`], for tensors of the given lengths laid back to back and padded as [`PaddedLayout`] does, which is
-/// ONNX Runtime's way. To a rank, a view is a previous, current or next piece as its `rank` is less, equal or greater.
+/// Like [`partition`], for contiguous tensors of the given lengths, padded as in [`PaddedLayout`], which is ONNX Runtime's layout. In its
+/// terms, a view is a previous, current or next piece of a rank if the view's `rank` is less, equal or greater.
 ///
-/// The views' lengths have the same windows as the tensors' lengths, and
-/// [`Ownership::new`](super::ownership::Ownership::new) finds for each the owner that is its `rank`.
+/// The views' lengths give the same windows as the tensors' lengths, and [`Ownership::new`](super::ownership::Ownership::new) assigns each
+/// view to its `rank`.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a world of 0 ranks, or more elements than `usize` counts.
@@ -68,7 +67,7 @@ pub fn partition_padded(world_size: usize, lens: &[usize]) -> Result<Vec<View>> 
     partition(&layout.segments, layout.window_len, world_size)
 }
 
-/// The views in the window of `rank`, of a list in the order in which [`partition`] and [`partition_padded`] return it.
+/// The views in the window of `rank`, from a list in the order of [`partition`] and [`partition_padded`].
 pub fn views_of(views: &[View], rank: usize) -> &[View] {
     let begin = views.partition_point(|view| view.rank < rank);
     let end = views.partition_point(|view| view.rank <= rank);
@@ -88,7 +87,7 @@ mod tests {
         View { tensor, within, place, rank }
     }
 
-    /// Views in order cover each segment exactly once and stay in their windows.
+    /// Checks that views in order cover each segment exactly once and stay in their windows.
     fn check(views: &[View], segments: &[Range<usize>], shard_len: usize, world_size: usize) {
         let mut rest = views.iter().peekable();
         for (tensor, segment) in segments.iter().enumerate() {

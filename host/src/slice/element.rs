@@ -1,6 +1,6 @@
 //! [`Element`]: the types of gradient elements, `f64`, `f32` and `half`'s `f16` and `bf16`.
 //!
-//! Conversions are the kernels' own formulas (`gradsync_device::math`); here they only get their public names.
+//! Conversions use the kernels' own formulas (`gradsync_device::math`); this module only gives them public names.
 
 use std::fmt;
 
@@ -22,16 +22,16 @@ mod sealed {
 pub trait Element:
     sealed::Sealed + bytemuck::Pod + Default + PartialEq + PartialOrd + fmt::Debug + Send + Sync + 'static
 {
-    /// Its name at run time.
+    /// The name of the type at run time.
     const DTYPE: DType;
-    /// The type that the kernels know it as; it has the same bits.
+    /// The type with the same bits that the kernels use.
     #[doc(hidden)]
     type Storage: Formula;
     /// The dynamically typed form of a slice.
     fn slice(data: &[Self]) -> Slice<'_>;
     /// The dynamically typed form of a mutable slice.
     fn slice_mut(data: &mut [Self]) -> SliceMut<'_>;
-    /// The value as `f64`; exact.
+    /// The value as `f64`; the conversion is exact.
     fn to_f64(self) -> f64;
     /// The nearest value of this type, ties to even.
     fn from_f64(value: f64) -> Self;
@@ -64,13 +64,13 @@ element!(f32, f32, F32, v => v, s => s);
 element!(f16, gradsync_device::F16, F16, v => gradsync_device::F16(v.to_bits()), s => f16::from_bits(s.0));
 element!(bf16, gradsync_device::BF16, BF16, v => gradsync_device::BF16(v.to_bits()), s => bf16::from_bits(s.0));
 
-/// The slice as the kernels' formulas know it.
+/// The slice as elements of the kernels' type.
 pub(crate) fn storage<T: Element>(data: &[T]) -> &[T::Storage] {
     // SAFETY: `Storage` is the type itself, or a transparent wrapper of the same 16 bits; each bit pattern is a value.
     unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), data.len()) }
 }
 
-/// As [`storage`], mutably.
+/// The mutable slice as elements of the kernels' type.
 pub(crate) fn storage_mut<T: Element>(data: &mut [T]) -> &mut [T::Storage] {
     // SAFETY: as above, and the borrow stays unique.
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), data.len()) }

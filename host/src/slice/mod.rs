@@ -1,6 +1,6 @@
-//! Slices in the host's memory whose element type is known at run time.
+//! Slices in host memory whose element type is known at run time.
 //!
-//! They borrow; nothing here owns data, or knows an operation.
+//! Slices borrow; nothing here owns data, or knows an operation.
 
 mod element;
 
@@ -48,7 +48,7 @@ macro_rules! with_typed {
 pub(crate) use with_typed;
 
 impl<'a> Slice<'a> {
-    /// Elements.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         with_typed!(Slice, self, data => data.len())
     }
@@ -73,7 +73,7 @@ impl<'a> Slice<'a> {
         with_typed!(Slice, self, data => Element::slice(&data[range]))
     }
 
-    /// Memory as elements of a dtype, which it is aligned for (a panic otherwise); the bytes of a last, incomplete element are left out.
+    /// The bytes as elements of a dtype, without the bytes of a last, incomplete element; panics if they are not aligned for it.
     #[cfg(feature = "cuda")]
     pub(crate) fn of_bytes(dtype: DType, bytes: &'a [u8]) -> Self {
         let bytes = &bytes[..bytes.len() / dtype.size_bytes() * dtype.size_bytes()];
@@ -104,13 +104,13 @@ impl<'a> Slice<'a> {
         Ok(with_typed!(Slice, self, data => bytemuck::cast_slice(data).to_vec()))
     }
 
-    /// Every element widened.
+    /// All elements as `f64`; the conversion is exact.
     pub fn to_f64_vec(self) -> Vec<f64> {
         with_typed!(Slice, self, data => data.iter().map(|&value| Element::to_f64(value)).collect())
     }
 }
 
-/// Refuses a vector of another type than the elements that it is made of.
+/// Refuses a vector of another type than the elements.
 pub(crate) fn check_dtype<T: Element>(dtype: DType) -> Result<()> {
     if dtype == T::DTYPE {
         return Ok(());
@@ -124,7 +124,7 @@ fn bytemuck_same<S: Element, T: Element>(data: &[S]) -> Option<&[T]> {
 }
 
 impl<'a> SliceMut<'a> {
-    /// Elements.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.as_slice().len()
     }
@@ -154,7 +154,7 @@ impl<'a> SliceMut<'a> {
         with_typed!(SliceMut, self, data => Element::slice_mut(&mut data[range]))
     }
 
-    /// The elements before `middle`, and those from there on; panics as slicing does when that is out of bounds.
+    /// Splits the elements at `middle`; panics as slicing does when that is out of bounds.
     pub fn split_at_mut(self, middle: usize) -> (SliceMut<'a>, SliceMut<'a>) {
         with_typed!(SliceMut, self, data => {
             let (first, second) = data.split_at_mut(middle);
@@ -162,7 +162,8 @@ impl<'a> SliceMut<'a> {
         })
     }
 
-    /// The elements of each range, all to write at once; ranges ascend, and panic as slicing does where they overlap or are out of bounds.
+    /// The elements of each range, writable together. The ranges must ascend; panics as slicing does where they overlap or are out of
+    /// bounds.
     pub(crate) fn ranges_mut(self, ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<SliceMut<'a>> {
         let (mut rest, mut at, mut found) = (self, 0, Vec::new());
         for range in ranges {
@@ -174,8 +175,7 @@ impl<'a> SliceMut<'a> {
         found
     }
 
-    /// Memory as elements of a dtype, which it is aligned for (a panic otherwise), to write; the bytes of a last, incomplete element
-    /// are left out.
+    /// The bytes as elements of a dtype, to write, without the bytes of a last, incomplete element; panics if they are not aligned for it.
     pub(crate) fn of_bytes(dtype: DType, bytes: &'a mut [u8]) -> Self {
         let whole = bytes.len() / dtype.size_bytes() * dtype.size_bytes();
         let bytes = &mut bytes[..whole];
@@ -208,7 +208,7 @@ impl<'a> From<&'a mut SliceMut<'_>> for SliceMut<'a> {
     }
 }
 
-/// A slice, an array or a vector of elements.
+/// Converts a slice, an array or a vector of elements.
 macro_rules! from_elements {
     ($([$($generics:tt)*] $type:ty),*) => {$(
         impl<'a, T: Element, $($generics)*> From<&'a $type> for Slice<'a> {
@@ -226,7 +226,7 @@ macro_rules! from_elements {
 }
 from_elements!([] [T], [const N: usize] [T; N], [] Vec<T>);
 
-/// Elements of a shape; a product that no address space holds is refused.
+/// The number of elements of a shape; refuses a product beyond the address space.
 pub(crate) fn shape_len(operation: &'static str, shape: &[usize]) -> Result<usize> {
     shape.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim)).ok_or_else(|| Error::InvalidArgument {
         operation,

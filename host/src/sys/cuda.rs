@@ -1,22 +1,22 @@
-//! The CUDA driver's C interface as far as this crate calls it, declared by us: what calls return, and what they write through pointers, are
-//! integers.
+//! This crate's own declarations of the CUDA driver's C interface, as far as the crate calls it: results, and values that calls write
+//! through pointers, are integers.
 //!
-//! `cust` 0.3.2 declares the same functions with Rust enums of CUDA 11.6. Newer drivers have codes that those enums lack: 46 for a device that
-//! another process has for itself, 810 for a client that MPS has ended. A value that an enum does not have is undefined behaviour, so that such
-//! a refusal must not pass through `cust`. The names and types are those of NVIDIA's `cuda.h`
-//! ([driver API](https://docs.nvidia.com/cuda/cuda-driver-api/)); `cust` links the library that has them, and gives the types of the handles.
+//! `cust` 0.3.2 declares the same functions with Rust enums of CUDA 11.6. Newer drivers have codes that those enums lack: 46 for a device
+//! that another process uses exclusively, 810 for a client that MPS has ended. An enum value outside the enum is undefined behaviour, so
+//! such a code must not pass through `cust`. The names and types are from NVIDIA's `cuda.h` ([driver
+//! API](https://docs.nvidia.com/cuda/cuda-driver-api/)); `cust` links the library, and supplies the types of the handles.
 //!
-//! # What still passes through `cust`
+//! # Calls that still pass through `cust`
 //!
-//! Three calls, all where a queue is made. The same calls by the declarations here stand before the first two, so that what a device refuses
-//! is seen as an integer first:
+//! There are three, all in the creation of a queue. Before the first two, the same calls are made by the declarations here, so that a
+//! refusal of the device is first seen as an integer:
 //!
-//! * `Device::get_device`, which calls `cuDeviceGet`, a look into a table;
-//! * `Context::new`: `cuDevicePrimaryCtxRetain` of a context that is retained already, and `cuCtxSetCurrent` of the one that is current already;
-//! * `Stream::new`: `cuStreamCreateWithPriority`, once, in `Queue::new` alone. It can meet an unknown code where the device fails, or MPS ends the
-//!   process, right after the others.
+//! * `Device::get_device`, which calls `cuDeviceGet`, a lookup in a table;
+//! * `Context::new`: `cuDevicePrimaryCtxRetain` of a context that is already retained, and `cuCtxSetCurrent` of the current one;
+//! * `Stream::new`: `cuStreamCreateWithPriority`, once, in `Queue::new` alone. It can meet an unknown code where the device fails, or MPS
+//!   ends the process, right after the others.
 //!
-//! What they give is released by the declarations here.
+//! The declarations here release the handles that these calls return.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -28,7 +28,7 @@ pub(crate) type CUdevice = c_int;
 /// `CUdeviceptr`
 pub(crate) type CUdeviceptr = u64;
 
-/// `CUresult`: what a call returns.
+/// `CUresult`: the result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Status(pub(crate) c_uint);
@@ -50,7 +50,7 @@ impl Status {
     pub(crate) const INVALID_HANDLE: Self = Self(400);
     /// `CUDA_ERROR_NOT_FOUND`
     pub(crate) const NOT_FOUND: Self = Self(500);
-    /// `CUDA_ERROR_NOT_READY`: no failure, but work that is not done yet.
+    /// `CUDA_ERROR_NOT_READY`: not a failure; the work is still pending.
     pub(crate) const NOT_READY: Self = Self(600);
     /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`
     pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Self = Self(704);
@@ -61,13 +61,13 @@ impl Status {
     /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`
     pub(crate) const STREAM_CAPTURE_INVALIDATED: Self = Self(901);
 
-    /// The driver's name for the code, and its words.
+    /// The driver's name for the code, and its description.
     pub(crate) fn text(self) -> String {
         let told = |ask: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
             let mut text = ptr::null();
             // SAFETY: writes one address.
             let status = unsafe { ask(self, &mut text) };
-            // SAFETY: a terminated text of the driver's, which stays.
+            // SAFETY: a terminated static string of the driver.
             (status == Self::SUCCESS && !text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
         };
         match (told(cuGetErrorName), told(cuGetErrorString)) {
@@ -100,8 +100,8 @@ pub(crate) const CU_STREAM_CAPTURE_STATUS_NONE: c_uint = 0;
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`
 pub(crate) const CU_STREAM_CAPTURE_STATUS_ACTIVE: c_uint = 1;
 
-// No `#[link]`: the build script links `libcuda.rs`, which has a forwarder for every function that `cust` declares, and each of these is among
-// them: one that is not fails to link.
+// No `#[link]`: the build script links `libcuda.rs`, which forwards every function that `cust` declares. Each of these functions must be
+// among them; any other fails to link.
 unsafe extern "C" {
     pub(crate) fn cuInit(flags: c_uint) -> Status;
     pub(crate) fn cuDriverGetVersion(version: *mut c_int) -> Status;

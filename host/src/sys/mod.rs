@@ -1,12 +1,12 @@
-//! Foreign libraries: their declarations, and finding those that are loaded when they are first needed. Only CUDA's driver is linked, by `cust`.
+//! Foreign libraries: their declarations, and the loading of libraries on first use. Only CUDA's driver is linked, by `cust`.
 //!
-//! Nothing here decides anything about communication; `comm` does, on top.
+//! This module makes no decisions about communication; `comm` does.
 
 pub(crate) mod cuda;
 mod loader;
 pub mod nccl;
 
-/// A refusal of the CUDA driver, or its absence.
+/// An error of the CUDA driver, or its absence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("CUDA: {call} failed with code {code}: {text}")]
 pub struct CudaError {
@@ -14,7 +14,7 @@ pub struct CudaError {
     pub call: String,
     /// The driver's result code (`CUresult`).
     pub code: u32,
-    /// The driver's own words, or its name for the code.
+    /// The driver's description of the code, or its name.
     pub text: String,
 }
 

@@ -1,9 +1,9 @@
-//! NCCL's C interface, declared by us and loaded at run time: `libnccl.so.2`, or what `GRADSYNC_LIBNCCL` names.
+//! This crate's own declarations of NCCL's C interface, loaded at run time: `libnccl.so.2`, or the library that `GRADSYNC_LIBNCCL` names.
 //!
-//! Each function is looked up on its own. Those of NCCL 2.18 must be there; newer ones may be missing, and asking for one is
-//! [`NcclError::Unsupported`]. Result codes are integers, never a Rust enum: a library newer than this file may return codes that
-//! it does not know. The names and types are those of NVIDIA's `nccl.h` ([user guide](https://docs.nvidia.com/deeplearning/nccl/)),
-//! against which a test holds them. Nothing here keeps state or knows a rank.
+//! Each function is looked up on its own. Those of NCCL 2.18 are required; a newer one may be missing, and a request for it is
+//! [`NcclError::Unsupported`]. Result codes are integers, never a Rust enum: a library newer than this file may return codes that it does
+//! not know. The names and types are from NVIDIA's `nccl.h` ([user guide](https://docs.nvidia.com/deeplearning/nccl/)); a test compares
+//! them. This module has no state and no notion of ranks.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
@@ -15,10 +15,10 @@ use super::loader::{self, NotFound};
 
 /// The environment variable that names the library, by path or by name.
 pub const VARIABLE: &str = "GRADSYNC_LIBNCCL";
-/// The names tried without it. Packages for use at run time have only the first.
+/// The names tried if the variable is not set. Runtime packages have only the first.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// `ncclResult_t`: what a call returns.
+/// `ncclResult_t`: the result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct ResultCode(pub c_int);
@@ -30,7 +30,7 @@ impl ResultCode {
     pub const INVALID_ARGUMENT: Self = Self(4);
     /// `ncclInvalidUsage`
     pub const INVALID_USAGE: Self = Self(5);
-    /// `ncclInProgress`: a non-blocking communicator goes on with the call by itself.
+    /// `ncclInProgress`: a non-blocking communicator continues the call by itself.
     pub const IN_PROGRESS: Self = Self(7);
 }
 
@@ -39,7 +39,7 @@ pub type Comm = *mut c_void;
 /// `cudaStream_t`, which is the driver's `CUstream`.
 pub type Stream = *mut c_void;
 
-/// `ncclUniqueId`: what the ranks of a new communicator find each other by.
+/// `ncclUniqueId`: the identifier by which the ranks of a new communicator find each other.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct UniqueId(pub [c_char; 128]);
@@ -101,8 +101,8 @@ impl ScalarResidence {
 /// `NCCL_CONFIG_UNDEF_INT`: leave the choice to NCCL.
 pub const UNDEFINED: c_int = c_int::MIN;
 
-/// `ncclConfig_t` as far as version 2.18 has it. Later versions only add fields behind, and tell by `size` and `version` which a
-/// caller has.
+/// `ncclConfig_t` with the fields of version 2.18. Later versions only append fields, and tell the caller's version by `size` and
+/// `version`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs)] // the names are NCCL's
@@ -135,12 +135,12 @@ impl Default for Config {
     }
 }
 
-/// A version in NCCL's own code: `major × 10000 + minor × 100 + patch`.
+/// A version in NCCL's encoding: `major × 10000 + minor × 100 + patch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub c_int);
 
 impl Version {
-    /// The oldest that this crate works with: the first with splitting and with everything that is required here.
+    /// The oldest version that this crate supports: the first with splitting and with every function required here.
     pub const LOWEST: Self = Self::new(2, 18);
 
     /// Version `major.minor.1`, the first release of a series.
@@ -151,7 +151,7 @@ impl Version {
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Up to 2.8, the major version counted a thousand.
+        // Up to 2.8, the factor of the major version was 1000.
         let major = if self.0 < 10000 { 1000 } else { 10000 };
         write!(f, "{}.{}.{}", self.0 / major, self.0 % major / 100, self.0 % 100)
     }
@@ -161,7 +161,7 @@ impl fmt::Display for Version {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclError {
-    /// No library of any name could be opened.
+    /// No library of these names could be opened.
     #[error("NCCL was not found; tried {}; the variable GRADSYNC_LIBNCCL names another", list(.tried))]
     NotFound {
         /// Each name that was tried, and the loader's reason.
@@ -183,12 +183,12 @@ pub enum NcclError {
         /// Its version.
         found: Version,
     },
-    /// The library has no such call; a later version has.
+    /// The loaded version lacks this call; a later version has it.
     #[error("NCCL: {call} needs version {needs}, and this is {found}")]
     Unsupported {
         /// The call.
         call: &'static str,
-        /// The version that it came with.
+        /// The first version with the call.
         needs: Version,
         /// The version loaded.
         found: Version,
@@ -200,13 +200,13 @@ pub enum NcclError {
         call: &'static str,
         /// `ncclResult_t`.
         code: c_int,
-        /// NCCL's words for the code.
+        /// NCCL's description of the code.
         text: String,
-        /// What NCCL says about the last error of this communicator; may be empty.
+        /// NCCL's description of the last error of this communicator; may be empty.
         last_error: String,
         /// The rank that called.
         rank: usize,
-        /// Number of ranks of its communicator.
+        /// The number of ranks of its communicator.
         world_size: usize,
     },
 }
@@ -219,10 +219,10 @@ fn detail(last_error: &str) -> String {
     if last_error.is_empty() { String::new() } else { format!(" ({last_error})") }
 }
 
-/// A function as it is declared here, for the test that compares with `nccl.h`.
+/// The declaration of a function, for the test that compares it with `nccl.h`.
 #[derive(Clone, Copy, Debug)]
 pub struct Declaration {
-    /// Its name.
+    /// The name of the function.
     pub name: &'static str,
     /// The types of its parameters, in Rust.
     pub parameters: &'static [&'static str],
@@ -258,7 +258,7 @@ macro_rules! api {
                 Ok(Self {
                     $($name: {
                         let missing = |_| NcclError::MissingSymbol { library: shown.into(), symbol: stringify!($name) };
-                        // SAFETY: the type is that of the function of this name in `nccl.h`.
+                        // SAFETY: the type is the type of the function of this name in `nccl.h`.
                         *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }.map_err(missing)?
                     },)*
                     $($late: {
@@ -272,10 +272,10 @@ macro_rules! api {
         #[allow(non_snake_case)] // the names are NCCL's
         impl Nccl {
             $(
-                /// The function of this name, if this version has it.
+                /// The function of this name, if the loaded version has it.
                 ///
                 /// # Errors
-                /// [`NcclError::Unsupported`] naming the version needed.
+                /// [`NcclError::Unsupported`] naming the required version.
                 pub fn $late(&self) -> Result<unsafe extern "C" fn($($late_type),*) -> $late_result, NcclError> {
                     self.functions.$late.ok_or(NcclError::Unsupported {
                         call: stringify!($late), needs: Version::new($major, $minor), found: self.version,
@@ -326,7 +326,7 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// The library of this process, opened at the first call; later calls give the same answer.
+    /// The library of this process, opened at the first call; later calls return the same result.
     ///
     /// # Errors
     /// [`NcclError::NotFound`], [`NcclError::MissingSymbol`] or [`NcclError::TooOld`].
@@ -335,18 +335,18 @@ impl Nccl {
         LOADED.get_or_init(Self::open).as_ref().map_err(Clone::clone)
     }
 
-    /// Opens the library anew; what [`get`](Self::get) does once.
+    /// Opens the library anew, without the cached result of [`get`](Self::get).
     ///
     /// # Errors
-    /// As [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     pub fn open() -> Result<Self, NcclError> {
         let (library, shown) =
             loader::open(VARIABLE, &NAMES).map_err(|NotFound(tried)| NcclError::NotFound { tried })?;
-        // NCCL has threads of its own; it stays loaded, whatever happens to this object.
+        // NCCL has threads of its own, so it stays loaded after this object is dropped.
         let library: &'static Library = Box::leak(Box::new(library));
-        // The version first: a library that is too old lacks functions, and that is why.
+        // The version is checked first: a library that is too old lacks functions, and the error should name the cause.
         let missing = |_| NcclError::MissingSymbol { library: shown.clone(), symbol: "ncclGetVersion" };
-        // SAFETY: the type is that of the function of this name in `nccl.h`.
+        // SAFETY: the type is the type of the function of this name in `nccl.h`.
         let get_version = unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> ResultCode>(b"ncclGetVersion\0") };
         let mut version = Version(0);
         // SAFETY: writes one integer.
@@ -369,13 +369,13 @@ impl Nccl {
         &self.library
     }
 
-    /// NCCL's words for a code.
+    /// NCCL's description of a code.
     pub fn error_string(&self, code: ResultCode) -> String {
         // SAFETY: the function returns a static string for every integer.
         unsafe { text((self.functions.ncclGetErrorString)(code)) }
     }
 
-    /// What NCCL says about the last error, of a communicator or of this thread's calls without one.
+    /// NCCL's description of the last error, of a communicator or of this thread's calls without one.
     ///
     /// # Safety
     /// `comm` is null or a live communicator.

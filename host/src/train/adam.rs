@@ -1,6 +1,6 @@
-//! [`Adam`]: Adam, with or without bias correction and decoupled weight decay, as a maker of steps.
+//! [`Adam`]: the optimizer Adam, with optional bias correction and decoupled weight decay.
 //!
-//! It never writes a weight.
+//! It computes steps, and never writes a weight.
 
 use super::blocks::{check_numbers, check_operands, for_blocks, new_state, state_dtype, state_limit};
 use super::optimizer::{DeltaOptimizer, Range, check_options};
@@ -11,26 +11,25 @@ use crate::error::Result;
 
 const OPERATION: &str = "adam";
 
-/// The numbers of [`Adam`].
+/// The options of [`Adam`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct AdamOptions {
     /// The learning rate; finite and not negative.
     pub rate: f64,
-    /// How much of the last first moment stays; from 0 to below 1.
+    /// The decay rate of the first moment; from 0 to below 1.
     pub beta1: f64,
-    /// How much of the last second moment stays; from 0 to below 1.
+    /// The decay rate of the second moment; from 0 to below 1.
     pub beta2: f64,
     /// The number that is added to the root of the second moment; finite and above 0.
     pub epsilon: f64,
-    /// The part of each weight, times the rate, that a step takes away (AdamW's decoupled decay); finite and not negative, 0
-    /// for none.
+    /// The fraction of each weight, times the rate, that a step subtracts (AdamW's decoupled decay); finite and not negative, 0 for none.
     pub weight_decay: f64,
-    /// Whether moments are corrected for their start at 0 (bias correction).
+    /// Whether moments are corrected for their initial value 0 (bias correction).
     pub bias_correction: bool,
 }
 
-/// The numbers of the paper: a rate of 0.001, 0.9 and 0.999, 1e-8, with bias correction and without decay.
+/// The values of the paper: a rate of 0.001, 0.9 and 0.999, 1e-8, with bias correction and without decay.
 impl Default for AdamOptions {
     fn default() -> Self {
         Self { rate: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0, bias_correction: true }
@@ -62,11 +61,11 @@ impl AdamOptions {
     }
 }
 
-/// `first = β₁ first + (1 - β₁) gradient`, `second = β₂ second + (1 - β₂) gradient²`, `delta = -rate × (first / c₁ /
-/// (√(second / c₂) + ε) + decay × weight)`, where `c = 1 - βᵗ` in step `t`, or 1 without bias correction; in `f64`,
-/// each rounded once where it is kept.
+/// The optimizer Adam: `first = β₁ first + (1 - β₁) gradient`, `second = β₂ second + (1 - β₂) gradient²`, `delta = -rate × (first / c₁ /
+/// (√(second / c₂) + ε) + decay × weight)`, where `c = 1 - βᵗ` in step `t`, or 1 without bias correction; computed in `f64`, and each
+/// stored number is rounded once.
 ///
-/// Moments are kept in `f32`, or in `f64` if one of the operands of the first step is `f64`.
+/// Moments are stored in `f32`, or in `f64` if one of the operands of the first step is `f64`.
 #[derive(Debug)]
 pub struct Adam {
     options: AdamOptions,
@@ -75,7 +74,7 @@ pub struct Adam {
 }
 
 impl Adam {
-    /// Before its first step.
+    /// Creates an optimizer before its first step.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming an option out of its range.
@@ -84,12 +83,12 @@ impl Adam {
         Ok(Self { options, moments: None, steps: 0 })
     }
 
-    /// As it was saved: first and second moments after a number of steps.
+    /// Restores a saved optimizer: first and second moments after a number of steps.
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`Error::LengthMismatch`](crate::Error::LengthMismatch),
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) or [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) if
-    /// they hold other tensors; [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a moment that is not finite.
+    /// The errors of [`new`](Self::new); [`Error::LengthMismatch`](crate::Error::LengthMismatch),
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) or [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) if the moments
+    /// have different tensors; [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a moment that is not finite.
     pub fn with_moments(
         options: AdamOptions,
         first: GradientBuffer,
@@ -102,25 +101,25 @@ impl Adam {
         Ok(Self { moments: Some([first, second]), steps, ..Self::new(options)? })
     }
 
-    /// The first and the second moments, to be saved; none before the first step.
+    /// The first and the second moments, for saving; none before the first step.
     pub fn moments(&self) -> Option<[&GradientBuffer; 2]> {
         self.moments.as_ref().map(<[GradientBuffer; 2]>::each_ref)
     }
 
-    /// How many steps were made.
+    /// The number of steps made.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Its numbers.
+    /// The options.
     pub fn options(&self) -> AdamOptions {
         self.options
     }
 
-    /// Changes its numbers from the next step on, as a schedule of the learning rate does.
+    /// Changes the options from the next step on, as a schedule of the learning rate does.
     ///
     /// # Errors
-    /// Like [`new`](Self::new), with the numbers as they were.
+    /// The errors of [`new`](Self::new), after which the options are unchanged.
     pub fn set_options(&mut self, options: AdamOptions) -> Result<()> {
         options.check()?;
         self.options = options;
@@ -129,13 +128,13 @@ impl Adam {
 }
 
 impl DeltaOptimizer for Adam {
-    /// As the trait has it.
+    /// Computes the step; see the trait.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch), [`Error::InvalidArgument`](crate::Error::InvalidArgument)
-    /// or [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) for buffers of other tensors than one another's or the
-    /// moments'; [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a gradient that is not finite, or so large
-    /// that the moments may not hold its square (1.3e19 where they are `f32`). Nothing is written then.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch), [`Error::InvalidArgument`](crate::Error::InvalidArgument) or
+    /// [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) for buffers whose tensors differ from each other or from the moments;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a gradient that is not finite, or whose square may overflow the
+    /// moments (1.3e19 for `f32`). Nothing is written then.
     fn deltas(
         &mut self,
         gradients: &GradientBuffer,

@@ -1,7 +1,7 @@
-//! Element-wise work on several buffers at once: blocks widened to `f64`, on all threads, and rounded once on the way
-//! back.
+//! Element-wise work on several buffers at once: blocks are widened to `f64`, processed on all threads, and rounded once when they are
+//! stored.
 //!
-//! For the optimizers, whose operands may all be of different dtypes. It knows no formula.
+//! For the optimizers, whose operands may all have different dtypes. This module knows no formula.
 
 use gradsync_device::math::Element as Formula;
 use half::{bf16, f16};
@@ -15,9 +15,9 @@ use crate::kernels::cpu;
 use crate::slice::{Element, storage};
 use crate::slice::{Slice, SliceMut, with_typed};
 
-/// Elements that are widened at a time: the blocks of five operands fit into the first-level cache.
+/// The number of elements that are widened at a time: the blocks of five operands fit into the first-level cache.
 const BLOCK_LEN: usize = 512;
-/// Blocks that a thread takes at least.
+/// The least number of blocks that a thread takes.
 const BLOCKS: usize = 64;
 
 /// The operands of one block, widened.
@@ -28,10 +28,10 @@ pub(super) struct Block<'a, const STATES: usize> {
     pub(super) deltas: &'a mut [f64],
 }
 
-/// Runs `formula` on every block of every tensor; it writes the deltas and updates the states.
+/// Runs `formula`, which writes the deltas and updates the states, on every block of every tensor.
 ///
 /// # Errors
-/// None, for buffers that hold the same tensors.
+/// None, for buffers with the same tensors.
 pub(super) fn for_blocks<const STATES: usize>(
     gradients: &GradientBuffer,
     weights: &GradientBuffer,
@@ -55,7 +55,7 @@ pub(super) fn for_blocks<const STATES: usize>(
     Ok(())
 }
 
-/// One block of everything that is written.
+/// One block of all outputs.
 struct Row<'a> {
     delta: SliceMut<'a>,
     states: Vec<SliceMut<'a>>,
@@ -101,18 +101,18 @@ fn blocks_mut(data: SliceMut<'_>) -> Vec<SliceMut<'_>> {
     with_typed!(SliceMut, data, data => data.chunks_mut(BLOCK_LEN).map(Element::slice_mut).collect())
 }
 
-/// The dtype of a new state, which keeps up with the operands: `f64` if one of them is, otherwise `f32`.
+/// The dtype of a new state: `f64` if one of the operands is `f64`, otherwise `f32`.
 pub(super) fn state_dtype(operands: [&GradientBuffer; 3]) -> DType {
     let is_wide = operands.iter().any(|operand| operand.dtype() == DType::F64);
     if is_wide { DType::F64 } else { DType::F32 }
 }
 
-/// A state of zeros.
+/// Allocates a state of zeros.
 pub(super) fn new_state(operands: [&GradientBuffer; 3]) -> Result<GradientBuffer> {
     zeros_like(operands[0].table(), state_dtype(operands), 1)
 }
 
-/// A bound of the numbers that a state of this dtype may average, step by step, without ever overflowing.
+/// A bound of numbers that a state of this dtype can average, step by step, without overflow.
 pub(super) fn state_limit(dtype: DType) -> f64 {
     let largest = match dtype {
         DType::F64 => f64::MAX,
@@ -120,11 +120,11 @@ pub(super) fn state_limit(dtype: DType) -> f64 {
         DType::F16 => f16::MAX.to_f64(),
         DType::BF16 => bf16::MAX.to_f64(),
     };
-    // Half of the largest number leaves room for roundings.
+    // Half of the largest number is a margin for roundings.
     largest / 2.0
 }
 
-/// Refuses a buffer with a number that is not finite, or larger than `limit`: a state would keep it for ever.
+/// Refuses a buffer with a number that is not finite, or larger than `limit`, since a state would keep it for ever.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] naming the number and its tensor.
@@ -133,7 +133,7 @@ pub(super) fn check_numbers(operation: &'static str, name: &str, buffer: &Gradie
         let fits = |value: f64| value.abs() <= limit;
         let wrong = with_typed!(Slice, buffer.tensor(index).data(), data => {
             let chunks = storage(data).par_chunks(BLOCKS * BLOCK_LEN);
-            // Whole chunks first, without a branch for each number.
+            // Whole chunks are checked first, without a branch for each number.
             let chunk = chunks.find_first(|chunk| !chunk.iter().fold(true, |all, value| all & fits(Formula::to_f64(*value))));
             chunk.and_then(|chunk| chunk.iter().map(|value| Formula::to_f64(*value)).find(|&value| !fits(value)))
         });
@@ -146,7 +146,7 @@ pub(super) fn check_numbers(operation: &'static str, name: &str, buffer: &Gradie
     Ok(())
 }
 
-/// Refuses operands and states of other tensors.
+/// Refuses operands and states with different tensors.
 pub(super) fn check_operands(
     operation: &'static str,
     gradients: &GradientBuffer,

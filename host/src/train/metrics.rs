@@ -1,4 +1,4 @@
-//! [`RunningMean`] and [`mean_over_ranks`]: losses and metrics of all ranks.
+//! [`RunningMean`] and [`mean_over_ranks`]: means of losses and metrics over all ranks.
 
 use super::reducer::ReducerMemory;
 use crate::agreement::gather;
@@ -12,8 +12,8 @@ use crate::memory::{Host, Memory};
 const OPERATION: &str = "running mean";
 const TENSORS: [(&str, [usize; 1]); 2] = [("sum", [1]), ("value", [1])];
 
-/// The mean of all ranks' values: their sums over their counts, added up in rank order in `f64`. `None`, on every rank, where all counts are 0. The host
-/// waits for the other ranks.
+/// Computes the mean of all ranks' values: the sum of all sums over the sum of all counts, added in rank order in `f64`. `None`, on every
+/// rank, if all counts are 0. The host waits for the other ranks.
 ///
 /// ```
 /// use gradsync::comm::{Ranks, local};
@@ -32,14 +32,14 @@ pub fn mean_over_ranks<R: Ranks + ?Sized>(ranks: &R, sum: f64, count: u64) -> Re
     let own = [sum.to_bits(), count];
     let all = if ranks.world_size() == 1 { own.to_vec() } else { gather(ranks, &own)? };
     let count: u128 = all.chunks_exact(2).map(|rank| u128::from(rank[1])).sum();
-    // A rank without values adds nothing, whatever its sum is.
+    // A rank without values adds nothing, for any `sum`.
     let counted = all.chunks_exact(2).filter(|rank| rank[1] > 0);
     let sum: f64 = counted.map(|rank| f64::from_bits(rank[0])).sum();
     Ok((count > 0).then(|| sum / count as f64))
 }
 
-/// A mean over many batches and all ranks, weighted by the numbers of examples. Values are added up where they lie, in `f64`: on a GPU nothing is read back
-/// before the mean is asked for.
+/// A mean over many batches and all ranks, weighted by the numbers of examples. Values are added in the memory where they are, in `f64`: on
+/// a GPU nothing is copied to the host before the mean is requested.
 ///
 /// ```
 /// use gradsync::comm::local;
@@ -61,7 +61,7 @@ pub struct RunningMean<M: Memory = Host> {
 }
 
 impl RunningMean {
-    /// Of values in host memory.
+    /// Creates a mean of values in host memory.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
@@ -72,7 +72,7 @@ impl RunningMean {
 
 #[cfg(feature = "cuda")]
 impl RunningMean<crate::memory::Cuda> {
-    /// Of values in device memory of this queue.
+    /// Creates a mean of values in device memory of this queue.
     ///
     /// # Errors
     /// `Error::Cuda`.
@@ -82,10 +82,10 @@ impl RunningMean<crate::memory::Cuda> {
 }
 
 impl<M: ReducerMemory> RunningMean<M> {
-    /// Adds the mean of `count` examples, which is one element. On a GPU it is asynchronous.
+    /// Adds the mean of `count` examples, which is one element. On a GPU the call is asynchronous.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) for other than one element; `Error::Cuda`. Nothing is added then.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) for any other number of elements; `Error::Cuda`. Nothing is added then.
     pub fn add<'a>(&mut self, mean: impl Into<M::Slice<'a>>, count: u64) -> Result<()> {
         let mean = mean.into();
         same_len(OPERATION, ("a value", 1), ("the mean of a batch", M::len(mean)))?;
@@ -99,12 +99,13 @@ impl<M: ReducerMemory> RunningMean<M> {
         Ok(())
     }
 
-    /// The examples of this rank so far.
+    /// The number of examples of this rank so far.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The mean over all examples of all ranks; `None`, on every rank, if there are none. The host waits for the other ranks, and for the queue.
+    /// Computes the mean over all examples of all ranks; `None`, on every rank, if there are none. The host waits for the other ranks, and
+    /// for the queue.
     ///
     /// # Errors
     /// `Error::Cuda`; the errors of a collective.
@@ -118,7 +119,7 @@ impl<M: ReducerMemory> RunningMean<M> {
         mean_over_ranks(ranks, sum, self.count)
     }
 
-    /// Begins anew.
+    /// Resets the mean to no examples.
     ///
     /// # Errors
     /// `Error::Cuda`; never on the host.

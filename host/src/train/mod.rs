@@ -1,4 +1,4 @@
-//! Whole training steps: gradients are reduced over ranks before the optimizer, or the steps of the optimizers are combined by Adasum (ONNX
+//! Whole training steps: either gradients are reduced over ranks before the optimizer, or Adasum combines the steps of the optimizers (ONNX
 //! Runtime's Adasum optimizer, Horovod's `DistributedOptimizer` with `op=Adasum`).
 //!
 //! | here | contents |
@@ -8,8 +8,8 @@
 //! | [`Reduction`], [`StepOptions`] | mean, sum or Adasum, and how |
 //! | [`Sgd`], [`Adam`], [`DeltaOptimizer`] | optimizers, and the trait for one of your own |
 //!
-//! A step uses the operations of [`ops`](crate::ops). It keeps no weights and runs no model. [`Stepper`] makes the whole step of optimizers in host
-//! memory; [`Reducer`] reduces gradients for optimizers of another crate.
+//! A step uses the operations of [`ops`](crate::ops). It keeps no weights and runs no model. [`Stepper`] runs the whole step of optimizers
+//! in host memory; [`Reducer`] reduces gradients for optimizers of another crate.
 
 mod adam;
 mod blocks;
@@ -39,13 +39,13 @@ use crate::buffer::{GradientBuffer, TensorTable};
 use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};
 
-/// A buffer of zeros for the tensors of `table`, in another dtype or for another number of ranks.
+/// Allocates a buffer of zeros for the tensors of `table`, in another dtype or for another world size.
 fn zeros_like(table: &TensorTable, dtype: DType, world_size: usize) -> Result<GradientBuffer> {
     let tensors = (0..table.tensor_count()).map(|index| (table.name(index), table.shape(index)));
     GradientBuffer::new(dtype, world_size, tensors)
 }
 
-/// Refuses buffers that hold other tensors, by name, shape or order; dtypes and world sizes may differ.
+/// Refuses buffers whose tensors differ in name, shape or order; dtypes and world sizes may differ.
 fn same_tensors(operation: &'static str, left: (&str, &TensorTable), right: (&str, &TensorTable)) -> Result<()> {
     let ((left_name, left), (right_name, right)) = (left, right);
     let counted = |name| format!("the list of {name}");

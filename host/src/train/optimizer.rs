@@ -1,20 +1,19 @@
-//! [`DeltaOptimizer`], which is all that a step knows of an optimizer, and the ranges of the optimizers' options.
+//! [`DeltaOptimizer`], the interface between a step and its optimizer, and the ranges of the optimizers' options.
 
 use super::blocks::new_state;
 use crate::buffer::GradientBuffer;
 use crate::error::{Error, Result};
 use crate::kernels::cpu;
 
-/// An optimizer that says where it would go, and lets others decide: [`Sgd`](super::Sgd), [`Adam`](super::Adam), or the
-/// caller's own.
+/// An optimizer that computes steps without applying them: [`Sgd`](super::Sgd), [`Adam`](super::Adam), or the caller's own.
 pub trait DeltaOptimizer {
-    /// Writes the step that this optimizer would add to the weights, and takes the gradients into its own state.
+    /// Writes the step that this optimizer would add to the weights to `deltas`, and updates its own state with the gradients.
     ///
-    /// The three buffers hold the same tensors, each in a dtype of its own; `deltas` comes as zeros. Not called in
-    /// steps whose gradients are not finite.
+    /// The three buffers have the same tensors, each in a dtype of its own; `deltas` is zero at the call. Not called in steps whose
+    /// gradients are not finite.
     ///
     /// # Errors
-    /// Any error of the optimizer, with its state unchanged: the other ranks' step fails too.
+    /// Any error of the optimizer, with its state unchanged: the step fails on the other ranks too.
     fn deltas(
         &mut self,
         gradients: &GradientBuffer,
@@ -22,8 +21,8 @@ pub trait DeltaOptimizer {
         deltas: &mut GradientBuffer,
     ) -> Result<()>;
 
-    /// Adds the step of this optimizer to the weights, of this rank alone: [`Stepper`](super::Stepper) makes steps that ranks have in common.
-    /// The sum is rounded once to the dtype of the weights.
+    /// Adds the step of this optimizer to the weights of this rank alone; [`Stepper`](super::Stepper) makes common steps of all ranks. The
+    /// sum is rounded once to the dtype of the weights.
     ///
     /// ```
     /// use gradsync::train::{DeltaOptimizer, Sgd, SgdOptions};
@@ -39,7 +38,7 @@ pub trait DeltaOptimizer {
     /// ```
     ///
     /// # Errors
-    /// As [`deltas`](Self::deltas), and [`Error::OutOfMemory`] for the step; the weights are as before then.
+    /// The errors of [`deltas`](Self::deltas), and [`Error::OutOfMemory`] for the step; the weights are unchanged then.
     fn step(&mut self, weights: &mut GradientBuffer, gradients: &GradientBuffer) -> Result<()> {
         let mut deltas = new_state([gradients, weights, weights])?;
         self.deltas(gradients, weights, &mut deltas)?;
@@ -49,7 +48,7 @@ pub trait DeltaOptimizer {
     }
 }
 
-/// The numbers that an option may be.
+/// The range of an option's values.
 #[derive(Clone, Copy)]
 pub(super) enum Range {
     NotNegative,

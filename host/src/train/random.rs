@@ -12,7 +12,7 @@ const fn mix(word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// A seed from a seed and a list of words: `h ← mix((h ⊕ word) + γ)` for each, beginning with `h = mix(seed + γ)`.
+/// Derives a seed from a seed and a list of words: `h ← mix((h ⊕ word) + γ)` for each, beginning with `h = mix(seed + γ)`.
 pub(super) fn derive(seed: u64, words: &[u64]) -> u64 {
     words.iter().fold(mix(seed.wrapping_add(GAMMA)), |hash, word| mix((hash ^ word).wrapping_add(GAMMA)))
 }
@@ -30,8 +30,8 @@ impl SplitMix64 {
         mix(self.0)
     }
 
-    /// A number below `end`, each equally likely: the upper word of a product, and another try where the lower word is below `2⁶⁴ mod end` (Lemire,
-    /// "Fast random integer generation in an interval", 2019).
+    /// A uniform number below `end`: the upper word of a product, repeated while the lower word is below `2⁶⁴ mod end` (Lemire, "Fast
+    /// random integer generation in an interval", 2019).
     pub(super) fn below(&mut self, end: u64) -> u64 {
         loop {
             let product = u128::from(self.next()) * u128::from(end);
@@ -42,13 +42,13 @@ impl SplitMix64 {
     }
 }
 
-/// Seeds of random generators on every rank, derived from one.
+/// Seeds of random generators on every rank, derived from one seed.
 ///
-/// Ranks need other random numbers for dropout, or each would drop the same activations of its own examples; ranks of one tensor-parallel group hold parts
-/// of one activation, and need the same. Seeds of different purposes and numbers are unrelated.
+/// Ranks need different random numbers for dropout, or each would drop the same activations of its own examples; ranks of one
+/// tensor-parallel group have parts of one activation, and need the same numbers. Seeds of different purposes and numbers are unrelated.
 ///
-/// A seed is SplitMix64's mixing function over the seed, the XXH3 (64 bits, seed 0) of the purpose, and the number; it does not change with the version of
-/// this crate.
+/// A seed is SplitMix64's mixing function over the seed, the XXH3 (64 bits, seed 0) of the purpose, and the number; it does not change with
+/// the version of this crate.
 ///
 /// ```
 /// use gradsync::plan::groups::{GroupKind, Sizes, Topology};
@@ -71,7 +71,7 @@ pub struct RankSeeds {
 }
 
 impl RankSeeds {
-    /// From the seed of the whole run.
+    /// Creates the seeds from the seed of the whole run.
     pub const fn new(seed: u64) -> Self {
         Self { seed }
     }
@@ -116,7 +116,7 @@ mod tests {
         (0..60_000).for_each(|_| counts[random.below(6) as usize] += 1);
         // Six standard deviations of a binomial distribution of 60,000 tries at 1/6 are 548.
         assert!(counts.iter().all(|count| count.abs_diff(10_000) < 548), "{counts:?}");
-        // Half of all words are tried again here, and none is out of range.
+        // Half of all words are rejected here, and no number is out of range.
         let end = (1 << 63) + 1;
         assert!((0..1000).all(|_| random.below(end) < end));
         assert_eq!(random.below(1), 0);

@@ -1,4 +1,4 @@
-//! [`ShardedIndices`]: which examples a rank sees, in which order, and where it goes on after a restart (PyTorch's DistributedSampler).
+//! [`ShardedIndices`]: the examples of a rank, their order, and the position after a restart (PyTorch's DistributedSampler).
 //!
 //! Pure arithmetic; nothing here reads data or communicates.
 
@@ -8,20 +8,20 @@ use crate::error::{Error, Result};
 
 const OPERATION: &str = "sharded indices";
 
-/// What becomes of the last examples of an epoch where they do not divide among the ranks.
+/// The treatment of the last examples of an epoch if the number of examples is not divisible by the number of ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Tail {
-    /// They are left out, fewer than one a rank, so that all ranks have equally many.
+    /// They are left out, fewer than one per rank, so that all ranks have the same number.
     #[default]
     Drop,
-    /// Ranks without one get the first examples of the epoch again, so that all ranks have equally many.
+    /// Ranks without an example get the first examples of the epoch again, so that all ranks have the same number.
     Pad,
-    /// The first ranks have one more ([`Reducer::step_of`](super::Reducer::step_of) takes unequal numbers).
+    /// The first ranks have one more ([`Reducer::step_of`](super::Reducer::step_of) supports unequal numbers).
     Uneven,
 }
 
-/// Choices of [`ShardedIndices`]; equal on all ranks.
+/// Options of [`ShardedIndices`]; equal on all ranks.
 ///
 /// ```
 /// use gradsync::train::{ShardOptions, Tail};
@@ -33,9 +33,9 @@ pub enum Tail {
 pub struct ShardOptions {
     /// The seed of all epochs' orders. 0 by default.
     pub seed: u64,
-    /// Whether each epoch has an order of its own; otherwise examples come as they are numbered. True by default.
+    /// Whether each epoch has its own random order; otherwise examples are in the order of their numbers. True by default.
     pub shuffles: bool,
-    /// The last examples: [`Tail::Drop`] by default.
+    /// The treatment of the last examples: [`Tail::Drop`] by default.
     pub tail: Tail,
 }
 
@@ -49,24 +49,24 @@ impl ShardOptions {
     setters! { with_seed(seed: u64), with_shuffles(shuffles: bool), with_tail(tail: Tail) }
 }
 
-/// A place in the data, for a checkpoint: plain numbers, and the same on every rank.
+/// A position in the data, for a checkpoint: plain numbers, the same on every rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Position {
     /// The epoch, from 0.
     pub epoch: u64,
-    /// The examples of this epoch that all ranks together have had.
+    /// The number of examples of this epoch that all ranks together have taken.
     pub consumed: u64,
 }
 
-/// The examples of one rank, by their numbers from 0: an iterator over those of one epoch.
+/// The examples of one rank, by their numbers from 0: an iterator over the examples of one epoch.
 ///
-/// An epoch has one order of all examples, the same on all ranks. Ranks take turns: from a position on, the `k`-th example of rank `r` of `P` is number
-/// `consumed + k P + r` of the order. So examples that were taken by all ranks are the beginning of the order, and a run that is continued at a
-/// [`Position`], on any number of ranks, neither repeats nor leaves out an example.
+/// An epoch has one order of all examples, the same on all ranks. Ranks take turns: from a position on, the `k`-th example of rank `r` of
+/// `P` is number `consumed + k P + r` of the order. So the examples taken by all ranks are a prefix of the order, and a run that continues
+/// at a [`Position`], on any number of ranks, neither repeats nor leaves out an example.
 ///
-/// The order is the Fisher–Yates shuffle of 0, 1, …: from the last place `i` down to 1, swap with place `j ≤ i`. The numbers `j` come from SplitMix64
-/// by Lemire's method, beginning with the state `mix((mix(seed + γ) ⊕ epoch) + γ)`, where `mix` and `γ` are SplitMix64's. It does not change with the
-/// version of this crate. It takes 8 bytes of memory an example.
+/// The order is the Fisher–Yates shuffle of 0, 1, …: from the last position `i` down to 1, swap with position `j ≤ i`. The numbers `j` come
+/// from SplitMix64 by Lemire's method, beginning with the state `mix((mix(seed + γ) ⊕ epoch) + γ)`, where `mix` and `γ` are SplitMix64's.
+/// It does not change with the version of this crate. It needs 8 bytes of memory per example.
 ///
 /// ```
 /// use gradsync::train::{Position, ShardOptions, ShardedIndices};
@@ -96,27 +96,27 @@ pub struct ShardedIndices {
     world_size: usize,
     options: ShardOptions,
     epoch: u64,
-    /// The order of this epoch; empty where it is that of the numbers.
+    /// The order of this epoch; empty for the order of the numbers.
     order: Vec<usize>,
-    /// The examples of this epoch that were consumed when this began.
+    /// The number of examples of this epoch that were consumed when this iterator began.
     begin: usize,
-    /// The examples that this rank has taken since.
+    /// The number of examples that this rank has taken since.
     taken: usize,
 }
 
 impl ShardedIndices {
-    /// The first epoch of `len` examples, for rank `rank` of `world_size`.
+    /// Begins the first epoch of `len` examples, for rank `rank` of `world_size`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a rank that there is not; [`Error::OutOfMemory`] for the order.
+    /// [`Error::InvalidArgument`] for a rank that does not exist; [`Error::OutOfMemory`] for the order.
     pub fn new(len: usize, rank: usize, world_size: usize, options: ShardOptions) -> Result<Self> {
         Self::resume(len, rank, world_size, options, Position::default())
     }
 
-    /// Goes on from a position, which may have been reached by another number of ranks, with equal `len` and options.
+    /// Continues at a position, which another number of ranks may have reached, with equal `len` and options.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and [`Error::InvalidArgument`] for more examples consumed than there are.
+    /// The errors of [`new`](Self::new), and [`Error::InvalidArgument`] if more examples are consumed than exist.
     pub fn resume(
         len: usize,
         rank: usize,
@@ -137,10 +137,10 @@ impl ShardedIndices {
         Ok(Self { len, rank, world_size, options, epoch, order, begin, taken: 0 })
     }
 
-    /// Begins the next epoch, wherever this one is.
+    /// Begins the next epoch, at any position of this one.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] for the order; everything is as before then.
+    /// [`Error::OutOfMemory`] for the order; nothing is changed then.
     pub fn next_epoch(&mut self) -> Result<()> {
         let position = Position { epoch: self.epoch + 1, consumed: 0 };
         *self = Self::resume(self.len, self.rank, self.world_size, self.options, position)?;
@@ -152,30 +152,30 @@ impl ShardedIndices {
         self.epoch
     }
 
-    /// The position once every rank has taken as many examples as this one has.
+    /// The position once every rank has taken as many examples as this one.
     ///
-    /// A loader that takes examples ahead of the training has taken more than were trained on: see [`position_after`](Self::position_after).
+    /// A loader that prefetches examples has taken more than were trained on: see [`position_after`](Self::position_after).
     pub fn position(&self) -> Position {
         self.position_after(self.taken)
     }
 
-    /// The position once every rank has trained on `taken` examples that it has got from here, no matter how many were taken ahead.
+    /// The position once every rank has trained on `taken` of the examples from this iterator; prefetched examples do not count.
     pub fn position_after(&self, taken: usize) -> Position {
         let consumed = taken.saturating_mul(self.world_size).saturating_add(self.begin).min(self.len);
         Position { epoch: self.epoch, consumed: consumed as u64 }
     }
 
-    /// The examples of this rank that are left in this epoch.
+    /// The number of examples of this rank that are left in this epoch.
     pub fn remaining(&self) -> usize {
         self.count() - self.taken
     }
 
-    /// This rank's next `count` examples, or fewer at the end of the epoch; none where it is over.
+    /// This rank's next `count` examples, or fewer at the end of the epoch.
     pub fn next_batch(&mut self, count: usize) -> Vec<usize> {
         self.by_ref().take(count).collect()
     }
 
-    /// The examples of this rank from where this began.
+    /// The number of examples of this rank since this iterator began.
     fn count(&self) -> usize {
         let left = self.len - self.begin;
         match self.options.tail {
@@ -193,7 +193,7 @@ impl Iterator for ShardedIndices {
         if self.remaining() == 0 {
             return None;
         }
-        // Beyond the end are the first examples again, by less than one a rank; there may be fewer examples than ranks.
+        // Beyond the end the first examples repeat, fewer than one per rank; there may be fewer examples than ranks.
         let place = (self.begin + self.taken * self.world_size + self.rank) % self.len;
         self.taken += 1;
         Some(self.order.get(place).copied().unwrap_or(place))

@@ -1,6 +1,6 @@
-//! [`Sgd`]: stochastic gradient descent with momentum, as a maker of steps.
+//! [`Sgd`]: the optimizer SGD (stochastic gradient descent) with momentum.
 //!
-//! It never writes a weight.
+//! It computes steps, and never writes a weight.
 
 use super::blocks::{check_numbers, check_operands, for_blocks, new_state, state_dtype, state_limit};
 use super::optimizer::{DeltaOptimizer, Range, check_options};
@@ -10,13 +10,13 @@ use crate::error::Result;
 
 const OPERATION: &str = "sgd";
 
-/// The numbers of [`Sgd`].
+/// The options of [`Sgd`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct SgdOptions {
     /// The learning rate; finite and not negative.
     pub rate: f64,
-    /// How much of the last velocity stays, from 0 to below 1; 0 for none.
+    /// The factor of the last velocity, from 0 to below 1; 0 for none.
     pub momentum: f64,
 }
 
@@ -36,11 +36,10 @@ impl SgdOptions {
     }
 }
 
-/// `velocity = momentum × velocity + gradient`, `delta = -rate × velocity`; in `f64`, each rounded once where it is
-/// kept.
+/// The optimizer SGD: `velocity = momentum × velocity + gradient`, `delta = -rate × velocity`; computed in `f64`, and each stored number is
+/// rounded once.
 ///
-/// The velocity is kept in `f32`, or in `f64` if one of the operands of the first step is `f64`; without momentum there
-/// is none.
+/// The velocity is stored in `f32`, or in `f64` if one of the operands of the first step is `f64`; without momentum there is none.
 #[derive(Debug)]
 pub struct Sgd {
     options: SgdOptions,
@@ -48,7 +47,7 @@ pub struct Sgd {
 }
 
 impl Sgd {
-    /// At rest.
+    /// Creates an optimizer without a velocity.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming an option out of its range.
@@ -57,44 +56,45 @@ impl Sgd {
         Ok(Self { options, velocity: None })
     }
 
-    /// As it was saved.
+    /// Restores a saved optimizer.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and naming a velocity that is not finite.
+    /// The errors of [`new`](Self::new), and [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a velocity that is not
+    /// finite.
     pub fn with_velocity(options: SgdOptions, velocity: GradientBuffer) -> Result<Self> {
         check_numbers(OPERATION, "the velocities", &velocity, f64::MAX)?;
         Ok(Self { velocity: Some(velocity), ..Self::new(options)? })
     }
 
-    /// Its numbers.
+    /// The options.
     pub fn options(&self) -> SgdOptions {
         self.options
     }
 
-    /// Changes its numbers from the next step on, as a schedule of the learning rate does.
+    /// Changes the options from the next step on, as a schedule of the learning rate does.
     ///
     /// # Errors
-    /// Like [`new`](Self::new), with the numbers as they were.
+    /// The errors of [`new`](Self::new), after which the options are unchanged.
     pub fn set_options(&mut self, options: SgdOptions) -> Result<()> {
         options.check()?;
         self.options = options;
         Ok(())
     }
 
-    /// The velocity, to be saved; none before the first step, or without momentum.
+    /// The velocity, for saving; none before the first step, or without momentum.
     pub fn velocity(&self) -> Option<&GradientBuffer> {
         self.velocity.as_ref()
     }
 }
 
 impl DeltaOptimizer for Sgd {
-    /// As the trait has it.
+    /// Computes the step; see the trait.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch), [`Error::InvalidArgument`](crate::Error::InvalidArgument)
-    /// or [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) for buffers of other tensors than one another's or the
-    /// velocity's; with momentum, [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a gradient that is not
-    /// finite, or so large that the velocity may not hold a sum of such. Nothing is written then.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch), [`Error::InvalidArgument`](crate::Error::InvalidArgument) or
+    /// [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) for buffers whose tensors differ from each other or from the velocity; with
+    /// momentum, [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a gradient that is not finite, or so large that a sum of
+    /// such gradients may overflow the velocity. Nothing is written then.
     fn deltas(
         &mut self,
         gradients: &GradientBuffer,

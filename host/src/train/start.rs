@@ -1,4 +1,5 @@
-//! The same start on all ranks: [`broadcast_parameters`], [`broadcast_numbers`], and [`compare_parameters`] to see that it lasts.
+//! A common start of all ranks: [`broadcast_parameters`], [`broadcast_numbers`], and [`compare_parameters`] to verify later that they are
+//! still equal.
 
 use super::reducer::ReducerMemory;
 use super::same_bits::check_fingerprints;
@@ -8,10 +9,10 @@ use crate::comm::{Collective, Communicator, Ranks};
 use crate::error::{Error, Operation, Result};
 use crate::memory::Memory;
 
-/// Collectives that are put into one group; NCCL takes time for groups of many.
+/// The number of collectives per group call; NCCL is slow with large groups.
 const GROUP: usize = 128;
 
-/// Refuses, on all ranks, tensors that differ in name, elements or dtype, and a root that there is not.
+/// Refuses, on all ranks, tensors that differ in name, elements or dtype, and a root that does not exist.
 fn agree_on<M: Memory>(
     comm: &dyn Communicator<M>,
     operation: Operation,
@@ -42,8 +43,9 @@ fn check_root(operation: Operation, root: usize, world_size: usize) -> Result<()
     Err(Error::InvalidArgument { operation: operation.name(), reason })
 }
 
-/// Replaces tensors on every rank by those of rank `root`, bit for bit: parameters, buffers and the state of the optimizer at the start, which random
-/// initialization and checkpoints that one rank alone has read make different. Each is given with its name. On GPUs it is asynchronous.
+/// Replaces tensors on every rank by the tensors of rank `root`, bit for bit: parameters, buffers and the state of the optimizer at the
+/// start, which differ after random initialization, or if one rank alone has read a checkpoint. Each tensor has a name. On GPUs the call is
+/// asynchronous.
 ///
 /// ```
 /// use gradsync::comm::{Ranks, local};
@@ -60,8 +62,8 @@ fn check_root(operation: Operation, root: usize, world_size: usize) -> Result<()
 /// ```
 ///
 /// # Errors
-/// Before anything is written: [`Error::Disagreement`] on every rank, naming the tensor and two ranks that differ in its name, elements or dtype;
-/// [`Error::InvalidArgument`] for a root that there is not. Errors of the communicator, after which the tensors may hold anything.
+/// Before anything is written: [`Error::Disagreement`] on every rank, naming the tensor and two ranks that differ in its name, elements or
+/// dtype; [`Error::InvalidArgument`] for a root that does not exist. Errors of the communicator, after which the tensors are unspecified.
 pub fn broadcast_parameters<M: Memory>(
     comm: &dyn Communicator<M>,
     tensors: &mut [(&str, M::SliceMut<'_>)],
@@ -84,11 +86,11 @@ pub fn broadcast_parameters<M: Memory>(
     Ok(())
 }
 
-/// Replaces numbers on every rank by those of rank `root`: seeds, numbers of steps, positions in the data. Ranks have equally many. The host waits for
-/// the other ranks.
+/// Replaces numbers on every rank by the numbers of rank `root`: seeds, step counts, positions in the data. All ranks must pass the same
+/// number of them. The host waits for the other ranks.
 ///
 /// # Errors
-/// As [`broadcast_parameters`].
+/// The errors of [`broadcast_parameters`].
 pub fn broadcast_numbers<R: Ranks + ?Sized>(ranks: &R, numbers: &mut [u64], root: usize) -> Result<()> {
     let operation = Operation::BroadcastParameters;
     let _scope = scope::within(operation);
@@ -103,12 +105,12 @@ pub fn broadcast_numbers<R: Ranks + ?Sized>(ranks: &R, numbers: &mut [u64], root
     Ok(())
 }
 
-/// Refuses tensors whose bits differ between ranks: at checkpoints, and whenever ranks may have drifted apart. 8 bytes a tensor travel at most; on GPUs
-/// the tensors are copied to the host to be read.
+/// Refuses tensors whose bits differ between ranks: for use at checkpoints, and whenever ranks may have diverged. Ranks exchange at most 8
+/// bytes per tensor; on GPUs the tensors are copied to the host.
 ///
 /// # Errors
-/// [`Error::Disagreement`] as [`broadcast_parameters`]; [`Error::InvalidArgument`] on every rank, naming the ranks that differ from most of the others and the
-/// first tensor that does; `Error::Cuda`; errors of the communicator.
+/// [`Error::Disagreement`] in the cases of [`broadcast_parameters`]; [`Error::InvalidArgument`] on every rank, naming the ranks that differ
+/// from most of the others and the first tensor that differs; `Error::Cuda`; errors of the communicator.
 pub fn compare_parameters<M: ReducerMemory>(
     comm: &dyn Communicator<M>,
     tensors: &[(&str, M::Slice<'_>)],

@@ -1,9 +1,8 @@
-//! [`Stepper`]: a whole training step on every rank. Ranks reduce their gradients before the optimizer, as data parallelism
-//! usually does, or combine the steps of their optimizers after it, by Adasum.
+//! [`Stepper`]: a whole training step on every rank. Ranks either reduce their gradients before the optimizer, as in usual data
+//! parallelism, or combine the steps of their optimizers after it, by Adasum.
 //!
-//! ONNX Runtime builds the latter as a graph (its Adasum optimizer graph builder), Horovod as its delta optimizers. This
-//! module only orders the parts of a step: arithmetic is in `kernels`, the parts are in `ops`, and the optimizer is
-//! the caller's choice.
+//! ONNX Runtime builds the latter as a graph (its Adasum optimizer graph builder), Horovod as its delta optimizers. This module only orders
+//! the parts of a step: arithmetic is in `kernels`, the parts are in `ops`, and the optimizer is the caller's choice.
 
 use super::optimizer::DeltaOptimizer;
 use super::same_bits::check_same_bits;
@@ -31,16 +30,16 @@ const DELTAS: (&str, &str) = (
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reduction {
-    /// The mean of all ranks' gradients; every optimizer sees the same.
+    /// The mean of all ranks' gradients; every optimizer receives the same gradients.
     Mean,
-    /// The sum of all ranks' gradients; every optimizer sees the same.
+    /// The sum of all ranks' gradients; every optimizer receives the same gradients.
     Sum,
-    /// Adasum. Of a [`Stepper`]: each rank's optimizer sees its own gradients (in nodes: the mean of its node's), and the steps of the
-    /// optimizers are combined. Of a [`Reducer`](super::Reducer): whatever is handed in is combined, gradients or steps.
+    /// Adasum. In a [`Stepper`], each rank's optimizer receives its own gradients (in nodes: the mean of its node's), and the steps of the
+    /// optimizers are combined. In a [`Reducer`](super::Reducer), the tensors that are passed are combined, gradients or steps.
     Adasum(AdasumOptions),
 }
 
-/// Choices of a [`Stepper`]; equal on all ranks. Made from a [`Reduction`], with the defaults of the other fields.
+/// Options of a [`Stepper`]; equal on all ranks. They are created from a [`Reduction`], with defaults for the other fields.
 ///
 /// ```
 /// use gradsync::train::{Reduction, StepOptions};
@@ -52,12 +51,12 @@ pub enum Reduction {
 pub struct StepOptions {
     /// The reduction over ranks.
     pub reduction: Reduction,
-    /// How many micro-batches have been added up in the gradients, at least 1: they are divided by it. 1 by default.
+    /// The number of micro-batches whose gradients have been added, at least 1: gradients are divided by it. 1 by default.
     pub accumulation_steps: usize,
-    /// The dtype in which steps are made, and exchanged by Adasum; `None`, the default, for the dtype of the weights.
+    /// The dtype of the optimizers' steps, also in their exchange by Adasum; `None`, the default, for the dtype of the weights.
     pub delta_dtype: Option<DType>,
-    /// Whether ranks make sure that their weights are the same, bit for bit: the first step compares weights, and with a
-    /// mean or a sum every step compares the optimizers' deltas. True by default.
+    /// Whether ranks verify that their weights are the same, bit for bit: the first step compares weights, and with a mean or a sum every
+    /// step compares the optimizers' deltas. True by default.
     pub compare_weights: bool,
 }
 
@@ -76,25 +75,25 @@ impl StepOptions {
     }
 }
 
-/// How a step ended. The same on every rank.
+/// The outcome of a step. The same on every rank.
 #[must_use = "a skipped step moves no weight, and says so only here"]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StepOutcome {
-    /// The weights have moved.
+    /// The weights have changed.
     Applied,
-    /// There were NaN or infinities in gradients. No optimizer ran and no weight moved.
+    /// There were NaN or infinities in gradients. No optimizer ran and no weight changed.
     GradientsNotFinite {
         /// The ranks with such gradients; or, where all gradients were finite and only their sum or mean was not, the ranks
         /// that share this sum or mean.
         ranks: Vec<usize>,
     },
-    /// There were NaN or infinities in the step that the optimizers made. No weight moved, but the optimizers have taken
-    /// the gradients in.
+    /// There were NaN or infinities in the step of the optimizers. No weight changed, but the optimizers have updated their states with the
+    /// gradients.
     DeltasNotFinite,
 }
 
-/// The outcome of a step.
+/// The report of a step.
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]
@@ -108,13 +107,13 @@ pub enum StepOutcome {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct StepReport {
-    /// How it ended.
+    /// The outcome.
     pub outcome: StepOutcome,
     /// The report of Adasum, if it ran.
     pub adasum: Option<AdasumReport>,
 }
 
-/// Makes training steps: ranks' gradients become one step of all ranks' weights.
+/// Runs training steps: the ranks' gradients become one step of all ranks' weights.
 ///
 /// In each step, in this order:
 ///
@@ -127,11 +126,11 @@ pub struct StepReport {
 /// 7. with a mean or a sum, whether all ranks' deltas are the same;
 /// 8. the deltas are added to the weights, each tensor with one rounding.
 ///
-/// Weights with the same bits on all ranks stay so. With Adasum the optimizers' states may differ: they diverge,
-/// and each belongs into a checkpoint. With a mean or a sum the optimizers' options and states have to be equal,
-/// and deltas that differ are refused. The first step compares the groups and the weights. Comparing weights or deltas
-/// reads them once, about 0.1 s for 1 GB on two cores, and sends 8 bytes a rank. Buffers may have been made for any number of ranks and be of different dtypes. Unlike upstream, nothing
-/// is clipped: an optimizer that should, does.
+/// Weights with the same bits on all ranks stay so. With Adasum the optimizers' states may differ: they diverge, and a checkpoint must
+/// contain each of them. With a mean or a sum the optimizers' options and states have to be equal, and deltas that differ are refused. The
+/// first step compares the groups and the weights. Comparing weights or deltas reads them once, about 0.1 s for 1 GB on two cores, and
+/// sends 8 bytes per rank. Buffers may have any world size and different dtypes. Unlike ONNX Runtime, this does not clip gradients; the
+/// optimizer can.
 ///
 /// ```
 /// use gradsync::comm::{Ranks, local};
@@ -157,7 +156,7 @@ pub struct StepReport {
 /// ```
 #[derive(Debug)]
 pub struct Stepper<'c> {
-    /// May be changed between steps, on all ranks alike.
+    /// The options may be changed between steps, equally on all ranks.
     pub options: StepOptions,
     all: &'c dyn Communicator,
     nodes: Option<Nodes<'c>>,
@@ -165,31 +164,31 @@ pub struct Stepper<'c> {
 }
 
 impl<'c> Stepper<'c> {
-    /// For the ranks of `comm`, before their first step.
+    /// Creates a stepper for the ranks of `comm`, before their first step.
     pub fn new(comm: &'c dyn Communicator, options: impl Into<StepOptions>) -> Self {
         Self { options: options.into(), all: comm, nodes: None, is_first: true }
     }
 
-    /// For ranks in nodes: the gradients of a node are averaged before [`Reduction::Adasum`] combines the nodes' steps. A mean
-    /// or a sum runs over all ranks, as without nodes. With one node there is nothing left for Adasum to combine.
+    /// Creates a stepper for ranks in nodes: the gradients of a node are averaged before [`Reduction::Adasum`] combines the nodes' steps. A
+    /// mean or a sum runs over all ranks, as without nodes. With one node Adasum has nothing to combine.
     pub fn on_nodes(nodes: Nodes<'c>, options: impl Into<StepOptions>) -> Self {
         Self { nodes: Some(nodes), ..Self::new(nodes.all, options) }
     }
 
-    /// Makes one step. All ranks have to call it.
+    /// Runs one step. All ranks must call it.
     ///
     /// # Errors
-    /// All on every rank, and before anything happens:
-    /// * [`Error::Disagreement`] if ranks have other tensors, dtypes or options;
-    /// * [`Error::InvalidArgument`] for 0 accumulation steps, and in the first step if the nodes' groups are no grid of `all`'s ranks, or weights differ
-    ///   (naming all ranks that do);
-    /// * [`Error::LengthMismatch`], [`Error::InvalidArgument`] or [`Error::ShapeMismatch`] if gradients and weights hold
-    ///   other tensors, and [`Error::OutOfMemory`], on a rank where it is so; on the others [`Error::InvalidArgument`]
-    ///   that quotes it;
-    /// * [`Error::UnsupportedWorldSize`] as [`adasum_all_reduce`] has it.
+    /// The following errors are returned on every rank, before anything is changed:
+    /// * [`Error::Disagreement`] if ranks have different tensors, dtypes or options;
+    /// * [`Error::InvalidArgument`] for 0 accumulation steps, and in the first step if the nodes' groups do not form a grid of `all`'s ranks,
+    ///   or weights differ (naming all ranks that do);
+    /// * [`Error::LengthMismatch`], [`Error::InvalidArgument`] or [`Error::ShapeMismatch`] if gradients and weights have
+    ///   different tensors, and [`Error::OutOfMemory`], each on the rank that fails; on the others
+    ///   [`Error::InvalidArgument`] that quotes it;
+    /// * [`Error::UnsupportedWorldSize`] in the cases of [`adasum_all_reduce`].
     ///
-    /// Later, the optimizer's own error where it failed, and [`Error::InvalidArgument`] that quotes it on all other ranks;
-    /// [`Error::InvalidArgument`] on every rank, naming all ranks whose deltas differ, where they must not; and errors of the
+    /// Later: the optimizer's own error on the rank where it failed, and [`Error::InvalidArgument`] that quotes it on all other ranks;
+    /// [`Error::InvalidArgument`] on every rank, naming all ranks whose deltas differ, where they must be equal; errors of the
     /// communicators. No error changes the weights; the state of an optimizer changes once it has run.
     pub fn step(
         &mut self,
@@ -274,13 +273,13 @@ impl<'c> Stepper<'c> {
             return Err(Error::InvalidArgument { operation: OPERATION, reason });
         }
         if let Reduction::Adasum(options) = self.options.reduction {
-            // Known beforehand, and no optimizer should have run by the time that Adasum says it.
+            // The check is made here, so that no optimizer has run by the time that Adasum would fail.
             options.algorithm.check_ranks(OPERATION, self.across().world_size())?;
         }
         same_tensors(OPERATION, ("gradients", gradients.table()), ("weights", weights.table()))
     }
 
-    /// The gradients over the accumulation steps; `None` where they reach the optimizer as they are.
+    /// The gradients divided by the accumulation steps; `None` where the optimizer receives them unchanged.
     fn divided(&self, gradients: &GradientBuffer) -> Result<Option<GradientBuffer>> {
         let accumulation_steps = self.options.accumulation_steps;
         if accumulation_steps == 1 && self.gradients_group().is_none() {
@@ -291,7 +290,7 @@ impl<'c> Stepper<'c> {
         Ok(Some(copy))
     }
 
-    /// The ranks that join their gradients, and how.
+    /// The ranks over which gradients are reduced, and the reduction.
     fn gradients_group(&self) -> Option<(&'c dyn Communicator, ReduceOp)> {
         match self.options.reduction {
             Reduction::Mean => Some((self.all, ReduceOp::Mean)),
@@ -300,7 +299,7 @@ impl<'c> Stepper<'c> {
         }
     }
 
-    /// The ranks that Adasum joins.
+    /// The ranks whose steps Adasum combines.
     fn across(&self) -> &'c dyn Communicator {
         self.nodes.map_or(self.all, |nodes| nodes.across)
     }
@@ -318,12 +317,12 @@ impl<'c> Stepper<'c> {
             let _outside = scope::outside();
             optimizer.deltas(gradients, weights, &mut deltas)?;
         }
-        // An optimizer can put another buffer in the place of the one that it was given.
+        // An optimizer can replace the buffer that it was given by another one.
         same_tensors(OPERATION, ("weights", weights.table()), ("deltas", deltas.table()))?;
         Ok(deltas)
     }
 
-    /// For each of some statements, the ranks for which it does not hold. The same on every rank.
+    /// For each of `N` conditions, the ranks on which it does not hold. The same on every rank.
     fn ranks_without<const N: usize>(&self, holds: [bool; N]) -> Result<[Vec<usize>; N]> {
         let all = self.all.gather_words(&holds.map(u64::from))?;
         let without = |place: usize| (0..all.len() / N).filter(|rank| all[rank * N + place] == 0).collect();
@@ -331,7 +330,7 @@ impl<'c> Stepper<'c> {
     }
 }
 
-/// Whether no tensor has a NaN or an infinity; the gaps between tensors do not count.
+/// Whether no tensor has a NaN or an infinity; the gaps between tensors are ignored.
 fn is_finite(buffer: &GradientBuffer) -> bool {
     (0..buffer.tensor_count()).all(|index| cpu::all_finite(buffer.tensor(index).data()))
 }

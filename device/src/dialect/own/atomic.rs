@@ -1,15 +1,15 @@
 //! `cuda_std::atomic::mid`, as far as kernels use it: words that threads of the device, or of the whole system, exchange.
 //!
-//! An ordering, or a number to add, that no kernel uses makes a function panic. Known when a kernel is compiled, they leave no check in it.
+//! An ordering, or an addend, that no kernel uses makes a function panic. Both are compile-time constants, so kernels contain no check.
 
 use core::sync::atomic::Ordering;
 
 use crate::arch::asm;
 
-/// Acquired, what the writer of the value has seen or written before, on any device, is seen after it.
+/// With acquire ordering, all reads and writes before the writer's release, on any device, are visible afterwards.
 ///
 /// # Safety
-/// A readable word of this device, a peer or the host, as far as the system maps it here.
+/// A readable word of this device, a peer or the host that is mapped on this device.
 #[inline(always)]
 pub(crate) unsafe fn atomic_load_32_system(ptr: *mut u32, ordering: Ordering) -> u32 {
     let value: u32;
@@ -28,10 +28,10 @@ pub(crate) unsafe fn atomic_load_32_system(ptr: *mut u32, ordering: Ordering) ->
     value
 }
 
-/// Everything that this thread has seen or written before is seen, on any device, by whoever acquires the value.
+/// All earlier reads and writes of this thread are visible, on any device, to a thread that acquires the value.
 ///
 /// # Safety
-/// As [`atomic_load_32_system`], writable.
+/// The conditions of [`atomic_load_32_system`], for a writable word.
 #[inline(always)]
 pub(crate) unsafe fn atomic_store_32_system(ptr: *mut u32, ordering: Ordering, val: u32) {
     assert!(matches!(ordering, Ordering::Release));
@@ -53,7 +53,7 @@ pub(crate) unsafe fn atomic_load_64_device(ptr: *mut u64, ordering: Ordering) ->
 }
 
 /// # Safety
-/// As [`atomic_load_64_device`], writable.
+/// The conditions of [`atomic_load_64_device`], for a writable word.
 #[inline(always)]
 pub(crate) unsafe fn atomic_store_64_device(ptr: *mut u64, ordering: Ordering, val: u64) {
     assert!(matches!(ordering, Ordering::Relaxed));
@@ -61,7 +61,7 @@ pub(crate) unsafe fn atomic_store_64_device(ptr: *mut u64, ordering: Ordering, v
     unsafe { asm!("st.relaxed.gpu.global.b64 [{0}], {1};", in(reg64) ptr as u64, in(reg64) val, options(nostack)) };
 }
 
-/// Gives back what was there before: each number is drawn once on this device.
+/// Returns the previous value, so each number is drawn once on this device.
 ///
 /// # Safety
 /// A writable word in global memory of this device.

@@ -1,4 +1,4 @@
-//! The dialect as rustc's own PTX target compiles it.
+//! The dialect for rustc's own PTX target.
 
 pub(crate) mod atomic;
 #[cfg(not(feature = "cuda_std"))]
@@ -6,7 +6,7 @@ pub(crate) mod shared;
 pub(crate) mod thread;
 pub(crate) mod warp;
 
-/// An entry point, after `cuda_std`'s `#[kernel]`: unmangled, under the name that the pieces make, with the PTX kernel convention.
+/// An entry point, after `cuda_std`'s `#[kernel]`: unmangled, with the concatenated name, and with the PTX kernel convention.
 #[cfg(not(feature = "cuda_std"))]
 macro_rules! entry {
     ([$($name:literal)+] $parameters:tt $body:tt) => {

@@ -1,5 +1,5 @@
-//! Static shared memory. rustc has no attribute that puts a variable there, as `cuda_std`'s `#[address_space(shared)]` does for rust-cuda's
-//! compiler, so that inline assembly declares it.
+//! Static shared memory. rustc has no attribute for shared variables, as rust-cuda's compiler has in `cuda_std`'s
+//! `#[address_space(shared)]`, so inline assembly declares them.
 
 use core::marker::PhantomData;
 
@@ -51,8 +51,8 @@ macro_rules! access {
 access!(f64 reg64 "st.shared.f64 [{0}], {1};" "ld.shared.f64 {0}, [{1}];");
 access!(u32 reg32 "st.shared.u32 [{0}], {1};" "ld.shared.u32 {0}, [{1}];");
 
-/// An array in the block's shared memory, declared under a name that no other has. In a scope of its own, so that inlining the function around it
-/// twice declares two variables, not one name twice; blocks use one of them at most.
+/// An array in the block's shared memory, declared under a unique name. The declaration is in a scope of its own, so that inlining the
+/// enclosing function twice declares two variables, not one name twice; blocks use at most one of them.
 macro_rules! array {
     ($name:literal: [$T:ty; $len:expr]) => {{
         let address: u32;

@@ -1,4 +1,4 @@
-//! `cuda_std::thread`: where a thread stands. Launches here are one-dimensional.
+//! `cuda_std::thread`: the indices of a thread. Launches here are one-dimensional.
 
 use crate::arch::intrinsics;
 
@@ -23,10 +23,10 @@ pub(crate) fn block_dim_x() -> u32 {
     unsafe { intrinsics::_block_dim_x() as u32 }
 }
 
-/// Waits for every thread of the block, and makes their writes to memory visible. Where some threads of a block do not get here, the others wait
-/// for ever, or for another barrier; no memory is in danger of that alone.
+/// Waits for every thread of the block, and makes their writes to memory visible. If some threads of a block do not call it, the others
+/// wait for ever, or for another barrier; that alone is no memory unsafety.
 #[inline(always)]
 pub(crate) fn sync_threads() {
-    // SAFETY: touches no memory.
+    // SAFETY: accesses no memory.
     unsafe { intrinsics::_syncthreads() }
 }

@@ -1,4 +1,4 @@
-//! `cuda_std::warp`, as far as kernels use it: `lane_id`, and `warp_shuffle_xor`, which upstream has since its last release.
+//! `cuda_std::warp`, as far as kernels use it: `lane_id`, and `warp_shuffle_xor`, which upstream added after its last release.
 
 use super::thread;
 use crate::abi::WARP;
@@ -43,10 +43,10 @@ impl WarpShuffleValue for f64 {
     }
 }
 
-/// The value of the lane whose index differs by `lane_mask`, and whether there is one: among all lanes, always.
+/// The value of the lane whose index differs by `lane_mask`, and whether that lane exists: always, among all lanes.
 ///
 /// # Panics
-/// Unless `mask` names all 32 lanes and `width` is theirs, as in every kernel here. Known when a kernel is compiled, they leave no check in it.
+/// Unless `mask` names all 32 lanes and `width` is 32, as in all kernels. Both are compile-time constants, so kernels contain no check.
 ///
 /// # Safety
 /// All lanes that `mask` names must execute this together.

@@ -1,6 +1,6 @@
 //! Adasum by one Gram matrix: `peer_adasum`.
 //!
-//! The exact path of a layer whose norms have cancelled is walked by the block that finds its weights.
+//! The block that computes the weights of a layer whose norms have cancelled also evaluates its exact path.
 
 use super::super::adasum::{self, Exact, criterion, keep};
 use super::super::kernel;
@@ -19,19 +19,19 @@ use crate::peers::{Group, Progress, Stage};
 use crate::shared::{self, SHARED_SLOTS};
 use crate::{arch, reduce, thread};
 
-/// Adds up the products of the copies over a chunk.
+/// Adds the products of the copies over a chunk.
 #[inline(always)]
 unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize>(
     peers: &Peers,
     chunk: reduce::Chunk,
 ) -> [f64; K] {
     let copies = pick(&peers.copies, peers.world_size as usize).map(|copy: *mut T| copy.cast_const());
-    // One step at once: the links are slower than that, and every step more is compiled at first use.
+    // One step at a time: the links are slower than that, and every additional step is compiled at first use.
     // SAFETY: the launch provides every copy over the chunk, aligned.
     unsafe { reduce::accumulate_aligned::<T, W, N, K, 1, 2>(copies, chunk, add_triangle::<T, W, K>) }
 }
 
-/// The combination tree of a cancelled layer over `count` neighbouring ranks, up to a level, at most `MOST`.
+/// The combination tree of a cancelled layer over `count` consecutive ranks, up to a level, at most `MOST`.
 struct Tree<const W: usize, const MOST: usize> {
     count: usize,
     level: usize,
@@ -40,19 +40,19 @@ struct Tree<const W: usize, const MOST: usize> {
 }
 
 impl<const W: usize, const MOST: usize> Tree<W, MOST> {
-    /// Over the ranks `begin..end`, up to where pairs of that level are still to be joined. `row` is the layer's.
+    /// The tree over the ranks `begin..end`, below the pairs of `level`, which are not joined. `row` is the layer's.
     #[inline(always)]
     fn of(row: *const f64, (begin, end): (usize, usize), level: usize) -> Self {
         Self { count: end - begin, level, row: row.wrapping_add(NUMBERS * begin) }
     }
 
-    /// The nodes of that level over one element of the ranks' vectors, each at the place of its first rank, as combining whole vectors in `f64`,
-    /// or of `f64` in twice that precision, would give them. Coefficients are read anew for every element: all together, those of `f64` would
-    /// need more registers than there are.
+    /// The nodes of that level over one element of the ranks' vectors, each at the index of its first rank, with the values of combining
+    /// whole vectors in `f64`, or for `f64` in twice that precision. Coefficients are loaded again for every element: those of `f64` would
+    /// not all fit into the registers.
     #[inline(always)]
     unsafe fn nodes<T: Exact>(&self, values: [T; W]) -> [T::Value; W] {
         nodes::<_, W, MOST>(values.map(T::value), self.count, self.level, |pair, left, right| {
-            // SAFETY: the launch provides room for each pair of a layer, and those of lower levels have been set.
+            // SAFETY: the launch provides memory for each pair of a layer, and the pairs of lower levels have been set.
             let both = unsafe { T::kept((arch::forget(self.row as u64) as *const f64).add(NUMBERS * pair.index())) };
             T::join(both, left, right)
         })
@@ -66,18 +66,18 @@ macro_rules! of_width {
             partials: *mut f64, chunked: *const ChunkedSpan, span_count: u64, blocks: u64, chunks: u64,
             spans: *const Span, writers: u64, chunk_len: u64, senders: u64,
         ) {
-            // As that of the kernels that multiply as many vectors of one rank, whose bits these have.
+            // The vector length of the kernels that multiply as many vectors on one rank, so that the bits are the same.
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
             const WRITTEN: usize = gram_vector_len(<$T>::DTYPE, $width);
             const K: usize = products($width);
             const LEVELS: usize = ($width as usize).ilog2() as usize;
-            // One pair joins two ranks, and cancels nothing; but short vectors of `f64` always take the exact path.
+            // Two ranks are one pair, which cannot cancel; but short vectors of `f64` always take the exact path.
             const HAS_EXACT_PATH: bool = LEVELS > 1 || <$T>::IS_DOUBLE;
             let partials = Partials { first: partials, spans: chunked, chunks };
             let group = Group::of(peers);
             loop {
                 let group = group.again();
-                // Two ranks are the least, which the compiler does not know.
+                // There are at least two ranks, which the compiler does not know.
                 let ranks = if $width == 2 { 2 } else { group.peers.world_size as usize };
                 let layer_of = |span: u64| group.peers.layer(span, span_count) as usize;
                 let teams = group.peers.teams() as u64;
@@ -90,7 +90,7 @@ macro_rules! of_width {
                     group.receive(begin * size, end * size);
                     while let Some(chunk) = stretch.next::<2>(chunked) {
                         let sums = multiply::<$T, $width, N, K>(group.peers, chunk);
-                        // The block's shared memory may still be read for the chunks before.
+                        // Other threads may still read the block's shared memory for the preceding chunks.
                         thread::sync_threads();
                         reduce::block_sum::<K, 2>(0, sums, |product, sum| {
                             let (row, column) = const { triangle::<$width, K>() }[product];
@@ -146,7 +146,7 @@ struct SharedWeights {
 impl Weights for SharedWeights {
     #[inline(always)]
     fn get(&self, rank: usize) -> f64 {
-        // SAFETY: the slots behind `first` are this thread's, one a rank.
+        // SAFETY: the slots from `first` on belong to this thread, one per rank.
         unsafe { self.shared.read(self.first + rank) }
     }
 
@@ -157,7 +157,7 @@ impl Weights for SharedWeights {
     }
 }
 
-/// What a launch provides for the weights.
+/// The memory of a launch for the weights.
 #[derive(Clone, Copy)]
 struct Table {
     weights: *mut f64,
@@ -169,12 +169,12 @@ struct Table {
     span_count: u64,
 }
 
-/// A part of the sums of one pair of one of a team's layers, in one number: registers are short where it is walked.
+/// A part of the sums of one pair of one of a team's layers, packed into one number, since registers are short where it is used.
 #[derive(Clone, Copy)]
 struct Part(u32);
 
 impl Part {
-    /// Of each of the team's layers four pairs, with four parts each.
+    /// For each of the team's layers four pairs, with four parts each.
     const OF_A_LEVEL: u32 = PEER_LAYERS as u32 * 16;
 
     #[inline(always)]
@@ -188,7 +188,7 @@ impl Part {
         self.0 as usize >> 8
     }
 
-    /// The layer, the pair and the number of the part, computed anew each time.
+    /// The layer, the pair and the number of the part, recomputed each time.
     #[inline(always)]
     fn unpacked(self, team: Team<'_>) -> (usize, Pair, usize) {
         let part = Part(arch::forget(self.0 as u64) as u32);
@@ -201,11 +201,11 @@ impl Part {
 }
 
 impl Team<'_> {
-    /// Finds the weights of this team's layers: from all products at first, and then, level by level, `MOST` at most, of those that have
-    /// cancelled by the exact path. All ranks do the same, because they have the same totals.
+    /// Computes the weights of this team's layers: first from all products, and then, level by level, at most `MOST`, for cancelled layers
+    /// by the exact path. All ranks compute the same, because they have the same totals.
     #[inline(always)]
     unsafe fn find_weights<T: Exact, const W: usize, const MOST: usize>(self, table: Table) {
-        // SAFETY: the launch provides room for every layer; the branches are the same for the whole block and on every rank.
+        // SAFETY: the launch provides memory for every layer; the branches are the same for the whole block and on every rank.
         unsafe {
             self.exchange(table.partials, products(self.ranks), Products(self.ranks), Stage::of_level(0));
             self.find_from_products::<T>(table);
@@ -223,23 +223,23 @@ impl Team<'_> {
         }
     }
 
-    /// The exact path of this block's cancelled layers.
+    /// Evaluates the exact path of this block's cancelled layers.
     #[inline(always)]
     unsafe fn find_by_tree<T: Exact, const W: usize, const MOST: usize>(self, table: Table) {
-        // SAFETY: as above, but where each layer has its thread.
+        // SAFETY: as above, except where each layer has its thread.
         unsafe {
             let is_cancelled = |layer: usize| *table.cancelled.add(layer) != 0;
             let own = |team: Self| {
                 let layer = team.first() + thread::thread_idx_x() as usize;
                 (layer < team.first() + team.count() && is_cancelled(layer)).then_some(layer)
             };
-            // Pairs of the first level join single ranks, and have their coefficients, but not with the digits that `f64` needs.
+            // Pairs of the first level join single ranks, and have coefficients already, but not with the digits that `f64` needs.
             let first = if T::IS_DOUBLE { 0 } else { 1 };
             let mut level = first;
-            // Where there can be one level only, the compiler is told so: a loop would need more registers than there are.
+            // If only one level is possible, the compiler must know it: a loop would need more registers than there are.
             while 1 << level < self.ranks && (level == first || MOST > first) {
                 self.for_each_part::<T>(level, table, |team, part| team.hand_out_part::<T, W, MOST>(part, table));
-                // That of level 0 has been that of the products.
+                // The stage of level 0 was used for the products.
                 self.again().meet(Stage::of_level(level + 1 - first));
                 let team = self.again();
                 if team.has_divided(table.partials.spans) {
@@ -269,15 +269,15 @@ impl Team<'_> {
     /// The row of a layer's tree.
     #[inline(always)]
     unsafe fn tree_of(self, table: Table, layer: usize) -> *mut f64 {
-        // SAFETY: the launch provides one for every layer.
+        // SAFETY: the launch provides a row for every layer.
         unsafe { table.tree.add(layer * tree_row(self.ranks)) }
     }
 
-    /// Keeps a pair's coefficients in the row of a layer's tree, from its sums over all windows.
+    /// Stores a pair's coefficients in the row of a layer's tree, from its sums over all windows.
     #[inline(always)]
     unsafe fn keep_pair<T: Exact>(self, row: *mut f64, is_divided: bool, layer: usize, pair: Pair) {
         let place = self.sums_place(layer, pair, T::COUNT);
-        // SAFETY: the launch provides room; the pair's sums have been exchanged.
+        // SAFETY: the launch provides the memory; the pair's sums have been exchanged.
         unsafe {
             let sum = |index: usize| self.total(is_divided, |rank| self.group.peers.pairs_of(rank), place + index);
             let both = T::coefficients(sum, T::scales(row, pair, self.ranks));
@@ -289,7 +289,7 @@ impl Team<'_> {
     #[inline(always)]
     unsafe fn for_each_part<T: Exact>(self, level: usize, table: Table, visit: impl Fn(Self, Part)) {
         let mut number = 0;
-        // A loop that stays one.
+        // A loop that must not be unrolled.
         while number < arch::opaque(Part::OF_A_LEVEL) {
             let (team, part) = (self.again(), Part::new(level, number));
             let (layer, pair, place) = part.unpacked(team);
@@ -302,15 +302,15 @@ impl Team<'_> {
         }
     }
 
-    /// Adds up the rows of one part of the sums of a pair, which all ranks have handed out, if the layer is divided.
+    /// Adds the rows of one part of the sums of a pair, which all ranks have sent, if the layer is divided.
     #[inline(always)]
     unsafe fn fold_part<T: Exact>(self, part: Part, partials: Partials) {
         let (layer, pair, part) = part.unpacked(self);
-        // SAFETY: as above; every thread of the block comes here.
+        // SAFETY: as above; every thread of the block calls this.
         unsafe { self.add_up_part::<T>(true, layer, pair.index(), part, partials) };
     }
 
-    /// Adds up one part of the sums of a layer's pair, eight lanes a sum, if the layer is divided or if it is not.
+    /// Adds one part of the sums of a layer's pair, with eight lanes per sum, if the layer's division equals `divided`.
     #[inline(always)]
     unsafe fn add_up_part<T: Exact>(self, divided: bool, layer: usize, pair: usize, part: usize, partials: Partials) {
         let count = T::COUNT / T::PARTS;
@@ -320,15 +320,15 @@ impl Team<'_> {
         unsafe { self.add_up_one(divided, item < count, layer, item, partials, &sums) };
     }
 
-    /// Adds the products up over all windows, and computes the weights of each layer, in shared memory: each step of it depends on
-    /// the one before.
+    /// Adds the products over all windows, and computes the weights of each layer in shared memory: each step depends on the preceding
+    /// one.
     #[inline(always)]
     unsafe fn find_from_products<T: Exact>(self, table: Table) {
         const { assert!(PEER_LAYERS * (products(MOST_PEERS) + MOST_PEERS) <= SHARED_SLOTS) };
         let width = products(self.ranks);
         let thread = thread::thread_idx_x() as usize;
         let shared = shared::partials();
-        // SAFETY: the launch provides room for every layer; every rank's totals have arrived; slots are within the array, each used by
+        // SAFETY: the launch provides memory for every layer; every rank's totals have arrived; slots are within the array, each used by
         // one thread until the barrier.
         unsafe {
             let mut item = thread;
@@ -364,10 +364,10 @@ impl Team<'_> {
         }
     }
 
-    /// Puts one part of the sums of a layer's pair over this rank's window into every mailbox.
+    /// Writes one part of the sums of a layer's pair over this rank's window to every mailbox.
     #[inline(always)]
     unsafe fn hand_out_part<T: Exact, const W: usize, const MOST: usize>(self, packed: Part, table: Table) {
-        // SAFETY: as above; every thread of the block comes here, and takes part in each sum.
+        // SAFETY: as above; every thread of the block calls this, and takes part in each sum.
         unsafe {
             let unpacked = || packed.unpacked(self.again());
             let (layer, pair, part) = unpacked();
@@ -386,7 +386,7 @@ impl Team<'_> {
                     let mut totals = T::NO_PART;
                     reduce::walk::<1, 2>(chunk, |element, _| {
                         let (_, pair, part) = unpacked();
-                        // One rank's vector after the other: registers are short.
+                        // Reads one rank's vector after the other, since registers are short.
                         let table = self.group.again().peers.copies.as_ptr().cast();
                         let tree = adasum::Tree::<T, MOST> { table, row: arch::forget(row as u64) as *const f64 };
                         let (left, right) = tree.sides(element, pair);
@@ -417,7 +417,7 @@ impl Team<'_> {
                     let total = T::sum(&totals, index);
                     let sums =
                         ExactSums { ranks: team.ranks, pair: pair.index(), count: T::COUNT, first: part * count };
-                    // The block's shared memory may still be read for the sum before.
+                    // Other threads may still read the block's shared memory for the preceding sum.
                     thread::sync_threads();
                     reduce::block_sum::<1, 2>(0, [total], |_, sum| {
                         if let Some(number) = own(done) {
@@ -429,7 +429,7 @@ impl Team<'_> {
                 done += 2;
             }
             let (layer, pair, part) = unpacked();
-            // All partials are there then, and read before the next part's take their places.
+            // After the barrier all partials are written; they are read before the next part's replace them.
             thread::sync_threads();
             self.again().add_up_part::<T>(false, layer, pair.index(), part, table.partials);
             thread::sync_threads();

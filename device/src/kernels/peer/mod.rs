@@ -1,11 +1,11 @@
-//! Adasum and ordered sums where ranks reach each other's memory: in one launch each rank sends its peers their windows of its arena, works
-//! on what it has received of its own, and writes the result into every rank's arena; another launch waits for all.
+//! Adasum and ordered sums for ranks that access each other's memory: in one launch each rank sends its peers their windows of its arena,
+//! processes its own window of all arenas, and writes the result into every rank's arena; another launch waits for all ranks.
 //!
 //! The work of a launch is a list of jobs, which its blocks take in order: the first jobs send; the next wait for the tiles of a chunk and
-//! multiply; a few add up, meet the jobs of the same number on the other ranks and find weights; the last wait for the weights of a chunk and
-//! hand out its sum. So one layer's results are on their way while another's inputs still come. Only this rank writes its window of anybody's
-//! arena, after that has been received, and until the end, where all have written their results. Totals are added in rank order, so that all
-//! ranks get the same bits.
+//! multiply; a few add sums, synchronise with the jobs of the same number on the other ranks and compute weights; the last wait for the
+//! weights of a chunk and write its weighted sum. So one layer's results are sent while another's inputs are still received. Only this rank
+//! writes its window of any arena, after receiving it, until the end, when all have written their results. Totals are added in rank order,
+//! so that all ranks get the same bits.
 
 /// Stamps `$body!(name type width suffix)` for every dtype and width.
 macro_rules! for_each_dtype_and_width {
@@ -34,14 +34,14 @@ use crate::math::{Element, elementwise};
 use crate::peers::{Group, Stage};
 use crate::{memory, reduce, thread};
 
-/// The first `W` of some addresses; those past `count` repeat the first, which costs no memory traffic.
+/// The first `W` of the addresses; those beyond `count` repeat the first, which costs no memory traffic.
 #[inline(always)]
 fn pick<T, const W: usize>(addresses: &[u64; 8], count: usize) -> [*mut T; W] {
     core::array::from_fn(|index| addresses[if index < count { index } else { 0 }] as *mut T)
 }
 
-/// What `of` makes of the copies' elements at each place of a chunk, written to every rank's window: whole vectors and then the few elements
-/// behind them, or, where another function is `exact`, what that makes of them one by one.
+/// Writes `of` of the copies' elements at each place of a chunk to every rank's window: whole vectors and then the few remaining elements,
+/// or, if there is a function `exact`, its results one by one.
 #[inline(always)]
 unsafe fn write_each<T: Element, const W: usize, const N: usize>(
     peers: &Peers,
@@ -76,8 +76,8 @@ unsafe fn write_each<T: Element, const W: usize, const N: usize>(
     }
 }
 
-/// Calls `visit` for each pair of the combination tree of `ranks` ranks on the levels below `level`, lowest first, of which there are no more than
-/// `MOST`. What it tells of a pair is right but for its end, which may lie behind the last rank.
+/// Calls `visit` for each pair of the combination tree of `ranks` ranks on the levels below `level`, lowest first, at most `MOST` levels.
+/// The end of a pair may lie behind the last rank; its other fields are exact.
 #[inline(always)]
 fn for_each_pair_below<const W: usize, const MOST: usize>(ranks: usize, level: usize, mut visit: impl FnMut(Pair)) {
     let mut below = 0;
@@ -93,7 +93,7 @@ fn for_each_pair_below<const W: usize, const MOST: usize>(ranks: usize, level: u
     }
 }
 
-/// The coefficients of those pairs of a layer, by [`Pair::index`], of which `kept` has them, and `none` where there is no pair.
+/// The coefficients of those pairs of a layer, by [`Pair::index`]: from `kept`, or `none` where there is no pair.
 #[inline(always)]
 fn coefficients_below<C: Copy, const W: usize, const MOST: usize>(
     ranks: usize,
@@ -106,7 +106,7 @@ fn coefficients_below<C: Copy, const W: usize, const MOST: usize>(
     found
 }
 
-/// The nodes on a level of that tree over one element of the ranks' vectors: each at the place of its first rank.
+/// The nodes on a level of that tree over one element of the ranks' vectors: each at the index of its first rank.
 #[inline(always)]
 fn nodes<V: Copy, const W: usize, const MOST: usize>(
     mut values: [V; W],

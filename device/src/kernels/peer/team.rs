@@ -1,13 +1,13 @@
-//! [`Team`]: how the blocks that find a few layers' weights, one on each rank, add up and exchange what the weights are made of.
+//! [`Team`]: addition and exchange of the sums for the weights, by the blocks, one on each rank, that compute a few layers' weights.
 //!
-//! What the numbers mean is the algorithms' business.
+//! The algorithms define the meaning of the sums.
 
 use crate::abi::{ChunkedSpan, PEER_LAYERS, PEER_THREADS, Peers, Row};
 use crate::math::adasum::{Coefficients, Pair, coefficients, products};
 use crate::peers::{Group, Stage};
 use crate::{arch, reduce, thread};
 
-/// The blocks of that number, one on each rank, that find the weights of the same layers, as this rank's sees it.
+/// The blocks with this number, one on each rank, that compute the weights of the same layers, from the view of this rank's block.
 #[derive(Clone, Copy)]
 pub(super) struct Team<'a> {
     pub(super) group: Group<'a>,
@@ -27,20 +27,20 @@ impl<'a> Team<'a> {
         self.number as usize * PEER_LAYERS
     }
 
-    /// How many they are.
+    /// The number of layers.
     #[inline(always)]
     pub(super) fn count(self) -> usize {
         let rest = self.group.peers.layers as usize - self.first();
         if rest < PEER_LAYERS { rest } else { PEER_LAYERS }
     }
 
-    /// The same team. What follows from its numbers is computed anew from there on, and is not kept in registers around a loop.
+    /// The same team. Values derived from its numbers are recomputed from here on, and not kept in registers around a loop.
     #[inline(always)]
     pub(super) fn again(self) -> Self {
         Team { group: self.group.again(), number: arch::forget(self.number as u64) as u32, ..self }
     }
 
-    /// Blocks that multiply chunks of these layers, of the `blocks` of all.
+    /// The number of blocks that multiply chunks of these layers, among `blocks` blocks in all.
     ///
     /// # Safety
     /// `spans` has a row for each layer.
@@ -58,7 +58,7 @@ impl<'a> Team<'a> {
     /// The numbers of a layer's first chunk, and of the one behind its last.
     ///
     /// # Safety
-    /// As [`blocks`](Self::blocks).
+    /// The condition of [`blocks`](Self::blocks).
     #[inline(always)]
     pub(super) unsafe fn chunks_of(self, layer: usize, partials: Partials) -> (u64, u64) {
         // SAFETY: the caller's promise.
@@ -69,11 +69,11 @@ impl<'a> Team<'a> {
         }
     }
 
-    /// The number of a layer's chunk that is `place` chunks behind its first, if it has so many. Computed anew each time: registers are short where
-    /// chunks are walked.
+    /// The number of a layer's chunk that is `place` chunks behind its first, if it exists. Recomputed each time, since registers are short
+    /// where chunks are walked.
     ///
     /// # Safety
-    /// As [`blocks`](Self::blocks).
+    /// The condition of [`blocks`](Self::blocks).
     #[inline(always)]
     pub(super) unsafe fn chunk_at(self, layer: usize, place: u32, partials: Partials) -> Option<u64> {
         let spans = arch::forget(partials.spans as u64) as *const ChunkedSpan;
@@ -84,7 +84,7 @@ impl<'a> Team<'a> {
     }
 
     /// # Safety
-    /// Every thread of the block must get here.
+    /// Every thread of the block must call this.
     #[inline(always)]
     pub(super) unsafe fn meet(self, stage: Stage) {
         let row = Row::Weights(self.number as usize);
@@ -95,7 +95,7 @@ impl<'a> Team<'a> {
         }
     }
 
-    /// Number `place` of what lies at `offset` in the mailbox of `reader`.
+    /// The address of number `place` behind `offset` in the mailbox of `reader`.
     ///
     /// # Safety
     /// `reader` is below the world size.
@@ -106,17 +106,17 @@ impl<'a> Team<'a> {
         (mailbox + (offset + place * 8) as u64) as *mut f64
     }
 
-    /// The place of a pair's sums, of which each has so many, behind [`Peers::pairs_of`](crate::abi::Peers::pairs_of).
+    /// The index of a pair's sums, `count` per pair, behind [`Peers::pairs_of`](crate::abi::Peers::pairs_of).
     #[inline(always)]
     pub(super) fn sums_place(self, layer: usize, pair: Pair, count: usize) -> usize {
         (layer * (self.ranks - 1) + pair.index()) * count
     }
 
-    /// A sum over all windows: the ranks' numbers at `place` in rank order, or of a divided layer this rank's alone, which is the sum of its rows;
-    /// `offset(rank)` is where a rank's numbers lie in the mailboxes.
+    /// A sum over all windows: the ranks' numbers at `place` in rank order, or for a divided layer this rank's number alone, which is the
+    /// sum of its rows; `offset(rank)` is the offset of a rank's numbers in the mailboxes.
     ///
     /// # Safety
-    /// [`exchange`](Self::exchange) has been here with these.
+    /// [`exchange`](Self::exchange) has been called for these sums.
     #[inline(always)]
     pub(super) unsafe fn total(self, is_divided: bool, offset: impl Fn(usize) -> usize, place: usize) -> f64 {
         let own = self.group.peers.rank as usize;
@@ -132,7 +132,7 @@ impl<'a> Team<'a> {
     /// A pair's coefficients in a layer, from its sums over all windows.
     ///
     /// # Safety
-    /// They have been exchanged.
+    /// The sums have been exchanged.
     #[inline(always)]
     pub(super) unsafe fn coefficients_of(self, is_divided: bool, layer: usize, pair: Pair) -> Coefficients {
         let place = self.sums_place(layer, pair, 3);
@@ -144,7 +144,7 @@ impl<'a> Team<'a> {
     /// Whether any of these layers is divided.
     ///
     /// # Safety
-    /// As [`blocks`](Self::blocks).
+    /// The condition of [`blocks`](Self::blocks).
     #[inline(always)]
     pub(super) unsafe fn has_divided(self, spans: *const ChunkedSpan) -> bool {
         let mut any = false;
@@ -155,17 +155,17 @@ impl<'a> Team<'a> {
         any
     }
 
-    /// Exchanges `width` sums of each layer with the other ranks, and meets them: puts the sums over this rank's window into every mailbox, that of a
-    /// layer's product at `sums.place(layer, product)`; of divided layers, whose chunks' sums are in the mailboxes already, the sum of all rows
-    /// into this rank's own alone. Afterwards [`total`](Self::total) finds them.
+    /// Exchanges `width` sums of each layer with the other ranks, and synchronises with them: writes the sums over this rank's window to
+    /// every mailbox, a layer's product at `sums.place(layer, product)`. For divided layers, whose chunks' sums are already in the
+    /// mailboxes, writes the sum of all rows to this rank's own mailbox alone. Afterwards [`total`](Self::total) reads them.
     ///
     /// # Safety
-    /// The partials of every layer, and mailboxes with room for all sums. All threads of the block must get here.
+    /// There are partials of every layer, and mailboxes with memory for all sums. All threads of the block must call this.
     #[inline(always)]
     pub(super) unsafe fn exchange(self, partials: Partials, width: usize, sums: impl Sums, stage: Stage) {
-        // SAFETY: the caller's promise; what is divided is the same for the whole block.
+        // SAFETY: the caller's promise; the division is the same for the whole block.
         unsafe {
-            // A loop that stays one: the passes differ in few instructions.
+            // A loop that must not be unrolled: the passes differ in few instructions.
             let mut pass = 0;
             while pass < arch::opaque(2) {
                 let team = self.again();
@@ -181,18 +181,18 @@ impl<'a> Team<'a> {
         }
     }
 
-    /// Adds up `width` sums of each layer that is divided or each that is not, eight lanes a sum, in the order of
+    /// Adds `width` sums of each layer whose division equals `divided`, with eight lanes per sum, in the order of
     /// [`Reduction`](crate::reduce::Reduction).
     ///
     /// # Safety
-    /// As [`exchange`](Self::exchange).
+    /// The conditions of [`exchange`](Self::exchange).
     #[inline(always)]
     unsafe fn add_up(self, divided: bool, partials: Partials, width: usize, sums: &impl Sums) {
         const LANES: u32 = 8;
         const ITEMS: u32 = PEER_THREADS / LANES;
         let own_item = reduce::thread_of_block() / LANES;
-        // Never less than 1, which the compiler does not know: a check of divisions would compile a panic into the kernel. Few enough for
-        // 32 bits, in which they are short.
+        // Never less than 1, which the compiler does not know: a check of divisions would compile a panic into the kernel. The numbers fit
+        // into 32 bits, where divisions are short.
         let width = (width as u32).max(1);
         let items = self.count() as u32 * width;
         let mut round = 0;
@@ -205,10 +205,10 @@ impl<'a> Team<'a> {
         }
     }
 
-    /// Adds up one sum of a layer, if the lanes have one to add up, and if that layer is divided or is not.
+    /// Adds one sum of a layer, if the lanes have one to add (`is_there`), and if the layer's division equals `divided`.
     ///
     /// # Safety
-    /// As [`exchange`](Self::exchange); eight neighbouring lanes come here with the same sum.
+    /// The conditions of [`exchange`](Self::exchange); eight neighbouring lanes call this with the same sum.
     #[inline(always)]
     pub(super) unsafe fn add_up_one(
         self,
@@ -221,7 +221,7 @@ impl<'a> Team<'a> {
     ) {
         let (peers, lane) = (self.group.peers, (reduce::thread_of_block() % 8) as usize);
         let own = peers.rank as usize;
-        // SAFETY: the caller's promise; of this rank's own mailbox, nobody writes to the rows any more.
+        // SAFETY: the caller's promise; the rows of this rank's own mailbox are not written any more.
         unsafe {
             let is_wanted = is_there && is_divided(partials.spans, layer) == divided;
             let (mut row, mut begin, mut end) = (partials.first as *const f64, 0, 0);
@@ -243,7 +243,7 @@ impl<'a> Team<'a> {
     }
 }
 
-/// Whether other windows than this rank's have chunks of a layer too.
+/// Whether windows of other ranks have chunks of a layer too.
 ///
 /// # Safety
 /// `spans` has a row for each layer.
@@ -262,11 +262,11 @@ pub(super) struct Partials {
 }
 
 impl Partials {
-    /// Keeps the sum of a product over a chunk of that number, which is one of this layer's: here, or in the rows of every mailbox, if the layer is
+    /// Stores the sum of a product over chunk `chunk`, which is one of this layer's: here, or in the rows of every mailbox if the layer is
     /// divided.
     ///
     /// # Safety
-    /// There is room for it; the mailboxes are those of `ranks` ranks.
+    /// There is memory for it; the mailboxes belong to `ranks` ranks.
     #[inline(always)]
     pub(super) unsafe fn keep(
         self,
@@ -285,7 +285,7 @@ impl Partials {
             }
             let row = (*span).first_row - group.peers.layers + (*span).rows_before + (chunk - (*span).first_chunk);
             let place = group.peers.in_rows(sums.rows(group.peers), sums.row_sum(product), row);
-            // A loop that stays one.
+            // A loop that must not be unrolled.
             for reader in 0..arch::opaque(ranks as u32) as usize {
                 ((group.mailbox(reader) + place) as *mut f64).write(value);
             }
@@ -293,21 +293,21 @@ impl Partials {
     }
 }
 
-/// Where sums of one kind are.
+/// The location of sums of one kind.
 pub(super) trait Sums: Copy {
-    /// Which of the partials of a chunk a product's is.
+    /// The index of a product among the partials of a chunk.
     fn partial(&self, product: usize) -> usize;
-    /// Where a rank's sums lie in the mailboxes.
+    /// The offset of a rank's sums in the mailboxes.
     fn offset(&self, peers: &Peers, rank: usize) -> usize;
-    /// The place of a product of a layer behind that.
+    /// The index of a product of a layer behind that offset.
     fn place(&self, layer: usize, product: usize) -> usize;
-    /// Where the rows lie in the mailboxes.
+    /// The offset of the rows in the mailboxes.
     fn rows(&self, peers: &Peers) -> u64;
-    /// Which of the sums of a row a product's is.
+    /// The index of a product among the sums of a row.
     fn row_sum(&self, product: usize) -> usize;
 }
 
-/// The products of all ranks' vectors, of so many ranks.
+/// The products of the vectors of this many ranks.
 #[derive(Clone, Copy)]
 pub(super) struct Products(pub(super) usize);
 
@@ -338,7 +338,7 @@ impl Sums for Products {
     }
 }
 
-/// The three sums of each pair of a level of the tree over so many ranks.
+/// The three sums of each pair of a level of the tree over `ranks` ranks.
 #[derive(Clone, Copy)]
 pub(super) struct PairSums {
     pub(super) ranks: usize,
@@ -346,7 +346,7 @@ pub(super) struct PairSums {
 }
 
 impl PairSums {
-    /// The place of a product among the sums of all pairs: pair number `n` of a level begins at rank `n × 2^(level + 1)`.
+    /// The index of a product among the sums of all pairs: pair number `n` of a level begins at rank `n × 2^(level + 1)`.
     #[inline(always)]
     fn of_all(&self, product: usize) -> usize {
         let pair = ((product / 3) << (self.level + 1)) + (1 << self.level) - 1;
@@ -381,13 +381,13 @@ impl Sums for PairSums {
     }
 }
 
-/// A part of one pair's sums on the exact path, of which each pair has `count`.
+/// A part of one pair's sums on the exact path; each pair has `count` sums.
 #[derive(Clone, Copy)]
 pub(super) struct ExactSums {
     pub(super) ranks: usize,
     pub(super) pair: usize,
     pub(super) count: usize,
-    /// The first of the part.
+    /// The first sum of the part.
     pub(super) first: usize,
 }
 

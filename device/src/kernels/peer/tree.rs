@@ -1,7 +1,7 @@
 //! Adasum pair by pair along the tree, for powers of two of ranks: `peer_tree`.
 //!
-//! Each rank combines its window of all vectors level by level, rounding what it combines to the dtype as if it had been stored. Nothing is:
-//! a later level reads the ranks' vectors again and combines them anew, which costs local memory traffic alone.
+//! Each rank combines its window of all vectors level by level, rounding combined elements to the dtype as if they had been stored. They
+//! are not: a later level reads the ranks' vectors again and recombines them, which costs only local memory traffic.
 
 use super::super::adasum::{keep, kept};
 use super::super::products::{add_dots, gram_vector_len};
@@ -15,20 +15,20 @@ use crate::math::adasum::{Coefficients, Pair};
 use crate::peers::{Group, Progress, Stage};
 use crate::{reduce, thread};
 
-/// The pair of a level with that number; level 0 joins single ranks.
+/// The pair with this number on a level; level 0 joins single ranks.
 #[inline(always)]
 const fn pair(level: usize, number: usize) -> Pair {
     let begin = number << (level + 1);
     Pair { begin, middle: begin + (1 << level), end: begin + (2 << level) }
 }
 
-/// The combination of two elements as if it had been stored.
+/// The combination of two elements, rounded as if it had been stored.
 #[inline(always)]
 fn stored<T: Element>((left, right): Coefficients, a: T, b: T) -> T {
     T::from_f64(weighted([a, b], [left, right], 2))
 }
 
-/// One level over a chunk: three sums for each of its pairs.
+/// Processes one level over a chunk: three sums for each of its pairs.
 #[inline(always)]
 unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize, const LEVEL: usize>(
     peers: &Peers,
@@ -64,7 +64,7 @@ macro_rules! of_width {
             peers: *const Peers, tree: *mut f64, partials: *mut f64, chunked: *const ChunkedSpan, span_count: u64,
             blocks: u64, chunks: u64, spans: *const Span, writers: u64, chunk_len: u64, senders: u64,
         ) {
-            // As that of the kernels that multiply two vectors, whose bits these have.
+            // The vector length of the kernels that multiply two vectors, so that the bits are the same.
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
             const WRITTEN: usize = gram_vector_len(<$T>::DTYPE, $width);
             let partials = Partials { first: partials, spans: chunked, chunks };
@@ -90,7 +90,7 @@ macro_rules! of_width {
                         while let Some(chunk) = stretch.next::<2>(chunked) {
                             let tree = of_layer(layer_of(stretch.span()));
                             let sums = multiply::<$T, $width, N, $K, $level>(group.peers, tree, chunk);
-                            // The block's shared memory may still be read for the chunks before.
+                            // Other threads may still read the block's shared memory for the preceding chunks.
                             thread::sync_threads();
                             reduce::block_sum::<$K, 2>(0, sums, |product, sum| {
                                 let group = group.again();
@@ -109,8 +109,8 @@ macro_rules! of_width {
                     if block < teams {
                         let team = Team::new(group, block, $width);
                         if $level > 0 {
-                            // Where this rank has no chunk of these layers, nothing else keeps this level behind the one before, whose flags
-                            // it counts on.
+                            // If this rank has no chunk of these layers, only this wait keeps this level behind the preceding one, on whose
+                            // flags it relies.
                             group.wait_for_count(team.number as usize, Progress::Weights, $level, $levels);
                         }
                         let multiplied = team.blocks(chunked, blocks);
@@ -146,11 +146,11 @@ macro_rules! of_dtype {
 for_each_dtype!(of_dtype);
 
 impl Team<'_> {
-    /// Adds the sums of one level's pairs up over all ranks, and keeps the coefficients. Each pair has a place of its own in the mailboxes,
-    /// so that no level waits for the readers of another.
+    /// Adds the sums of one level's pairs over all ranks, and stores the coefficients. Each pair has its own memory in the mailboxes, so
+    /// that no level waits for the readers of another.
     #[inline(always)]
     unsafe fn find_coefficients<const LEVEL: usize, const K: usize>(self, tree: *mut f64, partials: Partials) {
-        // SAFETY: the launch provides the partials of every layer, and mailboxes with room for all sums.
+        // SAFETY: the launch provides the partials of every layer, and mailboxes with memory for all sums.
         unsafe {
             let sums = PairSums { ranks: self.ranks, level: LEVEL };
             self.exchange(partials, K, sums, Stage::of_level(LEVEL));

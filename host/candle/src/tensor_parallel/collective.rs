@@ -1,4 +1,4 @@
-//! [`Collective`]: a collective as an operation of candle, with its way back.
+//! [`Collective`]: a collective as an operation of candle, with its adjoint.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::{Shared, TensorParallel, locked};
 /// A function of the ranks' tensors. Parts are along dimension 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The tensor as it is.
+    /// The unchanged tensor.
     Same,
     Sum,
     Concatenate,
@@ -33,14 +33,14 @@ impl Step {
     }
 }
 
-/// A step forward and one back, for contiguous tensors.
+/// A forward step and its backward step, for contiguous tensors.
 pub(super) struct Collective {
     pub(super) group: TensorParallel,
     pub(super) forward: Step,
     pub(super) backward: Step,
 }
 
-/// The rows of this rank.
+/// The rows of this rank, with the shape of its part.
 pub(crate) fn part(step: Step, dims: &[usize], rank: usize, world_size: usize) -> Result<(Range<usize>, Vec<usize>)> {
     match dims {
         [first, rest @ ..] if first % world_size == 0 => {

@@ -1,4 +1,4 @@
-//! Linear layers whose weights are divided over ranks.
+//! Linear layers whose weights are divided among ranks.
 
 use candle_core::{Result, Tensor};
 use candle_nn::{Init, Linear, Module, VarBuilder};
@@ -6,9 +6,9 @@ use candle_nn::{Init, Linear, Module, VarBuilder};
 use super::TensorParallel;
 use crate::error::Error;
 
-/// `y = x Wᵀ + b` with `W` and `b` divided by outputs: each rank has some of the outputs, and sees the whole input.
+/// `y = x Wᵀ + b` with `W` and `b` divided by outputs: each rank computes some of the outputs from the whole input.
 ///
-/// With [`RowParallelLinear`] behind it, two layers take one all-reduce in each direction.
+/// Followed by a [`RowParallelLinear`], the two layers need one all-reduce in each direction.
 #[derive(Clone, Debug)]
 pub struct ColumnParallelLinear {
     linear: Linear,
@@ -16,8 +16,8 @@ pub struct ColumnParallelLinear {
     gathers: bool,
 }
 
-/// `y = x Wᵀ + b` with `W` divided by inputs: each rank has some of the inputs, and all get the sum. The bias is whole, the same on all ranks, and is added
-/// once.
+/// `y = x Wᵀ + b` with `W` divided by inputs: each rank has some of the inputs, and all get the sum. The bias is not divided; it is the
+/// same on all ranks, and is added once.
 #[derive(Clone, Debug)]
 pub struct RowParallelLinear {
     linear: Linear,
@@ -26,7 +26,7 @@ pub struct RowParallelLinear {
     divides: bool,
 }
 
-/// The part of a dimension that a rank has.
+/// A rank's part of a dimension.
 fn part(name: &str, len: usize, group: &TensorParallel) -> crate::Result<usize> {
     let world_size = group.world_size();
     if len.is_multiple_of(world_size) {
@@ -50,27 +50,27 @@ fn check_bias(bias: Option<&Tensor>, outputs: usize) -> crate::Result<()> {
     }
 }
 
-/// candle's own start for a layer with so many inputs, of which a rank may have a part.
+/// candle's own initialization of a layer with this number of inputs, of which a rank may have a part.
 fn start(inputs: usize) -> (Init, Init) {
     let bound = 1.0 / (inputs as f64).sqrt();
     (Init::Randn { mean: 0.0, stdev: 2f64.sqrt() * bound }, Init::Uniform { lo: -bound, up: bound })
 }
 
 impl ColumnParallelLinear {
-    /// From this rank's part of the weight, `outputs / ranks × inputs`, and of the bias.
+    /// Creates the layer from this rank's part of the weight, `outputs / ranks × inputs`, and of the bias.
     ///
     /// # Errors
-    /// [`Error::Layer`] for shapes that do not fit each other.
+    /// [`Error::Layer`] for shapes that do not match each other.
     pub fn new(weight: Tensor, bias: Option<Tensor>, group: &TensorParallel) -> crate::Result<Self> {
         let (outputs, _) = check_weight(&weight)?;
         check_bias(bias.as_ref(), outputs)?;
         Ok(Self { linear: Linear::new(weight, bias), group: group.clone(), gathers: false })
     }
 
-    /// With new variables for this rank's part of a layer, as `candle_nn::linear` makes them.
+    /// Creates the layer with new variables for this rank's part, initialized like `candle_nn::linear`.
     ///
     /// # Errors
-    /// [`Error::Layer`] for outputs that the ranks do not divide; candle's.
+    /// [`Error::Layer`] if the outputs are not divisible by the number of ranks; candle's.
     pub fn build(
         inputs: usize,
         outputs: usize,
@@ -83,17 +83,17 @@ impl ColumnParallelLinear {
         Self::new(weight, Some(builder.get_with_hints(own, "bias", bias)?), group)
     }
 
-    /// Cut out of a whole layer, which is the same on all ranks.
+    /// Takes this rank's part of a whole layer, which is the same on all ranks.
     ///
     /// # Errors
-    /// As [`build`](Self::build).
+    /// The errors of [`build`](Self::build).
     pub fn of(whole: &Linear, group: &TensorParallel) -> crate::Result<Self> {
         let own = part("outputs", check_weight(whole.weight())?.0, group)?;
         let cut = |tensor: &Tensor| tensor.narrow(0, group.rank() * own, own)?.contiguous();
         Self::new(cut(whole.weight())?, whole.bias().map(cut).transpose()?, group)
     }
 
-    /// Whether every rank gets all outputs. False by default, for a [`RowParallelLinear`] that follows.
+    /// Sets whether every rank gets all outputs. False by default, for a [`RowParallelLinear`] that follows.
     pub fn with_gathers(self, gathers: bool) -> Self {
         Self { gathers, ..self }
     }
@@ -110,20 +110,21 @@ impl Module for ColumnParallelLinear {
 }
 
 impl RowParallelLinear {
-    /// From this rank's part of the weight, `outputs × inputs / ranks`, and the whole bias.
+    /// Creates the layer from this rank's part of the weight, `outputs × inputs / ranks`, and the whole bias.
     ///
     /// # Errors
-    /// [`Error::Layer`] for shapes that do not fit each other.
+    /// [`Error::Layer`] for shapes that do not match each other.
     pub fn new(weight: Tensor, bias: Option<Tensor>, group: &TensorParallel) -> crate::Result<Self> {
         let (outputs, _) = check_weight(&weight)?;
         check_bias(bias.as_ref(), outputs)?;
         Ok(Self { linear: Linear::new(weight, None), bias, group: group.clone(), divides: false })
     }
 
-    /// With new variables for this rank's part of a layer, as `candle_nn::linear` makes them, but for the bias, which is zero and so the same on all ranks.
+    /// Creates the layer with new variables for this rank's part, initialized like `candle_nn::linear`, except the bias, which is zero and
+    /// so the same on all ranks.
     ///
     /// # Errors
-    /// [`Error::Layer`] for inputs that the ranks do not divide; candle's.
+    /// [`Error::Layer`] if the inputs are not divisible by the number of ranks; candle's.
     pub fn build(
         inputs: usize,
         outputs: usize,
@@ -135,17 +136,17 @@ impl RowParallelLinear {
         Self::new(weight, Some(builder.get_with_hints(outputs, "bias", Init::Const(0.0))?), group)
     }
 
-    /// Cut out of a whole layer, which is the same on all ranks.
+    /// Takes this rank's part of a whole layer, which is the same on all ranks.
     ///
     /// # Errors
-    /// As [`build`](Self::build).
+    /// The errors of [`build`](Self::build).
     pub fn of(whole: &Linear, group: &TensorParallel) -> crate::Result<Self> {
         let own = part("inputs", check_weight(whole.weight())?.1, group)?;
         let weight = whole.weight().narrow(1, group.rank() * own, own)?.contiguous()?;
         Self::new(weight, whole.bias().cloned(), group)
     }
 
-    /// Whether the input is whole, and the same on all ranks, so that each takes its part. False by default, for the outputs of a
+    /// Sets whether the input is whole and the same on all ranks, so that each takes its part. False by default, for the outputs of a
     /// [`ColumnParallelLinear`].
     pub fn with_divides(self, divides: bool) -> Self {
         Self { divides, ..self }

@@ -1,4 +1,4 @@
-//! Tensor parallelism: one layer divided over ranks, by collectives with gradients.
+//! Tensor parallelism: one layer divided among ranks, by collectives with gradients.
 //!
 //! | call | forward | backward | Megatron-LM |
 //! |---|---|---|---|
@@ -9,17 +9,17 @@
 //! | [`all_gather`](TensorParallel::all_gather) | concatenates the ranks' parts | sums, and keeps this rank's part | gather of sequence parallelism |
 //! | [`reduce_scatter`](TensorParallel::reduce_scatter) | sums, and keeps this rank's part | concatenates the ranks' parts | reduce-scatter of sequence parallelism |
 //!
-//! `gather` and `scatter` are for ranks that go on with the same numbers, each computing the same loss, whose gradients are the same on all ranks.
-//! `all_gather` and `reduce_scatter` are for ranks that go on with numbers of their own.
+//! `gather` and `scatter` are for ranks that continue with the same numbers, each computing the same loss, whose gradients are the same on
+//! all ranks. `all_gather` and `reduce_scatter` are for ranks that continue with different numbers.
 //!
-//! [`ColumnParallelLinear`] and [`RowParallelLinear`] are layers made of them.
+//! [`ColumnParallelLinear`] and [`RowParallelLinear`] are layers built from them.
 //!
 //! # Ownership
 //!
-//! candle keeps an operation in the graph for as long as a tensor that came of it lives, and wants it `'static`, [`Send`] and [`Sync`]. A communicator is
-//! used by one thread at a time. So a [`TensorParallel`] owns its communicator behind a mutex, and is shared: clones and operations in graphs are the same
-//! group. The lock is held while a collective runs. A rank that waits in it is not waited for by another use of the same group on this rank, as long as
-//! one thread computes, which is also the only way to have ranks make the same calls in the same order.
+//! candle keeps an operation in the graph as long as a tensor derived from it lives, and requires it to be `'static`, [`Send`] and
+//! [`Sync`]. A communicator is used by one thread at a time. So a [`TensorParallel`] owns its communicator behind a mutex, and is shared:
+//! clones and operations in graphs are the same group. The lock is held while a collective runs. It cannot deadlock with another use of the
+//! same group on this rank as long as one thread computes, which is also the only way to make the ranks' calls in the same order.
 
 pub(crate) mod collective;
 mod linear;
@@ -68,7 +68,7 @@ enum Shared {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A communicator knows itself whether it has failed.
+    // The communicator itself records whether it has failed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -79,21 +79,22 @@ impl fmt::Debug for TensorParallel {
 }
 
 impl TensorParallel {
-    /// A group of ranks whose tensors are on the CPU.
+    /// Creates a group of ranks whose tensors are on the CPU.
     pub fn new(comm: impl Communicator<Host> + Send + 'static) -> Self {
         Self::from_boxed(Box::new(comm))
     }
 
-    /// Like [`new`](Self::new), of a communicator whose type is not known.
+    /// Like [`new`](Self::new), for a communicator whose type is unknown.
     pub fn from_boxed(comm: Box<dyn Communicator<Host> + Send>) -> Self {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         Self { shared: Arc::new(Shared::Host(Mutex::new(comm))), rank, world_size }
     }
 
-    /// A group of ranks whose tensors are on a GPU.
+    /// Creates a group of ranks whose tensors are on a GPU.
     ///
     /// # Errors
-    /// [`Error::PerThreadStream`](crate::Error::PerThreadStream); [`Error::Device`](crate::Error::Device) for a device that is no GPU; CUDA's errors.
+    /// [`Error::PerThreadStream`](crate::Error::PerThreadStream); [`Error::Device`](crate::Error::Device) for a device that is no GPU;
+    /// CUDA's errors.
     #[cfg(feature = "cuda")]
     pub fn on_gpu(
         comm: impl Communicator<gradsync::memory::Cuda> + Send + 'static,
@@ -109,33 +110,34 @@ impl TensorParallel {
         self.rank
     }
 
-    /// How many ranks the group has.
+    /// The number of ranks of the group.
     pub fn world_size(&self) -> usize {
         self.world_size
     }
 
-    /// Sums the ranks' tensors, which have one shape; the gradient passes as it is.
+    /// Sums the ranks' tensors, which have one shape; the gradient is unchanged.
     ///
     /// # Errors
-    /// On every rank: an error that names two ranks whose shapes, dtypes or calls differ; errors of the communicator. The same for all operations here.
+    /// On every rank: an error that names two ranks whose shapes, dtypes or calls differ; errors of the communicator. These are the errors
+    /// of all operations here.
     pub fn all_reduce(&self, tensor: &Tensor) -> Result<Tensor> {
         self.apply(tensor, Step::Sum, Step::Same)
     }
 
-    /// Passes the tensor, which is the same on all ranks, as it is, and sums the ranks' gradients. The pass forward is a copy, since candle's operations have
-    /// results of their own.
+    /// Returns the tensor, which is the same on all ranks, unchanged, and sums the ranks' gradients. The forward pass copies, since
+    /// candle's operations must have new results.
     ///
     /// # Errors
-    /// None of its own forward; backward as [`all_reduce`](Self::all_reduce).
+    /// None of its own forward; backward the errors of [`all_reduce`](Self::all_reduce).
     pub fn all_reduce_gradient(&self, tensor: &Tensor) -> Result<Tensor> {
         self.apply(tensor, Step::Same, Step::Sum)
     }
 
-    /// Concatenates the ranks' tensors, which have one shape, along a dimension, in rank order. The gradient is this rank's part, for ranks that go on with the
-    /// same numbers.
+    /// Concatenates the ranks' tensors, which have one shape, along a dimension, in rank order. The gradient is this rank's part, for ranks
+    /// that continue with the same numbers.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce); a dimension that the tensor has not.
+    /// The errors of [`all_reduce`](Self::all_reduce), and an error for a dimension that the tensor does not have.
     pub fn gather(&self, tensor: &Tensor, dim: usize) -> Result<Tensor> {
         self.along(tensor, dim, Step::Concatenate, Step::Part)
     }
@@ -143,15 +145,16 @@ impl TensorParallel {
     /// This rank's part, along a dimension, of a tensor that is the same on all ranks. The gradient is concatenated.
     ///
     /// # Errors
-    /// As [`gather`](Self::gather); a dimension that the ranks do not divide evenly.
+    /// The errors of [`gather`](Self::gather), and an error for a dimension that is not divisible by the number of ranks.
     pub fn scatter(&self, tensor: &Tensor, dim: usize) -> Result<Tensor> {
         self.along(tensor, dim, Step::Part, Step::Concatenate)
     }
 
-    /// Concatenates the ranks' tensors along a dimension. The gradient is this rank's part of the sum, for ranks that go on with numbers of their own.
+    /// Concatenates the ranks' tensors along a dimension. The gradient is this rank's part of the sum, for ranks that continue with
+    /// different numbers.
     ///
     /// # Errors
-    /// As [`gather`](Self::gather).
+    /// The errors of [`gather`](Self::gather).
     pub fn all_gather(&self, tensor: &Tensor, dim: usize) -> Result<Tensor> {
         self.along(tensor, dim, Step::Concatenate, Step::SumPart)
     }
@@ -159,12 +162,12 @@ impl TensorParallel {
     /// Sums the ranks' tensors and keeps this rank's part along a dimension. The gradient is concatenated.
     ///
     /// # Errors
-    /// As [`scatter`](Self::scatter).
+    /// The errors of [`scatter`](Self::scatter).
     pub fn reduce_scatter(&self, tensor: &Tensor, dim: usize) -> Result<Tensor> {
         self.along(tensor, dim, Step::SumPart, Step::Concatenate)
     }
 
-    /// Parts along a dimension lie in pieces, and are brought together for the ranks.
+    /// Swaps `dim` with dimension 0 and back, since parts along another dimension are not contiguous.
     fn along(&self, tensor: &Tensor, dim: usize, forward: Step, backward: Step) -> Result<Tensor> {
         match dim {
             0 => self.apply(tensor, forward, backward),

@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// Bytes from which on an allocation counts.
+/// The size in bytes from which an allocation is counted.
 pub(crate) const LARGE: usize = 1 << 20;
 
 thread_local! {
@@ -17,12 +17,12 @@ static COUNTING: Counting = Counting;
 
 fn count(bytes: usize) {
     if bytes >= LARGE {
-        // A thread that ends counts nothing any more.
+        // Allocations of a thread that is ending are not counted.
         let _ = COUNT.try_with(|count| count.set(count.get() + 1));
     }
 }
 
-// SAFETY: everything is the system's.
+// SAFETY: every call is forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());

@@ -1,4 +1,4 @@
-//! Gradients of several ranks are those of one that has all examples.
+//! Gradients of several ranks equal the gradients of one rank with all examples.
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
@@ -39,7 +39,7 @@ pub(crate) fn values(tensor: &Tensor) -> Vec<f64> {
     tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Variables of two layers, entered in an order of each rank's own.
+/// The variables of two layers, inserted in a different order on each rank.
 fn variables(dtype: DType, rank: usize) -> VarMap {
     let variables = VarMap::new();
     let mut shapes = SHAPES.to_vec();
@@ -64,7 +64,7 @@ fn forward(variables: &VarMap, input: &Tensor) -> Result<Tensor> {
     dense(&dense(input, "up")?.relu()?, "down")
 }
 
-/// The mean over these examples of all.
+/// The mean loss over a range of all examples.
 fn loss(variables: &VarMap, dtype: DType, examples: std::ops::Range<usize>) -> Tensor {
     let cut = |tensor: Tensor| tensor.narrow(0, examples.start, examples.len()).unwrap();
     let (input, target) = (cut(integers(&[BATCH, 5], dtype, 11)), cut(integers(&[BATCH, 2], dtype, 12)));
@@ -85,7 +85,7 @@ fn options() -> [ReducerOptions; 2] {
     [whole, whole.with_first_bucket_bytes(1).with_bucket_bytes(40)]
 }
 
-/// Two steps of plain descent: after three, `f64` would round.
+/// Two steps of plain descent: three would round in `f64`.
 fn two_layers(comm: &dyn Communicator) {
     for (dtype, steps) in [(DType::F64, 2), (DType::F32, 1)] {
         for options in options() {
@@ -111,7 +111,7 @@ fn micro_batches(comm: &dyn Communicator) {
     let mut parallel = DataParallel::new(&divided, comm, ReducerOptions::default()).unwrap();
     let joined = gradients(&whole, &loss(&whole, DType::F32, 0..BATCH).backward().unwrap());
     for _ in 0..3 {
-        // It is forgotten again.
+        // This sum is discarded again.
         parallel.accumulate(&loss(&divided, DType::F32, 0..1)).unwrap();
         parallel.discard_accumulated();
         let (count, last) = (own(comm).len(), own(comm).end - 1);
@@ -149,8 +149,8 @@ fn dtypes(comm: &dyn Communicator) {
     }
 }
 
-/// Rank 0 has one example more in the first step, and all but rank 0 are out of data in the second. The weights of a mean of three and five of eight
-/// examples are not powers of two, so that results are rounded: once by the weight, and once by the mean.
+/// Rank 0 has one example more in the first step, and all but rank 0 are out of data in the second. The weights of a mean of three and five
+/// of eight examples are not powers of two, so that results are rounded: once by the weight, and once by the mean.
 fn uneven(comm: &dyn Communicator) {
     let (divided, whole) = (variables(DType::F64, comm.rank()), variables(DType::F64, 0));
     let mut parallel = DataParallel::new(&divided, comm, ReducerOptions::default()).unwrap();
@@ -163,7 +163,7 @@ fn uneven(comm: &dyn Communicator) {
     let reduced = parallel.backward_of(Some((&own_loss, end - begin))).unwrap().unwrap();
     for (found, expected) in gradients(&divided, &reduced).into_iter().zip(gradients(&whole, &joined)) {
         let (found, expected) = (found.unwrap(), expected.unwrap());
-        // A rank's own gradient is at most so large: its examples' gradients are sums of a few dozen integers.
+        // A bound of a rank's own gradient: its examples' gradients are sums of a few dozen integers.
         let largest = 1e4;
         let bound = (4 * comm.world_size()) as f64 * f64::EPSILON * largest;
         found.iter().zip(&expected).for_each(|(found, expected)| assert!((found - expected).abs() <= bound));
@@ -199,7 +199,7 @@ fn frozen(comm: &dyn Communicator) {
     parallel.compare().unwrap();
 }
 
-/// Rank 0 uses both layers, the others the second alone; nobody uses a third.
+/// Rank 0 uses both layers, the others the second alone; no rank uses a third.
 fn unused(comm: &dyn Communicator) {
     let vars = [1, 2, 3].map(|seed| Var::from_tensor(&integers(&[4], DType::F32, seed)).unwrap());
     let [first, second, third] = &vars;
@@ -286,7 +286,7 @@ fn clip(comm: &dyn Communicator) {
     }
 }
 
-/// From the third step on, when buckets are settled.
+/// Counts from the third step on, when the buckets are final.
 fn allocations(comm: &dyn Communicator) {
     let var = Var::zeros(LARGE / 4, DType::F32, &Device::Cpu).unwrap();
     let mut parallel =

@@ -23,8 +23,9 @@ fn text() -> Vec<u8> {
     include_bytes!("../../examples/gpt.rs").to_vec()
 }
 
-/// Sums over the batch are grouped otherwise, so that results differ by rounding. Errors by rounding are proportional to the unit roundoff: those of the
-/// same gradients in `f32` are measured against `f64`, for each tensor, and `f64` may have 2⁻²⁹ of them, times 16 for errors that happen to be small.
+/// Sums over the batch are grouped differently, so results differ by rounding. Rounding errors are proportional to the unit roundoff: for
+/// each tensor, the error of the `f32` gradients is measured against `f64`, and the `f64` error may be 2⁻²⁹ of that, times 16 for errors
+/// that happen to be small.
 fn gradients(comm: &dyn Communicator) {
     let text = text();
     let (wide, narrow) = (VarMap::new(), VarMap::new());
@@ -37,7 +38,7 @@ fn gradients(comm: &dyn Communicator) {
     let names: Vec<String> = parallel.variables().iter().map(|(name, _)| name.to_owned()).collect();
     for name in &names {
         named(&narrow, name).set(&named(&wide, name).to_dtype(DType::F32).unwrap()).unwrap();
-        // Both have the numbers of f32.
+        // Both maps have the values of f32.
         named(&wide, name).set(&named(&narrow, name).to_dtype(DType::F64).unwrap()).unwrap();
     }
     let all: Vec<usize> = (0..BATCH * comm.world_size()).collect();
@@ -55,7 +56,7 @@ fn gradients(comm: &dyn Communicator) {
     }
 }
 
-/// The loss of guessing is that of 256 equal bytes.
+/// The loss of guessing is the loss of 256 equally likely bytes.
 fn learns(comm: &dyn Communicator) {
     let loss = example::train(comm, &Device::Cpu, &text(), 30).unwrap();
     assert!(loss < 256f64.ln() - 0.5, "{loss}");

@@ -1,7 +1,7 @@
-//! Training with candle on threads as ranks. Cases take any communicator, so that other transports can run them too.
+//! Tests of training with candle on threads as ranks. Cases take any communicator, so that other transports can run them too.
 //!
-//! Where it is possible, numbers are integers over powers of two, few enough that no sum and no product is ever rounded: then the ranks' results are
-//! those of one rank bit for bit, and no tolerance is needed.
+//! Where possible, numbers are integers over powers of two, few enough that no sum and no product is rounded: then the ranks' results equal
+//! the results of one rank bit for bit, and no tolerance is needed.
 
 mod allocations;
 mod data_parallel;
@@ -33,7 +33,7 @@ fn on_ranks_of(world_sizes: &'static [usize], cases: &'static [Case]) {
     });
 }
 
-/// An owned communicator, as groups take it.
+/// An owned communicator, the argument of groups.
 type Owned = Box<dyn Communicator + Send>;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Whatever is wrong on one rank is an error of every rank.
+//! Any failure on one rank is an error of every rank.
 
 use candle_core::{DType, Device, Tensor, Var};
 use gradsync::comm::Communicator;
@@ -65,13 +65,13 @@ fn disagreements(comm: &dyn Communicator) {
     }
 }
 
-/// candle's transposed convolution in one dimension has no way back.
+/// candle's transposed convolution in one dimension has no gradient.
 fn one_way(var: &Var) -> Tensor {
     let kernel = Tensor::ones((2, 1, 1), DType::F32, &Device::Cpu).unwrap();
     var.reshape((1, 2, 4)).unwrap().conv_transpose1d(&kernel, 0, 0, 1, 1, 1).unwrap()
 }
 
-/// The step after it goes on.
+/// The next step runs after a failure.
 fn loss(comm: &dyn Communicator) {
     let var = ones(&[2, 4], DType::F32);
     let mut parallel = DataParallel::new(named([("a", var.clone())]), comm, ReducerOptions::default()).unwrap();

@@ -1,4 +1,4 @@
-//! Layers that are divided over ranks are the whole layers, forward and backward, bit for bit: all numbers are integers.
+//! Layers that are divided among ranks equal the whole layers, forward and backward, bit for bit: all numbers are integers.
 
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{Linear, VarBuilder, VarMap};
@@ -8,7 +8,7 @@ use gradsync_candle::tensor_parallel::{ColumnParallelLinear, RowParallelLinear, 
 use crate::Owned;
 use crate::data_parallel::{integers, values};
 
-/// All of them.
+/// Runs all cases.
 pub(crate) fn all(comm: Owned) {
     let group = TensorParallel::from_boxed(comm);
     for dtype in [DType::F64, DType::F32] {
@@ -57,8 +57,8 @@ fn loss(output: &Tensor) -> Tensor {
     (output.sqr().unwrap() * weights).unwrap().sum_all().unwrap()
 }
 
-/// Cutting is differentiable, so that each rank has the gradients of its parts at their places in the whole, and zeros elsewhere; those of what all ranks
-/// have are whole on all.
+/// Taking a part is differentiable, so each rank has the gradients of its parts at their offsets in the whole, and zeros elsewhere.
+/// Gradients of undivided parameters are whole on all ranks.
 fn compare(group: &TensorParallel, dtype: DType, forward: impl Fn(&Whole) -> Tensor) {
     let (divided, whole) = (Whole::new(dtype), Whole::new(dtype));
     let [up, down] = whole.layers();
@@ -94,7 +94,7 @@ fn block(group: &TensorParallel, dtype: DType) {
     });
 }
 
-/// Each layer on its own: whole inputs and outputs on every rank.
+/// Each layer alone, with whole inputs and outputs on every rank.
 fn whole_in_whole_out(group: &TensorParallel, dtype: DType) {
     compare(group, dtype, |whole| {
         let [up, down] = whole.layers();
@@ -106,7 +106,7 @@ fn whole_in_whole_out(group: &TensorParallel, dtype: DType) {
     });
 }
 
-/// `⟨A x, y⟩ = ⟨x, Aᵀ y⟩` over all ranks, and what each operation does forward.
+/// Checks `⟨A x, y⟩ = ⟨x, Aᵀ y⟩` over all ranks, and the forward result of each operation.
 fn adjoints(group: &TensorParallel, dtype: DType) {
     let (rank, world_size) = (group.rank(), group.world_size());
     let own = |seed: usize, shape: &[usize]| integers(shape, dtype, seed);
@@ -177,7 +177,7 @@ fn refused(group: &TensorParallel) {
     let bias = integers(&[3], DType::F32, 1);
     let text = RowParallelLinear::new(integers(&[2, 2], DType::F32, 1), Some(bias), group).unwrap_err().to_string();
     assert!(text.contains("[3]"), "{text}");
-    // Ranks whose shapes differ all hear of it, and the group goes on.
+    // Ranks whose shapes differ all return an error, and the group stays usable.
     let odd = integers(&[if rank + 1 == world_size { 3 } else { 2 }], DType::F32, 1);
     let text = group.all_reduce(&odd).unwrap_err().to_string();
     assert!(

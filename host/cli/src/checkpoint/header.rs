@@ -1,4 +1,5 @@
-//! The header of a safetensors file, read tensor by tensor: never as a whole, so that it costs no more memory than its caller keeps.
+//! Reads the header of a safetensors file tensor by tensor and never as a whole, so that memory use depends only on the data that the
+//! caller keeps.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -28,15 +29,15 @@ pub(super) struct Entry<'a> {
     pub(super) name: &'a str,
     pub(super) dtype: Dtype,
     pub(super) shape: &'a [usize],
-    /// Where its bytes begin and end in the data.
+    /// The range of its bytes in the data.
     pub(super) begin: usize,
     pub(super) end: usize,
 }
 
-/// Why a header was not read to its end.
+/// The reason why a header was not read to its end.
 pub(super) enum HeaderError<E> {
     Malformed(String),
-    /// What the caller said of a tensor.
+    /// The caller's reason to refuse a tensor.
     Refused(E),
 }
 
@@ -57,7 +58,7 @@ pub(super) fn find<'a>(file: &'a [u8], limits: &HeaderLimits) -> Result<&'a [u8]
     Ok(header)
 }
 
-/// Gives `take` each tensor in the header's order, and returns the metadata, if there are any: an object of strings, as it stands.
+/// Passes each tensor to `take` in the header's order. Returns the metadata, if there are any: an unparsed JSON object of strings.
 pub(super) fn read<'a, E>(
     header: &'a [u8],
     limits: &HeaderLimits,
@@ -114,10 +115,10 @@ impl<'de, F: FnMut(Entry<'_>) -> Result<(), E>, E> Visitor<'de> for Header<'_, F
     }
 }
 
-/// What is said of one tensor.
+/// The entry of one tensor, as it is parsed.
 struct Info<'a> {
     name: &'a str,
-    /// Takes its shape.
+    /// The destination of the shape.
     shape: &'a mut Vec<usize>,
     limit: usize,
 }
@@ -203,7 +204,7 @@ impl<'de> Visitor<'de> for Shape<'_> {
     }
 }
 
-/// An object of strings, of which nothing is kept.
+/// An object of strings, which are checked and not kept.
 struct Texts;
 
 #[derive(Deserialize)]

@@ -1,7 +1,7 @@
 //! Safetensors files of gradients: the files of all ranks, read through memory maps, and the result.
 //!
-//! Files are checked as a whole when they are opened; tensors are then read where they lie, piece by piece. The first file's tensors are
-//! kept, packed; of every other file only where its tensors begin.
+//! Files are checked as a whole when they are opened; tensors are then read in place, piece by piece. The tensor list of the first file is
+//! kept, packed; of every other file only the offsets of the tensors.
 
 mod header;
 mod tensors;
@@ -24,7 +24,7 @@ pub(crate) use self::tensors::{Tensor, Tensors};
 pub(crate) use self::writer::write_header;
 use gradsync_cli::text::shown;
 
-/// What is wrong with a file, always by its path.
+/// A fault of a file, with its path.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FileError {
     #[error("{}: {source}", shown(path))]
@@ -41,14 +41,14 @@ pub(crate) enum FileError {
     Different { path: PathBuf, tensor: String, found: String, first: PathBuf, expected: String },
 }
 
-/// Bytes of a file that are read before their memory is given back.
+/// The number of bytes of a file that are read before their memory is released.
 const RELEASED_BYTES: usize = 16 << 20;
-/// Of a tensor that a file has not named yet.
+/// The offset of a tensor that a file has not named yet.
 const NOWHERE: usize = usize::MAX;
 
 /// The files of all ranks, which have the same tensors.
 pub(crate) struct Checkpoints {
-    /// In the order of the first file's data.
+    /// The tensors, in the order of the first file's data.
     pub(crate) tensors: Tensors,
     ranks: Vec<Rank>,
     metadata: Option<Box<RawValue>>,
@@ -73,7 +73,7 @@ impl Checkpoints {
         Ok(Self { tensors, ranks, metadata })
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub(crate) fn len(&self) -> usize {
         self.ranks.len()
     }
@@ -83,7 +83,7 @@ impl Checkpoints {
         self.metadata.as_deref()
     }
 
-    /// Every rank's elements `range` of a tensor: where they lie in the file if that is aligned, otherwise copied to `copies`, one each.
+    /// Every rank's elements `range` of a tensor: in place in the file if they are aligned, otherwise copied to `copies`, one per rank.
     pub(crate) fn elements<'a>(
         &'a self,
         tensor: usize,
@@ -103,7 +103,7 @@ impl Checkpoints {
         self.ranks.iter().zip(copies).map(vector).collect()
     }
 
-    /// Gives back the memory that reading took, of a part that has been read; the pages stay in the system's cache for another pass.
+    /// Releases the memory of a part that has been read; the pages stay in the system's cache for another pass.
     pub(crate) fn release(&self, tensor: usize, range: Range<usize>) {
         let dtype = self.tensors.dtype(tensor);
         self.ranks.iter().for_each(|rank| rank.release(rank.place(tensor, dtype, &range)));
@@ -113,9 +113,9 @@ impl Checkpoints {
 /// One rank's file.
 struct Rank {
     map: Mmap,
-    /// Where each tensor begins.
+    /// The offset of each tensor.
     begins: Vec<usize>,
-    /// What has been read and not given back.
+    /// The range that has been read and not released.
     read: Cell<(usize, usize)>,
 }
 
@@ -140,7 +140,7 @@ impl Rank {
         Ok((rank, tensors, metadata))
     }
 
-    /// A file that has to have these tensors, which `index` finds by name and the file `first` has.
+    /// Opens a file that must have the tensors of the file `first`, which `index` finds by name.
     fn other(
         path: &Path,
         limits: &HeaderLimits,
@@ -176,7 +176,8 @@ impl Rank {
         Self { map, begins, read: Cell::default() }.checked(path, tensors)
     }
 
-    /// Refuses a file whose tensors leave holes, overlap, or end elsewhere than the file. Places count from the file's begin from now on.
+    /// Refuses a file whose tensors leave gaps, overlap, or end elsewhere than the file. Afterwards offsets count from the begin of the
+    /// file.
     fn checked(mut self, path: &Path, tensors: &Tensors) -> Result<Self, FileError> {
         let malformed = |reason: String| FileError::Malformed { path: path.to_owned(), reason };
         let data = data_begin(&self.map);
@@ -198,7 +199,7 @@ impl Rank {
         Ok(self)
     }
 
-    /// The bytes of some elements of a tensor.
+    /// The byte range of some elements of a tensor.
     fn place(&self, tensor: usize, dtype: DType, range: &Range<usize>) -> Range<usize> {
         let (begin, size) = (self.begins[tensor], dtype.size_bytes());
         begin + range.start * size..begin + range.end * size
@@ -231,7 +232,7 @@ impl Rank {
 fn map(path: &Path) -> Result<Mmap, FileError> {
     let malformed = |reason: &str| FileError::Malformed { path: path.to_owned(), reason: reason.into() };
     let io = |source| FileError::Io { path: path.to_owned(), source };
-    // Asked before it is opened: opening a pipe waits for somebody to write to it.
+    // The type is checked before the file is opened: opening a pipe waits for a writer.
     let facts = fs::metadata(path).map_err(io)?;
     if !facts.is_file() {
         return Err(malformed("it is not a regular file"));
@@ -240,17 +241,17 @@ fn map(path: &Path) -> Result<Mmap, FileError> {
         return Err(malformed("it is empty"));
     }
     let file = File::open(path).map_err(io)?;
-    // SAFETY: the file is only read. If another process shrinks it meanwhile, the system ends this process; every reader of
-    // mapped checkpoints lives with that.
+    // SAFETY: the file is only read. If another process shrinks it meanwhile, the system ends this process; every reader of mapped
+    // checkpoints has this limitation.
     unsafe { Mmap::map(&file) }.map_err(io)
 }
 
-/// Where the data of a file begin whose header has been read.
+/// The offset of the data in a file whose header has been read.
 fn data_begin(map: &Mmap) -> usize {
     8 + map.first_chunk().map_or(0, |len| u64::from_le_bytes(*len) as usize)
 }
 
-/// Gives `take` each tensor of a file and where it begins in the data, in the header's order; returns the metadata.
+/// Passes each tensor of a file and its offset in the data to `take`, in the header's order; returns the metadata.
 fn each_tensor<'a>(
     path: &Path,
     map: &'a Mmap,
@@ -282,7 +283,7 @@ fn each_tensor<'a>(
     })
 }
 
-/// The tensors in the order of their bytes; of those that begin at the same place, empty ones come first.
+/// The tensors in the order of their bytes; of tensors with the same offset, empty ones come first.
 fn by_place(begins: &[usize], tensors: &Tensors) -> Vec<u32> {
     let mut order: Vec<u32> = (0..begins.len() as u32).collect();
     let key = |index: &u32| (begins[*index as usize], tensors.get(*index as usize).len > 0);
@@ -296,7 +297,7 @@ fn twice(path: &Path, name: &str) -> FileError {
     FileError::Malformed { path: path.to_owned(), reason: format!("tensor {name:?} is there twice") }
 }
 
-/// The bytes as elements, if they lie where elements can.
+/// The bytes as elements, if they are aligned.
 fn in_place(dtype: DType, bytes: &[u8]) -> Option<Slice<'_>> {
     fn typed<T: Element>(bytes: &[u8]) -> Option<Slice<'_>> {
         bytemuck::try_cast_slice::<u8, T>(bytes).ok().map(T::slice)

@@ -1,19 +1,19 @@
-//! The tensors of a checkpoint, a few bytes each on top of their names: files may have millions of them.
+//! The tensors of a checkpoint, stored in a few bytes each besides their names: files may have millions of them.
 
 use gradsync::DType;
 
-/// What all ranks' files say of a tensor.
+/// The description of a tensor, which is the same in all ranks' files.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tensor<'a> {
     pub(crate) name: &'a str,
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<usize>,
-    /// Elements.
+    /// The number of elements.
     pub(crate) len: usize,
 }
 
 impl Tensor<'_> {
-    /// Its bytes in a file.
+    /// The size in bytes in a file.
     pub(crate) fn bytes(&self) -> usize {
         self.len * self.dtype.size_bytes()
     }
@@ -22,9 +22,9 @@ impl Tensor<'_> {
 /// A list of tensors, packed.
 #[derive(Debug, Default)]
 pub(crate) struct Tensors {
-    /// Each a [`Record`].
+    /// The encoded [`Record`]s.
     records: Vec<u8>,
-    /// Where each tensor's record begins.
+    /// The offset of each tensor's record.
     begins: Vec<usize>,
     dtypes: Vec<DType>,
 }
@@ -55,7 +55,7 @@ impl Tensors {
         self.dtypes[index]
     }
 
-    /// The name alone, for less.
+    /// The name alone, without decoding the rest.
     pub(super) fn name(&self, index: usize) -> &str {
         postcard::take_from_bytes(self.record(index)).expect("a record begins with the name").0
     }

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use super::tensors::Tensor;
 use gradsync_cli::output::{OutputError, OutputFile};
 
-/// Writes the header of a file of these tensors, in this order; their bytes follow in the same.
+/// Writes the header of a file of these tensors; their bytes have to follow in the same order.
 pub(crate) fn write_header<'a, T: Iterator<Item = Tensor<'a>>>(
     file: &mut OutputFile,
     metadata: Option<&RawValue>,
@@ -18,10 +18,10 @@ pub(crate) fn write_header<'a, T: Iterator<Item = Tensor<'a>>>(
 ) -> Result<(), OutputError> {
     let header = Header { metadata, tensors };
     file.write_by(|file| {
-        // The length stands before the header, and what is written to a pipe cannot be mended.
+        // The length precedes the header, and bytes written to a pipe cannot be changed.
         let mut count = Count(0);
         serde_json::to_writer(&mut count, &header)?;
-        // The data start at a multiple of 8, as the format asks; spaces may follow the JSON.
+        // The data start at a multiple of 8, as the format requires; spaces may follow the JSON.
         let len = count.0.next_multiple_of(8);
         file.write_all(&(len as u64).to_le_bytes())?;
         serde_json::to_writer(&mut *file, &header)?;
@@ -29,7 +29,7 @@ pub(crate) fn write_header<'a, T: Iterator<Item = Tensor<'a>>>(
     })
 }
 
-/// Counts what is written.
+/// Counts the bytes written.
 struct Count(usize);
 
 impl Write for Count {

@@ -1,7 +1,8 @@
 //! The clocks of ranks, compared by exchanges over the control channel.
 //!
-//! In an exchange every rank reads its clock before and after. Each returns after all have come, so that the moment at which the last rank came lies
-//! between the two readings of every rank. That bounds the difference of two clocks from both sides, and several exchanges make the bounds narrower.
+//! In an exchange every rank reads its clock before and after. An exchange returns after all ranks have entered it, so the time at which
+//! the last rank entered is between the two readings of every rank. That bounds the difference of two clocks from both sides, and several
+//! exchanges narrow the bounds.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,14 +10,14 @@ use gradsync::CommError;
 use gradsync::bootstrap::Member;
 use serde::Serialize;
 
-/// Exchanges: the first ones take longer, until all ranks are awake.
+/// The number of exchanges: the first ones take longer, until all ranks are awake.
 const ROUNDS: usize = 16;
 
-/// By how much a clock is ahead of the clock of rank 0, in seconds.
+/// The lead of a clock over the clock of rank 0, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Offset {
     pub(super) seconds: f64,
-    /// The true value differs by at most so much.
+    /// The largest possible error of `seconds`.
     pub(super) uncertainty: f64,
 }
 
@@ -24,7 +25,7 @@ pub(super) struct Offset {
 type Readings = Vec<(i128, i128)>;
 
 fn now() -> i128 {
-    // A clock before 1970 counts backwards.
+    // Times before 1970 are negative.
     match SystemTime::now().duration_since(UNIX_EPOCH) {
         Ok(since) => since.as_nanos() as i128,
         Err(error) => -(error.duration().as_nanos() as i128),
@@ -57,7 +58,7 @@ fn offset(first: &Readings, readings: &Readings) -> Offset {
 mod tests {
     use super::*;
 
-    /// Rank 1's clock is 5 s ahead; its exchanges take 2 ms, 4 ms and 2 ms, rank 0's others.
+    /// Rank 1's clock is 5 s ahead; its exchanges take 2 ms, 4 ms and 2 ms, and rank 0's take other times.
     #[test]
     fn the_bounds_of_several_exchanges_are_joined() {
         const MS: i128 = 1_000_000;

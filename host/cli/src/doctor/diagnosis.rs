@@ -1,4 +1,4 @@
-//! The problems that follow from the facts of all ranks. Pure: the same on every rank.
+//! The problems that the facts of all ranks imply. Pure: the result is the same on every rank.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,19 @@ use serde::Serialize;
 use super::clock::Offset;
 use super::facts::Facts;
 
-/// Clocks that differ by more than so many seconds put the logs of two ranks into the wrong order.
+/// A difference of clocks above this number of seconds puts the logs of two ranks into the wrong order.
 const CLOCK: f64 = 0.5;
-/// Each rank has a connection to rank 0, and a quarter of rank 0's descriptors is for connections that have proven nothing. NCCL needs more than all.
+/// The needed number of descriptors: each rank has a connection to rank 0, and a quarter of rank 0's descriptors is for unauthenticated
+/// connections. NCCL needs more than all of these.
 const DESCRIPTORS: u64 = 1024;
-/// What RDMA needs to register memory.
+/// The locked memory that RDMA needs for registration.
 const LOCKED_BYTES: u64 = 1 << 30;
 /// For one rank. gradsync itself needs little; a model that trains does not.
 const MEMORY_BYTES: u64 = 512 << 20;
 /// What containers give by default, which is too little for NCCL on several GPUs of one machine.
 const SHARED_MEMORY_BYTES: u64 = 64 << 20;
 
-/// A problem, and what helps.
+/// A problem with its remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Problem {
     pub(super) problem: String,
@@ -55,8 +56,8 @@ pub(super) fn problems(ranks: &[Facts], clocks: &[Offset]) -> Vec<Problem> {
             "load the driver of InfiniBand (/sys/class/infiniband) and set NCCL_IB_DISABLE alike on all machines, or NCCL_IB_DISABLE=1 everywhere",
         ),
     ];
-    for (what, value, remedy) in differing {
-        found.extend(difference(ranks, what, value, remedy));
+    for (description, value, remedy) in differing {
+        found.extend(difference(ranks, description, value, remedy));
     }
     places(ranks, &mut found);
     gpus(ranks, &mut found);
@@ -75,7 +76,7 @@ pub(super) fn problems(ranks: &[Facts], clocks: &[Offset]) -> Vec<Problem> {
     found
 }
 
-/// The ranks of each value.
+/// Groups the ranks by a value.
 fn by<K: Ord>(ranks: &[Facts], key: impl Fn(&Facts) -> K) -> BTreeMap<K, Vec<usize>> {
     let mut found: BTreeMap<K, Vec<usize>> = BTreeMap::new();
     ranks.iter().for_each(|rank| found.entry(key(rank)).or_default().push(rank.rank));
@@ -87,13 +88,13 @@ fn listed(ranks: &[usize]) -> String {
     format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, numbers.join(", "))
 }
 
-fn difference(ranks: &[Facts], what: &str, value: fn(&Facts) -> String, remedy: &str) -> Option<Problem> {
+fn difference(ranks: &[Facts], description: &str, value: fn(&Facts) -> String, remedy: &str) -> Option<Problem> {
     let values = by(ranks, value);
     let quoted: Vec<String> = values.iter().map(|(value, ranks)| format!("{value} ({})", listed(ranks))).collect();
-    (values.len() > 1).then(|| problem(format!("ranks have different {what}: {}", quoted.join("; ")), remedy))
+    (values.len() > 1).then(|| problem(format!("ranks have different {description}: {}", quoted.join("; ")), remedy))
 }
 
-/// The places of ranks on their machines.
+/// Checks the positions of ranks on their machines.
 fn places(ranks: &[Facts], found: &mut Vec<Problem>) {
     for ((host, local_rank), of) in by(ranks, |rank| (rank.host.clone(), rank.local_rank)) {
         if of.len() > 1 && local_rank.is_some() {

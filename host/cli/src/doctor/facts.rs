@@ -1,4 +1,4 @@
-//! What a rank is, and what it finds on its machine.
+//! The identity of a rank, and the facts about its machine.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -22,11 +22,11 @@ pub(super) struct Facts {
     pub(super) pid: u32,
     pub(super) version: String,
     pub(super) features: Vec<String>,
-    /// The address by which this rank reaches rank 0, where that is known.
+    /// The address by which this rank connects to rank 0, if it is known.
     pub(super) address: Option<String>,
     /// The GPUs that this rank sees, by their numbers or identifiers on the machine.
     pub(super) gpus: Vec<String>,
-    /// Peers on the machine of GPUs of this rank that it does not reach: pairs of device numbers. Empty where nobody can tell.
+    /// Pairs of device numbers: a GPU of this rank, and a peer on the machine whose memory it cannot access. Empty where this is unknown.
     pub(super) unreachable_gpus: Vec<(u32, u32)>,
     pub(super) nccl: Option<String>,
     pub(super) mpi: Option<String>,
@@ -42,7 +42,7 @@ pub(super) struct Facts {
     pub(super) cores: usize,
     /// The threads of the CPU backend.
     pub(super) threads: usize,
-    /// Limits; none if there is no limit.
+    /// Limits; none if unlimited.
     pub(super) descriptors: Option<u64>,
     pub(super) locked_bytes: Option<u64>,
     /// Bytes that the ranks of the machine may use together.
@@ -84,7 +84,7 @@ impl Facts {
         }
     }
 
-    /// The GPU that `LOCAL_RANK` names, if this rank sees so many.
+    /// The GPU with the index `LOCAL_RANK`, if this rank sees that many.
     pub(super) fn gpu(&self) -> Option<&str> {
         self.gpus.get(self.local_rank.unwrap_or(0)).map(String::as_str)
     }
@@ -102,10 +102,10 @@ fn number(name: &&str) -> Option<usize> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// The address of this machine from which packets to rank 0 go. Sends nothing.
+/// The address of this machine in packets to rank 0. Sends nothing.
 fn own_address(host: &str, port: u16) -> Option<String> {
     let socket = UdpSocket::bind("[::]:0").or_else(|_| UdpSocket::bind("0.0.0.0:0")).ok()?;
-    // By an address of the other family, a socket of one cannot be connected.
+    // A socket of one address family cannot connect to an address of the other.
     let connected = socket.connect((host, port)).map(|()| socket).or_else(|_| {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
         socket.connect((host, port)).map(|()| socket)

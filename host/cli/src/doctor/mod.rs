@@ -1,6 +1,6 @@
-//! `gradsync doctor`: joins the ranks of a launch, and checks what goes wrong at a first start; a remedy for each problem.
+//! `gradsync doctor`: joins the ranks of a launch, and checks for the usual problems of a first start; each has a remedy.
 //!
-//! Every rank tells the others what it is and has ([`facts`]), all draw the same conclusions ([`diagnosis`]), and rank 0 shows them ([`table`]).
+//! Every rank sends its facts to the others ([`facts`]), all derive the same problems ([`diagnosis`]), and rank 0 prints them ([`table`]).
 
 mod clock;
 mod diagnosis;
@@ -43,7 +43,7 @@ fn deadline(text: &str) -> Result<f64, String> {
     if (0.0..=1e9).contains(&seconds) { Ok(seconds) } else { Err("it must be from 0 to 1e9 seconds".into()) }
 }
 
-/// What rank 0 shows.
+/// The output of rank 0.
 #[derive(Serialize)]
 struct Report<'a> {
     ranks: &'a [Facts],
@@ -79,7 +79,7 @@ impl Doctor {
             let report = Report { ranks: &ranks, clocks: &clocks, problems: &problems };
             self.show(&report).map_err(|error| error.to_string())?;
         }
-        // Rank 0 stays until all have come so far: without it, they would fail here.
+        // Rank 0 stays until all have reached this point: without it, they would fail here.
         member.all_gather(&[], deadline).map_err(told)?;
         Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }

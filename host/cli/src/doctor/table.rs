@@ -1,4 +1,4 @@
-//! The facts of all ranks, one line a rank, and the problems under them.
+//! The facts of all ranks, one line per rank, followed by the problems.
 
 use super::clock::Offset;
 use super::diagnosis::Problem;

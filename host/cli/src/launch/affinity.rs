@@ -1,9 +1,9 @@
-//! The share of each rank in the cores that this process may run on.
+//! The division of the cores that this process may use among the ranks.
 
 use std::{fs, io, mem};
 
-/// For each rank its logical processors: ranks get whole blocks of neighbours, so that processors of one core, and cores of one socket, go to the same
-/// rank. Where there are fewer processors than ranks, ranks share them.
+/// The logical processors of each rank: ranks get whole blocks of neighbours, so that processors of one core, and cores of one socket, go
+/// to the same rank. If there are fewer processors than ranks, ranks share them.
 pub(super) fn shares(ranks: usize) -> io::Result<Vec<Vec<usize>>> {
     let mut processors = allowed()?;
     processors.sort_by_key(|&processor| {
@@ -23,7 +23,7 @@ fn divide(processors: &[usize], ranks: usize) -> Vec<Vec<usize>> {
 
 /// The logical processors that this process may run on.
 fn allowed() -> io::Result<Vec<usize>> {
-    // SAFETY: a set of bits, for which 0 is a value; the call writes no more than its size.
+    // SAFETY: a set of bits, for which 0 is a valid value; the call writes at most its size.
     unsafe {
         let mut set: libc::cpu_set_t = mem::zeroed();
         if libc::sched_getaffinity(0, mem::size_of_val(&set), &mut set) != 0 {
@@ -33,15 +33,15 @@ fn allowed() -> io::Result<Vec<usize>> {
     }
 }
 
-/// A number of a processor; all are alike where the system does not tell.
+/// A topology number of a processor; the same for all where the system does not report it.
 fn topology(processor: usize, name: &str) -> i64 {
     let path = format!("/sys/devices/system/cpu/cpu{processor}/topology/{name}");
     fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(-1)
 }
 
-/// The processors as the system takes them.
+/// The processors in the format of the system call.
 pub(super) fn set(processors: &[usize]) -> libc::cpu_set_t {
-    // SAFETY: a set of bits, for which 0 is a value; the numbers are below its size.
+    // SAFETY: a set of bits, for which 0 is a valid value; the numbers are below its size.
     unsafe {
         let mut set: libc::cpu_set_t = mem::zeroed();
         processors.iter().for_each(|&processor| libc::CPU_SET(processor, &mut set));
@@ -49,9 +49,9 @@ pub(super) fn set(processors: &[usize]) -> libc::cpu_set_t {
     }
 }
 
-/// Binds this process to them. Makes one system call, so that it may be called between fork and exec.
+/// Binds this process to the processors. Makes one system call, so that it may be called between fork and exec.
 pub(super) fn bind(processors: &libc::cpu_set_t) -> io::Result<()> {
-    // SAFETY: reads no more than the size of the set.
+    // SAFETY: reads at most the size of the set.
     let status = unsafe { libc::sched_setaffinity(0, mem::size_of_val(processors), processors) };
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

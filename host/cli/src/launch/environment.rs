@@ -1,7 +1,7 @@
 //! The variables of a rank: torchrun's, the library's own, and the share of the machine's cores.
 //!
-//! `CUDA_VISIBLE_DEVICES` stays as it is: `LOCAL_RANK` is the index of a rank's GPU, and a rank that saw no other GPU than its own could not read its
-//! peers' memory.
+//! `CUDA_VISIBLE_DEVICES` is unchanged: `LOCAL_RANK` is the index of a rank's GPU, and a rank that saw only its own GPU could not access
+//! its peers' memory.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -9,23 +9,23 @@ use std::process::Command;
 
 use gradsync::bootstrap::{Launch, Secret};
 
-/// The variables by which libraries take their number of threads.
+/// The variables that limit the number of threads of libraries.
 const THREADS: [&str; 2] = ["RAYON_NUM_THREADS", "OMP_NUM_THREADS"];
 
-/// The place of the ranks of this machine in the job.
+/// The position of this machine's ranks in the job.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
-    /// The number of this machine, and how many there are.
+    /// The number of this machine, and the number of machines.
     pub(super) node: (usize, usize),
     /// The rank of this machine's first process.
     pub(super) first_rank: usize,
     pub(super) local_world_size: usize,
     pub(super) world_size: usize,
-    /// Where rank 0 listens.
+    /// The address at which rank 0 listens.
     pub(super) address: String,
     pub(super) port: u16,
     pub(super) secret: Secret,
-    /// How often the job has been started before.
+    /// The number of earlier starts of the job.
     pub(super) generation: u32,
     pub(super) restarts: u32,
 }

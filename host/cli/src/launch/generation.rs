@@ -20,16 +20,16 @@ use super::timing::{LAST_LINES, LOOK_FOR_TRACES, RECORDS, SIMULTANEOUS, TRACES};
 use super::{Launch, affinity};
 use crate::trace::{self, Record};
 
-/// How all ranks have ended.
+/// The outcome of one start of all ranks.
 pub(super) enum Outcome {
     Succeeded,
-    /// With this exit status, of the first failure.
+    /// The exit status of the first failure.
     Failed(u8),
-    /// By a signal to the launcher, with this exit status.
+    /// A signal to the launcher ended the ranks; the exit status for it.
     Stopped(u8),
 }
 
-/// Why ranks are being ended.
+/// The reason why ranks are being ended.
 #[derive(Debug)]
 enum Cause {
     /// This rank on this machine failed first.
@@ -66,7 +66,7 @@ pub(super) struct Generation<'a> {
     machines: Option<Arc<Machines>>,
     /// Why the ranks are being ended, and when those that still run are killed.
     ending: Option<(Cause, Instant)>,
-    /// The ranks that had ended before the others were ended, once these are.
+    /// While ranks are being ended, the ranks that had ended before.
     ended_before: Option<Vec<usize>>,
     are_all_done: bool,
     /// Whether the comparison of the ranks' traces has been shown.
@@ -107,7 +107,7 @@ impl<'a> Generation<'a> {
                     generation.ranks.push(rank);
                 }
                 Err(reason) => {
-                    // Those that run already end with this object.
+                    // The ranks that already run end when this object is dropped.
                     generation.tell_machines(&reason);
                     return Err(reason);
                 }
@@ -133,7 +133,7 @@ impl<'a> Generation<'a> {
         Ok(self.outcome())
     }
 
-    /// Whether the ranks of this machine have succeeded, and other machines' may still fail.
+    /// Whether the ranks of this machine have succeeded, while ranks of other machines may still fail.
     fn awaits_machines(&self) -> bool {
         self.machines.is_some() && self.ending.is_none() && !self.are_all_done
     }
@@ -160,13 +160,13 @@ impl<'a> Generation<'a> {
         Ok(())
     }
 
-    /// The first rank has failed: finds the cause, and ends the others.
+    /// Handles the first failure of a rank: finds the cause, and ends the others.
     fn failed(&mut self, first: usize) -> Result<(), String> {
         let after = self.started.elapsed().as_secs_f64();
-        // Ranks that end in the meantime are no further causes.
+        // Ranks that end from now on are no further causes.
         self.ending = Some((Cause::Rank(first), Instant::now() + Duration::from_secs_f64(self.launch.grace)));
         self.ask_for_traces();
-        // A rank that dies closes its connections before it has ended, so that its peers may fail and end first.
+        // A dying rank closes its connections before it has ended, so its peers may fail and end first.
         let (mut later, end) = (Vec::new(), Instant::now() + SIMULTANEOUS);
         while let Some(event) = self.events.next(end.saturating_duration_since(Instant::now())) {
             match event {
@@ -175,7 +175,7 @@ impl<'a> Generation<'a> {
             }
         }
         let failed: Vec<usize> = (0..self.ranks.len()).filter(|&rank| self.ranks[rank].has_failed()).collect();
-        // Ranks that gradsync has told of a failure ended because of that; a rank that has not was not told.
+        // A rank that gradsync notified of a failure writes a trace and ends because of it; the cause was not notified.
         let is_cause = |rank: &usize| !trace::has_failure(self.folder.path(), self.ranks[*rank].number);
         let cause = failed.into_iter().find(is_cause).unwrap_or(first);
         let rank = &self.ranks[cause];
@@ -189,7 +189,7 @@ impl<'a> Generation<'a> {
         Ok(())
     }
 
-    /// The ranks of this machine have succeeded: waits for the other machines, beside other events.
+    /// Handles the success of this machine's ranks: waits for the other machines, concurrently with other events.
     fn await_machines(&self) {
         let Some(machines) = self.machines.clone().filter(|_| self.ending.is_none()) else { return };
         let (sender, generation) = (self.events.sender(), self.number);
@@ -214,7 +214,7 @@ impl<'a> Generation<'a> {
         }
     }
 
-    /// What has happened without an event: a failure on another machine, or a rank's report of a failure that has not ended the rank.
+    /// Checks for failures without an event: a failure on another machine, or a rank's report of a failure that has not ended the rank.
     fn look(&mut self) {
         if let Some(reason) = self.machines.as_ref().and_then(|machines| machines.failure()) {
             self.other_machine_failed(&reason);
@@ -243,7 +243,7 @@ impl<'a> Generation<'a> {
             }
             libc::SIGTSTP => {
                 self.ranks.iter().for_each(|rank| rank.signal(libc::SIGSTOP));
-                // Returns when this process goes on.
+                // Returns when this process is continued.
                 let _ = signal_hook::low_level::emulate_default_handler(libc::SIGTSTP);
             }
             libc::SIGCONT => self.ranks.iter().for_each(|rank| rank.signal(libc::SIGCONT)),
@@ -258,20 +258,20 @@ impl<'a> Generation<'a> {
                 if signal == libc::SIGUSR1 {
                     self.await_traces(SystemTime::now());
                     self.explain();
-                    // Whoever asks again gets an answer again.
+                    // Each request gets an answer.
                     self.is_explained = false;
                 }
             }
         }
     }
 
-    /// Ends the ranks that still run: by this signal, and by SIGKILL when the grace period is over.
+    /// Ends the remaining ranks: by this signal, and by SIGKILL after the grace period.
     fn end(&mut self, cause: Cause, signal: i32) {
         let grace = Duration::from_secs_f64(self.launch.grace);
         self.ended_before = Some(self.ranks.iter().filter(|rank| !rank.is_running()).map(|rank| rank.number).collect());
         self.ending = Some((cause, Instant::now() + grace));
         self.ranks.iter().for_each(|rank| rank.signal(signal));
-        // One that is stopped cannot end by itself.
+        // A stopped rank must be continued before it can end.
         self.ranks.iter().for_each(|rank| rank.signal(libc::SIGCONT));
     }
 
@@ -290,14 +290,14 @@ impl<'a> Generation<'a> {
         }
     }
 
-    /// Asks all ranks that still run for their last calls, and waits a moment for these.
+    /// Requests the traces of all remaining ranks, and waits a moment for them.
     fn ask_for_traces(&self) {
         let start = SystemTime::now();
         self.ranks.iter().filter(|rank| rank.handles(libc::SIGUSR1)).for_each(|rank| rank.signal(libc::SIGUSR1));
         self.await_traces(start);
     }
 
-    /// Waits a moment for traces of all ranks that write one.
+    /// Waits a moment for the traces of all ranks that write one.
     fn await_traces(&self, asked: SystemTime) {
         const LOOK: Duration = Duration::from_millis(10);
         let end = Instant::now() + TRACES;
@@ -388,7 +388,7 @@ impl<'a> Generation<'a> {
 }
 
 impl Drop for Generation<'_> {
-    /// Where the launcher gives up, no rank stays.
+    /// No rank stays when the launcher gives up.
     fn drop(&mut self) {
         self.ranks.iter().for_each(|rank| rank.signal(libc::SIGKILL));
         for rank in self.ranks.iter_mut().filter(|rank| rank.is_running()) {

@@ -1,7 +1,7 @@
-//! A process that outlives the launcher by a moment. When the launcher ends, in whatever way, the guard ends what is left of its ranks' process groups,
-//! and removes the launcher's private folder.
+//! A process that outlives the launcher by a moment. When the launcher ends, for whatever reason, the guard ends the remaining processes of
+//! its ranks' process groups, and removes the launcher's private folder.
 //!
-//! The kernel ends the ranks themselves with the launcher; processes that they have started do not end by that.
+//! The kernel ends the ranks themselves with the launcher, but not the processes that the ranks have started.
 
 use std::collections::HashSet;
 use std::io::{self, BufRead, Write};
@@ -14,7 +14,7 @@ use clap::Args;
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-/// How the names of private folders begin.
+/// The prefix of the names of private folders.
 pub(super) const FOLDER_PREFIX: &str = "gradsync-trace-";
 /// The name of the hidden command.
 const COMMAND: &str = "launch-guard";
@@ -29,7 +29,7 @@ pub(crate) struct Guard {
 impl Guard {
     /// Reads lines `+PID` and `-PID` until the launcher ends.
     pub(crate) fn run(self) -> Result<(), String> {
-        // Who ends the launcher by a signal to several processes does not mean this one.
+        // A signal that is sent to several processes to end the launcher must not end the guard.
         for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
             signal_hook::flag::register(signal, Arc::default()).map_err(|error| error.to_string())?;
         }
@@ -44,22 +44,22 @@ impl Guard {
                 groups.remove(&group)
             };
         }
-        // A group that is gone is the aim.
+        // A group that does not exist any more has already ended.
         groups.into_iter().for_each(|group| _ = kill_process_group(group, Signal::KILL));
         let is_private = |name: &std::ffi::OsStr| name.as_encoded_bytes().starts_with(FOLDER_PREFIX.as_bytes());
         if let Some(folder) = self.folder.filter(|folder| folder.file_name().is_some_and(is_private)) {
-            // The launcher has removed it unless it was killed.
+            // The launcher has removed the folder unless it was killed.
             let _ = std::fs::remove_dir_all(folder);
         }
         Ok(())
     }
 }
 
-/// The guard as the launcher has it.
+/// The launcher's handle of the guard.
 #[derive(Debug)]
 pub(super) struct Guarded {
     process: Child,
-    /// Closed by the end of the launcher.
+    /// The pipe to the guard, which the end of the launcher closes.
     lines: Option<ChildStdin>,
 }
 
@@ -72,17 +72,17 @@ impl Guarded {
         Ok(Guarded { lines: process.stdin.take(), process })
     }
 
-    /// A process group that is to end with the launcher.
+    /// Adds a process group that must end with the launcher.
     pub(super) fn add(&mut self, group: Pid) {
         self.say('+', group);
     }
 
-    /// A group that has ended.
+    /// Removes a process group that has ended.
     pub(super) fn remove(&mut self, group: Pid) {
         self.say('-', group);
     }
 
-    /// Without a guard, the kernel still ends the ranks with the launcher.
+    /// Sends a line to the guard. Without a guard, the kernel still ends the ranks with the launcher.
     fn say(&mut self, sign: char, group: Pid) {
         let Some(lines) = &mut self.lines else { return };
         if let Err(error) = lines.write_all(format!("{sign}{}\n", group.as_raw_nonzero()).as_bytes()) {
@@ -95,7 +95,7 @@ impl Guarded {
 impl Drop for Guarded {
     fn drop(&mut self) {
         self.lines = None;
-        // It ends at once, and its status says nothing.
+        // The guard ends at once, and its status has no meaning.
         let _ = self.process.wait();
     }
 }

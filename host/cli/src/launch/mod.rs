@@ -1,4 +1,4 @@
-//! `gradsync launch`: starts the ranks of a job on this machine, watches over them, and ends all of them when one fails.
+//! `gradsync launch`: starts the ranks of a job on this machine, monitors them, and ends all of them when one fails.
 //!
 //! ```text
 //! gradsync launch -n 4 -- ./train --epochs 3
@@ -34,10 +34,11 @@ use self::nodes::Nodes;
 use self::signals::Listener;
 
 impl Launch {
-    /// Runs the job to its end. The exit status is the status of the first rank that failed: its exit code, or 128 and the number of the signal.
+    /// Runs the job to its end. The exit status is the status of the first rank that failed: its exit code, or 128 and the number of the
+    /// signal.
     pub(crate) fn run(&self) -> Result<ExitCode, String> {
         let nodes = Nodes::of(self)?;
-        // Before any rank is there: a signal that comes while ranks start has to reach them.
+        // Signals are caught before any rank starts, so that one that arrives during the start reaches the ranks.
         let events = Listener::start().map_err(|error| format!("cannot listen for signals: {error}"))?;
         for number in 0..=self.restarts {
             let outcome = Generation::start(self, &nodes, number, &events)?.watch()?;

@@ -14,7 +14,7 @@ use super::secret;
 use super::signals::Listener;
 use super::timing::AGREEMENT;
 
-/// Where the launchers of several machines meet.
+/// The address at which the launchers of several machines connect.
 #[derive(Debug)]
 struct Meeting {
     host: String,
@@ -27,17 +27,17 @@ struct Meeting {
 pub(super) struct Nodes {
     count: usize,
     own: usize,
-    /// Where rank 0 is, and the port there, if the user has said so.
+    /// The host of rank 0, and its port, if the user has set them.
     master: Option<(String, u16)>,
-    /// Of several machines.
+    /// The address of the launchers' group, if there are several machines.
     meeting: Option<Meeting>,
 }
 
-/// What the launchers tell each other before ranks start.
+/// The message that the launchers exchange before ranks start.
 #[derive(Serialize, Deserialize)]
 struct Hello {
     ranks: usize,
-    /// Of machine 0: the port of rank 0, and a nonce for the secret of this start.
+    /// From machine 0: the port of rank 0, and a nonce for the secret of this start.
     start: Option<(u16, [u8; 32])>,
 }
 
@@ -127,13 +127,13 @@ fn start(launch: &Launch) -> Result<(u16, [u8; 32]), String> {
     Ok((port, nonce))
 }
 
-/// A port that nobody listens at now.
+/// A port on which no process listens now.
 fn free_port(address: IpAddr) -> Result<u16, String> {
     let listener = TcpListener::bind((address, 0)).map_err(|error| format!("no free port: {error}"))?;
     Ok(listener.local_addr().map_err(|error| error.to_string())?.port())
 }
 
-/// Splits `HOST:PORT`; an address of IPv6 stands in brackets.
+/// Splits `HOST:PORT`; an IPv6 address is in brackets.
 fn address(text: &str) -> Result<(String, u16), String> {
     let refusal = || format!("--master {text}: it must be HOST:PORT, with a port from 1 to 65535");
     let (host, port) = text.rsplit_once(':').ok_or_else(refusal)?;

@@ -1,4 +1,5 @@
-//! The output of ranks: whole lines behind the number of the rank, copies in files, and the last lines of each for the report of a failure.
+//! The output of ranks: whole lines with the number of the rank, copies in files, and the last lines of each rank for the report of a
+//! failure.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -13,19 +14,19 @@ use gradsync_cli::text::shown;
 
 use super::Launch;
 
-/// A longer line is shown in pieces of so many bytes.
+/// Longer lines are shown in pieces of this number of bytes.
 const LONGEST: usize = 64 << 10;
-/// How many lines of a rank are shown again when it fails.
+/// The number of lines of a rank that are shown again when it fails.
 const LAST: usize = 10;
 
-/// Which of the two streams of a rank.
+/// One of the two streams of a rank.
 #[derive(Clone, Copy, Debug)]
 enum Stream {
     Out,
     Err,
 }
 
-/// What reads the output of one rank.
+/// The reader of one rank's output.
 #[derive(Debug)]
 pub(super) struct Output {
     last: Arc<Mutex<VecDeque<Vec<u8>>>>,
@@ -33,33 +34,33 @@ pub(super) struct Output {
     ended: Receiver<()>,
 }
 
-/// Where the lines of a rank go.
+/// The destinations of the lines of one stream.
 struct Sink {
     stream: Stream,
-    /// Shown before each line; no line is shown without it.
+    /// The prefix of each line; without it, lines are not shown.
     prefix: Option<String>,
     file: Option<File>,
     last: Arc<Mutex<VecDeque<Vec<u8>>>>,
 }
 
-/// Where the lines of ranks go.
+/// The destinations of all ranks' lines.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     folder: Option<PathBuf>,
-    /// How lines are shown, if at all.
+    /// The format of shown lines, if lines are shown.
     shown: Option<Shown>,
 }
 
-/// How the lines of a rank are shown.
+/// The format of shown lines.
 #[derive(Clone, Copy, Debug)]
 enum Shown {
     Plain,
-    /// Behind the number of the rank, which has so many digits.
+    /// With the number of the rank, padded to this number of digits.
     Numbered(usize),
 }
 
 impl Places {
-    /// Makes the folder of the files, if there is to be one: after a restart, one for each start.
+    /// Creates the folder of the files, if the user wants one: after a restart, one for each start.
     pub(super) fn new(launch: &Launch, generation: u32, world_size: usize) -> Result<Self, String> {
         let folder = launch.log_dir.as_deref().map(|folder| match generation {
             0 => folder.to_owned(),
@@ -91,7 +92,7 @@ impl Places {
     }
 }
 
-/// Where the output of a rank is to go, made before it starts.
+/// The destinations of a rank's output, created before it starts.
 pub(super) struct Prepared {
     sinks: [Sink; 2],
     last: Arc<Mutex<VecDeque<Vec<u8>>>>,
@@ -103,7 +104,7 @@ impl Prepared {
         Ok(Prepared { sinks: [places.sink(rank, Stream::Out, &last)?, places.sink(rank, Stream::Err, &last)?], last })
     }
 
-    /// Passes both streams on until they end.
+    /// Forwards both streams until they end.
     pub(super) fn start(self, out: impl Read + Send + 'static, err: impl Read + Send + 'static) -> io::Result<Output> {
         let (sender, ended) = channel();
         let [to_out, to_err] = self.sinks;
@@ -132,8 +133,8 @@ fn pass_on(mut stream: impl Read + Send + 'static, mut sink: Sink, ended: Sender
     thread::Builder::new().name("output".into()).spawn(body).map(drop)
 }
 
-/// Adds bytes to an unfinished line, and gives away each line that they finish, without its end. A carriage return alone ends a line too, so that a
-/// progress bar is seen.
+/// Adds bytes to an unfinished line, and passes each completed line to `give`, without its end. A single carriage return ends a line too,
+/// so that a progress bar is shown.
 fn split(line: &mut Vec<u8>, bytes: &[u8], mut give: impl FnMut(&[u8])) {
     for &byte in bytes {
         let has_return = line.last() == Some(&b'\r');
@@ -154,7 +155,7 @@ fn split(line: &mut Vec<u8>, bytes: &[u8], mut give: impl FnMut(&[u8])) {
 }
 
 impl Sink {
-    /// One write for a line, so that lines of ranks do not mix. A reader that has gone away is no failure of the job.
+    /// Writes each line by one call, so that lines of ranks do not mix. A reader that has closed the pipe is no failure of the job.
     fn write(&mut self, line: &[u8]) {
         let whole = |prefix: &str| [prefix.as_bytes(), line, b"\n"].concat();
         if let Some(file) = &mut self.file {
@@ -179,10 +180,10 @@ impl Sink {
 }
 
 impl Output {
-    /// Waits for the end of both streams, at most so long.
+    /// Waits for the end of both streams, at most for `time`.
     pub(super) fn wait(&self, time: Duration) {
         let end = Instant::now() + time;
-        // Nothing is ever sent: an error is the end of the streams or of the time.
+        // The channel carries no messages: an error is the end of the streams or of the time.
         let _ = iter::repeat_with(|| self.ended.recv_timeout(end.saturating_duration_since(Instant::now())))
             .find(Result::is_err);
     }

@@ -17,7 +17,7 @@ use super::output::{Output, Places, Prepared};
 use super::signals::{self, Event};
 use super::status::Status;
 
-/// A rank that was started.
+/// A started rank.
 #[derive(Debug)]
 pub(super) struct Rank {
     /// Its number in the job.
@@ -25,17 +25,17 @@ pub(super) struct Rank {
     pub(super) pid: Pid,
     process: Child,
     pub(super) output: Output,
-    /// How it ended, once it has.
+    /// The status, once it has ended.
     pub(super) status: Option<Status>,
 }
 
-/// What the ranks of one start have in common.
+/// The common arguments of the ranks of one start.
 pub(super) struct Common<'a> {
     pub(super) launch: &'a Launch,
     pub(super) place: &'a Place,
     pub(super) places: &'a Places,
     pub(super) traces: &'a std::path::Path,
-    /// The logical processors of each rank, if ranks are bound to theirs.
+    /// The logical processors of each rank, if ranks are bound to cores.
     pub(super) processors: Option<Vec<Vec<usize>>>,
     pub(super) events: Sender<Event>,
 }
@@ -59,13 +59,13 @@ impl Rank {
         let launcher = getpid();
         let prepare = move || {
             set_parent_process_death_signal(Some(Signal::KILL))?;
-            // The launcher may have ended before that.
+            // The launcher may have ended before that call.
             if getppid() != Some(launcher) {
                 return Err(io::ErrorKind::NotFound.into());
             }
             processors.as_ref().map_or(Ok(()), affinity::bind)
         };
-        // SAFETY: between fork and exec, three system calls, without memory of the heap or locks.
+        // SAFETY: three system calls between fork and exec, which use neither the heap nor locks.
         unsafe { command.pre_exec(prepare) };
         let mut process =
             command.spawn().map_err(|error| format!("rank {number}: cannot start {}: {error}", shown(program)))?;
@@ -76,11 +76,11 @@ impl Rank {
         let output = output.start(out, err).map_err(|error| format!("rank {number}: {error}"))?;
         let (events, generation) = (common.events.clone(), common.place.generation);
         let wait = move || {
-            // Not reaped: the number of its process group stays its own until all of the group have been ended.
+            // The rank is not reaped here, so that its process group keeps its number until the whole group has been ended.
             while let Err(rustix::io::Errno::INTR) =
                 waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
             {}
-            // Nobody listens to the end of a rank only if the launcher ends.
+            // The receiver is gone only if the launcher ends.
             let _ = events.send(Event::Ended(generation, local_rank));
         };
         thread::Builder::new().name("rank".into()).spawn(wait).map_err(|error| format!("rank {number}: {error}"))?;
@@ -95,7 +95,7 @@ impl Rank {
         self.status.is_some_and(|status| !status.is_success())
     }
 
-    /// Sends a signal, as long as the rank runs: SIGINT, SIGSTOP, SIGCONT and SIGKILL to the processes that it has started as well.
+    /// Sends a signal if the rank runs: SIGINT, SIGSTOP, SIGCONT and SIGKILL go to the processes that it has started as well.
     pub(super) fn signal(&self, signal: i32) {
         if self.is_running() {
             let to_group = [libc::SIGINT, libc::SIGSTOP, libc::SIGCONT, libc::SIGKILL].contains(&signal);
@@ -103,12 +103,12 @@ impl Rank {
         }
     }
 
-    /// Whether it handles a signal, so that the signal does not end it.
+    /// Whether the rank handles a signal, so that the signal does not end it.
     pub(super) fn handles(&self, signal: i32) -> bool {
         self.is_running() && signals::is_handled(self.pid, signal)
     }
 
-    /// The rank has ended: ends what it has started, and takes note of its status.
+    /// Called when the rank has ended: ends the processes that it has started, and records its status.
     pub(super) fn reap(&mut self, last_lines: Duration) -> io::Result<Status> {
         signals::send(self.pid, libc::SIGKILL, true);
         let status = Status::from(self.process.wait()?);

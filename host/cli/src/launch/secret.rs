@@ -7,7 +7,7 @@ use std::path::Path;
 use gradsync::bootstrap::Secret;
 use gradsync_cli::text::shown;
 
-/// Longer files hold no secret.
+/// The limit of a secret file's size in bytes.
 const LONGEST: u64 = 4096;
 
 /// The secret that the user has given, if any.

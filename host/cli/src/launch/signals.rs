@@ -1,4 +1,4 @@
-//! The signals of the launcher, as events beside the ends of ranks; and signals to ranks.
+//! The signals to the launcher, as events together with the ends of ranks; and signals to ranks.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
@@ -12,14 +12,14 @@ use signal_hook::iterator::Signals;
 /// The signals that end a job.
 pub(super) const ENDING: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
-/// Something that the launcher waits for.
+/// An event that the launcher waits for.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A rank of this generation has ended, and is not reaped yet: the generation, and the rank's number on this machine.
     Ended(u32, usize),
     /// A signal to the launcher.
     Signal(i32),
-    /// The ranks of all machines have succeeded, or not: the generation, and the failure.
+    /// The outcome of the ranks of all machines: the generation, and the failure if there is one.
     AllMachines(u32, Result<(), String>),
 }
 
@@ -37,7 +37,7 @@ impl Listener {
         let caught = ENDING.into_iter().chain([SIGUSR1, SIGUSR2]).filter(|&signal| ends_by_default(signal));
         let mut signals = Signals::new(caught.chain([SIGTSTP, SIGCONT]))?;
         let to = sender.clone();
-        // The end of the receiver is the end of the process.
+        // The receiver lives until the end of the process.
         let pass_on = move || signals.forever().for_each(|signal| _ = to.send(Event::Signal(signal)));
         thread::Builder::new().name("signals".into()).spawn(pass_on)?;
         Ok(Listener { sender, events })
@@ -47,13 +47,13 @@ impl Listener {
         self.sender.clone()
     }
 
-    /// Puts an event behind the others again.
+    /// Puts an event back behind the others.
     pub(super) fn repeat(&self, event: Event) {
-        // The receiver is here.
+        // The receiver is in this object, so sending cannot fail.
         let _ = self.sender.send(event);
     }
 
-    /// The next event, if one comes in time.
+    /// The next event, if one arrives within `time`.
     pub(super) fn next(&self, time: Duration) -> Option<Event> {
         match self.events.recv_timeout(time) {
             Ok(event) => Some(event),
@@ -62,7 +62,7 @@ impl Listener {
         }
     }
 
-    /// Runs `work`, which waits for other machines, on a thread of its own. A signal that ends the job ends this process.
+    /// Runs `work`, which waits for other machines, on its own thread. A signal that ends the job ends this process.
     pub(super) fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         const LOOK: Duration = Duration::from_millis(50);
         let worker = thread::spawn(work);
@@ -76,9 +76,9 @@ impl Listener {
     }
 }
 
-/// Sends a signal to a process, or to all of its group as a terminal does. One that is gone needs none.
+/// Sends a signal to a process, or to its whole group as a terminal does. A process that has ended is ignored.
 pub(super) fn send(pid: Pid, signal: i32, to_group: bool) {
-    // The numbers are those of `signal_hook::consts`, or SIGKILL, SIGSTOP.
+    // The numbers are from `signal_hook::consts`, or SIGKILL, SIGSTOP.
     let Some(signal) = Signal::from_named_raw(signal) else { return };
     let _ = if to_group { kill_process_group(pid, signal) } else { kill_process(pid, signal) };
 }

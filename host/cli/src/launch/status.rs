@@ -1,13 +1,13 @@
-//! How a rank ended, in words and as an exit status.
+//! The end of a rank, as text and as an exit status.
 
 use std::fmt;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 
-/// The exit status of a process that a signal ended, as shells have it: 128 and its number.
+/// The offset of the exit status of a process that a signal ended, as in shells: 128 plus the signal's number.
 const SIGNAL: i32 = 128;
 
-/// How a process ended.
+/// The end of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {
     Code(i32),
@@ -28,13 +28,13 @@ impl Status {
         self == Status::Code(0)
     }
 
-    /// As the launcher passes it on.
+    /// The exit status that the launcher returns for it.
     pub(super) fn code(self) -> u8 {
         let code = match self {
             Status::Code(code) => code,
             Status::Signal { number, .. } => SIGNAL + number,
         };
-        // The status of a failure is never that of a success.
+        // A failure is never reported as success.
         u8::try_from(code & 0xff).ok().filter(|code| *code != 0 || self.is_success()).unwrap_or(1)
     }
 }

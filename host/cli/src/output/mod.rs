@@ -1,8 +1,8 @@
-//! Where the program writes: every file that a command makes goes through here.
+//! Output files: all files that the program creates are written through this module.
 //!
-//! A regular file is written beside its place and takes its name when it is complete, so that a failure leaves what stood there; a link
-//! leads to the file that it names, be that there or not. What is no regular file, a device or a pipe, is written to as it is, and `-` is
-//! the standard output.
+//! A regular file is written beside its destination and renamed when it is complete, so that a failure leaves the old file; a link is
+//! followed to its target, which need not exist. A path that is no regular file, such as a device or a pipe, is written directly, and `-`
+//! is the standard output.
 
 mod part;
 mod signals;
@@ -19,35 +19,35 @@ use self::part::Part;
 pub use self::signals::ends_by_default;
 use crate::text::shown;
 
-/// Links that lead to links: as many as Linux follows.
+/// The limit of links that lead to links, which is Linux's.
 const MOST_LINKS: usize = 40;
 
-/// Why an output was refused or could not be written, always by its path.
+/// The reason why an output was refused or could not be written, with its path.
 #[derive(Debug, thiserror::Error)]
 pub enum OutputError {
-    /// The system's refusal.
+    /// The system refused a call.
     #[error("{}: {source}", name(path))]
     Io {
-        /// The output, as the user called it; so in all variants.
+        /// The output, as the user named it; the same in all variants.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A folder, where a file was wanted.
+    /// The output is a folder.
     #[error("{}: is a folder", name(path))]
     Folder {
         /// The output.
         path: PathBuf,
     },
-    /// A file in a folder that does not exist.
+    /// The folder of the output does not exist.
     #[error("{}: its folder does not exist: {}", name(path), shown(folder))]
     NoFolder {
         /// The output.
         path: PathBuf,
-        /// The folder that it would be in.
+        /// The missing folder.
         folder: PathBuf,
     },
-    /// One of the inputs.
+    /// The output is one of the inputs.
     #[error("{}: the output is also an input", name(path))]
     Input {
         /// The output.
@@ -63,10 +63,10 @@ fn is_dash(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// A place that an output can have; nothing has been written there yet.
+/// A possible place of an output, to which nothing has been written yet.
 #[derive(Debug)]
 pub struct Destination {
-    /// As the user called it.
+    /// The path as the user named it.
     path: PathBuf,
     place: Place,
 }
@@ -76,15 +76,15 @@ enum Place {
     Stdout,
     /// A device or a pipe.
     Stream,
-    /// A regular file, or nothing yet; no link.
+    /// A regular file, or a path without a file; no link.
     File(PathBuf),
 }
 
 impl Destination {
-    /// Finds out what `path` is. It may be none of `inputs`, by whatever path or link.
+    /// Determines the kind of `path`, which must not be one of `inputs`, by any path or link.
     ///
     /// # Errors
-    /// [`OutputError`] where nothing can be written.
+    /// [`OutputError`] if nothing can be written there.
     pub fn find(path: &Path, inputs: &[PathBuf]) -> Result<Self, OutputError> {
         let io = |source| OutputError::Io { path: path.to_owned(), source };
         let facts =
@@ -109,22 +109,22 @@ impl Destination {
         Ok(Self { path: path.to_owned(), place })
     }
 
-    /// Whether it is the standard output, which then has no room for anything else.
+    /// Whether it is the standard output, to which nothing else can be written then.
     pub fn is_stdout(&self) -> bool {
         self.place == Place::Stdout
     }
 
-    /// Whether what stands there stays until the output is complete.
+    /// Whether the existing file stays until the output is complete.
     pub fn is_file(&self) -> bool {
         matches!(self.place, Place::File(_))
     }
 
-    /// Whether both would write over each other.
+    /// Whether both would overwrite each other.
     pub fn is_same(&self, other: &Self) -> bool {
         self.path == other.path || self.place == other.place && self.place != Place::Stream
     }
 
-    /// Opens it. Waits for a reader where it is a named pipe.
+    /// Opens the output. For a named pipe, waits for a reader.
     ///
     /// # Errors
     /// [`OutputError::Io`] if the system refuses.
@@ -142,18 +142,18 @@ impl Destination {
     }
 }
 
-/// The standard output, without the buffer that the rest of the program has before it.
+/// The standard output, without the buffer of the rest of the program.
 fn stdout() -> io::Result<File> {
     io::stdout().as_fd().try_clone_to_owned().map(File::from)
 }
 
-/// Whether this is what the standard output leads to: by a path like `/dev/stdout`. A device has room for both.
+/// Whether `facts` describe the file behind the standard output, as for a path like `/dev/stdout`. A device can be used for both.
 fn is_stdout(facts: &Metadata) -> bool {
     let same = |stdout: Metadata| (stdout.dev(), stdout.ino()) == (facts.dev(), facts.ino());
     !facts.file_type().is_char_device() && stdout().and_then(|file| file.metadata()).is_ok_and(same)
 }
 
-/// The place that a path leads to where nothing stands yet.
+/// The target of a path where no file exists yet.
 fn followed(path: &Path) -> Result<PathBuf, OutputError> {
     let mut target = path.to_owned();
     for _ in 0..MOST_LINKS {
@@ -173,12 +173,12 @@ fn followed(path: &Path) -> Result<PathBuf, OutputError> {
     }
 }
 
-/// Where a file of that path lies.
+/// The folder of a file with this path.
 fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// An output on its way. Unless it is finished, a regular file is as if nothing had been written.
+/// An output under way. Unless it is finished, a regular file stays as it was.
 #[derive(Debug)]
 pub struct OutputFile {
     path: PathBuf,
@@ -188,7 +188,7 @@ pub struct OutputFile {
 #[derive(Debug)]
 enum Sink {
     Stream(File),
-    /// With the place that it will have.
+    /// A part, with its final path.
     Part(Part, PathBuf),
 }
 
@@ -214,7 +214,7 @@ impl OutputFile {
         self.write_by(|sink| sink.write_all(bytes))
     }
 
-    /// Has `work` write to it.
+    /// Lets `work` write to the output.
     ///
     /// # Errors
     /// [`OutputError::Io`] if `work` fails.
@@ -222,7 +222,7 @@ impl OutputFile {
         work(&mut self.sink).map_err(|source| OutputError::Io { path: self.path.clone(), source })
     }
 
-    /// Gives the complete file its name.
+    /// Renames the complete file.
     ///
     /// # Errors
     /// [`OutputError::Io`] if the system refuses.

@@ -1,7 +1,7 @@
 //! Hidden files beside the outputs that they become: `.gradsync-<which output>-<random>.part`.
 //!
-//! Whoever writes one holds a lock on it for as long, which the system takes away from a process that is killed: a part without a lock was left
-//! by such a process, and goes when the same output is written again. A signal that ends the process takes its parts along.
+//! The writer of a part holds a lock on it, which the system releases when the process is killed. So a part without a lock was left by a
+//! killed process, and is removed when the same output is written again. A signal that ends the process removes its parts.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
@@ -17,10 +17,10 @@ use tempfile::NamedTempFile;
 use super::folder;
 
 const SUFFIX: &str = ".part";
-/// How often a part may be taken away between its beginning and its lock.
+/// The number of attempts, since another process may remove a part between its creation and its lock.
 const ATTEMPTS: usize = 16;
 
-/// A part of this process, and the output that it shall become.
+/// A part of this process, and its output.
 pub(super) struct Unfinished {
     pub(super) part: PathBuf,
     pub(super) output: PathBuf,
@@ -28,35 +28,35 @@ pub(super) struct Unfinished {
 
 static UNFINISHED: Mutex<Vec<Unfinished>> = Mutex::new(Vec::new());
 
-/// The parts of this process. None comes, goes or gets its name while this is held.
+/// The parts of this process. While this lock is held, no part is created, removed or renamed.
 pub(super) fn unfinished() -> MutexGuard<'static, Vec<Unfinished>> {
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A file that is gone unless it gets a name.
+/// A file that is removed unless it gets its final name.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// `None` only at its end.
+    /// `None` only while it is dropped.
     file: Option<NamedTempFile>,
 }
 
 impl Part {
-    /// Begins one in the folder of `output`, which is no link, with the permissions of what stands there.
+    /// Creates a part in the folder of `output`, which is no link, with the permissions of an existing output.
     pub(super) fn beside(output: &Path) -> io::Result<Self> {
         let prefix = prefix(output);
         let mut unfinished = unfinished();
         remove_stale(folder(output), &prefix);
-        // Where nothing stands, what the system gives to a new file.
+        // Without an existing file, the system's defaults for a new file apply.
         let permissions = fs::metadata(output).map_or(Permissions::from_mode(0o666), |facts| facts.permissions());
         for _ in 0..ATTEMPTS {
             let mut builder = tempfile::Builder::new();
             builder.prefix(&prefix).suffix(SUFFIX).permissions(permissions.clone());
             let file = builder.tempfile_in(folder(output))?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Another process looks for stale parts, has found this one before it was locked, and removes it.
+                // Another process that looks for stale parts found this one before it was locked, and removes it.
                 Err(Errno::WOULDBLOCK) => continue,
                 Ok(()) if file.as_file().metadata()?.nlink() == 0 => continue,
-                // A file system without locks: nobody else gets one either, and takes this part for stale.
+                // On a file system without locks no other process gets a lock either, so none takes this part for stale.
                 Ok(()) | Err(_) => {}
             }
             unfinished.push(Unfinished { part: file.path().to_owned(), output: output.to_owned() });
@@ -65,7 +65,7 @@ impl Part {
         Err(io::Error::other("other processes keep removing its unfinished file"))
     }
 
-    /// Gives the complete file its name.
+    /// Renames the complete file.
     pub(super) fn persist(mut self, output: &Path) -> io::Result<()> {
         self.file.as_ref().map_or(Ok(()), |file| file.as_file().sync_all())?;
         let mut unfinished = unfinished();
@@ -96,19 +96,19 @@ impl Drop for Part {
     }
 }
 
-/// How the names of all parts of an output begin: of any length that a file's name can have.
+/// The prefix of the names of all parts of an output. Its length does not depend on the output's name.
 fn prefix(output: &Path) -> String {
     let name = output.file_name().unwrap_or_default().as_encoded_bytes();
     let hash: String = Sha256::digest(name).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     format!(".gradsync-{hash}-")
 }
 
-/// Removes parts of an output that no process holds. What cannot be read or removed stays: it is in nobody's way.
+/// Removes parts of an output that no process holds. A part that cannot be read or removed stays, which is harmless.
 fn remove_stale(folder: &Path, prefix: &str) {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let is_part = |name: &[u8]| name.starts_with(prefix.as_bytes()) && name.ends_with(SUFFIX.as_bytes());
     for path in entries.filter(|entry| is_part(entry.file_name().as_encoded_bytes())).map(|entry| entry.path()) {
-        // Neither follows a link nor waits for the writer of a pipe that somebody has put there.
+        // The open neither follows a link nor waits for the writer of a pipe at this path.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let Ok(file) = rustix::fs::open(&path, flags, Mode::empty()).map(File::from) else { continue };
         let is_free = || rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();

@@ -1,4 +1,4 @@
-//! Signals that end the program while it writes: its unfinished files go first, and it says so.
+//! Signals that end the program while it writes: it removes its unfinished files first, and reports that.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,21 +12,20 @@ use signal_hook::low_level;
 use super::part;
 use crate::text::shown;
 
-/// What would end the program, other than its own faults and what nobody can catch: a user, a terminal that is gone, a batch system, a limit on
-/// the time of the processor.
+/// The signals from outside that end the program and can be caught: from a user, a closed terminal, a batch system, or a limit on CPU time.
 const ENDING: [i32; 7] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU];
 
-/// Catches those signals from now on; a write beyond the limit on a file's size becomes an error, as one to a full disk is.
+/// Catches those signals from now on; a write beyond the limit on a file's size becomes an error, like a write to a full disk.
 pub(super) fn watch() -> io::Result<()> {
     static IS_WATCHING: Mutex<bool> = Mutex::new(false);
     let mut is_watching = IS_WATCHING.lock().unwrap_or_else(PoisonError::into_inner);
     if *is_watching {
         return Ok(());
     }
-    // The flag is nothing to anybody: with any handler at all the system lets the write fail.
+    // The flag is unused: with any handler the system lets the write fail.
     signal_hook::flag::register(SIGXFSZ, Arc::default())?;
-    // What is ignored stays ignored: `nohup` and shells that start a program in the background count on it. What a library waits
-    // for is its own.
+    // An ignored signal stays ignored: `nohup` and shells that start a program in the background rely on it. A signal that a library
+    // handles is left to the library.
     let caught: Vec<i32> = ENDING.into_iter().filter(|&signal| ends_by_default(signal)).collect();
     let is_ending = Arc::new(AtomicBool::new(false));
     for &signal in &caught {
@@ -39,7 +38,7 @@ pub(super) fn watch() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a signal would do what it does by default.
+/// Whether a signal has its default action, and that ends the process.
 pub fn ends_by_default(signal: i32) -> bool {
     // SAFETY: a `sigaction` of zeros is valid, and without a new action the call only fills it in.
     unsafe {
@@ -48,9 +47,9 @@ pub fn ends_by_default(signal: i32) -> bool {
     }
 }
 
-/// Ends the process by `signal`, as its parent shall see it.
+/// Ends the process by `signal`, so that its parent sees that signal.
 fn end(signal: i32, is_ending: &AtomicBool) {
-    // Held until the end: no file gets its name any more.
+    // The lock is held until the end, so that no file is renamed any more.
     let unfinished = part::unfinished();
     let name = low_level::signal_name(signal).unwrap_or("a signal");
     let remove = |part::Unfinished { part, output }: &part::Unfinished| {
@@ -61,7 +60,7 @@ fn end(signal: i32, is_ending: &AtomicBool) {
         format!("{}: not written, ended by {name}; {outcome}", shown(output))
     };
     let removed: Vec<String> = unfinished.iter().map(remove).collect();
-    // Nobody may read the messages: another signal does not wait for that.
+    // The reader of the messages may be slow: another signal ends the process without waiting for it.
     is_ending.store(true, Ordering::SeqCst);
     removed.iter().for_each(crate::messages::complain);
     let _ = low_level::emulate_default_handler(signal);

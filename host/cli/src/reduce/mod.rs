@@ -1,7 +1,7 @@
 //! `gradsync reduce`: sum, mean or Adasum of the checkpoints of several ranks.
 //!
-//! The arithmetic is the library's ([`gradsync::ops::offline`]). Inputs are mapped and read piece by piece, so that memory use does not grow
-//! with their size. Every check of the inputs comes before the output is begun.
+//! The arithmetic is the library's ([`gradsync::ops::offline`]). Inputs are mapped and read piece by piece, so that memory use does not
+//! grow with their size. All checks of the inputs precede the creation of the output.
 
 mod report;
 
@@ -90,7 +90,7 @@ pub(crate) struct Reduce {
     inputs: Vec<PathBuf>,
 }
 
-/// Why a reduction was refused or failed.
+/// The reason why a reduction was refused or failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReduceError {
     #[error(transparent)]
@@ -114,7 +114,7 @@ pub(crate) enum ReduceError {
 }
 
 impl ReduceError {
-    /// What the program ends with.
+    /// The exit code of the program.
     pub(crate) fn exit_code(&self) -> ExitCode {
         if matches!(self, ReduceError::NotFinite { .. }) { ExitCode::from(3) } else { ExitCode::FAILURE }
     }
@@ -134,7 +134,7 @@ impl Reduce {
         }
         let listener = Listener::beside([&destination]);
         let ranks = Checkpoints::open(&self.inputs, &self.limits)?;
-        // Wide dtypes first, as the format's own writer has it: every tensor is then aligned in the file.
+        // Wide dtypes come first, as in the format's own writer: every tensor is then aligned in the file.
         let mut order: Vec<u32> = (0..ranks.tensors.len() as u32).collect();
         let size = |tensor: &u32| self.output_dtype(ranks.tensors.dtype(*tensor as usize)).size_bytes();
         order.sort_by_key(|tensor| std::cmp::Reverse(size(tensor)));
@@ -182,7 +182,7 @@ impl Reduce {
         }
     }
 
-    /// Writes the result of all tensors, in this order.
+    /// Writes the results of all tensors, in this order.
     fn write<'a>(
         &self,
         ranks: &'a Checkpoints,
@@ -227,7 +227,7 @@ impl Reduce {
     fn progress_bar(&self, ranks: &Checkpoints) -> ProgressBar {
         let bytes: usize = ranks.tensors.iter().map(|tensor| tensor.bytes()).sum();
         let passes = match (self.op, self.algorithm) {
-            // One for each pair, and one to combine.
+            // One pass for each pair, and one for the combination.
             (Op::Adasum, AlgorithmChoice::Tree) => ranks.len(),
             (Op::Adasum, _) => 2,
             _ => 1,
@@ -238,7 +238,7 @@ impl Reduce {
     }
 }
 
-/// The files of all ranks, with a bar of the bytes that have been read.
+/// The files of all ranks, with a bar of the bytes read so far.
 struct Source<'a> {
     ranks: &'a Checkpoints,
     progress: &'a ProgressBar,
@@ -268,7 +268,7 @@ impl RankTensors for Source<'_> {
     }
 }
 
-/// The Euclidean norm, also where squares of finite values overflow: then of values scaled down by a power of two.
+/// The Euclidean norm. If squares of finite values overflow, the values are scaled down by a power of two first.
 fn piece_norm(values: Slice<'_>) -> gradsync::Result<f64> {
     const DOWN: f64 = 1.0 / (1u128 << 127) as f64;
     let whole = [0..values.len()];

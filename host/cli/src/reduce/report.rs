@@ -1,4 +1,4 @@
-//! What `gradsync reduce --json` prints, and the lines that it prints otherwise.
+//! The output of `gradsync reduce`: one JSON object with `--json`, otherwise lines.
 
 use std::io::{self, Write};
 
@@ -23,13 +23,13 @@ struct TensorReport<'a> {
     finite: bool,
 }
 
-/// What was found of the tensors, in the order in which they were written.
+/// The results for the tensors, in the order in which they were written.
 #[derive(Debug)]
 pub(crate) struct Found<'a> {
     pub(crate) tensors: &'a Tensors,
     pub(crate) order: &'a [u32],
     pub(crate) output_dtype: Option<DType>,
-    /// Of all ranks, tensor by tensor.
+    /// The weights of all ranks, tensor by tensor.
     pub(crate) coefficients: Vec<f64>,
     pub(crate) norms: Vec<f64>,
     pub(crate) finite: Vec<bool>,
@@ -62,7 +62,7 @@ impl Serialize for Found<'_> {
 #[derive(Debug, Serialize)]
 pub(crate) struct Report<'a> {
     pub(crate) op: &'static str,
-    /// The algorithm that ran; null where the operation has only one.
+    /// The algorithm that ran; null for an operation with only one.
     pub(crate) algorithm: Option<&'static str>,
     pub(crate) backend: &'static str,
     pub(crate) ranks: usize,
@@ -70,13 +70,13 @@ pub(crate) struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// One JSON object.
+    /// Writes one JSON object.
     pub(crate) fn write_json(&self, writer: &mut dyn Write) -> io::Result<()> {
         self.serialize(&mut serde_json::Serializer::with_formatter(&mut *writer, PrintableJson))?;
         writeln!(writer)
     }
 
-    /// A line for each tensor and one for the whole.
+    /// Writes a line for each tensor and one for the whole.
     pub(crate) fn write_lines(&self, writer: &mut dyn Write) -> io::Result<()> {
         for tensor in self.tensors.iter() {
             let finite = if tensor.finite { "" } else { "  NOT FINITE" };
@@ -92,7 +92,7 @@ impl Report<'_> {
         writeln!(writer, "{op}{algorithm} of {count} tensor{tensors} over {ranks} rank{rank_s} on {backend}")
     }
 
-    /// Names of tensors that are not finite, the first of them and how many others there are; `None` if all are.
+    /// The names of the first tensors that are not finite, and the number of others; `None` if all are finite.
     pub(crate) fn not_finite(&self) -> Option<String> {
         const MOST: usize = 10;
         let mut names = self.tensors.iter().filter(|tensor| !tensor.finite).map(|tensor| format!("{:?}", tensor.name));

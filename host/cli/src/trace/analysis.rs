@@ -1,6 +1,6 @@
-//! Where ranks part: the first collective in which they differ, who waits for whom, and who is at the end of the waits.
+//! Comparison of ranks: the first collective in which they differ, the ranks that wait and for whom, and the ranks at the end of the waits.
 //!
-//! Pure: traces in, findings out.
+//! Pure: the input is traces, the output findings.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,26 +9,26 @@ use serde::Serialize;
 
 use super::Ends;
 
-/// A rank among all, and for threads of one process, which process.
+/// The number of a rank; for threads of one process, it also identifies the process.
 pub(super) type Who = usize;
 
 /// The findings.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Analysis {
-    /// How many ranks there are.
+    /// The number of ranks.
     pub(super) world_size: usize,
-    /// The ranks that have written no file.
+    /// The ranks without a file.
     pub(super) silent: Vec<Who>,
-    /// Collectives of the same number that are not the same: the first of each group.
+    /// Different collectives with the same number: the first of each group.
     pub(super) differences: Vec<Difference>,
     pub(super) waits: Vec<Wait>,
-    /// The ranks that others wait for, and that wait for nobody.
+    /// The ranks that others wait for, and that wait for no rank.
     pub(super) causes: Vec<Cause>,
-    /// Ranks that wait for each other, if nobody else is at the end of the waits.
+    /// Ranks that wait for each other, if no other rank is at the end of the waits.
     pub(super) cycle: Vec<Who>,
     /// The failures of ranks.
     pub(super) failures: Vec<Failure>,
-    /// The last call of each rank that has written a file.
+    /// The last call of each rank with a file.
     pub(super) last: Vec<Last>,
 }
 
@@ -39,11 +39,11 @@ pub(super) struct Difference {
     pub(super) sequence: u64,
     /// Each call, with the ranks that made it.
     pub(super) calls: Vec<(String, Vec<Who>)>,
-    /// The ranks of the group that have made no such call.
+    /// The ranks of the group without such a call.
     pub(super) without: Vec<Who>,
 }
 
-/// Ranks that wait in one call for the same others.
+/// Ranks that wait in one call for the same other ranks.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Wait {
     pub(super) group: String,
@@ -51,7 +51,7 @@ pub(super) struct Wait {
     pub(super) call: String,
     pub(super) waiting: Vec<Who>,
     pub(super) awaited: Vec<Who>,
-    /// The longest time of a rank, in seconds.
+    /// The longest wait of a rank, in seconds.
     pub(super) seconds: f64,
     /// Whether the wait has ended in a failure.
     pub(super) has_failed: bool,
@@ -61,7 +61,7 @@ pub(super) struct Wait {
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Cause {
     pub(super) rank: Who,
-    /// What is known of it.
+    /// The known state of the rank.
     pub(super) state: String,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Last {
     pub(super) call: String,
     pub(super) sequence: u64,
     pub(super) state: CallState,
-    /// How long before the file was written the state was reached, in seconds.
+    /// The time from the state to the writing of the file, in seconds.
     pub(super) seconds: f64,
 }
 
@@ -86,7 +86,7 @@ pub(super) struct Last {
 struct Group<'t> {
     name: String,
     members: &'t [usize],
-    /// What each rank of the group has, by its number there, with the time of its file.
+    /// The trace of each rank of the group, by its number there, with the time of its file.
     ranks: BTreeMap<usize, (&'t GroupTrace, f64)>,
 }
 
@@ -95,7 +95,7 @@ impl<'t> Group<'t> {
         self.members[rank]
     }
 
-    /// The collectives of a rank by number.
+    /// The collectives of a rank, in the order of their numbers.
     fn collectives(&self, rank: usize) -> impl Iterator<Item = &'t TracedCall> {
         let calls = self.ranks.get(&rank).map_or(&[][..], |(trace, _)| &trace.calls[..]);
         calls.iter().filter(|call| is_collective(call))
@@ -136,7 +136,7 @@ impl<'t> Group<'t> {
         to.into_iter().chain(from).collect()
     }
 
-    /// The calls in which a rank waits, or has waited until a failure, and for whom.
+    /// The calls in which a rank waits, or has waited until a failure, with the ranks that it waits for.
     fn waits(&self, rank: usize) -> Vec<Wait> {
         let Some((trace, written)) = self.ranks.get(&rank) else { return Vec::new() };
         let is_open = |call: &&TracedCall| matches!(call.state, CallState::Posted | CallState::Failed);
@@ -162,7 +162,7 @@ fn is_collective(call: &TracedCall) -> bool {
     call.to.is_none() && call.from.is_none()
 }
 
-/// A call in words.
+/// Describes a call as text.
 fn described(call: &TracedCall) -> String {
     let data = call.dtype.as_ref().map(|dtype| format!(" of {} × {dtype}", call.len)).unwrap_or_default();
     let tensors = call.tensors.map(|tensors| format!(", {tensors} tensors")).unwrap_or_default();
@@ -172,7 +172,7 @@ fn described(call: &TracedCall) -> String {
     }
 }
 
-/// The groups of all ranks. Threads of another process with a group of the same name are another group.
+/// The groups of all ranks. A group of threads of another process with the same name is another group.
 fn groups(traces: &BTreeMap<usize, RankTrace>) -> Vec<Group<'_>> {
     let mut found: BTreeMap<_, Group<'_>> = BTreeMap::new();
     for trace in traces.values() {
@@ -203,7 +203,7 @@ impl Analysis {
             .flat_map(|group| group.ranks.keys().map(|&rank| group.who(rank)))
             .chain(traces.keys().copied())
             .collect();
-        // Ranks that the launcher of another machine has started write elsewhere.
+        // Ranks that the launcher of another machine has started write to another folder.
         let is_elsewhere = |rank: &Who| !known.is_empty() && !known.contains_key(rank);
         let silent: Vec<Who> = (0..world_size).filter(|rank| !here.contains(rank) && !is_elsewhere(rank)).collect();
 
@@ -216,7 +216,7 @@ impl Analysis {
         }
         let waiting: BTreeSet<Who> = waits.iter().flat_map(|wait| &wait.waiting).copied().collect();
         let awaited: BTreeSet<Who> = waits.iter().flat_map(|wait| &wait.awaited).copied().collect();
-        // Whose call has failed was itself kept from going on.
+        // A rank whose call has failed was itself blocked by another.
         let has_failed = |rank: &Who| latest(*rank, &groups).is_some_and(|call| call.call.state == CallState::Failed);
         let causes: Vec<Who> = awaited.difference(&waiting).copied().filter(|rank| !has_failed(rank)).collect();
         let is_cycle = causes.is_empty() && awaited.is_subset(&waiting);
@@ -242,7 +242,7 @@ impl Analysis {
     }
 }
 
-/// Adds a wait to those of other ranks in the same call.
+/// Merges a wait with the waits of other ranks in the same call.
 fn join(waits: &mut Vec<Wait>, wait: Wait) {
     let is_same = |other: &&mut Wait| {
         (&other.group, other.sequence, &other.call, &other.awaited, other.has_failed)
@@ -275,7 +275,7 @@ fn latest<'g, 't>(rank: Who, groups: &'g [Group<'t>]) -> Option<Latest<'g, 't>> 
     calls.max_by(|left, right| left.call.changed.total_cmp(&right.call.changed))
 }
 
-/// What the record knows of a rank that others wait for.
+/// Describes the recorded state of a rank that others wait for.
 fn state(rank: Who, groups: &[Group<'_>], traces: &BTreeMap<usize, RankTrace>) -> String {
     let Some(Latest { group, trace, call, written }) = latest(rank, groups) else {
         return match traces.get(&rank) {
@@ -287,15 +287,19 @@ fn state(rank: Who, groups: &[Group<'_>], traces: &BTreeMap<usize, RankTrace>) -
         };
     };
     let seconds = written - call.changed;
-    let what = format!("call {} of {}, {}", call.sequence, group.name, described(call));
+    let description = format!("call {} of {}, {}", call.sequence, group.name, described(call));
     match call.state {
-        _ if trace.has_left => format!("it has dropped its communicator; its last call was {what}"),
+        _ if trace.has_left => format!("it has dropped its communicator; its last call was {description}"),
         CallState::Finished => {
-            format!("it is in no call: the last one, {what}, was over {seconds:.1} s before its record was written")
+            format!(
+                "it is in no call: the last one, {description}, was over {seconds:.1} s before its record was written"
+            )
         }
-        CallState::Failed => format!("its last call failed {seconds:.1} s before its record was written: {what}"),
-        CallState::Matched => format!("it is moving data since {seconds:.1} s, in {what}"),
-        _ => format!("it is in {what}, since {seconds:.1} s"),
+        CallState::Failed => {
+            format!("its last call failed {seconds:.1} s before its record was written: {description}")
+        }
+        CallState::Matched => format!("it is moving data since {seconds:.1} s, in {description}"),
+        _ => format!("it is in {description}, since {seconds:.1} s"),
     }
 }
 

@@ -9,13 +9,13 @@ use std::time::{Duration, SystemTime};
 use gradsync::trace::RankTrace;
 use gradsync_cli::text::shown;
 
-/// How far the clock of a file system may be behind the system's.
+/// The largest lag of a file system's clock behind the system's.
 const COARSE: Duration = Duration::from_millis(20);
 
-/// What was read.
+/// The result of reading a folder.
 pub(super) struct Read {
     pub(super) traces: BTreeMap<usize, RankTrace>,
-    /// Why other files were not.
+    /// The reasons why other files could not be read.
     pub(super) unreadable: Vec<String>,
 }
 
@@ -23,7 +23,7 @@ fn path(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank-{rank}.json"))
 }
 
-/// The rank that a file is named after, if it is.
+/// The rank in the name of a file, if it is a trace.
 fn rank(path: &Path) -> Option<usize> {
     path.file_name()?.to_str()?.strip_prefix("rank-")?.strip_suffix(".json")?.parse().ok()
 }
@@ -34,7 +34,7 @@ pub(crate) fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths.into_iter().filter(|path| rank(path).is_some()).collect())
 }
 
-/// Whether the rank has written its file since then.
+/// Whether the rank has written its file since `since`.
 pub(crate) fn has_file(folder: &Path, rank: usize, since: SystemTime) -> bool {
     let written = fs::metadata(path(folder, rank)).and_then(|metadata| metadata.modified());
     written.is_ok_and(|written| written + COARSE >= since)
@@ -60,7 +60,7 @@ pub(crate) fn has_failure(folder: &Path, rank: usize) -> bool {
 
 /// The first rank that has written a file because of a failure, and the failure.
 pub(crate) fn reported_failure(folder: &Path) -> Option<(usize, String)> {
-    // A quick look, several times a second: nothing is read where nothing was written.
+    // This check runs several times a second: it reads nothing if no file exists.
     if files(folder).ok()?.is_empty() {
         return None;
     }

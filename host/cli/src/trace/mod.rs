@@ -1,4 +1,4 @@
-//! `gradsync trace`: compares the last calls of all ranks, as [`gradsync::trace`] has them written, and says where ranks part.
+//! `gradsync trace`: compares the last calls of all ranks, which [`gradsync::trace`] writes, and reports where they differ.
 
 mod analysis;
 mod files;

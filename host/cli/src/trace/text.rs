@@ -1,4 +1,4 @@
-//! The findings in words, for somebody who did not write the program.
+//! The findings as text, for readers who did not write the program.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use gradsync_cli::text::shown;
 
 use super::analysis::{Analysis, Difference, Last, Wait, Who};
 
-/// Ranks in words: `rank 3`, `ranks 0, 2 to 5`.
+/// Ranks as text: `rank 3`, `ranks 0, 2 to 5`.
 fn ranks(ranks: &[Who]) -> String {
     let mut runs: Vec<(Who, Who)> = Vec::new();
     for &rank in ranks {

@@ -1,4 +1,4 @@
-//! [`combine`]: the weighted sum of any number of vectors, per segment; [`combine_in_place`] puts it in the place of some of them.
+//! [`combine`]: the weighted sum of any number of vectors, per segment; [`combine_in_place`] overwrites some of the vectors with it.
 
 use std::ops::{Deref, Range};
 
@@ -15,16 +15,17 @@ use crate::plan::segments;
 use crate::slice::{Element, storage, storage_mut};
 use crate::slice::{Slice, SliceMut, with_typed};
 
-/// The zero that keeps the sign of a zero added to it.
+/// Negative zero, which keeps the sign of a zero that is added to it.
 const NOTHING: f64 = -0.0;
 
-/// Rounds a block's sums, of which `dst` may take fewer than a whole block.
+/// Rounds a block of sums to `dst`, which may be shorter than the block.
 pub(super) fn narrow_block<T: Formula>(dst: &mut [T], block: &[f64; BLOCK_LEN]) {
     cast_near(dst, block);
 }
 
-/// `dst[i] = D(Σ w[s][p] × x[p][i])` for every element `i` of every segment `s`: added in `f64` in the order of the vectors,
-/// rounded once. `weights` are `segments × P`; elements outside the segments are left alone. Dtypes may all differ.
+/// Computes `dst[i] = D(Σ w[s][p] × x[p][i])` for every element `i` of every segment `s`: added in `f64` in the order of the vectors,
+/// rounded once. `weights` has the shape `segments × P`; elements outside the segments are left unchanged. The dtypes of the vectors and of
+/// the destination may all differ.
 ///
 /// # Errors
 /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) for vectors, destination or weights of other lengths;
@@ -59,7 +60,7 @@ pub fn combine(dst: SliceMut<'_>, vectors: &[Slice<'_>], weights: &[f64], segmen
     Ok(())
 }
 
-/// Combines the first elements of vectors from `begin` on, where there is a way that needs no block, and returns how many these are.
+/// Combines the first elements of the vectors from `begin` on by a path without blocks, if there is one; returns their number.
 fn combine_groups<D: Element, S: Element>(dst: &mut [D], vectors: &[&[S]], begin: usize, weights: &[f64]) -> usize {
     let from: Vec<_> = vectors.iter().map(|vector| storage(&vector[begin..begin + dst.len()]).as_ptr()).collect();
     let to = storage_mut(dst).as_mut_ptr();
@@ -69,9 +70,9 @@ fn combine_groups<D: Element, S: Element>(dst: &mut [D], vectors: &[&[S]], begin
 
 /// A vector of [`combine_in_place`].
 pub(crate) enum Operand<'a> {
-    /// Stays as it is.
+    /// A vector that is only read.
     Read(Slice<'a>),
-    /// Becomes the result.
+    /// A vector that the result replaces.
     Replaced(SliceMut<'a>),
 }
 
@@ -85,10 +86,10 @@ impl Operand<'_> {
 }
 
 /// Writes the result of [`combine`] into every [`Operand::Replaced`]; segments that `trees` selects get the result of
-/// [`tree_combine`](super::tree_combine). Elements outside the segments are left alone.
+/// [`tree_combine`](super::tree_combine). Elements outside the segments are left unchanged.
 ///
 /// # Errors
-/// As those two, and [`Error::DTypeMismatch`] for vectors of different dtypes. Nothing is written then.
+/// The errors of these two functions, and [`Error::DTypeMismatch`] for vectors of different dtypes. Nothing is written then.
 pub(crate) fn combine_in_place(
     vectors: &mut [Operand<'_>],
     weights: &[f64],
@@ -116,7 +117,7 @@ pub(crate) fn combine_in_place(
     Ok(())
 }
 
-/// A piece of an [`Operand`].
+/// A part of an [`Operand`].
 enum Place<'a, T> {
     Read(&'a [T]),
     Replaced(&'a mut [T]),
@@ -168,7 +169,7 @@ fn replace<T: Element>(vectors: &mut [Operand<'_>], weights: &[f64], trees: Opti
             } else {
                 weighted_sums(&mut sums, &mut halfway, &places, &block, weights);
             }
-            // Rounded once; the places have just been read, and are in the cache.
+            // Rounded once; the vectors' elements have just been read, and are in the cache.
             let mut result = [T::from_f64(0.0); BLOCK_LEN];
             narrow_block(storage_mut(&mut result[..block.len()]), &sums);
             for place in &mut places {
@@ -180,7 +181,7 @@ fn replace<T: Element>(vectors: &mut [Operand<'_>], weights: &[f64], trees: Opti
     });
 }
 
-/// Replaces the first elements of places, where there is a way that needs no block, and returns how many these are.
+/// Replaces the first elements of the operands by a path without blocks, if there is one; returns their number.
 fn replace_groups<T: Element>(places: &mut [Place<'_, T>], weights: &[f64]) -> usize {
     let len = places[0].len();
     let (mut from, mut to) = (Vec::with_capacity(places.len()), Vec::with_capacity(places.len()));
@@ -198,8 +199,8 @@ fn replace_groups<T: Element>(places: &mut [Place<'_, T>], weights: &[f64]) -> u
     0
 }
 
-/// Adds to `sums`, which hold nothing yet, the weighted elements of a block of every vector, in the order of the vectors. `halfway` has
-/// a block for each of them, for what needs it.
+/// Adds the weighted elements of a block of every vector to `sums`, which must be empty, in the order of the vectors. `halfway` has a
+/// buffer for each vector, for 16-bit dtypes.
 fn weighted_sums<T: Element, V: Deref<Target = [T]>>(
     sums: &mut [f64; BLOCK_LEN],
     halfway: &mut [Halfway],
@@ -217,14 +218,14 @@ fn weighted_sums<T: Element, V: Deref<Target = [T]>>(
     }
 }
 
-/// As [`weighted_sums`], for vectors of different dtypes.
+/// Computes [`weighted_sums`] for vectors of different dtypes.
 fn add_vectors(sums: &mut [f64; BLOCK_LEN], vectors: &[Slice<'_>], block: Range<usize>, weights: &[f64]) {
     for (vector, &weight) in vectors.iter().zip(weights) {
         with_typed!(Slice, vector.range(block.clone()), data => add_weighted(sums, storage(data), weight));
     }
 }
 
-/// The chunks of the segments, each with its piece of the destination.
+/// The chunks of the segments, each with its part of the destination.
 pub(super) fn parts<'a, T: Element>(
     dst: &'a mut [T],
     segments: &[Range<usize>],
@@ -267,7 +268,7 @@ mod tests {
         let mut expected = inputs[0].clone();
         combine(T::slice_mut(&mut expected), &slices, &weights, &SEGMENTS).unwrap();
 
-        // In place of all vectors but the second, one segment along its tree.
+        // Replaces all vectors but the second, with one segment along its tree.
         let mut trees = Trees::new(RANKS, vec![false, true, true]).unwrap();
         let mut of_trees = vec![1.0; weights.len()];
         for pair in pairs(RANKS) {

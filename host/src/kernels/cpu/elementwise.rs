@@ -1,7 +1,7 @@
-//! Element by element: [`zero`], [`cast`], [`accumulate`], [`scale`], [`all_finite`].
+//! Element-wise kernels: [`zero`], [`cast`], [`accumulate`], [`scale`], [`all_finite`].
 //!
-//! Every pair of dtypes. The working precision is `f32`, or `f64` as soon as one of the two is `f64`; results are rounded
-//! once, to nearest with ties to even. NaN and infinities propagate as IEEE 754 says, subnormals are kept.
+//! They support every pair of dtypes. The working precision is `f64` if one of the two is `f64`, else `f32`; results are rounded once, to
+//! nearest with ties to even. NaN and infinities propagate as in IEEE 754, and subnormals are kept.
 
 use gradsync_device::math::{Element as Formula, elementwise};
 use rayon::prelude::*;
@@ -22,21 +22,22 @@ fn zip_chunks<D: Formula, S: Formula>(dst: &mut [D], src: &[S], work: impl Fn(&m
     }
 }
 
-/// Elements of a chunk where results do not depend on it: so few that each of many threads gets one, if there is enough.
+/// The chunk length of a kernel whose results do not depend on it: small enough to give each thread a chunk, where there are enough
+/// elements.
 fn chunk_len(len: usize) -> usize {
-    /// Below, finding a thread for a chunk takes longer than the chunk. Its multiples keep alignment.
+    /// For smaller chunks, waking a thread takes longer than the work. Multiples keep the alignment.
     const LEAST: usize = 1 << 13;
     len.div_ceil(rayon::current_num_threads()).next_multiple_of(LEAST).min(CHUNK_LEN)
 }
 
-/// Whether a destination is written around the caches, which would not keep it: neither the threads' own ones nor the one that they share.
+/// Whether a destination is written with non-temporal stores: it is larger than the threads' own caches and their shared cache.
 fn streams(dst: Slice<'_>) -> bool {
     const SHARED_BYTES: usize = 32 << 20;
     const OWN_BYTES: usize = 2 << 20;
     dst.as_bytes().len() >= SHARED_BYTES.max(OWN_BYTES * rayon::current_num_threads())
 }
 
-/// Sets every element to zero.
+/// Sets every element to zero. Any dtype and length.
 pub fn zero(dst: SliceMut<'_>) {
     let bytes = dst.as_bytes_mut();
     match part_bytes(bytes.len()) {
@@ -45,7 +46,7 @@ pub fn zero(dst: SliceMut<'_>) {
     }
 }
 
-/// Copies bytes with every thread.
+/// Copies bytes on all threads.
 fn copy(dst: &mut [u8], src: &[u8]) {
     match part_bytes(dst.len()) {
         Some(part) => {
@@ -55,8 +56,8 @@ fn copy(dst: &mut [u8], src: &[u8]) {
     }
 }
 
-/// Bytes of one thread's part in moves that the C library does: one large part each, because it goes around the caches only
-/// where a single call is larger than they are. `None` if one thread has done it before others wake up.
+/// The size of one thread's part in a copy or fill by the C library: one large part each, because the library uses non-temporal stores only
+/// where a single call exceeds the caches. `None` if one thread finishes before others wake up.
 fn part_bytes(bytes: usize) -> Option<usize> {
     const ALONE: usize = 1 << 20;
     const LEAST: usize = 1 << 16;
@@ -64,7 +65,7 @@ fn part_bytes(bytes: usize) -> Option<usize> {
     (bytes > ALONE && !has_one_thread()).then_some(part)
 }
 
-/// Casts one chunk; `stream` says to go around the caches.
+/// Casts one chunk; `stream` selects non-temporal stores.
 pub(crate) fn cast_chunk<S: Formula, D: Formula>(dst: &mut [D], src: &[S], stream: bool) {
     if size_of::<D>() == 2 {
         return_on_avx512!(cast(dst, src, stream));
@@ -99,7 +100,7 @@ pub(crate) fn accumulate_chunk<T: Formula, G: Formula>(sum: &mut [T], value: &[G
     }
 }
 
-/// Scales one chunk; `stream` says to go around the caches.
+/// Scales one chunk; `stream` selects non-temporal stores.
 fn scale_chunk<S: Formula, D: Formula>(dst: &mut [D], src: &[S], factor: f64, stream: bool) {
     return_on_avx2!(scale(dst, src, factor, stream));
     for (to, &from) in dst.iter_mut().zip(src) {
@@ -114,7 +115,7 @@ vectorized! {
     }
 }
 
-/// `dst[i] = D(src[i])`: exact where `D` holds the value, otherwise rounded once.
+/// Computes `dst[i] = D(src[i])`: exact if `D` can represent the value, otherwise rounded once to nearest, ties to even.
 ///
 /// # Errors
 /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths; nothing is written.
@@ -131,7 +132,7 @@ pub fn cast(dst: SliceMut<'_>, src: Slice<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `sum[i] = T(sum[i] + value[i])`: both widened to the working precision, added, rounded once.
+/// Computes `sum[i] = T(sum[i] + value[i])`: both are widened to the working precision, added, and rounded once.
 ///
 /// # Errors
 /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths; nothing is written.
@@ -143,8 +144,8 @@ pub fn accumulate(sum: SliceMut<'_>, value: Slice<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `dst[i] = D(src[i] × factor)`: both in the working precision, multiplied, rounded once. A factor is rounded to `f32` first
-/// where that is the working precision.
+/// Computes `dst[i] = D(src[i] × factor)`: both in the working precision, multiplied, and rounded once. `factor` is first rounded to `f32`
+/// if that is the working precision.
 ///
 /// # Errors
 /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths; nothing is written.
@@ -157,7 +158,7 @@ pub fn scale(dst: SliceMut<'_>, src: Slice<'_>, factor: f64) -> Result<()> {
     Ok(())
 }
 
-/// `data[i] = D(data[i] × factor)`, as [`scale`].
+/// Computes `data[i] = D(data[i] × factor)` like [`scale`].
 pub(crate) fn scale_in_place(data: SliceMut<'_>, factor: f64) {
     with_typed!(SliceMut, data, data => {
         let data = storage_mut(data);
@@ -167,7 +168,7 @@ pub(crate) fn scale_in_place(data: SliceMut<'_>, factor: f64) {
     });
 }
 
-/// Whether no element is NaN or infinite.
+/// Returns whether no element is NaN or infinite; true for no elements.
 pub fn all_finite(src: Slice<'_>) -> bool {
     with_typed!(Slice, src, src => {
         let src = storage(src);
@@ -183,7 +184,7 @@ mod tests {
     use super::*;
     use crate::kernels::cpu::isa;
 
-    /// Numbers of every size down to subnormals of each dtype, exact ones, ties and their neighbours; infinities and NaN.
+    /// Numbers of every magnitude down to the subnormals of each dtype, exact ones, ties and their neighbours; infinities and NaN.
     fn values() -> Vec<f64> {
         let mut state = 1_u64;
         let mut numbers: Vec<f64> = (0..6000)
@@ -209,27 +210,27 @@ mod tests {
         let old: Vec<D> = values().into_iter().rev().map(D::from_f64).collect();
         for (begin, end) in [(0, src.len()), (1, src.len() - 3), (5, 6), (3, 300), (7, 71)] {
             let (src, old) = (&src[begin..end], &old[begin..end]);
-            let what = format!("{} to {}, {begin}..{end}", S::DTYPE, D::DTYPE);
+            let pair = format!("{} to {}, {begin}..{end}", S::DTYPE, D::DTYPE);
             for stream in [false, true] {
-                // The destination lies at every place relative to what stores need.
+                // The destination has every offset relative to the alignment of stores.
                 for shift in 0..9 {
                     let mut dst = old[..1].repeat(shift + src.len());
                     cast_chunk(&mut dst[shift..], src, stream);
-                    assert!(same(&dst[shift..], src.iter().map(|&value| elementwise::cast(value))), "cast {what}");
+                    assert!(same(&dst[shift..], src.iter().map(|&value| elementwise::cast(value))), "cast {pair}");
                     scale_chunk(&mut dst[shift..], src, 1.0 / 3.0, stream);
                     let scaled = src.iter().map(|&value| elementwise::scale(value, 1.0 / 3.0));
-                    assert!(same(&dst[shift..], scaled), "scale {what}");
-                    assert!(same(&dst[..shift], old[..1].repeat(shift).into_iter()), "before {what}");
+                    assert!(same(&dst[shift..], scaled), "scale {pair}");
+                    assert!(same(&dst[..shift], old[..1].repeat(shift).into_iter()), "before {pair}");
                 }
             }
             let mut sum = old.to_vec();
             accumulate_chunk(&mut sum, src);
             let sums = old.iter().zip(src).map(|(&sum, &value)| elementwise::accumulate(sum, value));
-            assert!(same(&sum, sums), "accumulate {what}");
+            assert!(same(&sum, sums), "accumulate {pair}");
         }
     }
 
-    /// Whatever instructions this machine has, each pair of dtypes gives the bits of the formula.
+    /// With every instruction set of this machine, each pair of dtypes gives the bits of the formula.
     #[test]
     fn chunks_are_what_the_formulas_say() {
         fn to_every<S: Formula>() {

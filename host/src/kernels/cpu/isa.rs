@@ -1,5 +1,5 @@
-//! Which instruction sets run, and one loop for two of them: the same Rust, compiled for the baseline of the target and
-//! again with AVX2.
+//! Selection of the instruction set at run time, and functions that are compiled twice from the same Rust: for the baseline of the target,
+//! and with AVX2.
 //!
 //! The formulas are branch-free integer and float arithmetic, which the compiler turns into vector code of either
 //! width, conversions of f16 and bf16 included. Enabling an instruction set changes no rounding: nothing is fused.
@@ -7,7 +7,7 @@
 
 /// Defines functions that are compiled twice on x86-64 and run with AVX2 where the machine has it.
 ///
-/// The body is inlined into both, so everything that it calls in a loop must be `#[inline(always)]` or small.
+/// The body is inlined into both versions, so everything that it calls in a loop must be `#[inline(always)]` or small.
 macro_rules! vectorized {
     ($($(#[$doc:meta])* $visibility:vis fn $name:ident<$($generic:ident: $bound:path),*>(
         $($argument:ident: $type:ty),* $(,)?
@@ -34,7 +34,7 @@ macro_rules! vectorized {
 }
 pub(crate) use vectorized;
 
-/// Returns what a function of the module `avx2` gives, if the machine has what that module needs.
+/// Returns the result of a function of the module `avx2`, if the machine has the instruction sets that the module needs.
 macro_rules! return_on_avx2 {
     ($function:ident($($argument:expr),* $(,)?)) => {
         #[cfg(target_arch = "x86_64")]
@@ -46,7 +46,7 @@ macro_rules! return_on_avx2 {
 }
 pub(crate) use return_on_avx2;
 
-/// Returns what a function of the module `avx512` gives, if the machine has what that module needs.
+/// Returns the result of a function of the module `avx512`, if the machine has the instruction sets that the module needs.
 macro_rules! return_on_avx512 {
     ($function:ident($($argument:expr),* $(,)?)) => {
         #[cfg(target_arch = "x86_64")]
@@ -54,14 +54,14 @@ macro_rules! return_on_avx512 {
             // SAFETY: the features were just found on this machine.
             return unsafe { $crate::kernels::cpu::avx512::$function($($argument),*) };
         }
-        // Some functions are nothing but this.
+        // Some functions consist of this macro alone; without AVX-512 their arguments would be unused.
         #[cfg(not(target_arch = "x86_64"))]
         let _ = ($(&$argument,)*);
     };
 }
 pub(crate) use return_on_avx512;
 
-/// Instruction sets that there are versions for; each machine that has one has those before it.
+/// The supported instruction sets, in ascending order: a machine that has one has all earlier ones.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Isa {
@@ -75,7 +75,7 @@ enum Isa {
 #[inline]
 fn widest() -> Isa {
     use std::arch::is_x86_feature_detected as has;
-    // Asked for every block: one answer to look up, not eight.
+    // This is asked for every block, so the eight answers are cached as one.
     static ANSWER: std::sync::LazyLock<Isa> = std::sync::LazyLock::new(|| {
         let avx2 = has!("avx2") && has!("bmi1") && has!("bmi2") && has!("lzcnt") && has!("f16c") && has!("fma");
         match avx2 {
@@ -93,21 +93,21 @@ use widest as allowed;
 #[cfg(all(target_arch = "x86_64", test))]
 use limit::allowed;
 
-/// Whether versions for AVX2 can run here.
+/// Whether this machine can run the versions for AVX2.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) fn has_avx2() -> bool {
     allowed() >= Isa::Avx2
 }
 
-/// Whether versions for AVX-512 can run here.
+/// Whether this machine can run the versions for AVX-512.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) fn has_avx512() -> bool {
     allowed() >= Isa::Avx512
 }
 
-/// Runs `work` with each instruction set that this machine has in turn, on whatever threads it uses.
+/// Runs `work` once with each instruction set that this machine has; the choice applies to all threads.
 #[cfg(test)]
 pub(crate) fn on_each(work: impl Fn()) {
     #[cfg(target_arch = "x86_64")]
@@ -116,7 +116,7 @@ pub(crate) fn on_each(work: impl Fn()) {
     work();
 }
 
-/// Tests choose among the versions; what runs beside them may get any.
+/// Tests limit the instruction set; a test that runs concurrently may see any limit.
 #[cfg(all(target_arch = "x86_64", test))]
 mod limit {
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -126,14 +126,14 @@ mod limit {
 
     const SETS: [Isa; 3] = [Isa::Baseline, Isa::Avx2, Isa::Avx512];
 
-    /// The place of the widest set that may run.
+    /// The index of the widest set that may run.
     static LIMIT: AtomicUsize = AtomicUsize::new(SETS.len() - 1);
 
     pub(super) fn allowed() -> Isa {
         widest().min(SETS[LIMIT.load(Ordering::Relaxed)])
     }
 
-    /// Lifts the limit, also when a test fails.
+    /// Removes the limit when it is dropped, also when a test fails.
     struct Lift;
 
     impl Drop for Lift {
@@ -147,7 +147,7 @@ mod limit {
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let _lift = Lift;
         for (place, isa) in SETS.into_iter().enumerate().filter(|(_, isa)| *isa <= widest()) {
-            // Shown where a test fails.
+            // The output appears where a test fails.
             println!("with {isa:?}");
             LIMIT.store(place, Ordering::Relaxed);
             work();

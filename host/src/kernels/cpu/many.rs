@@ -1,6 +1,6 @@
 //! Element-wise kernels on lists of tensors: [`zero_all`], [`cast_all`], [`accumulate_all`].
 //!
-//! Small tensors are shared out over the threads, and large ones are cut up, as everywhere.
+//! Small tensors are distributed over the threads, and large ones are divided into chunks.
 
 use rayon::prelude::*;
 
@@ -8,7 +8,7 @@ use super::{CHUNK_LEN, accumulate, cast, has_one_thread, zero};
 use crate::error::{Result, same_len};
 use crate::slice::{Slice, SliceMut};
 
-/// Sets every element of many tensors to zero.
+/// Sets every element of many tensors to zero. The tensors may differ in dtype.
 pub fn zero_all(tensors: &mut [SliceMut<'_>]) {
     if is_small(tensors) {
         tensors.iter_mut().for_each(|tensor| zero(tensor.reborrow()));
@@ -17,7 +17,8 @@ pub fn zero_all(tensors: &mut [SliceMut<'_>]) {
     }
 }
 
-/// `destinations[t] = sources[t]`, cast where dtypes differ, for many tensors of equal lengths, as [`cast`].
+/// Computes `destinations[t] = sources[t]` for many tensors, with the numerics of [`cast`]. Tensors `t` have equal lengths; dtypes may
+/// differ.
 ///
 /// # Errors
 /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming the tensor; nothing is written.
@@ -25,7 +26,8 @@ pub fn cast_all(destinations: &mut [SliceMut<'_>], sources: &[Slice<'_>]) -> Res
     update_all("cast_all", ("destination", destinations), ("source", sources), cast)
 }
 
-/// `sums[t] += values[t]` for many tensors of equal lengths, as [`accumulate`].
+/// Computes `sums[t] += values[t]` for many tensors, with the numerics of [`accumulate`]. Tensors `t` have equal lengths; dtypes may
+/// differ.
 ///
 /// # Errors
 /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming the tensor; nothing is written.

@@ -1,8 +1,8 @@
 //! The CPU backend: every kernel on slices, threaded with rayon and vectorised by the compiler.
 //!
-//! Work is cut into chunks of a fixed length and partial sums are added in chunk order, so that results depend neither on
-//! the number of threads nor on which instruction set runs. Each function checks its operands before it writes anything.
-//! Dtypes are told apart once a call; the loops inside are generic over the formulas' storage types.
+//! Work is divided into chunks of a fixed length, and partial sums are added in chunk order, so that results depend neither on the number
+//! of threads nor on the instruction set. Each function checks its operands before it writes anything. A call selects the dtypes once; the
+//! loops inside are generic over the formulas' storage types.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -36,33 +36,33 @@ pub(crate) use tree::add_tree_dots;
 #[doc(hidden)]
 pub use tree::{Trees, tree_combine, tree_dots};
 
-/// Elements that one thread takes at a time, counted from the begin of each segment, where nothing is added up (sums have
-/// [chunks](crate::plan::chunks) of their own). A power of two, so that every dtype keeps its alignment.
+/// The number of elements that one thread takes at a time, counted from the begin of each segment, in kernels that compute no sums (sums
+/// have [chunks](crate::plan::chunks) of their own). A power of two, so that chunks keep the alignment of every dtype.
 pub const CHUNK_LEN: usize = 1 << 16;
-/// Elements that are widened to `f64` at a time inside a chunk, small enough for the first-level cache.
+/// The number of elements that are widened to `f64` at a time inside a chunk, small enough for the first-level cache.
 const BLOCK_LEN: usize = 256;
 
-/// Elements, of all vectors of a call together, that one thread is done with before another wakes up.
+/// The number of elements, over all vectors of a call, that one thread processes before another wakes up.
 const ALONE: usize = 1 << 16;
 
-/// Runs `work` for each item, on all threads if that pays for so many elements.
+/// Runs `work` for each item, on all threads if `elements` elements are worth it.
 fn for_each<T: Send>(items: Vec<T>, elements: usize, work: impl Fn(T) + Sync + Send) {
     map(items, elements, work);
 }
 
-/// As [`for_each`]; results are in the items' order.
+/// Like [`for_each`], but returns the results, in the order of the items.
 fn map<T: Send, R: Send>(items: Vec<T>, elements: usize, work: impl Fn(T) -> R + Sync + Send) -> Vec<R> {
     use rayon::prelude::*;
     let is_alone = items.len() <= 1 || elements <= ALONE || has_one_thread();
     if is_alone { items.into_iter().map(work).collect() } else { items.into_par_iter().map(work).collect() }
 }
 
-/// Whether the pool has one thread, so that handing work to it gains nothing.
+/// Whether the thread pool has one thread, so that passing work to it gains nothing.
 fn has_one_thread() -> bool {
     rayon::current_num_threads() == 1
 }
 
-/// Elements of all vectors of a call together.
+/// The number of elements over all vectors of a call.
 fn elements(vectors: usize, segments: &[Range<usize>]) -> usize {
     vectors * segments.iter().map(Range::len).sum::<usize>()
 }

@@ -1,15 +1,17 @@
-//! [`pack`] and [`unpack`]: many tensors into one arena and back, with cast.
+//! [`pack`] and [`unpack`]: copies of many tensors into one arena and back, with casts.
 
 use super::cast;
 use crate::error::Result;
 use crate::kernels::{Overlap, check_places};
 use crate::slice::{Slice, SliceMut};
 
-/// Copies each source to its offset in the arena, casting where dtypes differ; the rest of the arena is left alone.
+/// Copies each source to its offset in the arena, in elements, with the numerics of [`cast`](super::cast). The rest of the arena is left
+/// unchanged.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless there is one offset a source, [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a source that ends
-/// beyond the arena, or two that overlap. Nothing is written then.
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless there is one offset per source,
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a source that ends beyond the arena, or two that overlap. Nothing is
+/// written then.
 pub fn pack(dst: SliceMut<'_>, offsets: &[usize], sources: &[Slice<'_>]) -> Result<()> {
     let mut dst = dst;
     check_places("pack", dst.len(), offsets, sources.iter().map(Slice::len), Overlap::Refused)?;
@@ -19,10 +21,10 @@ pub fn pack(dst: SliceMut<'_>, offsets: &[usize], sources: &[Slice<'_>]) -> Resu
     Ok(())
 }
 
-/// Copies each destination from its offset in the arena, casting where dtypes differ.
+/// Copies each destination from its offset in the arena, in elements, with the numerics of [`cast`](super::cast).
 ///
 /// # Errors
-/// As [`pack`]; destinations may be copied from overlapping places.
+/// The errors of [`pack`], but ranges in the arena may overlap.
 pub fn unpack(destinations: &mut [SliceMut<'_>], src: Slice<'_>, offsets: &[usize]) -> Result<()> {
     check_places("unpack", src.len(), offsets, destinations.iter().map(SliceMut::len), Overlap::Allowed)?;
     for (&offset, destination) in offsets.iter().zip(destinations) {

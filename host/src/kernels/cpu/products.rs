@@ -1,9 +1,8 @@
-//! Inner products per segment in `f64`: [`squared_norms`], [`dots`], [`gram`], and the weights that Adasum makes of
-//! them.
+//! Inner products per segment in `f64`: [`squared_norms`], [`dots`], [`gram`], and Adasum's weights, which are computed from them.
 //!
-//! Vectors are multiplied block by block while these are in the cache, widened there unless there is a way to do that in registers, so that
-//! memory is read once whatever the number of vectors. Products of f32, f16 and bf16 values are exact in `f64`; sums run in eight
-//! interleaved lanes a [chunk](crate::plan::chunks), then over the lanes, then over the chunks in order.
+//! Vectors are multiplied block by block while the blocks are in the cache, so that memory is read once for any number of vectors. Blocks
+//! are widened in the cache, unless the kernel widens in registers. Products of f32, f16 and bf16 values are exact in `f64`; sums run in
+//! eight interleaved lanes per [chunk](crate::plan::chunks), then over the lanes, then over the chunks in order.
 
 use std::ops::Range;
 
@@ -20,10 +19,10 @@ use crate::plan::segments;
 use crate::slice::{Element, storage};
 use crate::slice::{Slice, with_typed};
 
-/// Sums that run side by side, one vector register's worth or two.
+/// The number of interleaved sums, which fill one vector register or two.
 pub(super) const LANES: usize = 8;
 
-/// `sums[i] += weight × src[i]`, as far as both go.
+/// Computes `sums[i] += weight × src[i]` for the length of the shorter slice.
 pub(super) fn add_weighted<T: Formula>(sums: &mut [f64], src: &[T], weight: f64) {
     return_on_avx2!(add_weighted(sums, src, weight));
     for (to, &from) in sums.iter_mut().zip(src) {
@@ -31,7 +30,7 @@ pub(super) fn add_weighted<T: Formula>(sums: &mut [f64], src: &[T], weight: f64)
     }
 }
 
-/// A widened block, aligned as the widest registers like it.
+/// A widened block, aligned to the widest registers.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 struct Block([f64; BLOCK_LEN]);
@@ -45,7 +44,7 @@ fn add_tiles(lanes: &mut [[f64; LANES]], wide: &[Block], fused: bool) {
     }
 }
 
-/// Adds the products of vectors `i` and `j`, up to two of each, to those of all pairs.
+/// Adds the products of vectors `i` and `j`, and of the next of each, to the sums of all pairs.
 fn add_tile(lanes: &mut [[f64; LANES]], wide: &[Block], i: usize, j: usize, fused: bool) {
     match (wide.len() - i, wide.len() - j) {
         (1, _) => add_tile_of::<1, 1>(lanes, wide, i, j, fused),
@@ -61,7 +60,7 @@ fn add_tile_of<const ROWS: usize, const COLUMNS: usize>(
     j: usize,
     fused: bool,
 ) {
-    // On the diagonal, the pair below it is the one above and is dropped.
+    // On the diagonal, the pair below is the transposed pair above, and is dropped.
     let pairs = || (0..ROWS).flat_map(|row| (0..COLUMNS).map(move |column| (row, column)));
     let kept = || pairs().filter(|(row, column)| i + row <= j + column);
     let index = |row, column| product_index(i + row, j + column, wide.len());
@@ -97,17 +96,17 @@ vectorized! {
     }
 }
 
-/// Adds the lanes up as a tree.
+/// Adds the lanes in a tree.
 pub(super) fn lane_sum(lanes: [f64; LANES]) -> f64 {
     let [a, b, c, d, e, f, g, h] = lanes;
     ((a + b) + (c + d)) + ((e + f) + (g + h))
 }
 
-/// A block of 16-bit numbers on their way to `f64`: from memory that is in the first-level cache they are widened by
-/// half the instructions that it takes from register to register.
+/// A buffer for 16-bit numbers between their dtype and `f64`: widening them from memory in the first-level cache takes half the
+/// instructions of widening them between registers.
 pub(super) type Halfway = [f32; BLOCK_LEN];
 
-/// Widens a range of a vector of at most a block; the rest of the block becomes zero. `halfway` is for 16-bit numbers.
+/// Widens a range of a vector, at most a block; the rest of the block becomes zero. `halfway` is a buffer for 16-bit numbers.
 pub(super) fn widen(block: &mut [f64; BLOCK_LEN], halfway: &mut Halfway, vector: Slice<'_>, range: Range<usize>) {
     with_typed!(Slice, vector.range(range), data => widen_slice(block, halfway, storage(data)));
 }
@@ -123,7 +122,8 @@ fn widen_slice<T: Formula>(block: &mut [f64; BLOCK_LEN], halfway: &mut Halfway, 
     }
 }
 
-/// Adds what `of_chunk` returns for each chunk of so many vectors, `width` numbers, to the chunk's row of the totals; chunk by chunk, in order.
+/// Adds the `width` numbers that `of_chunk` returns for each chunk of `vectors` vectors to the chunk's row of the totals; chunk by chunk,
+/// in order.
 pub(super) fn sum_chunks(
     vectors: usize,
     chunks: &[Chunk],
@@ -137,13 +137,13 @@ pub(super) fn sum_chunks(
     }
 }
 
-/// The blocks of a chunk.
+/// The blocks of a chunk, as ranges.
 pub(super) fn blocks(chunk: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = chunk.end;
     chunk.step_by(BLOCK_LEN).map(move |begin| begin..end.min(begin + BLOCK_LEN))
 }
 
-/// `Σ src[i]²` of each segment, in `f64`. Its square root is ONNX Runtime's ReduceAllL2.
+/// Computes `Σ src[i]²` of each segment, in `f64`. The square root of a sum is ONNX Runtime's ReduceAllL2.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for segments that overlap, descend or exceed the slice.
@@ -151,7 +151,7 @@ pub fn squared_norms(src: Slice<'_>, segments: &[Range<usize>]) -> Result<Vec<f6
     all_products("squared_norms", &[src], segments)
 }
 
-/// `[a·b, |a|², |b|²]` of each segment, in `f64`.
+/// Computes `[a·b, |a|², |b|²]` of each segment, in `f64`.
 ///
 /// # Errors
 /// [`Error::LengthMismatch`] for vectors of different lengths, [`Error::InvalidArgument`] for segments that overlap,
@@ -162,8 +162,8 @@ pub fn dots(a: Slice<'_>, b: Slice<'_>, segments: &[Range<usize>]) -> Result<Vec
     Ok(gram.chunks_exact(3).map(|products| [products[1], products[0], products[2]]).collect())
 }
 
-/// All inner products of the vectors with each other in each segment: `segments × P(P+1)/2` numbers, the upper triangle
-/// row by row, `(0,0) (0,1) … (0,P-1) (1,1) …`. The vectors may differ in dtype.
+/// Computes all inner products of the vectors with each other in each segment: `segments × P(P+1)/2` numbers, the upper triangle row by
+/// row, `(0,0) (0,1) … (0,P-1) (1,1) …`. The vectors may differ in dtype.
 ///
 /// # Errors
 /// [`Error::LengthMismatch`] for vectors of different lengths, [`Error::InvalidArgument`] for no vectors or for
@@ -179,10 +179,10 @@ fn all_products(operation: &'static str, vectors: &[Slice<'_>], segments: &[Rang
     Ok(totals)
 }
 
-/// Adds the products of all vectors with each other over each chunk, as in [`gram`], to the chunk's row of the totals. The vectors must be one at
-/// least, of one length, and reach over the chunks.
+/// Adds the products of all vectors with each other over each chunk, as in [`gram`], to the chunk's row of the totals. There must be at
+/// least one vector; all must have one length, and include the chunks.
 pub(crate) fn add_gram(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &[Chunk]) {
-    // Products of f32 and narrower are exact in f64: there, and only there, a fused addition gives the same sum.
+    // Products of f32 and narrower are exact in f64; only then a fused addition gives the same sum.
     let fused = vectors.iter().all(|vector| vector.dtype() != DType::F64);
     with_typed!(Slice, vectors[0], first => {
         let alike = of_one_type(first, vectors);
@@ -192,8 +192,8 @@ pub(crate) fn add_gram(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &[Chun
     });
 }
 
-/// The products of all vectors with each other in a chunk. `alike` are the same vectors, if they are of one type; `fused` is for products that
-/// are exact.
+/// The products of all vectors with each other in a chunk. `alike` are the vectors as typed slices, if they have one dtype; `fused` is set
+/// for exact products.
 fn products_of_chunk<T: Element>(
     alike: Option<&[&[T]]>,
     vectors: &[Slice<'_>],
@@ -216,7 +216,7 @@ fn products_of_chunk<T: Element>(
     lanes
 }
 
-/// The vectors as such of the type of `_first`, if that is what all are.
+/// The vectors as slices of the type of `_first`, if all have that type.
 pub(super) fn of_one_type<'a, T: Element>(_first: &[T], vectors: &[Slice<'a>]) -> Option<Vec<&'a [T]>> {
     vectors.iter().map(|vector| vector.typed()).collect()
 }
@@ -224,26 +224,25 @@ pub(super) fn of_one_type<'a, T: Element>(_first: &[T], vectors: &[Slice<'a>]) -
 /// Adasum's weights of every rank's vector in each layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Coefficients {
-    /// `layers × P`: the result of a layer is the sum of its ranks' vectors with these weights.
+    /// The weights, `layers × P`: the result of a layer is the sum of its ranks' vectors with these weights.
     pub weights: Vec<f64>,
-    /// The layers whose weights are not to be used yet, because they take the exact path ([`Criterion`]): they are those after the first
-    /// level of the tree.
+    /// For each layer, whether it takes the exact path ([`Criterion`]). The weights of such a layer are those after the first level of the
+    /// tree, and are not the final ones.
     pub cancelled: Vec<bool>,
 }
 
-/// Adasum's weights from the Gram matrices of layers of `f32` or narrower dtypes.
+/// Computes Adasum's weights from the Gram matrices of layers of `f32` or narrower dtypes.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for a world of no or more than 65536 ranks, or a length that is no multiple of
-/// `P(P+1)/2`.
+/// [`Error::InvalidArgument`] for a world size of 0 or above 65536, or a length that is no multiple of `P(P+1)/2`.
 pub fn coefficients(gram: &[f64], world_size: usize) -> Result<Coefficients> {
     coefficients_by(gram, world_size, |_| Criterion::Narrow)
 }
 
-/// Adasum's weights from the Gram matrices of the layers, each of which takes the exact path by a criterion of its own.
+/// Computes Adasum's weights from the Gram matrices of the layers, with a criterion of its own for the exact path of each layer.
 ///
 /// # Errors
-/// As [`coefficients`].
+/// The errors of [`coefficients`].
 pub fn coefficients_by(
     gram: &[f64],
     world_size: usize,
@@ -257,7 +256,7 @@ pub fn coefficients_by(
     }
     let layers = gram.len() / count;
     let mut weights = vec![0.0; layers * world_size];
-    // Those of the pairs of single ranks, in order.
+    // The coefficients of the pairs of single ranks, in order.
     let mut first_level = Vec::with_capacity(world_size / 2);
     let cancelled = weights
         .chunks_exact_mut(world_size)
@@ -277,7 +276,7 @@ pub fn coefficients_by(
     Ok(Coefficients { weights, cancelled })
 }
 
-/// Refuses worlds that have no pairs, or whose pairs could not be counted.
+/// Refuses worlds that have no pairs, or too many to count.
 pub(super) fn check_world(operation: &'static str, world_size: usize) -> Result<()> {
     const MOST: usize = 1 << 16;
     if (1..=MOST).contains(&world_size) {
@@ -303,7 +302,7 @@ mod tests {
     use crate::kernels::cpu::isa;
     use crate::plan::chunks::chunks;
 
-    /// With and without fusing, on any machine: what one product at a time gives, for every shape of a tile.
+    /// Tiles equal single products, for every shape of a tile, fused or not, on any machine.
     #[test]
     fn tiles_are_what_single_products_say() {
         let wide = |digits: u32| -> Vec<Block> {
@@ -329,7 +328,7 @@ mod tests {
         });
     }
 
-    /// Sums of any number of vectors of one dtype, and of several dtypes: term by term, by the formula.
+    /// Sums of any number of vectors, of one dtype and of several, equal the formula applied term by term.
     #[test]
     fn sums_are_what_the_formula_says() {
         const SEGMENTS: [Range<usize>; 4] = [3..35, 35..36, 40..1333, 1400..2200];

@@ -1,9 +1,10 @@
 //! The exact path of Adasum: the combination tree evaluated at every element, from the ranks' own values.
 //!
-//! Where gradients nearly cancel, the norm of a combined vector has digits that the quadratic form of a Gram matrix has lost, and
-//! a result formed from collapsed weights would amplify their rounding. Here every node of the tree is formed as combining whole
-//! vectors in place in `f64` would form it, block by block and without storing any. Only layers that ask for it are read. Vectors of `f64`
-//! have the tree in twice that precision ([`precise`]). Trees can also round every node as combining vectors in place in their own dtype does.
+//! Where gradients nearly cancel, the norm of a combined vector has digits that the quadratic form of a Gram matrix has lost, and a result
+//! computed from collapsed weights would amplify their rounding. Here every node of the tree has the value that combining whole vectors in
+//! place in `f64` would give, computed block by block without storing any vector. Only layers that need the exact path are read. For
+//! vectors of `f64` the tree has twice that precision ([`precise`]). Trees can also round every node to the vectors' dtype, as combining
+//! vectors in place in that dtype does.
 
 use std::ops::Range;
 
@@ -22,25 +23,25 @@ use crate::plan::chunks::{Chunk, chunks_of_all};
 use crate::slice::{Slice, SliceMut, with_typed};
 use crate::slice::{storage, storage_mut};
 
-/// The coefficients of the pairs of every layer's combination tree, as far as they are known, and which layers have one.
+/// The known coefficients of the pairs of every layer's combination tree, and the selection of layers that have a tree.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trees {
     world_size: usize,
-    /// Which a pair finds by [`Pair::index`].
+    /// The coefficients, indexed by layer and [`Pair::index`].
     coefficients: Coefficients,
     /// The layers that take the exact path.
     wanted: Vec<bool>,
 }
 
-/// `layers × (P - 1)` coefficients.
+/// The coefficients, `layers × (P - 1)`.
 #[derive(Clone, Debug, PartialEq)]
 enum Coefficients {
     Plain(Vec<adasum::Coefficients>),
-    /// Of nodes that are rounded to the vectors' dtype.
+    /// Coefficients of nodes that are rounded to the vectors' dtype.
     Rounded(Vec<adasum::Coefficients>),
     Precise {
         of_pairs: Vec<precise::Coefficients>,
-        /// `layers × P`, of the ranks' vectors.
+        /// The squared norms of the ranks' vectors, `layers × P`.
         squared_norms: Vec<f64>,
     },
 }
@@ -50,37 +51,37 @@ enum Coefficients {
 pub(super) enum Tree<'a> {
     Plain(&'a [adasum::Coefficients]),
     Rounded(&'a [adasum::Coefficients]),
-    /// With the squared norms of the ranks' vectors.
+    /// The coefficients, and the squared norms of the ranks' vectors.
     Precise(&'a [precise::Coefficients], &'a [f64]),
 }
 
 impl Trees {
-    /// Trees over `world_size` ranks for the layers that are `wanted`, with nothing known of them yet.
+    /// Creates trees over `world_size` ranks for the layers selected by `wanted`, without coefficients.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a world of no or more than 65536 ranks.
+    /// [`Error::InvalidArgument`] for a world size of 0 or above 65536.
     pub fn new(world_size: usize, wanted: Vec<bool>) -> Result<Self> {
         check_world("trees", world_size)?;
         let coefficients = Coefficients::Plain(vec![(1.0, 1.0); wanted.len() * (world_size - 1)]);
         Ok(Self { world_size, coefficients, wanted })
     }
 
-    /// As [`new`](Self::new), with every node rounded to the dtype of the vectors: what
-    /// [`Algorithm::Tree`](crate::ops::Algorithm::Tree) has on ranks that hold a vector each.
+    /// Like [`new`](Self::new), with every node rounded to the dtype of the vectors, as [`Algorithm::Tree`](crate::ops::Algorithm::Tree)
+    /// computes it where each rank has one vector.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn rounded(world_size: usize, wanted: Vec<bool>) -> Result<Self> {
         check_world("trees", world_size)?;
         let coefficients = Coefficients::Rounded(vec![(1.0, 1.0); wanted.len() * (world_size - 1)]);
         Ok(Self { world_size, coefficients, wanted })
     }
 
-    /// As [`new`](Self::new), for vectors of `f64`: in twice the precision of that. `gram` are the layers' Gram matrices, of which the
-    /// scales of the sums follow.
+    /// Like [`new`](Self::new), for vectors of `f64`, in twice the precision of `f64`. `gram` has the layers' Gram matrices, from which the
+    /// scales of the sums are derived.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and [`Error::LengthMismatch`] for Gram matrices of other layers or ranks.
+    /// The errors of [`new`](Self::new), and [`Error::LengthMismatch`] for Gram matrices of another number of layers or ranks.
     pub fn precise(world_size: usize, wanted: Vec<bool>, gram: &[f64]) -> Result<Self> {
         check_world("trees", world_size)?;
         let count = products(world_size);
@@ -95,7 +96,7 @@ impl Trees {
         Ok(Self { world_size, coefficients, wanted })
     }
 
-    /// The same tree for `count` segments that share the weights of one layer.
+    /// Repeats the tree for `count` segments that share the weights of one layer.
     pub fn repeated(&self, count: usize) -> Self {
         let coefficients = match &self.coefficients {
             Coefficients::Plain(of_pairs) => Coefficients::Plain(of_pairs.repeat(count)),
@@ -107,7 +108,7 @@ impl Trees {
         Self { world_size: self.world_size, coefficients, wanted: self.wanted.repeat(count) }
     }
 
-    /// How many numbers [`tree_dots`] gives of a layer.
+    /// The number of sums per layer that [`tree_dots`] returns.
     pub fn sums(&self) -> usize {
         match self.coefficients {
             Coefficients::Plain(_) | Coefficients::Rounded(_) => 3,
@@ -115,8 +116,8 @@ impl Trees {
         }
     }
 
-    /// Takes the coefficients of a pair from what [`tree_dots`] gives of its sides in each layer, added up over all parts of the
-    /// vectors, and applies them to the weights of the wanted layers, `layers × P`, which started at 1.
+    /// Computes the coefficients of a pair from the sums of [`tree_dots`] for each layer, added over all parts of the vectors, and applies
+    /// them to the weights of the wanted layers, `layers × P`, which must start at 1.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a pair that the tree does not have; [`Error::LengthMismatch`] for sums or weights of another
@@ -152,7 +153,7 @@ impl Trees {
         Err(Error::InvalidArgument { operation, reason })
     }
 
-    /// The coefficients of a layer that takes the exact path.
+    /// The tree of a layer that takes the exact path.
     pub(super) fn wanted(&self, layer: usize) -> Option<Tree<'_>> {
         let pairs = layer * (self.world_size - 1)..(layer + 1) * (self.world_size - 1);
         self.wanted[layer].then(|| match &self.coefficients {
@@ -186,7 +187,7 @@ vectorized! {
     }
 }
 
-/// The pairs below the node over `ranks`: as pairs of a tree of its own, and as those of the whole tree.
+/// The pairs below the node over `ranks`: each as a pair of a tree of its own, and as a pair of the whole tree.
 fn pairs_below(ranks: Range<usize>) -> impl Iterator<Item = (Pair, Pair)> {
     let start = ranks.start;
     pairs(ranks.len()).map(move |pair| {
@@ -195,7 +196,7 @@ fn pairs_below(ranks: Range<usize>) -> impl Iterator<Item = (Pair, Pair)> {
     })
 }
 
-/// One block of the root, times `factor`, rounded to `f64`.
+/// Computes one block of the root, times `factor`, rounded to `f64`.
 pub(super) fn root(vectors: &[Slice<'_>], block: Range<usize>, tree: Tree<'_>, factor: f64) -> Block {
     let ranks = 0..vectors.len();
     match tree {
@@ -216,7 +217,7 @@ pub(super) fn root(vectors: &[Slice<'_>], block: Range<usize>, tree: Tree<'_>, f
     }
 }
 
-/// One block of the node over `ranks`; `rounded` is for trees that round every node.
+/// Computes one block of the node over `ranks`; `rounded` is set for trees that round every node.
 fn node(
     vectors: &[Slice<'_>],
     block: Range<usize>,
@@ -245,7 +246,7 @@ fn round<T: Formula>(block: &mut Block, _vector: &[T]) {
     cast_near(block, &narrow);
 }
 
-/// The same in twice the precision, and no more elements than the block has.
+/// Computes one block of a node in twice the precision of `f64`, for the elements of the block alone.
 fn precise_node(
     vectors: &[Slice<'_>],
     block: Range<usize>,
@@ -267,13 +268,15 @@ fn precise_node(
     nodes.swap_remove(0)
 }
 
-/// Sums over each segment from which [`Trees::set_pair`] takes the coefficients of a pair, [`Trees::sums`] of them; zeros for segments that are
-/// not wanted. They may be added to those of other parts of the same layers. The pairs below this one must be known.
+/// Computes the sums over each segment from which [`Trees::set_pair`] derives the coefficients of a pair, [`Trees::sums`] per segment;
+/// zeros for segments that are not wanted. They may be added to the sums of other parts of the same layers. The coefficients of the pairs
+/// below this one must be set.
 ///
-/// The sums are `[u·v, |u|², |v|²]` of the two sides of the pair, in `f64`; of precise trees, slices of those, whose sums are exact.
+/// The sums are `[u·v, |u|², |v|²]` of the two sides of the pair, in `f64`; for precise trees, each sum is divided into slices, whose sums
+/// are exact.
 ///
 /// # Errors
-/// As [`gram`](super::gram), and [`Error::LengthMismatch`] for trees of other ranks or layers,
+/// The errors of [`gram`](super::gram), and [`Error::LengthMismatch`] for trees of another number of ranks or layers,
 /// [`Error::InvalidArgument`] for a pair that they do not have.
 pub fn tree_dots(vectors: &[Slice<'_>], segments: &[Range<usize>], trees: &Trees, pair: Pair) -> Result<Vec<f64>> {
     trees.check("tree_dots", vectors, segments)?;
@@ -283,8 +286,8 @@ pub fn tree_dots(vectors: &[Slice<'_>], segments: &[Range<usize>], trees: &Trees
     Ok(totals)
 }
 
-/// Adds the sums of [`tree_dots`] over each chunk to the chunk's row of the totals. Chunks of layers that are not wanted are not read. The pair is
-/// one of the tree's; the vectors are as many as its ranks, of one length, and reach over the chunks.
+/// Adds the sums of [`tree_dots`] over each chunk to the chunk's row of the totals. Chunks of layers that are not wanted are not read. The
+/// tree must have the pair; there must be one vector per rank, all of one length and including the chunks.
 pub(crate) fn add_tree_dots(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &[Chunk], trees: &Trees, pair: Pair) {
     let (left, right) = (pair.begin..pair.middle, pair.middle..pair.end);
     sum_chunks(vectors.len(), chunks, (totals, trees.sums()), |chunk| match trees.wanted(chunk.layer) {
@@ -316,12 +319,11 @@ pub(crate) fn add_tree_dots(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &
     });
 }
 
-/// `dst[i] = D(factor × root[i])`: the root of each wanted segment's tree, rounded once; other elements are left alone. All pairs
-/// must be known.
+/// Computes `dst[i] = D(factor × root[i])`: the root of each wanted segment's tree, rounded once; other elements are left unchanged. The
+/// coefficients of all pairs must be set.
 ///
 /// # Errors
-/// As [`combine`](super::combine), and [`Error::LengthMismatch`] for trees of other ranks or
-/// layers.
+/// The errors of [`combine`](super::combine), and [`Error::LengthMismatch`] for trees of another number of ranks or layers.
 pub fn tree_combine(
     dst: SliceMut<'_>,
     vectors: &[Slice<'_>],

@@ -1,7 +1,7 @@
-//! Element by element on the device: [`zero`], [`cast`], [`accumulate`], [`scale`], [`all_finite`], and many tensors in one
+//! Element-wise kernels on the device: [`zero`], [`cast`], [`accumulate`], [`scale`], [`all_finite`], and kernels on many tensors in one
 //! launch: [`zero_all`], [`cast_all`], [`accumulate_all`], [`pack`], [`unpack`].
 //!
-//! Any alignment that the dtype allows is right; multiples of 16 bytes are fast.
+//! Any alignment of the dtype is supported; multiples of 16 bytes are fast.
 
 use gradsync_device::abi::{PIECE_TILES, Piece, ZERO_TILE_BYTES, finite_tile_len, tile_len};
 
@@ -10,7 +10,7 @@ use crate::driver::{Argument, DeviceSlice, DeviceSliceMut, Queue};
 use crate::error::{Result, same_len};
 use crate::kernels::{Overlap, check_places};
 
-/// Sets every element to zero.
+/// Enqueues setting every element to zero. Any dtype and length.
 ///
 /// # Errors
 /// [`Error::Cuda`](crate::Error::Cuda).
@@ -22,13 +22,13 @@ pub fn zero(dst: DeviceSliceMut<'_>) -> Result<()> {
     Ok(unsafe { view.queue().launch("zero", zero_tiles(view.address(), bytes), &arguments) }?)
 }
 
-/// Tiles, and blocks of `zero`, that clear `bytes` bytes at `address`: they count from the aligned address at or before it.
+/// The number of tiles, and of blocks of `zero`, that clear `bytes` bytes at `address`, counted from the aligned address at or before it.
 fn zero_tiles(address: u64, bytes: usize) -> u64 {
     let skipped = address as usize % gradsync_device::abi::VECTOR_BYTES;
     if bytes == 0 { 0 } else { (skipped + bytes).div_ceil(ZERO_TILE_BYTES) as u64 }
 }
 
-/// One of the streaming kernels over two dtypes.
+/// Launches one of the streaming kernels for two dtypes.
 fn stream(
     operation: &'static str,
     name: String,
@@ -46,34 +46,35 @@ fn stream(
     Ok(unsafe { view.queue().launch(&name, blocks, &arguments) }?)
 }
 
-/// `dst[i] = D(src[i])`, as [`cpu::cast`](crate::kernels::cpu::cast).
+/// Enqueues `dst[i] = D(src[i])`, with the numerics of [`cpu::cast`](crate::kernels::cpu::cast).
 ///
 /// # Errors
-/// [`Error::LengthMismatch`](crate::Error::LengthMismatch); [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of different queues; [`Error::Cuda`](crate::Error::Cuda).
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch); [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of
+/// different queues; [`Error::Cuda`](crate::Error::Cuda).
 pub fn cast(dst: DeviceSliceMut<'_>, src: DeviceSlice<'_>) -> Result<()> {
     let name = format!("cast_{}_{}", src.dtype(), dst.as_slice().dtype());
     stream("cast", name, &dst, src, &[])
 }
 
-/// `sum[i] = T(sum[i] + value[i])`, as [`cpu::accumulate`](crate::kernels::cpu::accumulate).
+/// Enqueues `sum[i] = T(sum[i] + value[i])`, with the numerics of [`cpu::accumulate`](crate::kernels::cpu::accumulate).
 ///
 /// # Errors
-/// As [`cast`].
+/// The errors of [`cast`].
 pub fn accumulate(sum: DeviceSliceMut<'_>, value: DeviceSlice<'_>) -> Result<()> {
     let name = format!("accumulate_{}_{}", sum.as_slice().dtype(), value.dtype());
     stream("accumulate", name, &sum, value, &[])
 }
 
-/// `dst[i] = D(src[i] × factor)`, as [`cpu::scale`](crate::kernels::cpu::scale).
+/// Enqueues `dst[i] = D(src[i] × factor)`, with the numerics of [`cpu::scale`](crate::kernels::cpu::scale).
 ///
 /// # Errors
-/// As [`cast`].
+/// The errors of [`cast`].
 pub fn scale(dst: DeviceSliceMut<'_>, src: DeviceSlice<'_>, factor: f64) -> Result<()> {
     let name = format!("scale_{}_{}", src.dtype(), dst.as_slice().dtype());
     stream("scale", name, &dst, src, &[Argument::F64(factor)])
 }
 
-/// Whether no element is NaN or infinite. Waits for the queue.
+/// Returns whether no element is NaN or infinite; true for no elements. Waits for the queue.
 ///
 /// # Errors
 /// [`Error::Cuda`](crate::Error::Cuda).
@@ -83,14 +84,14 @@ pub fn all_finite(src: DeviceSlice<'_>) -> Result<bool> {
     let flag = upload_words(queue, &[FINITE])?;
     let blocks = src.len().div_ceil(finite_tile_len(src.dtype())) as u64;
     let arguments = [pointer(flag.as_slice()), pointer(src), src.len().into()];
-    // SAFETY: the flag is 8 bytes of which the kernel writes 4, and lives until the copy below has waited for the launch.
+    // SAFETY: the flag has 8 bytes, 4 of which the kernel writes, and lives until the copy below has waited for the launch.
     unsafe { queue.launch(&format!("all_finite_{}", src.dtype()), blocks, &arguments) }?;
     let mut words = [0.0f64];
     flag.as_slice().copy_to_host((&mut words[..]).into())?;
     Ok(words[0].to_bits() == FINITE)
 }
 
-/// Sets every element of many tensors to zero, in one launch.
+/// Enqueues setting every element of many tensors to zero, in one launch. The tensors may differ in dtype.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of different queues; [`Error::Cuda`](crate::Error::Cuda).
@@ -105,10 +106,12 @@ pub fn zero_all(tensors: &mut [DeviceSliceMut<'_>]) -> Result<()> {
     unsafe { pieces.launch("zero_segments") }
 }
 
-/// Copies each source to its offset in the arena, casting where dtypes differ, in one launch for each dtype of the sources.
+/// Enqueues a copy of each source to its offset in the arena, in elements, with the numerics of [`cast`]; one launch for each dtype of the
+/// sources.
 ///
 /// # Errors
-/// As [`cpu::pack`](crate::kernels::cpu::pack); [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of different queues; [`Error::Cuda`](crate::Error::Cuda).
+/// The errors of [`cpu::pack`](crate::kernels::cpu::pack); [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of
+/// different queues; [`Error::Cuda`](crate::Error::Cuda).
 pub fn pack(dst: DeviceSliceMut<'_>, offsets: &[usize], sources: &[DeviceSlice<'_>]) -> Result<()> {
     let arena = dst.as_slice();
     check_places("pack", arena.len(), offsets, sources.iter().map(DeviceSlice::len), Overlap::Refused)?;
@@ -119,10 +122,11 @@ pub fn pack(dst: DeviceSliceMut<'_>, offsets: &[usize], sources: &[DeviceSlice<'
     update_all("pack", Update::Cast, moves.collect())
 }
 
-/// Copies each destination from its offset in the arena, casting where dtypes differ, in one launch for each of their dtypes.
+/// Enqueues a copy of each destination from its offset in the arena, in elements, with the numerics of [`cast`]; one launch for each of
+/// their dtypes.
 ///
 /// # Errors
-/// As [`pack`].
+/// The errors of [`pack`], but ranges in the arena may overlap.
 pub fn unpack(destinations: &mut [DeviceSliceMut<'_>], src: DeviceSlice<'_>, offsets: &[usize]) -> Result<()> {
     let lens = destinations.iter().map(|tensor| tensor.as_slice().len());
     check_places("unpack", src.len(), offsets, lens, Overlap::Allowed)?;
@@ -133,24 +137,26 @@ pub fn unpack(destinations: &mut [DeviceSliceMut<'_>], src: DeviceSlice<'_>, off
     update_all("unpack", Update::Cast, moves.collect())
 }
 
-/// `destinations[t] = sources[t]`, cast where dtypes differ, for many tensors of equal lengths, in one launch for each pair of dtypes, as
-/// [`cast`].
+/// Enqueues `destinations[t] = sources[t]` for many tensors, with the numerics of [`cast`]; one launch for each pair of dtypes. Tensors `t`
+/// have equal lengths.
 ///
 /// # Errors
-/// As [`accumulate_all`].
+/// The errors of [`accumulate_all`].
 pub fn cast_all(destinations: &mut [DeviceSliceMut<'_>], sources: &[DeviceSlice<'_>]) -> Result<()> {
     update_pairs("cast_all", Update::Cast, ("destination", destinations), ("source", sources))
 }
 
-/// `sums[t] += values[t]` for many tensors of equal lengths, in one launch for each pair of dtypes, as [`accumulate`].
+/// Enqueues `sums[t] += values[t]` for many tensors, with the numerics of [`accumulate`]; one launch for each pair of dtypes. Tensors `t`
+/// have equal lengths.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming the tensor; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of different queues; [`Error::Cuda`](crate::Error::Cuda).
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming the tensor; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for
+/// operands of different queues; [`Error::Cuda`](crate::Error::Cuda).
 pub fn accumulate_all(sums: &mut [DeviceSliceMut<'_>], values: &[DeviceSlice<'_>]) -> Result<()> {
     update_pairs("accumulate_all", Update::Accumulate, ("sum", sums), ("value", values))
 }
 
-/// Updates tensor by tensor, each side with the name of one of its tensors.
+/// Updates tensor by tensor. Each side comes with the noun for one of its tensors.
 fn update_pairs(
     operation: &'static str,
     update: Update,
@@ -166,7 +172,7 @@ fn update_pairs(
     update_all(operation, update, pairs.collect())
 }
 
-/// The operation of a launch over many tensors, for each of them.
+/// The operation that a launch applies to each of many tensors.
 #[derive(Clone, Copy)]
 enum Update {
     Cast,
@@ -217,7 +223,7 @@ impl<'a> Pieces<'a> {
     }
 
     /// # Safety
-    /// See [`Queue::launch`]; the pieces must be what the kernel expects.
+    /// The conditions of [`Queue::launch`]; the pieces must satisfy the contract of the kernel.
     unsafe fn launch(self, name: &str) -> Result<()> {
         let Some(queue) = self.queue.filter(|_| self.blocks > 0) else { return Ok(()) };
         let words: Vec<u64> = self

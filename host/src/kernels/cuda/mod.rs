@@ -1,7 +1,7 @@
 //! The CUDA backend: typed launches of the kernels in `gradsync-device`, with the numerics of [`cpu`](super::cpu).
 //!
-//! Every call checks lengths, dtypes and queues, then puts its launches into the queue of its destination. Only calls that
-//! return values wait for the queue. Sums of f32, f16 and bf16 products differ from the CPU's only in the order of their `f64` additions.
+//! Every call checks lengths, dtypes and queues, then enqueues its launches into the queue of its destination. Only calls that return
+//! values wait for the queue. Sums of f32, f16 and bf16 products differ from the CPU's only in the order of their `f64` additions.
 
 pub mod baseline;
 mod elementwise;
@@ -24,7 +24,7 @@ fn pointer_mut(slice: &DeviceSliceMut<'_>) -> Argument {
     pointer(slice.as_slice())
 }
 
-/// A table for a kernel, in device memory.
+/// Uploads a table for a kernel to device memory.
 fn upload_words(queue: &Queue, words: &[u64]) -> Result<DeviceBuffer> {
     let words: &[f64] = bytemuck::cast_slice(words);
     let mut table = DeviceBuffer::allocate(queue, DType::F64, words.len())?;

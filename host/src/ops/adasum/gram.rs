@@ -1,7 +1,7 @@
-//! The Gram form of Adasum: the vectors are exchanged once, each rank multiplies its part of all of them with each other, one small
-//! all-reduce sums the products, and every rank computes the same weights and its part of the weighted sum.
+//! The Gram form of Adasum: the vectors are exchanged once, each rank multiplies its part of all vectors with each other, one small
+//! all-reduce adds the products, and every rank computes the same weights and its part of the weighted sum.
 //!
-//! A part is cut into chunks, and while the transport moves one chunk the processor works on another. A [`Vector`] is the storage of this rank's
+//! A part is divided into chunks; while the transport moves one chunk, the CPU works on another. A [`Vector`] is the storage of this rank's
 //! vector, with its transfers to and from the host.
 
 use std::ops::Range;
@@ -20,7 +20,7 @@ use crate::plan::chunks::{Chunk, LONGEST_CHUNK, SumTable};
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
 
-/// Bytes of one rank's share of a chunk: what two ranks send each other at a time. Pieces begin where chunks of tensors do.
+/// The size in bytes of one rank's piece of a chunk, which is one message between two ranks. Pieces begin at boundaries of tensors' chunks.
 const PIECE_BYTES: usize = 1 << 20;
 const _: () = assert!(PIECE_BYTES / DType::F64.size_bytes() % LONGEST_CHUNK == 0);
 
@@ -34,28 +34,28 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// For `vectors` vectors of as many parts of `part_len` elements.
+    /// Divides `vectors` vectors, each into as many parts of `part_len` elements.
     pub(crate) fn new(dtype: DType, vectors: usize, part_len: usize) -> Self {
         Cut { vectors, part_len, chunk_len: (PIECE_BYTES / dtype.size_bytes()).min(part_len.max(1)), dtype }
     }
 
-    /// How many chunks a part has.
+    /// The number of chunks of a part.
     pub(crate) fn chunks(self) -> usize {
         self.part_len.div_ceil(self.chunk_len)
     }
 
-    /// A chunk's elements in its part.
+    /// The element range of a chunk in its part.
     pub(super) fn chunk(self, chunk: usize) -> Range<usize> {
         chunk * self.chunk_len..self.part_len.min((chunk + 1) * self.chunk_len)
     }
 
-    /// Where, in a whole vector, the chunk of every part lies, in order.
+    /// The ranges of a chunk of every part in a whole vector, in order.
     #[cfg(feature = "cuda")]
     pub(crate) fn pieces(self, chunk: usize) -> impl Iterator<Item = Range<usize>> + Clone {
         self.pieces_of(self.vectors * self.part_len, chunk)
     }
 
-    /// The same in `len` elements of whole parts.
+    /// The ranges of a chunk of every part in `len` elements of whole parts.
     fn pieces_of(self, len: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> + Clone {
         let Range { start, end } = self.chunk(chunk);
         (0..len / self.part_len).map(move |part| part * self.part_len + start..part * self.part_len + end)
@@ -67,20 +67,21 @@ impl Cut {
         self.dtype
     }
 
-    /// The elements of the longest piece.
+    /// The length of the longest piece in elements.
     #[cfg(feature = "cuda")]
     pub(crate) fn longest_piece(self) -> usize {
         self.chunk_len
     }
 }
 
-/// The storage of this rank's vector: source of the parts that other ranks reduce, and destination of their results. Calls go through the chunks in
-/// order, twice: first all are fetched and read, then all are filled and stored. This rank's own part is reduced by the caller, where it lies.
+/// The storage of this rank's vector: source of the parts that other ranks reduce, and destination of their results. Callers process the
+/// chunks in order, twice: first they fetch and read all chunks, then they fill and store all. The caller reduces this rank's own part in
+/// place.
 pub(crate) trait Vector {
-    /// Begins to fetch a chunk of every part; does not wait.
+    /// Starts to fetch a chunk of every part; does not wait.
     fn fetch(&mut self, chunk: usize) -> Result<()>;
 
-    /// A fetched chunk of every other rank's part, in order; waits for [`fetch`](Self::fetch), which has also written the chunk of the own part to `own`.
+    /// A fetched chunk of every other rank's part, in order; waits for [`fetch`](Self::fetch), and writes the own part's chunk to `own`.
     fn pieces(&mut self, chunk: usize, own: SliceMut<'_>) -> Result<Vec<Slice<'_>>>;
 
     /// The destinations of a chunk of every other rank's part of the result; `own` is the result's chunk of the own part.
@@ -99,7 +100,7 @@ pub(crate) struct Workspace {
 /// A chunk of this rank's part of all vectors.
 struct Gathered<'a> {
     own: SliceMut<'a>,
-    /// The others', in order.
+    /// The chunks of the other ranks' vectors, in order.
     others: HostBuffer,
 }
 
@@ -111,7 +112,7 @@ impl Gathered<'_> {
         vectors
     }
 
-    /// The vectors of all ranks, of which this rank's is replaced by the result.
+    /// The vectors of all ranks; the result replaces this rank's vector.
     fn operands(&mut self, rank: usize) -> Vec<cpu::Operand<'_>> {
         let mut operands: Vec<_> =
             pieces_of(&self.others, self.own.len()).into_iter().map(cpu::Operand::Read).collect();
@@ -120,26 +121,26 @@ impl Gathered<'_> {
     }
 }
 
-/// An arena cut into pieces of `len` elements.
+/// An arena divided into pieces of `len` elements.
 fn pieces_of(arena: &HostBuffer, len: usize) -> Vec<Slice<'_>> {
     let whole = arena.as_slice();
     (0..whole.len() / len).map(|piece| whole.range(piece * len..(piece + 1) * len)).collect()
 }
 
-/// The extent of the result that a rank gets.
+/// The extent of the result on a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// Its own part; the other parts keep their old elements.
+    /// The rank's own part; the other parts keep their old elements.
     Own,
-    /// All of it.
+    /// All parts.
     All,
 }
 
 /// One reduction.
 pub(crate) struct Gram<'a> {
-    /// One rank for every vector.
+    /// The ranks with the vectors, one rank per vector.
     pub(crate) across: &'a dyn Communicator,
-    /// The ranks whose products belong together: all that hold a part of the vectors.
+    /// The ranks over which products are added: all ranks that have a part of the vectors.
     pub(crate) all: &'a dyn Communicator,
     pub(crate) cut: Cut,
     /// The table of products of all layers, whose windows are the parts of all ranks.
@@ -148,7 +149,7 @@ pub(crate) struct Gram<'a> {
     pub(crate) begin: usize,
     /// The criterion of the exact path for each layer.
     pub(crate) criteria: &'a [Criterion],
-    /// The tensors of this rank's part: each a layer of its own, or all together one.
+    /// The tensors of this rank's part: each is a layer, or all together are one.
     pub(crate) tensors: &'a [Range<usize>],
     /// The extent of the result on this rank.
     pub(crate) extent: Extent,
@@ -159,11 +160,11 @@ pub(super) struct Solution {
     pub(super) report: AdasumReport,
     /// `tensors × P` weights.
     pub(super) of_tensors: Vec<f64>,
-    /// The trees of the tensors, if any is to be computed along one.
+    /// The trees of the tensors, if any tensor takes the exact path.
     pub(super) trees: Option<cpu::Trees>,
 }
 
-/// The inputs of the arithmetic, which runs beside the transport.
+/// The inputs of the arithmetic, which runs concurrently with the transport.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     cut: Cut,
@@ -173,7 +174,7 @@ struct Part<'a> {
 }
 
 impl Gram<'_> {
-    /// Replaces this rank's vector, of which `own` is its own part and `vector` the others'.
+    /// Replaces this rank's vector: its own part `own`, and the other parts in `vector`.
     pub(crate) fn run(
         &self,
         own: SliceMut<'_>,
@@ -229,12 +230,12 @@ impl Gram<'_> {
         Part { cut: self.cut, table: self.table, begin: self.begin, tensors: self.tensors }
     }
 
-    /// Products of all layers, to which nothing has been added.
+    /// A table of products of all layers, filled with zeros.
     pub(super) fn no_products(&self) -> Vec<f64> {
         vec![0.0; self.table.row_count() * adasum::products(self.cut.vectors)]
     }
 
-    /// Finds the weights, given this rank's products. `vectors_of` returns every rank's vector in a chunk.
+    /// Computes the weights from this rank's products. `vectors_of` returns every rank's vector in a chunk.
     pub(super) fn solve<'v>(
         &self,
         mut products: Vec<f64>,
@@ -259,8 +260,8 @@ impl Gram<'_> {
         Ok(Solution { report, of_tensors, trees })
     }
 
-    /// Finds the coefficients of cancelled layers along the tree: from the vectors, except for pairs of ranks, whose products suffice unless they
-    /// have too few digits.
+    /// Computes the coefficients of cancelled layers along the tree: from the vectors, except for pairs of ranks, whose products suffice
+    /// unless they have too few digits.
     fn recompute<'v>(
         &self,
         vectors_of: &dyn Fn(usize) -> Vec<Slice<'v>>,
@@ -288,7 +289,7 @@ impl Gram<'_> {
             let sums: Vec<f64> = products.chunks_exact(adasum::products(vectors)).flat_map(of_layer).collect();
             trees.set_pair(pair, &sums, weights)?;
         }
-        // The pairs of one level are independent: their sums travel together.
+        // The pairs of one level are independent: their sums are exchanged together.
         let width = self.table.row_count() * trees.sums();
         for level in pairs.chunk_by(|one, other| one.middle - one.begin == other.middle - other.begin) {
             let mut sums = vec![0.0; level.len() * width];
@@ -342,16 +343,16 @@ impl Workspace {
     }
 }
 
-/// Sends every other rank its piece, and receives their pieces for this rank into `room`; both in rank order.
-fn exchange_pieces(across: &dyn Communicator, pieces: &[Slice<'_>], room: SliceMut<'_>) -> Result<()> {
+/// Sends every other rank its piece, and receives their pieces for this rank into `received`; both in rank order.
+fn exchange_pieces(across: &dyn Communicator, pieces: &[Slice<'_>], received: SliceMut<'_>) -> Result<()> {
     let len = pieces.first().map_or(0, Slice::len);
-    let places = room.ranges_mut((0..pieces.len()).map(|place| place * len..(place + 1) * len));
+    let places = received.ranges_mut((0..pieces.len()).map(|place| place * len..(place + 1) * len));
     let sends: Vec<_> = others(across).zip(pieces.iter().map(|piece| (*piece).into())).collect();
     let mut receives: Vec<_> = others(across).zip(places.into_iter().map(Into::into)).collect();
     across.exchange(&sends, &mut receives)
 }
 
-/// Sends this rank's piece of the result to every other rank, and receives theirs into `places`, which are in rank order.
+/// Sends this rank's piece of the result to every other rank, and receives the other pieces into `places`, in rank order.
 fn gather_pieces(across: &dyn Communicator, own: Slice<'_>, places: Vec<SliceMut<'_>>) -> Result<()> {
     let sends: Vec<_> = others(across).map(|peer| (peer, own.into())).collect();
     let mut receives: Vec<_> = others(across).zip(places.into_iter().map(Into::into)).collect();
@@ -363,7 +364,7 @@ fn others(across: &dyn Communicator) -> impl Iterator<Item = usize> + use<> {
     (0..across.world_size()).filter(move |&peer| peer != rank)
 }
 
-/// Runs `transport` for each chunk on this thread, and `arithmetic` on its results on another.
+/// Runs `transport` for each chunk on this thread, and concurrently `arithmetic` on its results on another.
 fn receive<T: Send>(
     chunks: usize,
     mut transport: impl FnMut(usize) -> Result<T>,
@@ -384,7 +385,7 @@ fn receive<T: Send>(
     })
 }
 
-/// Runs `arithmetic` for each chunk on another thread, and `transport` on its results on this one.
+/// Runs `arithmetic` for each chunk on another thread, and concurrently `transport` on its results on this one.
 fn send<T: Send>(
     chunks: usize,
     mut arithmetic: impl Iterator<Item = Result<T>> + Send,
@@ -404,7 +405,7 @@ fn send<T: Send>(
     })
 }
 
-/// A vector in host memory, replaced where it lies: the parts of the ranks before this one, and of the ranks after it.
+/// A vector in host memory that is replaced in place: the parts of the ranks before this one, and of the ranks after it.
 pub(super) struct InPlace<'a> {
     before: SliceMut<'a>,
     after: SliceMut<'a>,
@@ -412,7 +413,7 @@ pub(super) struct InPlace<'a> {
 }
 
 impl<'a> InPlace<'a> {
-    /// The own part of an arena that is cut so, and the others'.
+    /// Splits an arena into this rank's own part and the other parts.
     pub(super) fn new(arena: SliceMut<'a>, cut: Cut, rank: usize) -> (SliceMut<'a>, Self) {
         let (before, rest) = arena.split_at_mut(rank * cut.part_len);
         let (own, after) = rest.split_at_mut(cut.part_len);
@@ -445,7 +446,7 @@ impl Vector for InPlace<'_> {
     }
 }
 
-/// Replaces the arena, which holds `tensors`, by the Adasum of all ranks' arenas, or only this rank's part of it.
+/// Replaces the arena, which has the tensors `tensors`, by the Adasum of all ranks' arenas, or only this rank's part of it.
 pub(super) fn in_place(
     comm: &dyn Communicator,
     mut parts: Parts<'_>,
@@ -482,7 +483,7 @@ struct OwnPart {
     begin: usize,
     criteria: Vec<Criterion>,
     tensors: Vec<Range<usize>>,
-    /// Of each layer that is a tensor, whether all of it is reduced here; of layers of many, no.
+    /// For each layer that is one tensor, whether this rank reduces the whole layer; false for layers of several tensors.
     are_whole: Vec<bool>,
 }
 

@@ -1,8 +1,8 @@
 //! Adasum across nodes: a sum, a mean or Adasum inside each node, and Adasum of the nodes' results by either algorithm, on shards (ONNX
-//! Runtime's hierarchical reduction, Horovod's Adasum over NCCL; with Adasum inside, small Gram matrices instead of a large one).
+//! Runtime's hierarchical reduction, Horovod's Adasum over NCCL; with Adasum inside nodes, small Gram matrices instead of a large one).
 //!
-//! Each rank of a node exchanges only its shard with the ranks in the same place on other nodes, and inner products are added up over
-//! all ranks, so that coefficients belong to whole tensors. Which ranks make a node is the caller's choice.
+//! Each rank of a node exchanges only its shard with the ranks at the same position on other nodes, and inner products are added over all
+//! ranks, so that coefficients belong to whole tensors. The caller decides which ranks form a node.
 
 use super::gram::{self, Cut, Extent, Gram, InPlace, Workspace};
 use super::tree::{self, Tree};
@@ -24,8 +24,8 @@ const OPERATION: &str = "hierarchical_adasum_all_reduce";
 
 /// The groups of a rank in a hierarchical reduction.
 ///
-/// [`plan::groups`](crate::plan::groups) makes them: all ranks of a data group, its ranks on this rank's node, and its ranks with
-/// this rank's position on every node. The size of `all` is the product of the sizes of `node` and `across`.
+/// [`plan::groups`](crate::plan::groups) computes them: all ranks of a data group, its ranks on this rank's node, and its ranks with this
+/// rank's position on every node. The size of `all` is the product of the sizes of `node` and `across`.
 #[derive(Clone, Copy, Debug)]
 pub struct Nodes<'a, M: Memory = Host> {
     /// All ranks.
@@ -36,12 +36,12 @@ pub struct Nodes<'a, M: Memory = Host> {
     pub across: &'a dyn Communicator<M>,
 }
 
-/// A rank's position among the nodes, as ranks compare it.
+/// A rank's position among the nodes, in the form that ranks compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GridPosition {
-    /// In its `node`.
+    /// The position in its `node`.
     on_node: GroupPosition,
-    /// In its `across`.
+    /// The position in its `across`.
     across: GroupPosition,
 }
 
@@ -50,12 +50,12 @@ pub(crate) struct GridPosition {
 struct GroupPosition {
     rank: u64,
     world_size: u64,
-    /// The number, among all ranks, of the group's first rank: no other group of the kind has it.
+    /// The number, among all ranks, of the group's first rank, which is unique among the groups of this kind.
     first: u64,
 }
 
 impl GroupPosition {
-    /// How many words a position takes.
+    /// The number of words of a position.
     const WORDS: usize = 3;
 
     fn of_words(words: &[u64]) -> Self {
@@ -63,7 +63,8 @@ impl GroupPosition {
     }
 }
 
-/// Refuses groups that do not make a grid of nodes and positions, given every rank's position, in the order of `all`. The same on every rank.
+/// Refuses groups that do not form a grid of nodes and positions, given every rank's position, in the order of `all`. The result is the
+/// same on every rank.
 fn check_grid(operation: &'static str, positions: &[GridPosition]) -> Result<()> {
     let refuse = |reason: String| Err(Error::InvalidArgument { operation, reason });
     let (node_size, nodes) = (positions[0].on_node.world_size, positions[0].across.world_size);
@@ -108,20 +109,20 @@ fn check_within(operation: &'static str, within_node: WithinNode) -> Result<()> 
 /// The levels at which the ranks' vectors are reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Levels {
-    /// By one Gram matrix of all ranks.
+    /// One Gram matrix of all ranks.
     One,
-    /// Inside nodes, and then by a Gram matrix of nodes.
+    /// Inside nodes, and then a Gram matrix of nodes.
     GramOfNodes,
-    /// Inside nodes, and then along the tree over nodes.
+    /// Inside nodes, and then the tree over nodes.
     TreeOfNodes,
 }
 
 impl Levels {
-    /// The requested levels, or for [`Algorithm::Auto`] the levels that [`plan::cost`](crate::plan::cost) finds fastest among those with the same result;
-    /// a switch is logged. `positions` has the positions of all ranks. The same on every rank.
+    /// The requested levels, or for [`Algorithm::Auto`] the levels that [`plan::cost`](crate::plan::cost) finds fastest among the levels
+    /// with the same result; a switch is logged. `positions` has the positions of all ranks. The result is the same on every rank.
     ///
     /// # Errors
-    /// [`Error::UnsupportedWorldSize`] for the tree over other than a power of two of nodes.
+    /// [`Error::UnsupportedWorldSize`] for the tree over a number of nodes that is no power of two.
     pub(crate) fn choose(
         operation: &'static str,
         within_node: WithinNode,
@@ -141,7 +142,7 @@ impl Levels {
         };
         let is_tree_of_all = per_node.is_power_of_two() && (0..).zip(positions).all(is_adjacent);
         let is_adasum_of_all = within_node == WithinNode::Adasum && is_tree_of_all;
-        // Otherwise only the step across nodes is chosen, which is the same as after a sum.
+        // Otherwise only the step across nodes is chosen, with the same choice as after a sum.
         let among = if is_adasum_of_all { Alternatives::OF_NODES } else { Alternatives::OF_SUMS };
         let choice = cost::choose(among, positions.len(), per_node as usize, bytes);
         if choice.scheme != choice.usual {
@@ -157,22 +158,24 @@ impl Levels {
 
 /// Replaces every rank's buffer by the Adasum of the nodes' sums, means or Adasums, in place: bitwise the same on every rank.
 ///
-/// Inside a node, vectors are reduced by `within_node`; nodes then combine as [`adasum_all_reduce`](super::adasum_all_reduce) combines
-/// ranks, in the order of `across`, with inner products of whole tensors. With one node the result is the reduction inside the node, and with
-/// one rank a node it is Adasum. Between nodes each rank sends its shard once in either direction.
+/// Inside a node, `within_node` reduces the vectors; nodes then combine as [`adasum_all_reduce`](super::adasum_all_reduce) combines ranks,
+/// in the order of `across`, with inner products of whole tensors. With one node the result is the reduction inside the node, and with one
+/// rank per node it is Adasum. Between nodes each rank sends its shard once in either direction.
 ///
-/// The options name the algorithm across nodes: inside nodes, Adasum uses a Gram matrix. [`Algorithm::Auto`] takes the Gram matrix of nodes, the tree
-/// over a power of two of nodes where [`plan::cost`](crate::plan::cost) finds it faster, and with [`WithinNode::Adasum`] one Gram matrix over all
-/// ranks where its result differs by one rounding only and it is as fast; the report then has weights of ranks. Otherwise it has weights of nodes,
-/// or none for the tree, and counts the layers that were computed again across nodes, not inside them.
+/// The options name the algorithm across nodes: inside nodes, Adasum uses a Gram matrix. [`Algorithm::Auto`] selects the Gram matrix of
+/// nodes, or the tree over a power of two of nodes where [`plan::cost`](crate::plan::cost) finds it faster; with [`WithinNode::Adasum`] it
+/// selects one Gram matrix over all ranks where its result differs by one rounding only and it is as fast. In that case the report has
+/// weights of ranks. Otherwise it has weights of nodes, or none for the tree, and counts the layers that were recomputed across nodes, not
+/// inside them.
 ///
 /// This prepares an [`Adasum::on_nodes`], runs it once and waits for its report. A training loop keeps the object.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, or the buffer
-/// was made for another number of ranks than `all` has; [`Error::Disagreement`] on every rank if ranks have other tensors or options; [`Error::UnsupportedWorldSize`] for
-/// [`Algorithm::Tree`] over a number of nodes that is no power of two; errors of the communicators. After an error of a
-/// communicator, or [`Error::OutOfMemory`], the contents of the buffer are unspecified; the other errors leave it unchanged.
+/// [`Error::InvalidArgument`] on every rank if the groups do not form a grid of nodes, `within_node` reduces by neither sum nor mean, or
+/// the buffer was made for another world size than `all` has; [`Error::Disagreement`] on every rank if ranks have different tensors or
+/// options; [`Error::UnsupportedWorldSize`] for [`Algorithm::Tree`] over a number of nodes that is no power of two; errors of the
+/// communicators. After an error of a communicator, or [`Error::OutOfMemory`], the contents of the buffer are unspecified; other errors
+/// leave it unchanged.
 pub fn hierarchical_adasum_all_reduce<M: AdasumMemory>(
     nodes: Nodes<'_, M>,
     buffer: &mut GradientBuffer<M>,
@@ -245,7 +248,7 @@ fn on_nodes(
     }
     let is_tree = levels == Levels::TreeOfNodes;
     if node.world_size() == 1 {
-        // A node's vector is its only rank's.
+        // A node with one rank: its vector is the rank's vector.
         return if is_tree {
             tree::in_place(across, parts, options.granularity)
         } else {
@@ -279,7 +282,7 @@ fn on_nodes(
         }
     }
 
-    // The part of the nodes' results that this rank combines: its shard, which the tree divides further by itself.
+    // The window of the nodes' results that this rank combines: its shard, which the tree divides further.
     let window = node.rank() * node_len..(node.rank() + 1) * node_len;
     let report = if is_tree {
         let (begin, tensors) = (window.start, &segments::clip(tensors, window));
@@ -302,7 +305,7 @@ fn on_nodes(
     Ok(report)
 }
 
-/// Compares tensors, choices and groups over all ranks, and returns every rank's position.
+/// Compares tensors, options and groups over all ranks, and returns every rank's position.
 pub(crate) fn agree<M: Memory>(
     nodes: Nodes<'_, M>,
     table: &TensorTable,
@@ -314,8 +317,8 @@ pub(crate) fn agree<M: Memory>(
     check_nodes(OPERATION, nodes)
 }
 
-/// Refuses groups that do not make a grid of nodes and positions, or in which there are ranks that are not among all; returns every rank's
-/// position. The same on every rank.
+/// Refuses groups that do not form a grid of nodes and positions, or that have ranks outside `all`; returns every rank's position. The
+/// result is the same on every rank.
 pub(crate) fn check_nodes<M: Memory>(operation: &'static str, nodes: Nodes<'_, M>) -> Result<Vec<GridPosition>> {
     let Nodes { all, node, across } = nodes;
     // Random, so ranks of another world are not mistaken for ranks with the same numbers in this one.
@@ -344,8 +347,8 @@ pub(crate) fn check_nodes<M: Memory>(operation: &'static str, nodes: Nodes<'_, M
     Ok(positions)
 }
 
-/// Refuses a group of a rank if the badges of its members differ from the badges in `all`. `at` is the offset of the rank's position in this group
-/// within its words; the sum of the group's badges follows, and the last word is the rank's own badge.
+/// Refuses a group of a rank if the badges of its members differ from the badges in `all`. `at` is the offset of the rank's position in
+/// this group within its words; the sum of the group's badges follows, and the last word is the rank's own badge.
 fn check_members(operation: &'static str, group: &str, at: usize, ranks: &[&[u64]]) -> Result<()> {
     let first = |words: &[u64]| GroupPosition::of_words(&words[at..]).first;
     let is_foreign = |words: &&[u64]| {
@@ -357,7 +360,7 @@ fn check_members(operation: &'static str, group: &str, at: usize, ranks: &[&[u64
     Err(Error::InvalidArgument { operation, reason })
 }
 
-/// Their sum, wrapping around.
+/// The wrapping sum of the words.
 fn sum(words: impl Iterator<Item = u64>) -> u64 {
     words.fold(0, u64::wrapping_add)
 }
@@ -389,9 +392,9 @@ mod tests {
         assert_eq!([of(1, 1), of(1, 8), of(2, 1), of(4, 1)], [Levels::One; 4]);
         assert_eq!([of(2, 8), of(64, 8)], [Levels::GramOfNodes; 2]);
         assert_eq!([of(128, 8), of(64, 1)], [Levels::TreeOfNodes; 2]);
-        // No power of two of nodes.
+        // The number of nodes is no power of two.
         assert_eq!(of(127, 8), Levels::GramOfNodes);
-        // Where one matrix would be another result, the step across nodes is chosen alone.
+        // One matrix would give another result, so only the step across nodes is chosen.
         assert_eq!([of(1, 3), of(2, 3)], [Levels::GramOfNodes; 2]);
         assert_eq!(of(256, 3), Levels::TreeOfNodes);
         let mut exchanged = positions(1, 8);

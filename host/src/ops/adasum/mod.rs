@@ -1,8 +1,8 @@
 //! Adasum all-reduce over any communicator (ONNX Runtime's AdasumAllReduce, Horovod's `op=Adasum`).
 //!
-//! Two algorithms with the same result up to rounding, in `gram` and `tree`; `shared_memory` is the Gram form for ranks that share
-//! memory, and `hierarchical` reduces inside nodes before it runs either across them. `device` has the forms for CUDA memory. Arithmetic is in
-//! `kernels`, the steps are in `plan`; nothing here depends on a transport.
+//! There are two algorithms with the same result up to rounding, in `gram` and `tree`; `shared_memory` is the Gram form for ranks that
+//! share memory, and `hierarchical` reduces inside nodes before it runs either across them. `device` has the forms for CUDA memory. The
+//! arithmetic is in `kernels`, the steps are in `plan`; nothing here depends on a transport.
 
 #[cfg(feature = "cuda")]
 mod device;
@@ -48,10 +48,10 @@ const OPERATION: &str = "adasum_all_reduce";
 pub struct AdasumReport {
     /// The algorithm that ran; never [`Algorithm::Auto`].
     pub algorithm: Algorithm,
-    /// `layers × P` weights of the ranks' vectors in the result. `None` for [`Algorithm::Tree`], where no rank knows them all.
+    /// The weights of the ranks' vectors in the result, `layers × P`. `None` for [`Algorithm::Tree`], where no rank knows all of them.
     pub weights: Option<Vec<f64>>,
-    /// Layers that lost digits to cancellation, or are short vectors of `f64`, and were computed again from the vectors; their weights are
-    /// exact as well.
+    /// The number of layers that lost digits to cancellation, or are short vectors of `f64`, and were recomputed from the vectors; their
+    /// weights are exact as well.
     pub recomputed: usize,
 }
 
@@ -69,18 +69,18 @@ impl AdasumReport {
 
 /// Replaces every rank's buffer by the Adasum of all ranks' buffers, in place: bitwise the same on every rank and in every run.
 ///
-/// Ranks combine as a tree of adjacent pairs, `(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b`, a coefficient being 1 where the squared
-/// norm is below the square root of the smallest normal `f64`; an odd rank out moves up unchanged. Inner products and weighted
-/// sums are `f64`; the result is rounded once ([`Algorithm::Gram`]) or once a level ([`Algorithm::Tree`]). A NaN or an infinity
-/// spreads over its layer as the formula says. Squares of `f64` elements beyond about 1e154 overflow, and their layer becomes NaN.
+/// Ranks combine as a tree of adjacent pairs, `(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b`, where a coefficient is 1 if the squared norm is
+/// below the square root of the smallest normal `f64`; an odd rank moves up unchanged. Inner products and weighted sums are `f64`; the
+/// result is rounded once ([`Algorithm::Gram`]) or once per level ([`Algorithm::Tree`]). A NaN or an infinity spreads over its layer
+/// according to the formula. Squares of `f64` elements beyond about 1e154 overflow, and their layer becomes NaN.
 ///
-/// Layers of `f64` with up to 128 elements are within 8 units of 2^-52 of the largest input, as long as the elements are below 1e147.
+/// For layers of `f64` with up to 128 elements, the error is at most 8 × 2^-52 times the largest input, if the elements are below 1e147.
 ///
 /// This prepares an [`Adasum`], runs it once and waits for its report. A training loop keeps the object.
 ///
 /// # Errors
-/// As [`Adasum::new`] and [`Adasum::all_reduce`]. After a communicator's error the contents of the buffer are unspecified; the other errors leave it
-/// alone.
+/// The errors of [`Adasum::new`] and [`Adasum::all_reduce`]. After a communicator's error the contents of the buffer are unspecified; other
+/// errors leave it unchanged.
 pub fn adasum_all_reduce<M: AdasumMemory>(
     comm: &dyn Communicator<M>,
     buffer: &mut GradientBuffer<M>,
@@ -133,7 +133,7 @@ impl MadeFor {
         Self { fingerprint: buffer.table().fingerprint(), memory: memory_kind(buffer), report }
     }
 
-    /// Refuses a buffer that differs from the one that the ranks agreed on.
+    /// Refuses a buffer that differs from the buffer that the ranks agreed on.
     fn check(&self, operation: &'static str, buffer: &GradientBuffer) -> Result<()> {
         buffer.table().check_made_for(operation, self.fingerprint)?;
         let (made_for, found) = (self.memory, memory_kind(buffer));
@@ -145,7 +145,7 @@ impl MadeFor {
     }
 }
 
-/// All ranks at once, in host memory.
+/// Adasum of all ranks at once, in host memory.
 #[derive(Debug)]
 struct OfAllRanks<'c> {
     comm: &'c dyn Communicator,
@@ -173,7 +173,7 @@ fn of_all_ranks(comm: &dyn Communicator, mut parts: Parts<'_>, options: AdasumOp
     match options.algorithm.chosen(comm.world_size(), bytes) {
         Algorithm::Tree => {
             if options.algorithm == Algorithm::Auto {
-                // Where nothing is sent but products, as many are no reason for a tree.
+                // In shared memory only products are exchanged, so their number is no reason for a tree.
                 if let Some(report) = gram::shared_memory(comm, &mut parts, options.granularity)? {
                     return Ok(report);
                 }
@@ -190,7 +190,7 @@ impl Algorithm {
         self.check_vectors(operation, ranks, "a power of two of ranks")
     }
 
-    /// The same for nodes.
+    /// Refuses the tree over a number of nodes that is no power of two.
     fn check_nodes(self, operation: &'static str, nodes: usize) -> Result<()> {
         self.check_vectors(operation, nodes, "a power of two of nodes")
     }
@@ -202,9 +202,9 @@ impl Algorithm {
         Err(Error::UnsupportedWorldSize { operation, algorithm: "tree", needs, world_size: found })
     }
 
-    /// The algorithm for ranks that do not share memory; never [`Auto`](Self::Auto). The same on every rank.
+    /// The algorithm for ranks that do not share memory; never [`Auto`](Self::Auto). The result is the same on every rank.
     pub(crate) fn chosen(self, world_size: usize, bytes: usize) -> Self {
-        /// The usual number of machines with NVLink; a communicator does not know its own.
+        /// The usual number of ranks of a machine with NVLink; a communicator does not know its own.
         const RANKS_PER_NODE: usize = 8;
         if self != Algorithm::Auto {
             return self;
@@ -219,7 +219,7 @@ impl Algorithm {
 }
 
 impl Granularity {
-    /// How many layers so many tensors make.
+    /// The number of layers of `tensors` tensors.
     pub(crate) fn layer_count(self, tensors: usize) -> usize {
         match self {
             Granularity::Tensor => tensors,
@@ -227,7 +227,7 @@ impl Granularity {
         }
     }
 
-    /// The table of products of the layers of an arena that holds these tensors, of which every rank has a window of so many elements.
+    /// The table of products of the layers of an arena with these tensors, of which every rank has a window of `window_len` elements.
     pub(crate) fn table(self, tensors: &[Range<usize>], window_len: usize) -> SumTable {
         SumTable::new(tensors, self.layer_count(tensors.len()), window_len)
     }
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn gram_until_its_products_cost_and_the_tree_where_it_can() {
         const BYTES: usize = 64 << 20;
-        // Nothing is known of nodes.
+        // Without knowledge of nodes.
         for world_size in (1..=15).chain([24, 63, 100, 4000]) {
             assert_eq!(Algorithm::Auto.chosen(world_size, BYTES), Algorithm::Gram, "{world_size} ranks");
         }

@@ -1,8 +1,8 @@
-//! The Gram form of Adasum in shared memory: every rank works alone on its window of all ranks' vectors, reads the operands
-//! where they lie, and writes its part of the result into every vector.
+//! The Gram form of Adasum in shared memory: every rank processes its window of all ranks' vectors, reads the operands in place, and writes
+//! its part of the result into every vector.
 //!
-//! Only products are exchanged, and no vector is copied. Sums run in the same order as in `gram`, so the bits are the same. A layer that
-//! lies in one window needs no products of the other ranks: its result is written while the operands are in the caches.
+//! Only products are exchanged, and no vector is copied. Sums run in the same order as in `gram`, so the bits are the same. A layer that is
+//! entirely in one window needs no products of the other ranks: its result is written while the operands are in the caches.
 
 use std::ops::Range;
 
@@ -16,20 +16,20 @@ use crate::memory::SharedWindows;
 use crate::plan::chunks::Chunk;
 use crate::slice::{Slice, SliceMut};
 
-/// Bytes of a tile, of all vectors together: a tile is read and replaced before the next, and fits into the caches of most processors.
+/// The size of a tile in bytes, over all vectors. A tile is read and replaced before the next, and fits into the caches of most CPUs.
 const TILE_BYTES: usize = 4 << 20;
 
 /// Consecutive layers that are processed together.
 #[derive(Debug, PartialEq)]
 struct Tile {
     layers: Range<usize>,
-    /// Whether each of them lies in this rank's window as a whole.
+    /// Whether each layer is entirely in this rank's window.
     are_whole: bool,
 }
 
 impl Gram<'_> {
-    /// Like [`run`](Self::run), on windows of shared memory; `across` and `all` are the ranks that share it. `are_whole` says for each layer whether
-    /// it lies in this rank's window as a whole. `None`, on every rank, if the vectors are not in shared memory.
+    /// Like [`run`](Self::run), on windows of shared memory; `across` and `all` are the ranks that share it. `are_whole` has a flag for
+    /// each layer: whether it is entirely in this rank's window. `None`, on every rank, if the vectors are not in shared memory.
     pub(super) fn run_in_shared_memory(
         &self,
         ranks: &dyn SharedWindows,
@@ -50,7 +50,7 @@ impl Gram<'_> {
         let count = adasum::products(vectors);
         let mut products = self.no_products();
         let chunks = self.table.within(self.begin..self.begin + parts[0].len());
-        // The elements of each tensor that are still to be replaced.
+        // The ranges of each tensor that are not yet replaced.
         let mut left: Vec<Range<usize>> = self.tensors.to_vec();
         for Tile { layers, are_whole } in tiles(&lens(&chunks, are_whole.len()), are_whole, TILE_BYTES / size / vectors)
         {
@@ -79,7 +79,7 @@ impl Gram<'_> {
     }
 }
 
-/// The elements of each layer in a window with these chunks.
+/// The number of elements of each layer in a window with these chunks.
 fn lens(chunks: &[Chunk], layers: usize) -> Vec<usize> {
     let mut lens = vec![0; layers];
     chunks.iter().for_each(|chunk| lens[chunk.layer] += chunk.range.len());
@@ -99,8 +99,8 @@ fn truncate(range: &mut Range<usize>) {
     range.end = range.start;
 }
 
-/// Groups all layers, of these lengths, into tiles, in order: whole layers with at most `most` elements together, or a single one, and runs of layers
-/// that are not whole.
+/// Groups all layers, of these lengths, into tiles, in order: whole layers with at most `most` elements together, or a single one, and runs
+/// of layers that are not whole.
 fn tiles(lens: &[usize], are_whole: &[bool], most: usize) -> Vec<Tile> {
     let mut tiles: Vec<Tile> = Vec::new();
     let mut of_tile = 0;

@@ -1,7 +1,8 @@
-//! Upstream's vector halving, distance doubling: at every level of the tree two ranks halve their current part, combine one half each, and go on; then
-//! they exchange the results. Vectors may be divided among the ranks of a node, each of which does this with its part.
+//! ONNX Runtime's vector halving, distance doubling: at every level of the tree two ranks halve their current part, and each combines one
+//! half and continues with it; then they exchange the results. Vectors may be divided among the ranks of a node, each of which processes
+//! its part in this way.
 //!
-//! Intermediate results are rounded to the dtype. Powers of two only, which the caller has checked.
+//! Intermediate results are rounded to the dtype. The number of vectors must be a power of two, which the caller has checked.
 
 use std::ops::Range;
 
@@ -18,7 +19,7 @@ use crate::plan::chunks::SumTable;
 use crate::plan::{segments, tree};
 use crate::slice::SliceMut;
 
-/// Replaces the arena, which holds `tensors`, by the Adasum of all ranks' arenas.
+/// Replaces the arena, which has the tensors `tensors`, by the Adasum of all ranks' arenas.
 pub(super) fn in_place(comm: &dyn Communicator, parts: Parts<'_>, granularity: Granularity) -> Result<AdasumReport> {
     let Parts { arena, tensors, scratch } = parts;
     let table = granularity.table(tensors, arena.len() / comm.world_size());
@@ -28,15 +29,15 @@ pub(super) fn in_place(comm: &dyn Communicator, parts: Parts<'_>, granularity: G
 
 /// One reduction.
 pub(crate) struct Tree<'a> {
-    /// One rank for every vector.
+    /// The ranks with the vectors, one rank per vector.
     pub(crate) across: &'a dyn Communicator,
-    /// The ranks that hold the other parts of the vectors, if they are divided: as many ranks for every vector.
+    /// The ranks with the other parts of the vectors, if they are divided: the same number of ranks for every vector.
     pub(crate) node: Option<&'a dyn Communicator>,
-    /// The table of products of all layers, whose windows are those of all ranks at the last level.
+    /// The table of products of all layers, whose windows are the windows of all ranks at the last level.
     pub(crate) table: &'a SumTable,
     /// The begin of this rank's part in the arena of the table.
     pub(crate) begin: usize,
-    /// The tensors of this rank's part: each a layer of its own, or all together one.
+    /// The tensors of this rank's part: each is a layer, or all together are one.
     pub(crate) tensors: &'a [Range<usize>],
 }
 
@@ -90,8 +91,8 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// Adds `values` over the ranks of this one's node, and then over the aligned group of `group_size` vectors that this rank's is in, by
-    /// recursive doubling.
+    /// Adds `values` over the ranks of this node, and then over the aligned group of `group_size` vectors to which this rank's vector
+    /// belongs, by recursive doubling.
     fn sum(&self, group_size: usize, values: &mut [f64]) -> Result<()> {
         if let Some(node) = self.node {
             node.all_reduce(&mut *values, ReduceOp::Sum)?;

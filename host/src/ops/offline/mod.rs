@@ -1,7 +1,7 @@
-//! Reductions by one process that can read the tensors of all ranks, as from their checkpoints, with no rank running.
+//! Reductions by one process that can read the tensors of all ranks, for example from their checkpoints, while no rank is running.
 //!
-//! Vectors are read piece by piece, so that memory use does not grow with their lengths. Adasum finds weights in a first pass over the
-//! vectors and combines them in another; the weights of layers that lose digits to cancellation take a pass for each pair of vectors.
+//! Vectors are read piece by piece, so that memory use does not grow with their lengths. Adasum computes weights in a first pass over the
+//! vectors and combines them in a second; the weights of layers that lose digits to cancellation need a pass for each pair of vectors.
 //!
 //! ```
 //! use std::ops::Range;
@@ -56,7 +56,7 @@ use crate::plan::chunks::{Chunk, LONGEST_CHUNK, SumTable};
 use crate::slice::Slice;
 
 const OPERATION: &str = "offline reduction";
-/// Elements of every rank that are worked on at a time: whole chunks of any tensor.
+/// The number of elements of every rank that are processed at a time: whole chunks of any tensor.
 const PIECE_LEN: usize = 1 << 22;
 const _: () = assert!(PIECE_LEN % LONGEST_CHUNK == 0);
 
@@ -68,7 +68,7 @@ pub trait RankTensors {
     /// The number of tensors of each rank.
     fn tensor_count(&self) -> usize;
 
-    /// The dtype and the number of elements of tensor `index`, the same for every rank.
+    /// The dtype and the number of elements of tensor `index`, which are the same for every rank.
     fn tensor(&self, index: usize) -> (DType, usize);
 
     /// Calls `work` once with the `elements` of tensor `index` of every rank, in rank order.
@@ -86,12 +86,13 @@ pub enum OfflineOp {
     Sum,
     /// The sum divided by the number of ranks.
     Mean,
-    /// Adasum, with the numerics of [`adasum_all_reduce`](super::adasum_all_reduce). [`Algorithm::Auto`] is `Gram`. On the CPU, the bits are
-    /// those of ranks that hold the tensors of each dtype in a [`GradientBuffer`], where all tensors have one dtype or each is a layer of its own.
+    /// Adasum, with the numerics of [`adasum_all_reduce`](super::adasum_all_reduce). [`Algorithm::Auto`] is `Gram`. On the CPU, the result
+    /// has the bits of ranks with the tensors of each dtype in a [`GradientBuffer`], where all tensors have one dtype or each is a layer of
+    /// its own.
     Adasum(AdasumOptions),
 }
 
-/// How ranks combine: by one weight each, and along a tree where those weights alone would amplify rounding.
+/// The combination of the ranks: one weight per rank, and a tree where the weights alone would amplify rounding.
 #[derive(Clone)]
 struct Combination {
     weights: Vec<f64>,
@@ -104,7 +105,7 @@ pub struct OfflineReduction<'a> {
     op: OfflineOp,
     factor: f64,
     processor: Processor,
-    /// The combination of all tensors as one layer, once it is known.
+    /// The combination of all tensors as one layer, once it has been computed.
     whole: Option<Combination>,
 }
 
@@ -127,12 +128,12 @@ impl<'a> OfflineReduction<'a> {
         Ok(Self { source, op, factor, processor, whole: None })
     }
 
-    /// Gives the result of tensor `index` to `take`, piece by piece in order, each element rounded once to `dtype`. Returns the weight of
+    /// Passes the result of tensor `index` to `take`, piece by piece in order, each element rounded once to `dtype`. Returns the weight of
     /// each rank's tensor in it, the factor included.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a tensor that does not exist, or that [`RankTensors::read`] gives otherwise than
-    /// [`RankTensors::tensor`] says; errors of `read`, of `take`, and of a GPU.
+    /// [`Error::InvalidArgument`] for a tensor that does not exist, or whose dtype or length from [`RankTensors::read`] differs from
+    /// [`RankTensors::tensor`]; errors of `read`, of `take`, and of a GPU.
     pub fn reduce<E: From<Error>>(
         &mut self,
         index: usize,
@@ -146,7 +147,7 @@ impl<'a> OfflineReduction<'a> {
         let Combination { weights, tree } = self.combination(index)?;
         let (ranks, piece_len) = (self.source.ranks(), self.source.tensor(index).1.min(PIECE_LEN));
         let mut output = GradientBuffer::new(dtype, 1, [("output", [piece_len])])?;
-        // A mean is the sum divided, rounded once: its wide sums wait here. Everything else is one weighted sum.
+        // A mean is the sum divided, rounded once: this buffer holds its wide sums. Every other operation is one weighted sum.
         let divisor = if self.op == OfflineOp::Mean { ranks as f64 } else { 1.0 };
         let mut wide = match divisor {
             1.0 => None,
@@ -171,7 +172,7 @@ impl<'a> OfflineReduction<'a> {
         Ok(of_ranks)
     }
 
-    /// How ranks combine in one tensor.
+    /// Computes the combination of the ranks for one tensor.
     fn combination(&mut self, index: usize) -> Result<Combination> {
         match self.op {
             OfflineOp::Sum | OfflineOp::Mean => Ok(Combination { weights: vec![1.0; self.source.ranks()], tree: None }),
@@ -188,14 +189,14 @@ impl<'a> OfflineReduction<'a> {
         }
     }
 
-    /// How ranks combine in some tensors taken as one vector.
+    /// Computes the combination of the ranks for several tensors as one vector.
     fn adasum(&self, algorithm: Algorithm, tensors: Range<usize>) -> Result<Combination> {
         if algorithm == Algorithm::Tree { self.rounded_tree(tensors) } else { self.gram(tensors) }
     }
 
     fn gram(&self, tensors: Range<usize>) -> Result<Combination> {
         let ranks = self.source.ranks();
-        // Tensors taken as one vector may differ in dtype: the narrowest limits the precision of the result.
+        // Tensors that form one vector may differ in dtype: the narrowest limits the precision of the result.
         let is_double = tensors.clone().all(|tensor| self.source.tensor(tensor).0 == DType::F64);
         let len = tensors.clone().map(|tensor| self.source.tensor(tensor).1).sum();
         let mut gram = vec![0.0; adasum::products(ranks)];
@@ -204,8 +205,8 @@ impl<'a> OfflineReduction<'a> {
         if !found.cancelled[0] {
             return Ok(Combination { weights: found.weights, tree: None });
         }
-        // The norms have lost their digits to cancellation: their digits come from the vectors themselves. Such layers are rare or short,
-        // and the passes over them run on the CPU whatever the processor, which has the same bits.
+        // The norms have lost their digits to cancellation, so they are recomputed from the vectors. Such layers are rare or short, and the
+        // passes over them run on the CPU for every processor, which gives the same bits.
         let mut tree = match is_double {
             true => Trees::precise(ranks, vec![true], &gram)?,
             false => Trees::new(ranks, vec![true])?,
@@ -214,14 +215,14 @@ impl<'a> OfflineReduction<'a> {
         Ok(Combination { weights, tree: Some(tree) })
     }
 
-    /// [`Algorithm::Tree`].
+    /// Computes the combination of [`Algorithm::Tree`].
     fn rounded_tree(&self, tensors: Range<usize>) -> Result<Combination> {
         let mut tree = Trees::rounded(self.source.ranks(), vec![true])?;
         let weights = self.weights(&mut tree, tensors)?;
         Ok(Combination { weights, tree: Some(tree) })
     }
 
-    /// Finds the coefficients of a tree of one layer, pair by pair, and the weights of all ranks.
+    /// Computes the coefficients of a tree of one layer, pair by pair, and the weights of all ranks.
     fn weights(&self, tree: &mut Trees, tensors: Range<usize>) -> Result<Vec<f64>> {
         let ranks = self.source.ranks();
         let mut weights = vec![1.0; ranks];
@@ -236,7 +237,7 @@ impl<'a> OfflineReduction<'a> {
         Ok(weights)
     }
 
-    /// Calls `work` with every rank's elements of each piece of the tensors, and the chunks in it, all of one layer.
+    /// Calls `work` with every rank's elements of each piece of the tensors, and the piece's chunks, all of one layer.
     fn for_each_piece<E: From<Error>>(
         &self,
         tensors: Range<usize>,
@@ -281,7 +282,7 @@ mod tests {
     use super::*;
     use crate::slice::Element;
 
-    /// One tensor of three elements, of which `read` gives as many as it says.
+    /// One tensor of three elements, of which `read` passes `len` elements of `given` ranks in each of `calls` calls.
     struct Ranks {
         ranks: usize,
         given: usize,

@@ -1,4 +1,4 @@
-//! The processors of an offline reduction: the CPU, or a GPU that pieces are copied to and only results are copied back from.
+//! The processors of an offline reduction: the CPU, or a GPU, to which pieces are copied and from which only results are copied back.
 
 #[cfg(feature = "cuda")]
 use gradsync_device::math::adasum::products;
@@ -16,9 +16,9 @@ use crate::slice::{Slice, SliceMut};
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Processor {
-    /// The cores of the CPU, on the vectors where they are read.
+    /// The cores of the CPU, on the vectors in host memory.
     Cpu,
-    /// A GPU, by a queue of it.
+    /// The GPU of this queue.
     #[cfg(feature = "cuda")]
     Cuda(Queue),
 }
@@ -33,7 +33,7 @@ impl Processor {
         }
     }
 
-    /// Adds the P(P+1)/2 inner products of some vectors, which consist of these chunks of one layer, to `totals`.
+    /// Adds the P(P+1)/2 inner products of vectors that consist of these chunks of one layer to `totals`.
     pub(super) fn add_gram(&self, totals: &mut [f64], vectors: &[Slice<'_>], chunks: &[Chunk]) -> Result<()> {
         match self {
             Processor::Cpu => cpu::add_gram(totals, vectors, chunks),
@@ -49,7 +49,7 @@ impl Processor {
         Ok(())
     }
 
-    /// The weighted sum of some vectors.
+    /// Computes the weighted sum of the vectors.
     pub(super) fn combine(&self, output: SliceMut<'_>, vectors: &[Slice<'_>], weights: &[f64]) -> Result<()> {
         match self {
             Processor::Cpu => cpu::combine(output, vectors, weights, &[0..vectors[0].len()]),

@@ -1,4 +1,4 @@
-//! [`Bundle`], the tensors of one transfer; [`Expected`], what a receiver knows of them; and [`Received`], the tensors that have come.
+//! [`Bundle`], the tensors of one transfer; [`Expected`], the receiver's knowledge of them; and [`Received`], the received tensors.
 //!
 //! Nothing here communicates or waits.
 
@@ -12,24 +12,24 @@ use crate::error::{Error, Result};
 use crate::memory::{Host, Memory};
 use crate::plan::bundle::{BundleLayout, Limits, TensorSpec};
 
-/// The receiver's knowledge of the tensors that it gets.
+/// The receiver's knowledge of the tensors that it receives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Shapes {
-    /// Types and shapes: nothing but the payload travels.
+    /// The receiver knows types and shapes: only the payload is sent.
     #[default]
     Known,
-    /// Nothing but a tag, which must be the receiver's: a header with types and shapes travels first.
+    /// The receiver knows only a tag, which must be the sender's: a header with types and shapes is sent first.
     Described {
-        /// A number that tells this bundle from others between the two ranks: a micro-batch, for example.
+        /// A number that distinguishes this bundle from others between the two ranks: a micro-batch, for example.
         tag: u64,
     },
 }
 
-/// One or more tensors that travel as one payload, each at a multiple of 256 bytes; on a GPU all of one queue.
+/// One or more tensors that are sent as one payload, each at a multiple of 256 bytes; on a GPU all of one queue.
 ///
-/// A tensor alone, [`Received`] tensors and a [`GradientBuffer`] are sent from where they lie, and so are tensors in device memory of which each
-/// begins where the one before ends and at such a multiple; others are copied together.
+/// A single tensor, [`Received`] tensors and a [`GradientBuffer`] are sent without a copy, and so are tensors in device memory that are
+/// contiguous and begin at such multiples; others are packed.
 #[derive(Clone, Debug)]
 pub struct Bundle<'a, M: BundleMemory = Host> {
     pub(super) shapes: Shapes,
@@ -40,9 +40,9 @@ pub struct Bundle<'a, M: BundleMemory = Host> {
 
 #[derive(Clone, Debug)]
 enum Content<'a, M: Memory> {
-    /// Tensors that have to be copied to their places.
+    /// Tensors that have to be packed.
     Apart(Vec<M::Wire<'a>>),
-    /// The bytes of the payload.
+    /// The bytes of the payload, in place.
     Lying(M::Wire<'a>),
 }
 
@@ -50,7 +50,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
     /// Tensors whose shapes the receiver knows.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no tensors, tensors of different queues, or more than the address space holds.
+    /// [`Error::InvalidArgument`] for no tensors, tensors of different queues, or more bytes than the address space.
     pub fn new(tensors: impl IntoIterator<Item: Into<WireTensor<'a, M>>>) -> Result<Self> {
         let tensors: Vec<WireTensor<'a, M>> = tensors.into_iter().map(Into::into).collect();
         let specs: Vec<TensorSpec> = tensors.iter().map(WireTensor::spec).collect();
@@ -64,33 +64,33 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
     /// All tensors of a gradient buffer, in its order.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn of_buffer(buffer: &'a GradientBuffer<M>) -> Result<Self> {
         let of_tensor = |index| spec(buffer.dtype().into(), buffer.shape(index));
         let specs: Vec<TensorSpec> = (0..buffer.tensor_count()).map(of_tensor).collect();
         let layout = layout(OPERATION, &specs)?;
-        // Places are rounded up alike in both.
+        // Both layouts round the offsets up alike.
         let content = Content::Lying(M::byte_range(buffer.as_slice().into(), 0..layout.len));
         Ok(Self { shapes: Shapes::Known, specs: specs.into(), layout: Cow::Owned(layout), content })
     }
 
-    /// Sends shapes along, for a receiver that does not know them and expects this tag.
+    /// Sends a header with the shapes, for a receiver that does not know them and expects this tag.
     #[must_use]
     pub fn described(self, tag: u64) -> Self {
         Self { shapes: Shapes::Described { tag }, ..self }
     }
 
-    /// The types and shapes.
+    /// The types and shapes of the tensors.
     pub fn specs(&self) -> &[TensorSpec] {
         &self.specs
     }
 
-    /// Bytes of the payload.
+    /// The size of the payload in bytes.
     pub fn len_bytes(&self) -> usize {
         self.layout.len
     }
 
-    /// The queue that work on the tensors is ordered on.
+    /// The queue on which work on the tensors is ordered.
     pub fn queue(&self) -> &'a M::Queue {
         M::queue(match &self.content {
             Content::Apart(tensors) => tensors[0],
@@ -98,7 +98,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
         })
     }
 
-    /// The tensors copied together, unless they lie in memory as they travel.
+    /// The packed tensors, unless they already are in memory in the layout of the payload.
     pub(super) fn packed(&self) -> Result<Option<M::Payload>> {
         let Content::Apart(tensors) = &self.content else { return Ok(None) };
         let mut payload = M::allocate("send", self.queue(), self.layout.len)?;
@@ -106,7 +106,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
         Ok(Some(payload))
     }
 
-    /// The bytes to send: of tensors that lie apart, those that were [`packed`](Self::packed).
+    /// The bytes to send: for tensors that are not contiguous, the [`packed`](Self::packed) bytes.
     pub(super) fn payload<'p>(&'p self, packed: &'p Option<M::Payload>) -> M::Wire<'p> {
         match (&self.content, packed) {
             (Content::Lying(payload), _) => M::byte_range(*payload, 0..self.layout.len),
@@ -121,7 +121,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
 const OPERATION: &str = "tensor bundle";
 
 impl<'a, M: BundleMemory> From<&'a Received<M>> for Bundle<'a, M> {
-    /// To pass on, from where it lies.
+    /// A bundle that sends received tensors on, without a copy.
     fn from(received: &'a Received<M>) -> Self {
         Self {
             shapes: Shapes::Known,
@@ -136,9 +136,9 @@ impl<'a, M: BundleMemory> From<&'a Received<M>> for Bundle<'a, M> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Expected {
-    /// Types and shapes, which the sender must have too: the length of the payload is all that is compared.
+    /// The receiver expects these types and shapes, which must be the sender's: only the length of the payload is compared.
     Known(Vec<TensorSpec>),
-    /// Nothing but the tag. The sender describes what comes, and what exceeds the limits is refused.
+    /// The receiver expects only a tag. The sender describes the tensors, and a bundle beyond the limits is refused.
     Described {
         /// The sender's tag.
         tag: u64,
@@ -148,18 +148,19 @@ pub enum Expected {
 }
 
 impl Expected {
-    /// Types and shapes.
+    /// Expects these types and shapes.
     pub fn known(tensors: impl IntoIterator<Item = (DataType, Vec<usize>)>) -> Self {
         Expected::Known(tensors.into_iter().map(|(dtype, shape)| spec(dtype, &shape)).collect())
     }
 
-    /// Anything within the default [`Limits`].
+    /// Expects any tensors within the default [`Limits`].
     pub fn described(tag: u64) -> Self {
         Expected::Described { tag, limits: Limits::default() }
     }
 }
 
-/// Tensors that have come, or on a GPU are coming in the order of their queue, from a peer. Owns the payload, in which they lie as they travelled.
+/// Tensors received from a peer, on a GPU possibly still pending in the order of their queue. Owns the payload, with the tensors in its
+/// layout.
 #[must_use = "it owns the tensors that have come"]
 pub struct Received<M: BundleMemory = Host> {
     specs: Vec<TensorSpec>,
@@ -169,7 +170,7 @@ pub struct Received<M: BundleMemory = Host> {
 }
 
 impl<M: BundleMemory> Received<M> {
-    /// Memory for tensors that are still to come.
+    /// Allocates memory for tensors that are to be received.
     pub(super) fn reserve(
         operation: &'static str,
         queue: &M::Queue,
@@ -186,7 +187,7 @@ impl<M: BundleMemory> Received<M> {
         self.specs.len()
     }
 
-    /// Never: there is at least one.
+    /// Always false: there is at least one tensor.
     pub fn is_empty(&self) -> bool {
         self.specs.is_empty()
     }
@@ -196,7 +197,7 @@ impl<M: BundleMemory> Received<M> {
         &self.specs
     }
 
-    /// Tensor `index`, where it lies, at a multiple of 256 bytes; panics past the last.
+    /// Tensor `index`, in place, at a multiple of 256 bytes; panics beyond the last.
     pub fn tensor(&self, index: usize) -> WireTensor<'_, M> {
         let data = M::at(&self.payload, self.layout.places[index].clone(), self.specs[index].dtype);
         WireTensor::of_wire(data, Cow::Borrowed(&self.shapes[index]))
@@ -212,7 +213,7 @@ impl<M: BundleMemory> Received<M> {
         M::bytes_mut(&mut self.payload, self.layout.len)
     }
 
-    /// Copies the tensors to where they are wanted; lengths agree.
+    /// Copies the tensors to their destinations, which have the same lengths.
     pub(super) fn unpack(&self, tensors: Vec<&mut M::WireMut<'_>>) -> Result<()> {
         M::unpack(&self.payload, &self.layout.places, tensors)
     }
@@ -220,15 +221,15 @@ impl<M: BundleMemory> Received<M> {
 
 #[cfg(feature = "cuda")]
 impl Received<crate::memory::Cuda> {
-    /// Waits for the queue and copies the tensors to the host's memory.
+    /// Waits for the queue and copies the tensors to host memory.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], and [`Error::Cuda`] for any work in the queue that failed.
-    /// Whether the transfer did is for [`Completion::wait`](super::Completion::wait) to say, before.
+    /// [`Error::OutOfMemory`], and [`Error::Cuda`] for any work in the queue that failed. A failure of the transfer is reported by
+    /// [`Completion::wait`](super::Completion::wait), which comes first.
     pub fn to_host(&self) -> Result<Received> {
         let mut host: Received = Received::reserve("copy to host", &(), self.specs.clone(), self.layout.clone())?;
         let words = host.payload.as_mut_slice();
-        // SAFETY: as many words as the payload was rounded up to when the buffer was made.
+        // SAFETY: the buffer has as many words as the payload was rounded up to.
         let payload = unsafe {
             let view = self.payload.as_slice();
             crate::driver::DeviceSlice::from_raw_parts(view.queue(), view.address(), words.dtype(), words.len())
@@ -238,14 +239,14 @@ impl Received<crate::memory::Cuda> {
     }
 }
 
-/// Types and shapes; never the elements.
+/// Shows types and shapes; never the elements.
 impl<M: BundleMemory> std::fmt::Debug for Received<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Received").field("specs", &self.specs).finish_non_exhaustive()
     }
 }
 
-/// The places of tensors in a payload.
+/// The layout of tensors in a payload.
 pub(super) fn layout(operation: &'static str, specs: &[TensorSpec]) -> Result<BundleLayout> {
     if specs.is_empty() {
         return Err(no_tensors(operation));
@@ -263,7 +264,7 @@ pub(super) fn no_tensors(operation: &'static str) -> Error {
     Error::InvalidArgument { operation, reason: "a bundle has at least one tensor".into() }
 }
 
-/// The dimensions as the rest of the program counts them.
+/// The shapes with dimensions of type `usize`.
 fn usize_shapes(operation: &'static str, specs: &[TensorSpec]) -> Result<Vec<Vec<usize>>> {
     let shape = |(index, spec): (usize, &TensorSpec)| {
         let dims = spec.dims.iter().map(|&dim| usize::try_from(dim));

@@ -1,4 +1,4 @@
-//! [`Completion`]: the output signal of transfers that may not have happened yet.
+//! [`Completion`]: the output signal of transfers that may still be pending.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -10,20 +10,20 @@ use crate::driver::Event;
 use crate::error::Result;
 use crate::memory::Host;
 
-/// When a transfer is over, with everything that was in its queue before it: at once on the host.
+/// The completion of a transfer and of everything that was in its queue before it; on the host a transfer is complete at once.
 ///
-/// Need not be kept: work behind it in the queue may use the tensors that have come, and reuse the memory of those that have gone. On a GPU a
-/// transfer may still fail; wait for it, or for its communicator, before its results are trusted.
+/// It may be dropped: later work in the queue may use received tensors, and reuse the memory of sent ones. On a GPU a transfer may still
+/// fail; wait for it, or for its communicator, before trusting its results.
 pub struct Completion<'c, M: BundleMemory = Host> {
     comm: &'c dyn Communicator<M>,
     end: M::End,
-    /// How many calls had been announced when the transfer was.
+    /// The number of calls that had been announced at the time of the transfer.
     announced: u64,
     is_over: Cell<bool>,
 }
 
 impl<'c, M: BundleMemory> Completion<'c, M> {
-    /// Of everything that is in the queue now.
+    /// Covers everything that is in the queue now.
     pub(super) fn new(comm: &'c dyn Communicator<M>, queue: &M::Queue) -> Result<Self> {
         Ok(Self {
             comm,
@@ -33,7 +33,7 @@ impl<'c, M: BundleMemory> Completion<'c, M> {
         })
     }
 
-    /// The output signal, as far as it is known: whether the transfer is over. Does not wait.
+    /// The output signal so far: whether the transfer is complete. Does not wait.
     ///
     /// # Errors
     /// The failure of the communicator, and `Error::Cuda` for work that failed while it ran.
@@ -41,10 +41,10 @@ impl<'c, M: BundleMemory> Completion<'c, M> {
         if self.is_over.get() {
             return Ok(true);
         }
-        // A transfer that is over may still have met the wrong one.
+        // A complete transfer may still have matched a wrong one.
         let is_confirmed = || self.comm.ledger().is_none_or(|ledger| ledger.is_confirmed(self.announced));
         let is_over = M::has_passed(&self.end).map(|has_passed| has_passed && is_confirmed());
-        // A failure is known before what waited for it goes on: looked at later, it cannot be missed.
+        // A failure is recorded before waiting work continues, so a check after the query cannot miss it.
         if let Some(failure) = self.comm.failure() {
             return Err(failure);
         }
@@ -52,17 +52,17 @@ impl<'c, M: BundleMemory> Completion<'c, M> {
         Ok(self.is_over.get())
     }
 
-    /// Waits until the transfer is over; the output signal, true.
+    /// Waits until the transfer is complete; returns the output signal, true.
     ///
     /// # Errors
-    /// As [`is_done`](Self::is_done).
+    /// The errors of [`is_done`](Self::is_done).
     pub fn wait(&self) -> Result<bool> {
         let begun = Instant::now();
         while !self.is_done()? {
             if let (true, Some(ledger)) = (M::has_passed(&self.end)?, self.comm.ledger()) {
                 ledger.confirm(self.announced)?;
             }
-            // Most waits are short, and a thread that sleeps wakes up late.
+            // Most waits are short, and a sleeping thread wakes up late.
             if begun.elapsed() < Duration::from_millis(1) {
                 std::hint::spin_loop();
             } else {
@@ -75,7 +75,7 @@ impl<'c, M: BundleMemory> Completion<'c, M> {
 
 #[cfg(feature = "cuda")]
 impl Completion<'_, crate::memory::Cuda> {
-    /// The point in the queue, for another queue to wait for. It passes too if the transfer fails.
+    /// The event in the queue, for another queue to wait for. It passes also if the transfer fails.
     pub fn event(&self) -> &Event {
         &self.end
     }

@@ -1,24 +1,25 @@
-//! Tensors from rank to rank: ONNX Runtime's Send and Recv, many of them at once, and whole schedules of them, in the host's memory and in a GPU's.
+//! Transfers of tensors from rank to rank: ONNX Runtime's Send and Recv, several at once, and whole schedules of them, in host memory and
+//! in a GPU's.
 //!
-//! What is sent is a [`Bundle`]: any number of tensors of any types, as one payload. If the receiver knows the shapes, nothing else
-//! travels. If it does not, a header goes before the payload: the receiver checks it against its [`Limits`], compares the sender's tag
-//! with its own, answers, and only then makes memory. A refusal is an error on both ranks, and the communicator stays good.
+//! A transfer sends a [`Bundle`]: any number of tensors of any types, as one payload. If the receiver knows the shapes, only the payload is
+//! sent. Otherwise a header precedes the payload: the receiver checks it against its [`Limits`], compares the sender's tag with its own,
+//! answers, and only then allocates memory. A refusal is an error on both ranks, and the communicator stays usable.
 //!
-//! Sender and receiver must choose alike. Where one describes and the other does not, the transport refuses two messages of unequal
-//! lengths on both ranks, as it does where known shapes add up to other bytes. Shapes that differ and add up to the same bytes are not
-//! noticed: that is what "known" means.
+//! Sender and receiver must make the same choice. If only one of them describes the bundle, the transport refuses the two messages of
+//! unequal lengths on both ranks; it also does so if known shapes have different sizes in bytes. Different shapes of the same size are not
+//! detected, since known shapes are not sent.
 //!
-//! Nothing that is not planned can be transferred while a schedule runs: [`run_schedule`] and [`run_stage`] ask the caller for what
-//! the plan has, and for nothing else.
+//! Only planned transfers can run in a schedule: [`run_schedule`] and [`run_stage`] ask the caller for the transfers of the plan, and for
+//! no others.
 //!
 //! # On a GPU
 //!
-//! Everything is in the order of one queue: packing, one group call for all payloads, unpacking. The host waits only where shapes are described,
-//! for the headers and answers; in that case for all work that is in the queue. Memory of tensors may be reused or dropped as soon as a call
-//! returns, by work that is ordered on the queue.
+//! All work is in the order of one queue: packing, one group call for all payloads, unpacking. The host waits only where shapes are
+//! described, for the headers and answers, and then for all work that is in the queue. As soon as a call returns, work that is ordered on
+//! the queue may reuse or drop the memory of tensors.
 //!
 //! Lengths of payloads are compared where the communicator compares calls, as NCCL's does by default (`NcclOptions::checks`): by the next
-//! `synchronize` at the latest. NCCL alone does not tell transfers of unequal lengths; there the deadline, or nothing, does.
+//! `synchronize` at the latest. NCCL alone does not detect transfers of unequal lengths; then only the deadline may end them.
 
 mod bundle;
 mod completion;
@@ -46,7 +47,7 @@ use crate::memory::Host;
 use crate::nvtx::{Phase, range, ranges};
 use crate::plan::bundle::{Limits, encode};
 
-/// The transfers of a communicator; on a GPU those of tensors of one queue.
+/// The transfers of a communicator; on a GPU, transfers of tensors of one queue.
 ///
 /// ```
 /// use gradsync::comm::{Ranks, local};
@@ -74,7 +75,7 @@ pub struct SendRecv<'c, M: BundleMemory = Host> {
 }
 
 impl<'c> SendRecv<'c> {
-    /// Transfers of host memory.
+    /// Creates transfers of host memory.
     pub fn new(comm: &'c dyn Communicator) -> Self {
         Self { comm, queue: &() }
     }
@@ -82,7 +83,7 @@ impl<'c> SendRecv<'c> {
 
 #[cfg(feature = "cuda")]
 impl<'c> SendRecv<'c, Cuda> {
-    /// Transfers of device memory that belongs to a queue, on which everything is ordered.
+    /// Creates transfers of device memory that belongs to `queue`, on which they are ordered.
     pub fn on_queue(comm: &'c dyn Communicator<Cuda>, queue: &'c Queue) -> Self {
         Self { comm, queue }
     }
@@ -95,13 +96,13 @@ impl<'c, M: BundleMemory> SendRecv<'c, M> {
     }
 
     /// Sends a bundle to another rank, which must call [`recv`](Self::recv), or [`recv_described`](Self::recv_described) if the bundle is
-    /// [`described`](Bundle::described). On the host returns once the data have been taken.
+    /// [`described`](Bundle::described). On the host the call returns once the data have been copied or sent.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the receiver refuses the described bundle, or for a bundle of another queue;
-    /// [`CommError::InvalidPeer`](crate::CommError::InvalidPeer) for this rank itself, or one that there is not; [`Error::OutOfMemory`], or
-    /// [`Error::Cuda`] with code 2, for the copy, before anything is sent: the receiver of a described bundle learns of it, and
-    /// where shapes are known the call can be made again; and those of [`Communicator::exchange`].
+    /// [`CommError::InvalidPeer`](crate::CommError::InvalidPeer) for this rank itself, or a rank that does not exist;
+    /// [`Error::OutOfMemory`], or [`Error::Cuda`] with code 2, for the copy, before anything is sent: the receiver of a described bundle is
+    /// notified, and with known shapes the call can be repeated; the errors of [`Communicator::exchange`].
     ///
     /// [`Error::InvalidArgument`]: crate::Error::InvalidArgument
     /// [`Error::OutOfMemory`]: crate::Error::OutOfMemory
@@ -113,27 +114,28 @@ impl<'c, M: BundleMemory> SendRecv<'c, M> {
     /// Receives tensors of known shapes from another rank.
     ///
     /// # Errors
-    /// As [`send`](Self::send), and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for no tensors. The
-    /// tensors are as before then, or, if there is only one, as the transport left it.
+    /// The errors of [`send`](Self::send), and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for no tensors. The tensors are
+    /// unchanged then, except that a single tensor may have been partly received.
     pub fn recv(&self, peer: usize, tensors: &mut [WireTensorMut<'_, M>]) -> Result<Completion<'c, M>> {
         recv(self, true, peer, tensors)
     }
 
-    /// Receives tensors of which nothing is known but the tag, into new memory. The host waits for the header.
+    /// Receives tensors of unknown shapes, identified by a tag, into new memory. The host waits for the header.
     ///
     /// # Errors
-    /// Like [`recv_described`], but for the signal.
+    /// The errors of [`recv_described`], except those of the signal.
     pub fn recv_described(&self, peer: usize, tag: u64, limits: &Limits) -> Result<(Completion<'c, M>, Received<M>)> {
         recv_described(self, true, peer, tag, limits)
     }
 
-    /// Sends to and receives from any number of peers at once; the tensors that have come are in the order of `receives`.
+    /// Sends to and receives from any number of peers at once; the received tensors are in the order of `receives`.
     ///
-    /// Bundles between two ranks meet in order, and both ranks must have them in one call. No transfer waits for another, so that ranks
-    /// cannot deadlock that all call this.
+    /// Bundles between two ranks match in order, and both ranks must pass them in one call. No transfer waits for another, so ranks that
+    /// all call this cannot deadlock.
     ///
     /// # Errors
-    /// As [`send`](Self::send) and [`recv_described`](Self::recv_described). If a bundle is refused, all others have been transferred.
+    /// The errors of [`send`](Self::send) and [`recv_described`](Self::recv_described). If a bundle is refused, all others have been
+    /// transferred.
     pub fn exchange(
         &self,
         sends: &[(usize, Bundle<'_, M>)],
@@ -187,7 +189,7 @@ impl<M: BundleMemory> std::fmt::Debug for SendRecv<'_, M> {
 /// ONNX Runtime's Send: [`SendRecv::send`] with an input signal, which must be true. The output signal is the completion's.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the input signal is false, and as there.
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the input signal is false; the errors of that method.
 pub fn send<'c, M: BundleMemory>(
     transfers: &SendRecv<'c, M>,
     signal: bool,
@@ -204,7 +206,7 @@ pub fn send<'c, M: BundleMemory>(
 /// ONNX Runtime's Recv: [`SendRecv::recv`] with an input signal, which must be true. The output signal is the completion's.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the input signal is false, and as there.
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the input signal is false; the errors of that method.
 pub fn recv<'c, M: BundleMemory>(
     transfers: &SendRecv<'c, M>,
     signal: bool,
@@ -218,13 +220,13 @@ pub fn recv<'c, M: BundleMemory>(
     transfers.completion()
 }
 
-/// ONNX Runtime's Recv of tensors of which nothing is known but the tag: [`SendRecv::recv_described`] with an input signal, which must be true.
+/// ONNX Runtime's Recv of tensors of unknown shapes: [`SendRecv::recv_described`] with an input signal, which must be true.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the input signal is false; if what comes is no header, which leaves the
-/// two ranks out of step; if it exceeds the limits or has another tag, which the sender learns, as it does of missing memory
-/// ([`Error::OutOfMemory`](crate::Error::OutOfMemory), or `Error::Cuda` with code 2); if the sender has no memory to send it from; and as
-/// [`SendRecv::send`].
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the input signal is false; if the message is no header, after which the two
+/// ranks are out of step; if it exceeds the limits or has another tag, of which the sender is notified, as it is of missing memory
+/// ([`Error::OutOfMemory`](crate::Error::OutOfMemory), or `Error::Cuda` with code 2); if the sender has no memory for the payload; the
+/// errors of [`SendRecv::send`].
 pub fn recv_described<'c, M: BundleMemory>(
     transfers: &SendRecv<'c, M>,
     signal: bool,
@@ -240,28 +242,28 @@ pub fn recv_described<'c, M: BundleMemory>(
     Ok((transfers.completion()?, received.expect("one for each that is expected")))
 }
 
-/// Where a bundle goes that is received.
+/// The destination of a received bundle.
 enum Place<'p, 't, M: BundleMemory> {
     Given(&'p mut [WireTensorMut<'t, M>]),
     New(&'p Expected),
 }
 
-/// The same, with memory for the payload.
+/// The destination of a received bundle, with memory for its payload.
 enum Landing<'p, 't, M: BundleMemory> {
-    /// The tensors' own memory, which is the payload.
+    /// The tensors' own memory, which has the layout of the payload.
     There(M::WireMut<'p>),
-    /// To be copied to the tensors.
+    /// A payload, and the tensors to which it is copied.
     Aside(Received<M>, Vec<&'p mut M::WireMut<'t>>),
     New(Received<M>),
 }
 
-/// The packed payload of each send, or the reason why it does not go; and the memory of each receive.
+/// The packed payload of each send, or the reason why it is not sent; and the memory of each receive.
 type Prepared<'p, 't, M> =
     (Vec<Result<Option<<M as BundleMemory>::Payload>>>, Vec<(usize, Result<Landing<'p, 't, M>>)>);
 
 impl<M: BundleMemory> SendRecv<'_, M> {
-    /// All bundles at once: negotiates what must be, then moves every payload in one call. Gives back those that were not expected in given
-    /// tensors.
+    /// Transfers all bundles at once: negotiates where necessary, then moves every payload in one call. Returns the bundles that were
+    /// received into new memory.
     fn transfer<'p, 't>(
         &self,
         name: &'static str,
@@ -273,7 +275,7 @@ impl<M: BundleMemory> SendRecv<'_, M> {
         for (_, bundle) in sends {
             M::check_queue(name, self.queue, bundle.queue())?;
         }
-        // Before a receiver accepts: packing can fail, for want of memory for example, and then nobody waits for the payload.
+        // Packing comes before the negotiation: it can fail, for example for lack of memory, and then no receiver waits for the payload.
         let packed = sends.iter().map(|(peer, bundle)| {
             let _range = range(Phase::SendMemcpy, *peer);
             bundle.packed()
@@ -284,7 +286,7 @@ impl<M: BundleMemory> SendRecv<'_, M> {
             let _receives = ranges(Phase::PreRecv, from.iter().copied());
             self.prepare(sends, packed, receives)?
         };
-        // Packed payloads are kept until the exchange has taken them; on a GPU the next owner of their memory is ordered behind it.
+        // Packed payloads live until the exchange has read them; on a GPU the next owner of their memory is ordered behind it.
         let mut payloads = Vec::with_capacity(sends.len());
         let mut refused = Vec::new();
         for ((peer, bundle), accepted) in sends.iter().zip(accepted) {
@@ -335,7 +337,7 @@ impl<M: BundleMemory> SendRecv<'_, M> {
         Ok(received)
     }
 
-    /// Negotiates with the receivers of bundles whose packing succeeded, and makes memory for each bundle that comes.
+    /// Negotiates with the receivers of bundles whose packing succeeded, and allocates memory for each bundle to receive.
     fn prepare<'p, 't>(
         &self,
         sends: &[(usize, &Bundle<'_, M>)],
@@ -355,7 +357,8 @@ impl<M: BundleMemory> SendRecv<'_, M> {
                 wants.push(Want { peer: *peer, tag: *tag, limits: *limits });
             }
         }
-        // What needs no negotiation first: this rank's own mistakes must not leave peers half way.
+        // Receives without negotiation come first: an error in this rank's own arguments must not leave peers in the middle of a
+        // negotiation.
         let mut landings = Vec::with_capacity(receives.len());
         for (peer, place) in receives {
             let landing = match place {
@@ -389,7 +392,7 @@ impl<M: BundleMemory> SendRecv<'_, M> {
         Ok((accepted.collect(), landings.collect()))
     }
 
-    /// Memory for the payload of tensors that are given: their own, if they lie as it does.
+    /// Memory for the payload of given tensors: their own, if they have its layout.
     fn land<'p, 't>(&self, tensors: &'p mut [WireTensorMut<'t, M>]) -> Result<Landing<'p, 't, M>> {
         if tensors.is_empty() {
             return Err(no_tensors("recv"));
@@ -406,7 +409,7 @@ impl<M: BundleMemory> SendRecv<'_, M> {
     }
 }
 
-/// Adds a payload as it travels: in two parts if it is as long as a head.
+/// Adds a payload to send, in two parts if it has the length of a head.
 fn push_parts<'a, M: BundleMemory>(parts: &mut Vec<(usize, M::Wire<'a>)>, peer: usize, payload: M::Wire<'a>) {
     if M::wire_shape(payload).0 != HEAD_BYTES {
         return parts.push((peer, payload));
@@ -415,7 +418,7 @@ fn push_parts<'a, M: BundleMemory>(parts: &mut Vec<(usize, M::Wire<'a>)>, peer: 
     parts.push((peer, M::byte_range(payload, PART_BYTES..HEAD_BYTES)));
 }
 
-/// Like [`push_parts`], of a payload that comes.
+/// Like [`push_parts`], for a payload to receive.
 fn push_parts_mut<'a, M: BundleMemory>(parts: &mut Vec<(usize, M::WireMut<'a>)>, peer: usize, payload: M::WireMut<'a>) {
     if M::wire_shape(M::as_wire(&payload)).0 != HEAD_BYTES {
         return parts.push((peer, payload));

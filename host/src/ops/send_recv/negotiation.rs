@@ -1,6 +1,6 @@
 //! The negotiation before a payload of unknown shapes: the sender describes it by a header, and the receiver accepts or refuses.
 //!
-//! It moves small messages in the host's memory, over whatever carries them, and reserves memory only for what it has checked.
+//! It exchanges small messages in host memory over a [`Messages`] channel, and reserves memory only for headers that it has checked.
 //!
 //! # The protocol
 //!
@@ -12,42 +12,43 @@
 //! | the answer to that | to the sender | [`ANSWER_BYTES`] |
 //! | the payload, unless the answer is a refusal | to the receiver | as the header says |
 //!
-//! A sender that describes a bundle has all memory that it needs to send it. One that gets none sends, in the place of the header, four bytes
-//! `GSTW`, the reason in UTF-8, and zeros: the receiver answers as to any other header that it refuses, and the transfer ends.
+//! A sender that describes a bundle has already allocated all memory for sending it. A sender whose allocation fails sends, instead of the
+//! header, four bytes `GSTW`, the reason in UTF-8, and zeros: the receiver answers as to any other header that it refuses, and the transfer
+//! ends.
 //!
-//! An answer is a zero, or a one and the reason in UTF-8, and zeros. A refusal ends the transfer on both ranks, and leaves nothing
-//! behind that a later one could mistake for its own. What is no header at all is not answered: whoever sent it expects nothing.
+//! An answer is a zero, or a one and the reason in UTF-8, and zeros. A refusal ends the transfer on both ranks, and leaves no message that
+//! a later transfer could mistake for its own. A message that is no header is not answered: its sender expects no answer.
 //!
-//! # Two ranks that choose differently
+//! # Ranks that make different choices
 //!
-//! A sender that describes meets a receiver that does not, or the reverse: the first message of the one is [`HEAD_BYTES`] long, and no
-//! message of the other is, since a payload of just that length is sent [in two parts](PART_BYTES). Transports refuse transfers of
-//! unequal lengths on both ranks, and so bytes of one kind are never taken for the other, whatever they are.
+//! If a sender that describes meets a receiver that does not, or the reverse, the first message of one is [`HEAD_BYTES`] long, and no
+//! message of the other is, since a payload of exactly that length is sent [in two parts](PART_BYTES). Transports refuse transfers of
+//! unequal lengths on both ranks, so bytes of one kind are never mistaken for the other, for any contents.
 
 use crate::error::{CommError, Error, Operation, Result};
 use crate::plan::bundle::{Header, HeaderError, Limits, PREFIX_BYTES, Prefix, decode};
 
-/// Bytes of the first message about a bundle that is described: room for about 30 tensors of 3 dimensions. A length that payloads
-/// hardly ever have.
+/// The size of the first message about a described bundle, enough for about 30 tensors of 3 dimensions. Payloads hardly ever have this
+/// length.
 pub(crate) const HEAD_BYTES: usize = 1016;
 
-/// Bytes of a receiver's answer.
+/// The size of a receiver's answer in bytes.
 pub(crate) const ANSWER_BYTES: usize = 256;
 
-/// Bytes of the first part of a payload that is as long as a head.
+/// The size in bytes of the first part of a payload that has the length of a head.
 pub(crate) const PART_BYTES: usize = 256;
 
-/// How the message begins that says that there will be no bundle.
+/// The first bytes of a message that withdraws the bundle.
 const WITHDRAWN: [u8; 4] = *b"GSTW";
 
-/// Bytes of the reason in that message.
+/// The size of the reason in that message in bytes.
 const WITHDRAWAL_BYTES: usize = 256;
 
-/// A way for small messages between ranks, all of a call at once.
+/// A channel for small messages between ranks; all messages of a call are exchanged at once.
 pub trait Messages {
-    /// Makes room for an exchange that sends so many bytes and receives so many, where each message counts as [whole words](in_room). What has been
-    /// room before stays. An exchange for which there is room does not fail for want of memory.
-    fn make_room(&self, sends: usize, receives: usize) -> Result<()> {
+    /// Reserves workspace for an exchange that sends `sends` bytes and receives `receives`, where each message counts with its [padded
+    /// length](padded_len). Earlier reservations stay valid. An exchange within the reservation does not fail for lack of memory.
+    fn reserve_workspace(&self, sends: usize, receives: usize) -> Result<()> {
         _ = (sends, receives);
         Ok(())
     }
@@ -55,15 +56,15 @@ pub trait Messages {
     fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()>;
 }
 
-/// The room that [`Messages::make_room`] reserves for a message of `bytes` bytes: whole words.
-pub(crate) fn in_room(bytes: usize) -> usize {
+/// The bytes that [`Messages::reserve_workspace`] counts for a message of `bytes` bytes: whole words.
+pub(crate) fn padded_len(bytes: usize) -> usize {
     bytes.next_multiple_of(size_of::<u64>())
 }
 
 /// A bundle that this rank describes to a peer.
 pub(crate) struct Offer {
     pub(crate) peer: usize,
-    /// All of it, or a [`withdrawal`].
+    /// The whole header, or a [`withdrawal`].
     pub(crate) header: Vec<u8>,
 }
 
@@ -80,17 +81,18 @@ pub(crate) struct Outcome<P> {
     pub(crate) wants: Vec<Result<P>>,
 }
 
-/// Where a want stands.
+/// The state of a want.
 enum State<P> {
-    /// The first part of a header that is as long as this.
+    /// The first part of a header, and the header's whole length.
     Begun(Vec<u8>, usize),
     Settled(Result<P>),
 }
 
-/// Exchanges headers and answers with all peers. `reserve` allocates memory for a received header; its error is sent to the sender as a refusal.
+/// Exchanges headers and answers with all peers. `reserve` allocates memory for a received header; its error is sent to the sender as a
+/// refusal.
 ///
 /// # Errors
-/// Those of the transport, and [`Error::InvalidArgument`] for a message that is no header. A bundle that is refused is in the outcome.
+/// The errors of the transport, and [`Error::InvalidArgument`] for a message that is no header. A refused bundle is in the outcome.
 pub(crate) fn negotiate<P>(
     messages: &dyn Messages,
     offers: &[Offer],
@@ -101,11 +103,11 @@ pub(crate) fn negotiate<P>(
     if offers.is_empty() && wants.is_empty() {
         return Ok(Outcome { offers: accepted, wants: Vec::new() });
     }
-    let rests = offers.iter().map(|offer| in_room(offer.header.len().saturating_sub(HEAD_BYTES))).sum::<usize>();
+    let rests = offers.iter().map(|offer| padded_len(offer.header.len().saturating_sub(HEAD_BYTES))).sum::<usize>();
     let heads_and_answers =
-        |heads: usize, answers: usize| (heads * in_room(HEAD_BYTES)).max(answers * in_room(ANSWER_BYTES));
-    let room = heads_and_answers(offers.len(), wants.len()).max(rests);
-    messages.make_room(room, heads_and_answers(wants.len(), offers.len()))?;
+        |heads: usize, answers: usize| (heads * padded_len(HEAD_BYTES)).max(answers * padded_len(ANSWER_BYTES));
+    let workspace = heads_and_answers(offers.len(), wants.len()).max(rests);
+    messages.reserve_workspace(workspace, heads_and_answers(wants.len(), offers.len()))?;
     let heads: Vec<[u8; HEAD_BYTES]> = offers.iter().map(|offer| padded(&offer.header)).collect();
     let sends: Vec<(usize, &[u8])> = offers.iter().zip(&heads).map(|(offer, head)| (offer.peer, &head[..])).collect();
     let mut arrived: Vec<Vec<u8>> = wants.iter().map(|_| vec![0; HEAD_BYTES]).collect();
@@ -113,7 +115,7 @@ pub(crate) fn negotiate<P>(
 
     let begin = |(want, head): (&Want, Vec<u8>)| begin(want, head, &mut reserve);
     let mut states: Vec<State<P>> = wants.iter().zip(arrived).map(begin).collect::<Result<_>>()?;
-    make_room_for_rests(messages, &mut states);
+    reserve_for_rests(messages, &mut states);
     let all_offers: Vec<usize> = (0..offers.len()).collect();
     let all_wants: Vec<usize> = (0..wants.len()).collect();
     answer(messages, (offers, &mut accepted, &all_offers), (wants, &mut states, &all_wants))?;
@@ -128,7 +130,7 @@ pub(crate) fn negotiate<P>(
         let mut arrived = Vec::new();
         for &index in &long_wants {
             if let State::Begun(_, len) = &states[index] {
-                // At most the limit on headers.
+                // The length is at most the limit on headers.
                 arrived.push(vec![0; len - HEAD_BYTES]);
             }
         }
@@ -150,20 +152,20 @@ pub(crate) fn negotiate<P>(
     Ok(Outcome { offers: accepted, wants: states.into_iter().map(settled).collect() })
 }
 
-/// Has room for the rests of headers that have begun well, or refuses those for which there is none.
-fn make_room_for_rests<P>(messages: &dyn Messages, states: &mut [State<P>]) {
-    let mut room = 0;
+/// Reserves workspace for the rests of headers whose first part is valid, and refuses those for which memory does not suffice.
+fn reserve_for_rests<P>(messages: &dyn Messages, states: &mut [State<P>]) {
+    let mut reserved = 0;
     for state in states {
         let State::Begun(_, len) = state else { continue };
-        let rest = in_room(*len - HEAD_BYTES);
-        match messages.make_room(0, room + rest) {
-            Ok(()) => room += rest,
+        let rest = padded_len(*len - HEAD_BYTES);
+        match messages.reserve_workspace(0, reserved + rest) {
+            Ok(()) => reserved += rest,
             Err(error) => *state = State::Settled(Err(error)),
         }
     }
 }
 
-/// Looks at the first part of a header, and at all of it if that is all. An error is that the message is no header.
+/// Checks the first part of a header, and the whole header if it is complete. Returns an error only if the message is no header.
 fn begin<P>(want: &Want, head: Vec<u8>, reserve: &mut impl FnMut(Header) -> Result<P>) -> Result<State<P>> {
     if let Some(reason) = head.strip_prefix(&WITHDRAWN) {
         let reason = String::from_utf8_lossy(&reason[..WITHDRAWAL_BYTES]);
@@ -187,7 +189,7 @@ fn begin<P>(want: &Want, head: Vec<u8>, reserve: &mut impl FnMut(Header) -> Resu
     Ok(State::Settled(settle(want, &head[..len], reserve)))
 }
 
-/// Checks all of a header, and makes memory for what it describes.
+/// Checks a whole header, and allocates memory for the tensors that it describes.
 fn settle<P>(want: &Want, header: &[u8], reserve: &mut impl FnMut(Header) -> Result<P>) -> Result<P> {
     let header = decode(header, &want.limits).map_err(|error| refusal(want, error))?;
     if header.tensors.is_empty() {
@@ -196,7 +198,7 @@ fn settle<P>(want: &Want, header: &[u8], reserve: &mut impl FnMut(Header) -> Res
     reserve(header)
 }
 
-/// Tells the wants' senders what has become of their headers, and hears what has become of the offers.
+/// Sends the answers for the headers of `wants`, and receives the answers for `offers`.
 fn answer<P>(
     messages: &dyn Messages,
     (offers, accepted, offered): (&[Offer], &mut [Result<()>], &[usize]),
@@ -214,7 +216,7 @@ fn answer<P>(
     let mut theirs: Vec<Vec<u8>> = offered.iter().map(|_| vec![0; ANSWER_BYTES]).collect();
     let told = messages.exchange(&sends, &mut places(offered.iter().map(|&index| offers[index].peer), &mut theirs));
     if let Err(error) = told {
-        // Why this rank refused says more than that nobody wanted to know.
+        // This rank's own reason for a refusal says more than a refusal by the peer's transport.
         let refused = wanted.iter().find(|&&index| matches!(states[index], State::Settled(Err(_))));
         return Err(match refused.map(|&index| std::mem::replace(&mut states[index], State::Begun(Vec::new(), 0))) {
             Some(State::Settled(Err(refusal))) => refusal,
@@ -242,7 +244,7 @@ fn encode_answer(refusal: Option<&str>) -> [u8; ANSWER_BYTES] {
     answer
 }
 
-/// As many whole characters of a text as have no more than so many bytes.
+/// The longest prefix of whole characters with at most `bytes` bytes.
 fn beginning(text: &str, bytes: usize) -> &[u8] {
     let mut end = text.len().min(bytes);
     while !text.is_char_boundary(end) {
@@ -251,12 +253,12 @@ fn beginning(text: &str, bytes: usize) -> &[u8] {
     &text.as_bytes()[..end]
 }
 
-/// The message in place of a header: the bundle is withdrawn, with the reason.
+/// The message that replaces a header: the bundle is withdrawn, with the reason.
 pub(crate) fn withdrawal(error: &Error) -> Vec<u8> {
     [&WITHDRAWN[..], beginning(&error.to_string(), WITHDRAWAL_BYTES)].concat()
 }
 
-/// Why a bundle was refused, if it was.
+/// The reason of a refusal, if the answer is one.
 fn decode_answer(answer: &[u8]) -> Option<String> {
     match answer {
         [0, ..] => None,
@@ -297,7 +299,7 @@ pub(crate) fn check_call(
     Err(CommError::InvalidPeer { operation, peer, rank, world_size }.into())
 }
 
-/// The first refusal, once everything that was not refused has been transferred.
+/// Returns the first refusal, once all other bundles have been transferred.
 pub(crate) fn first_error(refused: Vec<Error>) -> Result<()> {
     refused.into_iter().next().map_or(Ok(()), Err)
 }

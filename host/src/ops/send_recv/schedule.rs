@@ -1,6 +1,6 @@
-//! Running a plan of transfers: the caller says what goes and takes what comes, and the plan says when.
+//! Execution of a plan of transfers: the caller supplies and takes the tensors, and the plan determines the order.
 //!
-//! One group call for each slot. A transfer that the plan does not have cannot be asked for.
+//! There is one group call for each slot. Only transfers of the plan can run.
 
 use super::SendRecv;
 use super::bundle::{Bundle, Expected, Received};
@@ -10,29 +10,30 @@ use crate::error::{Error, Operation, Result};
 use crate::memory::Host;
 use crate::plan::schedule::{Payload, RankSchedule, Slot, Stage, Step};
 
-/// The tensors that a caller sends, and its use of those that it receives, where the plan calls a transfer `what`.
+/// The caller's side of planned transfers: it supplies the tensors to send and takes the received ones. `payload` is the plan's name of a
+/// transfer.
 ///
-/// An error ends the run on this rank. The others learn of it when this rank's communicator is dropped, or at their deadline.
+/// An error ends the run on this rank. The others detect it when this rank's communicator is dropped, or at their deadline.
 pub trait TransferHandler<T, M: BundleMemory = Host> {
-    /// The tensors that go to a peer; they stay where they are until they have been sent.
+    /// Returns the tensors to send to a peer; they stay in place until they have been sent.
     ///
     /// # Errors
     /// The caller's own.
     fn send(&self, to: usize, payload: &T) -> Result<Bundle<'_, M>>;
 
-    /// What is known of the tensors that come from a peer.
+    /// Returns the expectation of the tensors from a peer.
     ///
     /// # Errors
     /// The caller's own.
     fn expect(&self, from: usize, payload: &T) -> Result<Expected>;
 
-    /// Takes the tensors that have come from a peer.
+    /// Takes the tensors received from a peer.
     ///
     /// # Errors
     /// The caller's own.
     fn received(&mut self, from: usize, payload: &T, tensors: Received<M>) -> Result<()>;
 
-    /// Called when the tensors of [`send`](Self::send) have been sent, and their memory may be used for something else.
+    /// Called when the tensors of [`send`](Self::send) have been sent, and their memory may be reused.
     ///
     /// # Errors
     /// The caller's own.
@@ -42,28 +43,28 @@ pub trait TransferHandler<T, M: BundleMemory = Host> {
     }
 }
 
-/// The passes of one stage of a pipeline, and what it passes on.
+/// The passes of one stage of a pipeline, and the transfers between stages.
 pub trait StageWork<M: BundleMemory = Host>: TransferHandler<Payload, M> {
-    /// The forward pass of a micro-batch; its activation, if this is not the first stage, has been taken.
+    /// Runs the forward pass of a micro-batch; its activation, unless this is the first stage, has been received.
     ///
     /// # Errors
     /// The caller's own.
     fn forward(&mut self, micro_batch: usize) -> Result<()>;
 
-    /// The backward pass of a micro-batch; its gradient, if this is not the last stage, has been taken.
+    /// Runs the backward pass of a micro-batch; its gradient, unless this is the last stage, has been received.
     ///
     /// # Errors
     /// The caller's own.
     fn backward(&mut self, micro_batch: usize) -> Result<()>;
 }
 
-/// Makes all transfers that a schedule has for this rank, slot by slot (ONNX Runtime's NcclService).
+/// Runs all transfers that a schedule has for this rank, slot by slot (ONNX Runtime's NcclService).
 ///
-/// All ranks that a slot connects run it; with [`Schedule`](crate::plan::schedule::Schedule)'s parts they cannot deadlock.
+/// All ranks that a slot connects must run it; with the parts of one [`Schedule`](crate::plan::schedule::Schedule) they cannot deadlock.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if the schedule is that of another rank or world than the communicator's; the first error of a transfer or of
-/// `work`, after which the run is over.
+/// [`Error::InvalidArgument`] if the schedule is for another rank or world size than the communicator's; the first error of a transfer or
+/// of `work`, which ends the run.
 pub fn run_schedule<T, M: BundleMemory>(
     ranks: &SendRecv<'_, M>,
     schedule: &RankSchedule<T>,
@@ -76,7 +77,7 @@ pub fn run_schedule<T, M: BundleMemory>(
 /// Runs one stage of a pipeline: its passes and transfers, in the order of the plan. The communicator's ranks are the stages.
 ///
 /// # Errors
-/// As [`run_schedule`].
+/// The errors of [`run_schedule`].
 pub fn run_stage<M: BundleMemory>(ranks: &SendRecv<'_, M>, stage: &Stage, work: &mut impl StageWork<M>) -> Result<()> {
     check(ranks, &stage.transfers)?;
     for &step in &stage.steps {
@@ -109,7 +110,7 @@ fn check<T, M: BundleMemory>(ranks: &SendRecv<'_, M>, schedule: &RankSchedule<T>
     Err(Error::InvalidArgument { operation: OPERATION, reason })
 }
 
-/// Only the transfers are steps of the operation: the rest is the caller's own code.
+/// The scope covers only the transfers: the rest is the caller's own code.
 fn run_slot<T, M: BundleMemory>(
     operation: Operation,
     ranks: &SendRecv<'_, M>,

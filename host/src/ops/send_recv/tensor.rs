@@ -1,6 +1,6 @@
-//! [`WireTensor`]: elements of any type that transports carry, with a shape; bundles are made of them.
+//! [`WireTensor`]: elements of any type that transports carry, with a shape; bundles consist of them.
 //!
-//! They borrow; nothing here owns or copies elements.
+//! Tensors borrow; nothing here owns or copies elements.
 
 use std::borrow::Cow;
 
@@ -20,7 +20,7 @@ pub struct WireTensor<'a, M: Memory = Host> {
     shape: Cow<'a, [usize]>,
 }
 
-/// A tensor to receive into, as [`WireTensor`].
+/// A tensor to receive into, in row-major order. `[]` is the shape of a scalar.
 #[derive(Debug)]
 pub struct WireTensorMut<'a, M: Memory = Host> {
     data: M::WireMut<'a>,
@@ -28,7 +28,7 @@ pub struct WireTensorMut<'a, M: Memory = Host> {
 }
 
 impl<'a, M: Memory> WireTensor<'a, M> {
-    /// Gives elements a shape.
+    /// Combines elements with a shape.
     pub(crate) fn of_wire(data: M::Wire<'a>, shape: Cow<'a, [usize]>) -> Result<Self> {
         check(M::wire_shape(data), &shape)?;
         Ok(Self { data, shape })
@@ -55,7 +55,7 @@ impl<'a, M: Memory> WireTensor<'a, M> {
 }
 
 impl<'a, M: Memory> WireTensorMut<'a, M> {
-    /// Gives elements a shape.
+    /// Combines elements with a shape.
     pub(crate) fn of_wire(data: M::WireMut<'a>, shape: Cow<'a, [usize]>) -> Result<Self> {
         check(M::wire_shape(M::as_wire(&data)), &shape)?;
         Ok(Self { data, shape })
@@ -73,7 +73,7 @@ impl<'a, M: Memory> WireTensorMut<'a, M> {
 
     /// The elements, to read for as long as this tensor is borrowed.
     ///
-    /// Nobody keeps them, to read what is written through this tensor later:
+    /// The result borrows the tensor, so that it cannot be used to read elements that are written through the tensor later:
     ///
     /// ```compile_fail,E0505
     /// use gradsync::ops::send_recv::WireTensorMut;
@@ -99,7 +99,7 @@ impl<'a, M: Memory> WireTensorMut<'a, M> {
 }
 
 impl<'a> WireTensor<'a> {
-    /// Gives bytes a type and a shape. They may lie at any address.
+    /// Combines bytes with a type and a shape. The bytes may have any address.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless the shape has as many bytes.
@@ -109,10 +109,10 @@ impl<'a> WireTensor<'a> {
         Ok(Self { data: WireSlice::of_bytes(dtype, bytes), shape })
     }
 
-    /// Gives elements a shape.
+    /// Combines elements with a shape.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn of<T: WireElement>(data: &'a [T], shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::of_wire(data.into(), shape.into())
     }
@@ -122,7 +122,7 @@ impl<'a> WireTensor<'a> {
         self.data.bytes()
     }
 
-    /// The elements, if `T` is their type, the bytes lie where a `T` can, and they are values of it: of `bool`, 0 and 1 are.
+    /// The elements, if `T` is their type, the bytes are aligned for `T`, and all of them are valid values; for `bool`, 0 and 1 are.
     pub fn typed<T: WireElement>(&self) -> Option<&'a [T]> {
         if self.dtype() != T::DATA_TYPE {
             return None;
@@ -132,20 +132,20 @@ impl<'a> WireTensor<'a> {
 }
 
 impl<'a> WireTensorMut<'a> {
-    /// Gives bytes a type and a shape. They may lie at any address.
+    /// Combines bytes with a type and a shape. The bytes may have any address.
     ///
     /// # Errors
-    /// As [`WireTensor::new`].
+    /// The errors of [`WireTensor::new`].
     pub fn new(dtype: DataType, shape: impl Into<Cow<'a, [usize]>>, bytes: &'a mut [u8]) -> Result<Self> {
         let shape = shape.into();
         check_bytes(dtype, &shape, bytes.len())?;
         Ok(Self { data: WireSliceMut::of_bytes(dtype, bytes), shape })
     }
 
-    /// Gives elements a shape. Not those of `bool`, as a peer can send bytes that are none: they are received as bytes.
+    /// Combines elements with a shape. Not for `bool`, since a peer can send bytes that are no `bool`: they are received as bytes.
     ///
     /// # Errors
-    /// As [`WireTensor::new`].
+    /// The errors of [`WireTensor::new`].
     pub fn of<T: WireElement + bytemuck::Pod>(data: &'a mut [T], shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::of_wire(data.into(), shape.into())
     }
@@ -158,7 +158,7 @@ impl<'a> WireTensorMut<'a> {
 
 #[cfg(feature = "cuda")]
 impl<'a> WireTensor<'a, Cuda> {
-    /// Gives device memory a shape.
+    /// Combines device memory with a shape.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless the shape has as many elements.
@@ -166,10 +166,10 @@ impl<'a> WireTensor<'a, Cuda> {
         Self::of_wire(data.into(), shape.into())
     }
 
-    /// The elements, if they are of a type of gradients.
+    /// The elements, if their type is a dtype of gradients.
     pub fn slice(&self) -> Option<DeviceSlice<'a>> {
         let raw = self.data.raw();
-        // SAFETY: this tensor's memory.
+        // SAFETY: the range is this tensor's memory.
         raw.dtype
             .float()
             .map(|dtype| unsafe { DeviceSlice::from_raw_parts(self.data.queue(), raw.address, dtype, raw.len) })
@@ -178,10 +178,10 @@ impl<'a> WireTensor<'a, Cuda> {
 
 #[cfg(feature = "cuda")]
 impl<'a> WireTensorMut<'a, Cuda> {
-    /// Gives device memory a shape.
+    /// Combines device memory with a shape.
     ///
     /// # Errors
-    /// As [`WireTensor::on_device`].
+    /// The errors of [`WireTensor::on_device`].
     pub fn on_device(data: impl Into<DeviceWireSliceMut<'a>>, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::of_wire(data.into(), shape.into())
     }
@@ -201,14 +201,14 @@ impl<'a, M: Memory> From<TensorViewMut<'a, M>> for WireTensorMut<'a, M> {
 }
 
 impl<'a, T: WireElement> From<&'a [T]> for WireTensor<'a> {
-    /// A vector.
+    /// A tensor of one dimension.
     fn from(data: &'a [T]) -> Self {
         Self { data: data.into(), shape: vec![data.len()].into() }
     }
 }
 
 impl<'a, T: WireElement + bytemuck::Pod> From<&'a mut [T]> for WireTensorMut<'a> {
-    /// A vector.
+    /// A tensor of one dimension.
     fn from(data: &'a mut [T]) -> Self {
         let shape = vec![data.len()].into();
         Self { data: data.into(), shape }
@@ -217,7 +217,7 @@ impl<'a, T: WireElement + bytemuck::Pod> From<&'a mut [T]> for WireTensorMut<'a>
 
 #[cfg(feature = "cuda")]
 impl<'a> From<DeviceSlice<'a>> for WireTensor<'a, Cuda> {
-    /// A vector.
+    /// A tensor of one dimension.
     fn from(data: DeviceSlice<'a>) -> Self {
         Self { data: data.into(), shape: vec![data.len()].into() }
     }
@@ -225,7 +225,7 @@ impl<'a> From<DeviceSlice<'a>> for WireTensor<'a, Cuda> {
 
 #[cfg(feature = "cuda")]
 impl<'a> From<DeviceSliceMut<'a>> for WireTensorMut<'a, Cuda> {
-    /// A vector.
+    /// A tensor of one dimension.
     fn from(data: DeviceSliceMut<'a>) -> Self {
         let shape = vec![data.as_slice().len()].into();
         Self { data: data.into(), shape }
@@ -245,7 +245,7 @@ fn check((len, dtype): (usize, DataType), shape: &[usize]) -> Result<()> {
     check_bytes(dtype, shape, bytes)
 }
 
-/// Refuses a shape that does not have so many bytes.
+/// Refuses a shape whose elements do not have `bytes` bytes.
 fn check_bytes(dtype: DataType, shape: &[usize], bytes: usize) -> Result<()> {
     let needed = spec(dtype, shape).bytes();
     if needed == Some(bytes as u64) {

@@ -1,8 +1,7 @@
-//! The three collectives that the operations are made of, on tensors: a sum, a concatenation, and a part of a sum.
+//! The three collectives on tensors from which the operations are built: a sum, a concatenation, and a part of a sum.
 //!
-//! Each compares the ranks' calls, then checks the shape that they share, then communicates. A group of one hands the
-//! tensor back unseen. They know no direction: which of them is the way back of which is said in the parent module. They
-//! know no kind of memory either.
+//! Each compares the ranks' calls, then checks the common shape, then communicates. A group of one rank returns the tensor unchanged. They
+//! do not depend on the direction or on the kind of memory: the parent module defines which of them is the adjoint of which.
 
 use super::Tensor;
 use crate::agreement::{Plan, agree_once};
@@ -11,7 +10,7 @@ use crate::call::scope;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Error, Operation, Pass, Result};
 
-/// The sum of the ranks' tensors, in the memory that was handed over.
+/// The sum of the ranks' tensors, in the memory of the argument.
 pub(super) fn sum<T: Tensor>(pass: Pass, mut tensor: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
     if comm.world_size() == 1 {
         return Ok(tensor);
@@ -22,7 +21,7 @@ pub(super) fn sum<T: Tensor>(pass: Pass, mut tensor: T, comm: &dyn Communicator<
     Ok(tensor)
 }
 
-/// The ranks' tensors one after the other along dimension 0.
+/// The ranks' tensors concatenated along dimension 0.
 pub(super) fn concatenate<T: Tensor>(pass: Pass, tensor: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
     let world_size = comm.world_size();
     if world_size == 1 {

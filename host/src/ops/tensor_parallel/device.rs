@@ -1,6 +1,6 @@
 //! [`DeviceTensor`]: an owned tensor in the memory of a GPU that is passed from operation to operation.
 //!
-//! It takes a buffer, or another crate's memory, and gives it back, without a copy either way. It does no arithmetic and decides nothing.
+//! It is created from a buffer, or from another crate's memory, and returns it without a copy. It does no arithmetic and decides nothing.
 
 use std::any::Any;
 
@@ -14,7 +14,7 @@ use crate::slice::shape_len;
 
 const NAME: &str = "device tensor";
 
-/// Where the elements are.
+/// The storage of the elements.
 enum Memory {
     Buffer(DeviceBuffer),
     Lent { queue: Queue, address: u64, dtype: DType, len: usize, owner: Box<dyn Any + Send> },
@@ -22,8 +22,8 @@ enum Memory {
 
 /// A tensor that owns its elements, in device memory and row-major order. `[]` is the shape of a scalar, with one element.
 ///
-/// Everything that is done with it is ordered on its queue. An operation that makes a new tensor drops the one that it was
-/// given while work in the queue still reads it; whoever gets the memory next uses it behind that work.
+/// All work on it is ordered on its queue. An operation that creates a new tensor drops its argument while work in the queue still reads
+/// it; the next owner of the memory uses it behind that work.
 ///
 /// ```no_run
 /// use gradsync::comm::Communicator;
@@ -46,7 +46,7 @@ pub struct DeviceTensor {
 }
 
 impl DeviceTensor {
-    /// Gives a buffer a shape.
+    /// Combines a buffer with a shape.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the buffer.
@@ -57,19 +57,19 @@ impl DeviceTensor {
         Ok(Self { memory: Memory::Buffer(buffer), shape })
     }
 
-    /// Takes over the memory of another crate's tensor, without a copy; operations that work in place work in it.
+    /// Takes over the memory of another crate's tensor, without a copy; operations that work in place modify it.
     ///
-    /// `owner` is what keeps the memory alive, such as that tensor itself. It is dropped with this tensor, or given back
-    /// by [`into_owner`](Self::into_owner).
+    /// `owner` keeps the memory alive; it can be that tensor itself. It is dropped with this tensor, or returned by
+    /// [`into_owner`](Self::into_owner).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a shape that no memory has room for.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a shape beyond the address space.
     ///
     /// # Safety
-    /// The elements of the shape are at `address`, on `queue`'s device, aligned for `dtype`. They stay valid until `owner`
-    /// has been dropped and `queue` has got past everything that was put into it before that. Graphs that record work with this tensor are
-    /// dropped before `owner`. Until then, nothing but work ordered on `queue` reads or writes them, and nobody writes them but through this
-    /// tensor while it exists.
+    /// The elements of the shape are at `address`, on `queue`'s device, aligned for `dtype`. They stay valid until `owner` has been dropped
+    /// and `queue` has passed everything that was enqueued before that. Graphs that record work with this tensor are dropped before
+    /// `owner`. Until then, only work ordered on `queue` reads or writes them, and while this tensor exists, only work on this tensor
+    /// writes them.
     pub unsafe fn from_raw_parts(
         queue: &Queue,
         address: u64,
@@ -83,7 +83,7 @@ impl DeviceTensor {
         Ok(Self { memory, shape })
     }
 
-    /// A copy of a tensor in the host's memory; waits for the queue.
+    /// Copies a tensor in host memory to the device; waits for the queue.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda), code 2 when memory does not suffice.
@@ -92,8 +92,8 @@ impl DeviceTensor {
         Ok(Self { memory: Memory::Buffer(buffer), shape: tensor.shape().to_vec() })
     }
 
-    /// Waits for the queue and copies the tensor to the host's memory. What a collective that failed leaves behind is
-    /// unspecified: [`Communicator::synchronize`](crate::comm::Communicator::synchronize) comes first.
+    /// Waits for the queue and copies the tensor to host memory. After a failed collective the elements are unspecified: call
+    /// [`Communicator::synchronize`](crate::comm::Communicator::synchronize) first.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda) for any work in the queue that failed;
@@ -104,17 +104,17 @@ impl DeviceTensor {
         Ok(tensor)
     }
 
-    /// A copy in new memory of the same queue, for a caller who keeps one of the two; put into the queue.
+    /// Enqueues a copy into new memory of the same queue, for a caller who keeps one of the two.
     ///
     /// # Errors
-    /// As [`from_host`](Self::from_host).
+    /// The errors of [`from_host`](Self::from_host).
     pub fn try_clone(&self) -> Result<Self> {
         let mut copy = Self::allocated(self.queue(), self.dtype(), self.shape.clone())?;
         copy.as_mut_slice().copy_from_device(self.as_slice())?;
         Ok(copy)
     }
 
-    /// Room for a shape. Whoever calls this writes all elements before anything reads them.
+    /// Allocates memory for a shape. The caller writes all elements before they are read.
     fn allocated(queue: &Queue, dtype: DType, shape: Vec<usize>) -> Result<Self> {
         let buffer = DeviceBuffer::allocate(queue, dtype, shape_len(NAME, &shape)?)?;
         Ok(Self { memory: Memory::Buffer(buffer), shape })
@@ -130,7 +130,7 @@ impl DeviceTensor {
         self.as_slice().dtype()
     }
 
-    /// The queue that work on it is ordered on.
+    /// The queue on which work on the tensor is ordered.
     pub fn queue(&self) -> &Queue {
         self.as_slice().queue()
     }
@@ -168,7 +168,7 @@ impl DeviceTensor {
         TensorViewMut::on_device(self.as_mut_slice(), shape).expect("a tensor has its shape's length")
     }
 
-    /// The buffer, if the elements are in one: that of [`new`](Self::new), or what an operation has made.
+    /// The buffer, if the elements are in one: the argument of [`new`](Self::new), or the result of an operation.
     pub fn into_buffer(self) -> Option<DeviceBuffer> {
         match self.memory {
             Memory::Buffer(buffer) => Some(buffer),
@@ -176,7 +176,7 @@ impl DeviceTensor {
         }
     }
 
-    /// The owner of the memory, if it was handed over by [`from_raw_parts`](Self::from_raw_parts) and `O` is its type.
+    /// The owner of the memory, if it was passed to [`from_raw_parts`](Self::from_raw_parts) and `O` is its type.
     pub fn into_owner<O: Any>(self) -> Option<O> {
         match self.memory {
             Memory::Lent { owner, .. } => owner.downcast().ok().map(|owner| *owner),
@@ -211,7 +211,7 @@ impl Tensor for DeviceTensor {
     }
 }
 
-/// Dtype and shape; never the elements.
+/// Shows dtype and shape; never the elements.
 impl std::fmt::Debug for DeviceTensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("DeviceTensor").field("dtype", &self.dtype()).field("shape", &self.shape).finish_non_exhaustive()

@@ -1,6 +1,6 @@
-//! [`HostTensor`]: an owned tensor in the host's memory that is passed from operation to operation.
+//! [`HostTensor`]: an owned tensor in host memory that is passed from operation to operation.
 //!
-//! It takes a `Vec` and gives it back, without a copy either way. It does no arithmetic and decides nothing.
+//! It is created from a `Vec` and returns it, without a copy. It does no arithmetic and decides nothing.
 
 use bytemuck::allocation::{cast_vec, try_zeroed_vec};
 use half::{bf16, f16};
@@ -38,7 +38,7 @@ impl Elements {
     }
 }
 
-/// A tensor that owns its elements, in the host's memory and row-major order. `[]` is the shape of a scalar, with one element.
+/// A tensor that owns its elements, in host memory and row-major order. `[]` is the shape of a scalar, with one element.
 ///
 /// ```
 /// use gradsync::ops::tensor_parallel::HostTensor;
@@ -55,17 +55,17 @@ pub struct HostTensor {
 }
 
 impl HostTensor {
-    /// Gives elements a shape.
+    /// Combines elements with a shape.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`] unless the shape has as many elements as there are.
+    /// [`Error::LengthMismatch`] unless the shape has as many elements as `data`.
     pub fn new<T: Element>(data: Vec<T>, shape: impl Into<Vec<usize>>) -> Result<Self> {
         let shape = shape.into();
         TensorView::new(&data, &shape)?;
         Ok(Self { elements: Elements::of(data), shape })
     }
 
-    /// Zeros of a shape; memory that cannot be had is an error.
+    /// Allocates zeros for a shape; returns an error if memory does not suffice.
     pub(super) fn zeroed(operation: &'static str, dtype: DType, shape: Vec<usize>) -> Result<Self> {
         let len = shape_len(operation, &shape)?;
         let elements = match dtype {
@@ -118,7 +118,7 @@ impl HostTensor {
         TensorViewMut::new(self.as_mut_slice(), shape).expect("a tensor has its shape's length")
     }
 
-    /// The elements, in the memory that they have been in all along.
+    /// The elements, in the same memory.
     ///
     /// # Errors
     /// [`Error::DTypeMismatch`] unless `T` is the type of the elements.
@@ -159,7 +159,7 @@ impl Tensor for HostTensor {
     }
 }
 
-/// Dtype and shape; never the elements.
+/// Shows dtype and shape; never the elements.
 impl std::fmt::Debug for HostTensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HostTensor").field("dtype", &self.dtype()).field("shape", &self.shape).finish_non_exhaustive()

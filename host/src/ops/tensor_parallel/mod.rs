@@ -1,8 +1,7 @@
-//! Tensor parallelism: collectives with a way back, as TransformerEngine's fusible operations have it.
+//! Tensor parallelism: collectives with their adjoints, like TransformerEngine's fusible operations.
 //!
-//! A layer whose weights are split over ranks needs a collective on its way forward and the adjoint of that collective
-//! on the way back. Each [`TensorOp`] here is such a pair; a [`Pipeline`] runs several in a row, the caller's own
-//! layers among them.
+//! A layer whose weights are divided among ranks needs a collective in its forward pass and the adjoint of that collective in its backward
+//! pass. Each [`TensorOp`] here is such a pair; a [`Pipeline`] runs several in sequence, including the caller's own layers.
 //!
 //! | operation | forward | backward |
 //! |---|---|---|
@@ -11,34 +10,31 @@
 //! | [`AllGather`] | concatenates along dimension 0 | sums, and keeps this rank's part of dimension 0 |
 //! | [`ReduceScatter`] | sums, and keeps this rank's part of dimension 0 | concatenates along dimension 0 |
 //!
-//! The same operations serve two kinds of [`Tensor`], of `f64`, `f32`, `f16` or `bf16`: a [`HostTensor`] over any
-//! [`Communicator`], and with the feature `cuda` a `DeviceTensor`, in the memory of a GPU,
-//! over any `Communicator<Cuda>`. On the host, calls block. On the device they put work into the tensor's queue and
-//! return.
+//! The same operations serve two kinds of [`Tensor`], of `f64`, `f32`, `f16` or `bf16`: a [`HostTensor`] over any [`Communicator`], and
+//! with the feature `cuda` a `DeviceTensor`, in the memory of a GPU, over any `Communicator<Cuda>`. On the host, calls block. On the device
+//! they enqueue work into the tensor's queue and return.
 //!
-//! Tensors are handed over and handed back: nothing that the caller still has is ever written, and a group of one rank
-//! gets back the very tensor that it gave. Nothing here computes a layer, keeps a tensor, or holds parameters.
+//! Operations take tensors by value and return them: they never write to memory that the caller still owns, and a group of one rank returns
+//! its argument. Nothing here computes a layer, keeps a tensor, or holds parameters.
 //!
 //! # Numerics
 //!
-//! Sums are the same bits on every rank. On the host they run in `f64` in rank order and are rounded once. On the device
-//! they are the transport's: NCCL adds in the tensor's dtype, in an order that depends on the length and on the machine,
-//! so that [`AllReduce`], and [`ReduceScatter`] followed by [`AllGather`], may differ in their last bits. The other
-//! directions move bits and compute nothing.
+//! Sums have the same bits on every rank. On the host they run in `f64` in rank order and are rounded once. On the device the transport
+//! adds: NCCL adds in the tensor's dtype, in an order that depends on the length and on the machine, so that [`AllReduce`], and
+//! [`ReduceScatter`] followed by [`AllGather`], may differ in their last bits. The other directions move bits and compute nothing.
 //!
 //! # Agreement
 //!
-//! Ranks compare what they call before any data move: another shape, dtype, operation or direction on one rank is an
-//! [`Error::Disagreement`](crate::Error::Disagreement) on every rank that names two ranks and quotes what each
-//! called; the group stays usable. The identities ask nobody and accept everything.
+//! Ranks compare their calls before any data move: another shape, dtype, operation or direction on one rank is an
+//! [`Error::Disagreement`](crate::Error::Disagreement) on every rank that names two ranks and quotes the call of each; the group stays
+//! usable. Identities compare nothing and accept everything.
 //!
-//! On the host they do so in every call. On the device that would make the host wait for all others each time, so that
-//! it is the communicator's choice . One that remembers what its ranks have agreed on,
-//! as `NcclCommunicator` does, has them compare the first call of each operation, direction, dtype and shape, and of each
-//! pipeline's pass; the host never waits after that. With `NcclOptions::checks`, which is on by default, the calls that
-//! follow are compared without waiting, as all calls of that communicator are: what a rank does differently ends the group
-//! with an error, by the next `synchronize` at the latest. Without it, calls that are not new, in another order, are not
-//! found, and a call that is new to one rank is an error at the deadline, which quotes no call.
+//! On the host every call is compared. On the device that would make the host wait for all others each time, so the communicator decides. A
+//! communicator that remembers what its ranks have agreed on, as `NcclCommunicator` does, compares the first call of each operation,
+//! direction, dtype and shape, and of each pipeline's pass; after that the host never waits. With `NcclOptions::checks`, which is on by
+//! default, the later calls are compared without waiting, like all calls of that communicator: a call that differs on one rank ends the
+//! group with an error, by the next `synchronize` at the latest. Without it, a different order of known calls is not detected, and a call
+//! that is new to one rank only is an error at the deadline, which quotes no call.
 
 mod collective;
 #[cfg(feature = "cuda")]
@@ -56,23 +52,24 @@ pub use tensor::Tensor;
 use crate::comm::Communicator;
 use crate::error::{Pass, Result};
 
-/// A step of a computation with its way back: a collective of this module, or a layer of the caller's.
+/// A step of a computation with its adjoint: a collective of this module, or a layer of the caller's.
 ///
-/// All ranks of the communicator call the same operation in the same order; see the [module](self) on how they compare.
-/// An error drops the tensor that was handed over. One that a single rank runs into after the comparison, such as memory
-/// that does not suffice, leaves the others waiting for it until it drops its communicator or their deadline is over.
-// The tensor stands before the communicator because types are inferred from left to right: it decides what the other is.
+/// All ranks of the communicator call the same operation in the same order; the [module](self) describes how they compare. An error drops
+/// the tensor that was passed. If a single rank fails after the comparison, for example for lack of memory, the others wait for it until it
+/// drops its communicator or their deadline is over.
+// The tensor is the parameter before the communicator, because types are inferred from left to right and it determines the communicator's
+// type.
 pub trait TensorOp<T: Tensor = HostTensor>: Send {
     /// The operation's name in errors.
     fn name(&self) -> &str;
 
-    /// The output for an input.
+    /// Computes the output for an input.
     ///
     /// # Errors
     /// Refusals of the operation, and errors of its communication.
     fn forward(&mut self, input: T, comm: &dyn Communicator<T::Memory>) -> Result<T>;
 
-    /// The gradient with respect to the input, from the one with respect to the output of the last
+    /// Computes the gradient with respect to the input, from the gradient with respect to the output of the last
     /// [`forward`](Self::forward).
     ///
     /// # Errors
@@ -80,10 +77,9 @@ pub trait TensorOp<T: Tensor = HostTensor>: Send {
     fn backward(&mut self, gradient: T, comm: &dyn Communicator<T::Memory>) -> Result<T>;
 }
 
-/// Sums the ranks' tensors; the gradient passes as it is, being the same on all ranks already (Megatron-LM's *g*).
+/// Sums the ranks' tensors; the gradient is unchanged, since it is already the same on all ranks (Megatron-LM's *g*).
 ///
-/// The all-reduce behind a layer whose weight is split by input columns ("row-parallel"). Works in the memory that it was
-/// handed.
+/// This is the all-reduce after a layer whose weight is divided by input columns ("row-parallel"). It works in place.
 ///
 /// ```
 /// use gradsync::comm::local;
@@ -101,19 +97,19 @@ pub trait TensorOp<T: Tensor = HostTensor>: Send {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AllReduce;
 
-/// Passes the tensor as it is and sums the ranks' gradients: the adjoint of [`AllReduce`] (Megatron-LM's *f*, its "copy
-/// to the tensor-parallel region").
+/// Returns the tensor unchanged and sums the ranks' gradients: the adjoint of [`AllReduce`] (Megatron-LM's *f*, its "copy to the
+/// tensor-parallel region").
 ///
-/// The all-reduce of gradients before a layer whose weight is split by output rows ("column-parallel"): all ranks read one input, and each
-/// knows only its part of the gradient with respect to it.
+/// This is the all-reduce of gradients before a layer whose weight is divided by output rows ("column-parallel"): all ranks read one input,
+/// and each computes only its part of the gradient with respect to it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AllReduceGradient;
 
 /// Concatenates the ranks' tensors along dimension 0, in rank order; every rank keeps its part of the summed gradient.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming shape and world size for a tensor without a
-/// dimension 0, forward, and for a gradient whose dimension 0 the ranks do not divide, backward.
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming shape and world size for a tensor without a dimension 0, forward, and
+/// for a gradient whose dimension 0 is not divisible by the world size, backward.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AllGather;
 
@@ -121,8 +117,8 @@ pub struct AllGather;
 /// of [`AllGather`].
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming shape and world size for a tensor whose dimension 0
-/// is missing or not divided by the ranks, forward, and for a gradient without a dimension 0, backward.
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming shape and world size for a tensor whose dimension 0 is missing or not
+/// divisible by the world size, forward, and for a gradient without a dimension 0, backward.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReduceScatter;
 

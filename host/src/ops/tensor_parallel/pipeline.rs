@@ -1,6 +1,6 @@
-//! [`Pipeline`]: operations in a row, forward and, in reverse, backward.
+//! [`Pipeline`]: operations in sequence, forward and, in reverse order, backward.
 //!
-//! It knows the trait and no operation. It keeps no tensor, only what the last pass forward looked like.
+//! It knows the trait and no operation. It keeps no tensor, only dtype and shape of the last forward pass.
 
 use super::{HostTensor, Tensor, TensorOp};
 use crate::agreement::{Plan, agree_once};
@@ -10,7 +10,7 @@ use crate::comm::Communicator;
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 
-/// The pass forward that a pass backward has to fit.
+/// The forward pass that a backward pass has to match.
 #[derive(Clone, Debug)]
 struct Forward {
     dtype: DType,
@@ -18,10 +18,10 @@ struct Forward {
     world_size: usize,
 }
 
-/// Operations that run one after the other, and back in reverse order; an operation itself.
+/// Operations that run one after the other, and backward in reverse order; a pipeline is an operation itself.
 ///
-/// One pass backward belongs to one pass forward, the last: operations keep what they need of that one only. Ranks
-/// compare the operations' names, the pass and its tensor before anything runs.
+/// One backward pass belongs to the last forward pass: operations keep only the data of that pass. Ranks compare the operations' names, the
+/// pass and its tensor before any operation runs.
 ///
 /// ```
 /// use gradsync::comm::local;
@@ -43,12 +43,12 @@ pub struct Pipeline<T: Tensor = HostTensor> {
 }
 
 impl<T: Tensor> Pipeline<T> {
-    /// No operations yet: the identity. What is done with it decides for which tensors it is.
+    /// Creates an empty pipeline: the identity. Its uses determine the type of its tensors.
     pub fn new() -> Self {
         Self { operations: Vec::new(), last: None }
     }
 
-    /// Appends an operation. A pass forward that was made before no longer counts.
+    /// Appends an operation. An earlier forward pass becomes invalid.
     #[must_use]
     pub fn then(mut self, operation: impl TensorOp<T> + 'static) -> Self {
         self.operations.push(Box::new(operation));
@@ -64,7 +64,7 @@ impl<T: Tensor> Pipeline<T> {
     fn agree(&self, operation: Operation, tensor: &T, comm: &dyn Communicator<T::Memory>) -> Result<()> {
         let names: Vec<&str> = self.names().collect();
         let mut lines = vec![("dtype", Value::DType(tensor.dtype())), ("shape", Value::Shape(tensor.shape()))];
-        // What went before matters on the way back only.
+        // The last forward pass only matters for a backward pass.
         match &self.last {
             _ if operation == FORWARD => {}
             Some(last) => lines.extend([
@@ -96,8 +96,8 @@ impl<T: Tensor> TensorOp<T> for Pipeline<T> {
     /// Runs every operation forward, first to last.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] if the ranks' pipelines or tensors differ, and the first error of an operation, after
-    /// which there is no pass to go back from.
+    /// [`Error::Disagreement`] if the ranks' pipelines or tensors differ, and the first error of an operation; after an error there is no
+    /// forward pass for a backward pass.
     fn forward(&mut self, input: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
         self.last = None;
         let _scope = scope::within(FORWARD);
@@ -111,10 +111,9 @@ impl<T: Tensor> TensorOp<T> for Pipeline<T> {
     /// Runs every operation backward, last to first.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] without a pass forward since the last one backward, or if that one was over
-    /// another number of ranks; [`Error::Disagreement`] if the ranks' pipelines or gradients differ; [`Error::ShapeMismatch`] and
-    /// [`Error::DTypeMismatch`] for a gradient unlike the output of the pass forward, which stays good for another try;
-    /// and the first error of an operation.
+    /// [`Error::InvalidArgument`] without a forward pass since the last backward pass, or if that pass had another world size;
+    /// [`Error::Disagreement`] if the ranks' pipelines or gradients differ; [`Error::ShapeMismatch`] and [`Error::DTypeMismatch`] for a
+    /// gradient that does not match the output of the forward pass, which remains valid for another try; the first error of an operation.
     fn backward(&mut self, gradient: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
         let _scope = scope::within(BACKWARD);
         self.agree(BACKWARD, &gradient, comm)?;

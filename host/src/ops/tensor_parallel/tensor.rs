@@ -1,4 +1,4 @@
-//! [`Tensor`]: an owned tensor that operations are handed and hand back, wherever its elements are.
+//! [`Tensor`]: an owned tensor that operations take and return, in either memory.
 
 use crate::dtype::DType;
 use crate::error::Result;
@@ -8,12 +8,11 @@ pub(super) mod sealed {
     pub trait Sealed {}
 }
 
-/// A tensor that operations are handed and hand back: [`HostTensor`](super::HostTensor), and with the feature `cuda`
-/// `DeviceTensor`.
+/// A tensor that operations take and return: [`HostTensor`](super::HostTensor), and with the feature `cuda` `DeviceTensor`.
 ///
-/// The memory of its elements decides which communicators an operation takes.
+/// The kind of its memory determines the type of an operation's communicator.
 pub trait Tensor: sealed::Sealed + Sized + Send + 'static {
-    /// The memory of the elements.
+    /// The kind of memory of the elements.
     type Memory: Memory;
 
     /// The type of every element.
@@ -28,7 +27,7 @@ pub trait Tensor: sealed::Sealed + Sized + Send + 'static {
     /// The elements, to write.
     fn as_mut_slice(&mut self) -> <Self::Memory as Memory>::SliceMut<'_>;
 
-    /// A new tensor of another shape with the same dtype, ordered as this one. The caller writes all elements before anything reads them.
+    /// Allocates a tensor of another shape with the same dtype, on the same queue. The caller writes all elements before they are read.
     #[doc(hidden)]
     fn unwritten(&self, operation: &'static str, shape: Vec<usize>) -> Result<Self>;
 }

@@ -1,4 +1,4 @@
-//! [`phases`]: the collectives and kernels of a scheme, one after the other; formulas and simulations go through them.
+//! [`phases`]: the collectives and kernels of a scheme, one after the other; formulas and simulations both process them.
 
 use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS};
 use gradsync_device::math::adasum::products;
@@ -7,7 +7,7 @@ use super::work::{Work, World, all_gather, all_reduce, all_to_all, exchange, red
 use super::{Scheme, Workload};
 use crate::plan::chunks::chunk_len;
 
-/// Kernels of a level of pairs: their products, and their coefficients.
+/// The kernels of a level of pairs: products, and coefficients.
 const LEVEL_LAUNCHES: f64 = 2.0;
 
 /// The ranks that take part in a collective.
@@ -17,7 +17,7 @@ pub enum Group {
     All,
     /// The ranks of each node.
     Node,
-    /// The ranks of the same place in all nodes.
+    /// The ranks at the same position in all nodes.
     Places,
 }
 
@@ -32,25 +32,25 @@ impl Group {
     }
 }
 
-/// A part of a scheme that begins when the one before has ended.
+/// A part of a scheme that begins when the preceding one has ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Phase {
-    /// Every rank sends every other its shard of so many bytes; here and in the next three, those of a rank's whole operand.
+    /// Every rank sends every other its shard; here and in the next three phases the number is the size of a rank's whole operand in bytes.
     AllToAll(Group, f64),
-    /// The sum, on every rank.
+    /// Every rank receives the sum.
     AllReduce(Group, f64),
-    /// All shards, on every rank.
+    /// Every rank receives all shards.
     AllGather(Group, f64),
-    /// A shard of the sum for each rank.
+    /// Each rank receives its shard of the sum.
     ReduceScatter(Group, f64),
-    /// With the rank at this distance, bytes each way.
+    /// Exchanges this number of bytes, each way, with the rank at this distance.
     Exchange(usize, f64),
     /// Kernels on each rank's own memory.
     Kernels(Work),
 }
 
 impl Phase {
-    /// Its work by the formulas.
+    /// The work of the phase by the formulas.
     pub fn work(self, all: World) -> Work {
         match self {
             Phase::AllToAll(group, bytes) => all_to_all(group.world(all), bytes),
@@ -102,8 +102,8 @@ pub fn phases(scheme: Scheme, world: World, load: Workload) -> Option<Vec<Phase>
     Some(phases)
 }
 
-/// One Gram matrix of `vectors` vectors of `bytes` bytes each, and this rank's shard of the result. The vectors meet in the group
-/// `exchange`; over the group `sums` the shards' products are added up.
+/// One Gram matrix of `vectors` vectors of `bytes` bytes each, and this rank's shard of the result. The vectors are exchanged in the group
+/// `exchange`; the shards' products are added over the group `sums`.
 fn gram(phases: &mut Vec<Phase>, (exchange, sums): (Group, Group), vectors: usize, bytes: f64, load: Workload) {
     if vectors == 1 {
         return;
@@ -116,7 +116,7 @@ fn gram(phases: &mut Vec<Phase>, (exchange, sums): (Group, Group), vectors: usiz
     phases.push(Phase::AllToAll(exchange, bytes));
     phases.push(Phase::Kernels(gram_kernels(vectors, vector_bytes, load.element_bytes, load.layers)));
     phases.push(Phase::AllReduce(sums, 8.0 * products(vectors) as f64 * layers));
-    // A layer's weights are found by one thread: at every level the quadratic forms of all pairs.
+    // One thread computes a layer's weights: at every level the quadratic forms of all pairs.
     phases.push(Phase::Kernels(Work { launches: 1.0, serial: 1.5 * width * width, ..Work::default() }));
     // The exact path's sums: one small all-reduce for each level above the first, whether a layer needs it or not.
     for _ in 1..levels {
@@ -130,19 +130,19 @@ fn gram(phases: &mut Vec<Phase>, (exchange, sums): (Group, Group), vectors: usiz
 /// The products of vectors of `vector_bytes` bytes each with each other, for each of `layers` tensors, on one GPU.
 pub fn gram_kernels(vectors: usize, vector_bytes: f64, element_bytes: usize, layers: usize) -> Work {
     let (count, len) = (products(vectors) as f64, vector_bytes / element_bytes as f64);
-    // Each chunk has sums of its own, which are written, read and emptied again.
+    // Each chunk has its own sums, which are written, read and cleared.
     let chunks = len / chunk_len(len as usize / layers.max(1)) as f64 + layers as f64;
     let moved = reads(vectors) * vector_bytes + 24.0 * count * chunks + 8.0 * count * layers as f64;
     Work { launches: launches(vectors), ..Work::kernel(moved, count * len) }
 }
 
-/// Kernels that multiply `vectors` vectors: one for each tile, and one for each pair of cells of different tiles.
+/// The number of kernels that multiply `vectors` vectors: one for each tile, and one for each pair of cells of different tiles.
 pub(super) fn launches(vectors: usize) -> f64 {
     let (tiles, pairs) = tiles_and_pairs(vectors);
     (tiles + pairs) as f64
 }
 
-/// Vectors that they read, those of other tiles again.
+/// The number of vectors that these kernels read; vectors of other tiles are read again.
 pub(super) fn reads(vectors: usize) -> f64 {
     let (_, pairs) = tiles_and_pairs(vectors);
     (vectors + pairs * 2 * GRAM_CROSS_WIDTH) as f64
@@ -157,8 +157,8 @@ fn tiles_and_pairs(vectors: usize) -> (usize, usize) {
     (vectors.div_ceil(WIDEST), (cells.pow(2) - within_tiles) / 2)
 }
 
-/// Halving and doubling from `first` ranks on, over vectors of which each rank holds `bytes` bytes, and back. Vectors are cut among the ranks
-/// that are nearer, which are a node.
+/// Halving and doubling from `first` ranks on, over vectors of which each rank has `bytes` bytes, and back. Vectors are divided among the
+/// ranks at smaller distances, which form a node.
 fn tree(phases: &mut Vec<Phase>, world: World, first: usize, bytes: f64, load: Workload) {
     let sums = 3.0 * 8.0 * load.layers as f64;
     let mut back = Vec::new();
@@ -170,7 +170,7 @@ fn tree(phases: &mut Vec<Phase>, world: World, first: usize, bytes: f64, load: W
         back.push(Phase::Exchange(distance, held));
         let dots = Work::kernel(2.0 * held, 3.0 * len);
         phases.push(Phase::Kernels(dots));
-        // The sums of the pair, over all ranks that hold a slice of it: of the node at once, and then by doubling.
+        // The sums of the pair, over all ranks that have a slice of it: over the node at once, and then by doubling.
         if first > 1 {
             phases.push(Phase::AllReduce(Group::Node, sums));
         }

@@ -1,4 +1,4 @@
-//! The model against messages counted one by one, against measurements, and against common sense.
+//! Compares the model with messages counted one by one, with measurements, and with plausible orders of time.
 
 use super::phases::{launches, reads};
 use super::*;
@@ -16,12 +16,12 @@ fn chosen(ranks: usize, ranks_per_node: usize, bytes: usize) -> Choice {
     choose(Alternatives::OF_ALL, ranks, ranks_per_node, bytes)
 }
 
-/// Of 2, 4, 8 and so on up to 4096 ranks.
+/// Worlds of 2, 4, 8 and so on up to 4096 ranks.
 fn worlds() -> impl Iterator<Item = World> {
     (1..=12).map(|power| World::new(1 << power, 8))
 }
 
-/// What the busiest rank sends inside its node and to other nodes.
+/// The bytes that the busiest rank sends inside its node and to other nodes.
 fn busiest(world: World, sends: impl Fn(usize) -> Vec<(usize, usize)>) -> (f64, f64) {
     let of_rank = |rank: usize| {
         sends(rank).into_iter().fold((0, 0), |(intra, inter), (peer, bytes)| {
@@ -64,7 +64,7 @@ fn the_exchanges_bytes_are_those_of_all_shards() {
     }
 }
 
-/// The second level exchanges the shards that the first has left: nobody sends more between nodes than a rank's share of one vector.
+/// The second level exchanges the shards that the first has left: no rank sends more between nodes than its share of one vector.
 #[test]
 fn levels_keep_vectors_inside_their_nodes() {
     for world in worlds().filter(|world| world.nodes() > 1) {
@@ -98,7 +98,7 @@ fn products_grow_as_their_formula() {
     for world in worlds() {
         let (ranks, len) = (world.ranks as f64, (GIB / 4) as f64);
         let counted = work(Scheme::Gram, world, load).unwrap();
-        // P(P+1)/2 of each element in a shard, and P for the weighted sum.
+        // P(P+1)/2 products for each element of a shard, and P for the weighted sum.
         assert_eq!(counted.products, len / ranks * (ranks * (ranks + 1.0) / 2.0 + ranks), "{world:?}");
     }
     // Up to eight vectors are read once.
@@ -108,7 +108,7 @@ fn products_grow_as_their_formula() {
     assert_eq!([2, 3, 8, 9, 16].map(launches), [1.0, 1.0, 1.0, 2.0 + 2.0, 2.0 + 4.0]);
 }
 
-/// One H200, in µs: vectors, bytes of one, bytes of an element. Within an eighth.
+/// Measured on one H200, in µs: vectors, bytes of one, bytes of an element. The model is within an eighth.
 #[test]
 fn products_of_many_vectors_take_what_they_took() {
     let measured = [(8, GIB, 2, 1932.0), (8, GIB, 4, 1884.0), (16, 64 * MIB, 4, 755.8), (32, 64 * MIB, 4, 3498.0)];
@@ -118,7 +118,8 @@ fn products_of_many_vectors_take_what_they_took() {
     }
 }
 
-/// Four H200 of one machine over NCCL, in µs: f32 in 300 tensors. Within a third: pairs of ranks have less bandwidth than all at once.
+/// Measured on four H200 of one machine over NCCL, in µs: f32 in 300 tensors. The model is within a third: pairs of ranks have less
+/// bandwidth than all at once.
 #[test]
 fn four_gpus_take_what_they_took() {
     let measured = [
@@ -155,16 +156,16 @@ fn gram_wins_inside_a_node_and_loses_across_many() {
 
 #[test]
 fn a_choice_depends_on_what_fits() {
-    // Nodes of six are no whole trees, and twelve ranks no power of two.
+    // Nodes of six are no whole trees, and twelve ranks are no power of two.
     assert_eq!(chosen(12, 6, GIB).scheme, Scheme::Gram);
-    // Three nodes have no tree, but a Gram matrix.
+    // Three nodes cannot use the tree, but a Gram matrix.
     assert_eq!(chosen(24, 8, GIB).scheme, Scheme::TwoLevelGram);
     assert!(!Scheme::GramThenTree.fits(World::new(24, 8)) && Scheme::TwoLevelGram.fits(World::new(24, 8)));
-    // A node that is not full.
+    // The last node is not full.
     assert!(!Scheme::TwoLevelGram.fits(World::new(20, 8)) && Scheme::Gram.fits(World::new(20, 8)));
     assert_eq!(work(Scheme::Tree, World::new(20, 8), Workload::of(MIB)), None);
     assert_eq!(chosen(0, 0, 0).scheme, Scheme::Gram);
-    // Sums of nodes of six combine along a tree all the same; a single node has nothing to choose.
+    // Sums of nodes of six can combine along a tree; a single node has no choice.
     let of_sums = |ranks, per_node| choose(Alternatives::OF_SUMS, ranks, per_node, 64 * MIB).scheme;
     assert_eq!([of_sums(8, 8), of_sums(6 * 64, 6)], [Scheme::SumThenGram; 2]);
     assert_eq!([of_sums(6 * 256, 6), of_sums(4096, 8)], [Scheme::SumThenTree; 2]);

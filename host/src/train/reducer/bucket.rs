@@ -1,4 +1,4 @@
-//! [`Bucket`]: the memory of the gradients that travel together.
+//! [`Bucket`]: the memory of gradients that are reduced together.
 
 use super::memory::{BucketReduction, ReducerMemory};
 use super::parameter::Parameter;
@@ -9,15 +9,15 @@ use crate::kernels::KernelMemory;
 use crate::memory::{Memory, TensorView};
 use crate::plan::buckets;
 
-/// The place of a gradient.
+/// The position of a gradient: bucket, and tensor in the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) bucket: usize,
     pub(super) tensor: usize,
 }
 
-/// The dtypes that gradients of one bucket have in common: in which they travel, and in which they are added up over micro-batches. The sum of a parameter
-/// must not depend on the other parameters of its bucket.
+/// The dtypes that the gradients of one bucket share: the dtype on the wire, and the dtype of sums over micro-batches. The sum of a
+/// parameter must not depend on the other parameters of its bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     pub(super) dtype: DType,
@@ -25,22 +25,22 @@ pub(super) struct Kind {
 }
 
 impl Kind {
-    /// Of gradients of a dtype that travel in another: sums are `f32`, or `f64` for `f64`.
+    /// The kind of gradients of dtype `gradient` that are sent in `dtype`: sums are `f32`, or `f64` for `f64`.
     pub(super) fn new(gradient: DType, dtype: DType) -> Self {
         let sum_dtype = if gradient == DType::F64 { DType::F64 } else { DType::F32 };
         Self { dtype, sum_dtype }
     }
 }
 
-/// Gradients that travel together, with their memory and their reduction.
+/// Gradients that are reduced together, with their memory and their reduction.
 #[derive(Debug)]
 pub(super) struct Bucket<'c, M: ReducerMemory> {
     kind: Kind,
-    /// Numbers of parameters.
+    /// The numbers of the parameters.
     pub(super) members: Vec<usize>,
-    /// What is reduced; none until it is needed where there is one rank.
+    /// The buffer that is reduced; with one rank, none until it is needed.
     pub(super) buffer: Option<GradientBuffer<M>>,
-    /// Sums over micro-batches, where these are wider than what is reduced.
+    /// The sums over micro-batches, where their dtype is wider than the buffer's.
     sums: Option<GradientBuffer<M>>,
     pub(super) reduction: Option<Box<dyn BucketReduction<M> + 'c>>,
 }
@@ -61,13 +61,13 @@ impl<M: ReducerMemory> Bucket<'_, M> {
             let mut tensors =
                 members.iter().map(|&member| (&parameters[member].name[..], &parameters[member].shape[..]));
             *buffer = Some(M::bucket(lanes, dtype, world_size, &mut tensors)?);
-            // It is cleared where it is reduced.
+            // The lane of reductions clears the buffer.
             M::join(lanes)?;
         }
         Ok(buffer.as_mut().expect("just allocated"))
     }
 
-    /// The buffer that is reduced, which is allocated if there is none.
+    /// The buffer that is reduced; allocates it if there is none.
     pub(super) fn allocated(
         &mut self,
         (lanes, world_size): (&M::Lanes, usize),
@@ -76,7 +76,7 @@ impl<M: ReducerMemory> Bucket<'_, M> {
         Self::fill(&mut self.buffer, (lanes, world_size), parameters, (&self.members, self.kind.dtype))
     }
 
-    /// Adds gradients to the sums over micro-batches; the first of each replaces the sum. Tensors ascend.
+    /// Adds gradients to the sums over micro-batches; the first gradient of each parameter replaces the sum. Tensors ascend.
     pub(super) fn accumulate(
         &mut self,
         (lanes, world_size): (&M::Lanes, usize),
@@ -100,7 +100,7 @@ impl<M: ReducerMemory> Bucket<'_, M> {
         M::accumulate_all(&mut later, &later_sources)
     }
 
-    /// Moves sums over micro-batches to where they are reduced, each rounded once.
+    /// Moves sums over micro-batches into the buffer that is reduced, each rounded once.
     pub(super) fn take_sums(
         &mut self,
         (lanes, world_size): (&M::Lanes, usize),
@@ -121,7 +121,7 @@ impl<M: ReducerMemory> Bucket<'_, M> {
         outcome
     }
 
-    /// Copies gradients to where they are reduced.
+    /// Copies gradients into the buffer that is reduced.
     pub(super) fn pack(&mut self, lanes: &M::Lanes, gradients: &[(usize, M::Slice<'_>)]) -> Result<()> {
         let buffer = self.buffer.as_mut().expect("allocated where there are several ranks");
         let offsets: Vec<usize> = gradients.iter().map(|(tensor, _)| buffer.segments()[*tensor].start).collect();
@@ -136,7 +136,7 @@ impl<M: ReducerMemory> Bucket<'_, M> {
         M::zero_all(&mut M::ranges_mut(M::arena_mut(lanes, buffer), &ranges))
     }
 
-    /// A gradient as it lies in the bucket.
+    /// A gradient in place in the bucket.
     pub(super) fn gradient<'a>(&'a self, lanes: &'a M::Lanes, tensor: usize) -> Option<TensorView<'a, M>> {
         let buffer = self.buffer.as_ref()?;
         let data = <M as Memory>::range(M::arena(lanes, buffer), buffer.segments()[tensor].clone());
@@ -144,7 +144,7 @@ impl<M: ReducerMemory> Bucket<'_, M> {
     }
 }
 
-/// Gradients that were copied from a bucket to somewhere else.
+/// Copies gradients from a bucket to their destinations.
 pub(super) fn unpack<M: ReducerMemory>(
     lanes: &M::Lanes,
     buffer: &GradientBuffer<M>,

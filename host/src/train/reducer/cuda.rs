@@ -1,4 +1,4 @@
-//! Reducers of gradients in the memory of GPUs, with a queue for reductions beside the queue that computes gradients.
+//! Reducers of gradients in the memory of GPUs, with a queue for reductions besides the queue that computes gradients.
 
 use super::memory::{BucketReduction, ReducerMemory, plain};
 use super::{Parameter, Reducer, ReducerOptions};
@@ -12,12 +12,12 @@ use crate::memory::{Cuda, HostBuffer};
 use crate::ops::{OrderedAllReduce, PeerAllReduce};
 use crate::train::Reduction;
 
-/// The queue that computes gradients, and the one that reduces them.
+/// The queue that computes gradients, and the queue that reduces them.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Lanes {
     compute: Queue,
-    /// None where both are one.
+    /// None where both are the same queue.
     reductions: Option<Queue>,
 }
 
@@ -33,7 +33,7 @@ impl Lanes {
 }
 
 impl Drop for Lanes {
-    /// The memory of buckets goes back to the queue of reductions, behind all that the other queue still does with it.
+    /// The memory of buckets returns to the queue of reductions, so that queue must be behind all work of the other queue on it.
     fn drop(&mut self) {
         if let Err(error) = Cuda::fork(self) {
             tracing::error!(%error, "the queue of a reducer is not ordered behind that of its gradients");
@@ -42,14 +42,14 @@ impl Drop for Lanes {
 }
 
 impl<'c> Reducer<'c, Cuda> {
-    /// A reducer of gradients on a GPU, which belong to this queue. Buckets are reduced in a queue of their own, unless there is one rank or the options
-    /// say otherwise. All ranks have to call it, with the same parameters in the same order.
+    /// Creates a reducer of gradients on a GPU, which belong to this queue. Buckets are reduced in a separate queue, unless there is one
+    /// rank or the options disable that. All ranks must call it, with the same parameters in the same order.
     ///
-    /// Steps can be recorded as a graph ([`Queue::capture`]) from the third step on, if steps are
-    /// [alike](ReducerOptions::static_graph) and gradients lie where they lay when the graph was recorded.
+    /// Steps can be recorded as a graph ([`Queue::capture`]) from the third step on, if steps are [alike](ReducerOptions::static_graph) and
+    /// gradients keep the addresses that they had in the recording.
     ///
     /// # Errors
-    /// As [`new`](Reducer::new), and `Error::Cuda`.
+    /// The errors of [`new`](Reducer::new), and `Error::Cuda`.
     pub fn on_queue(
         queue: &Queue,
         comm: &'c dyn Communicator<Cuda>,
@@ -61,7 +61,7 @@ impl<'c> Reducer<'c, Cuda> {
         Self::with_lanes(comm, lanes, parameters, options)
     }
 
-    /// The queue that gradients belong to.
+    /// The queue of the gradients.
     pub fn queue(&self) -> &Queue {
         &self.lanes.compute
     }
@@ -93,7 +93,7 @@ impl ReducerMemory for Cuda {
 
     fn arena<'a>(lanes: &'a Lanes, bucket: &'a GradientBuffer<Self>) -> DeviceSlice<'a> {
         let data = bucket.as_slice();
-        // SAFETY: the memory is borrowed. Work of the other queue on it is between `fork` and `join`, where the reducer hands no view out.
+        // SAFETY: the memory is borrowed. Work of the other queue on it is between `fork` and `join`, where the reducer returns no view.
         unsafe { DeviceSlice::from_raw_parts(&lanes.compute, data.address(), data.dtype(), data.len()) }
     }
 

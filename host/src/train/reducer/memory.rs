@@ -1,4 +1,5 @@
-//! [`ReducerMemory`]: what a reducer needs of a memory beside kernels and reductions: buckets, and the order of work in two queues.
+//! [`ReducerMemory`]: the functions of a memory that a reducer needs besides kernels and reductions: buckets, and the order of work in two
+//! queues.
 
 use std::fmt::Debug;
 
@@ -13,14 +14,14 @@ use crate::ops::{Adasum, AdasumMemory, ReducibleMemory};
 use crate::slice::{Slice, SliceMut};
 use crate::train::Reduction;
 
-/// Memory in which a [`Reducer`](super::Reducer) works: [`Host`] and `Cuda`.
+/// A kind of memory for gradients of a [`Reducer`](super::Reducer): [`Host`] and `Cuda`.
 #[doc(hidden)]
 #[allow(missing_docs)] // for this module alone
 pub trait ReducerMemory: KernelMemory + ReducibleMemory + AdasumMemory {
-    /// Where gradients are computed, and where they are reduced.
+    /// The queues in which gradients are computed and reduced.
     type Lanes: Debug;
 
-    /// A bucket of zeros, in the lane of reductions.
+    /// Allocates a bucket of zeros, in the lane of reductions.
     fn bucket<'n>(
         lanes: &Self::Lanes,
         dtype: DType,
@@ -28,28 +29,28 @@ pub trait ReducerMemory: KernelMemory + ReducibleMemory + AdasumMemory {
         tensors: &mut dyn Iterator<Item = (&'n str, &'n [usize])>,
     ) -> Result<GradientBuffer<Self>>;
 
-    /// A bucket as the lane that computes gradients sees it.
+    /// The elements of a bucket, ordered in the lane that computes gradients.
     fn arena<'a>(lanes: &'a Self::Lanes, bucket: &'a GradientBuffer<Self>) -> Self::Slice<'a>;
 
-    /// The same, to write.
+    /// The elements of a bucket, to write, ordered in the lane that computes gradients.
     fn arena_mut<'a>(lanes: &'a Self::Lanes, bucket: &'a mut GradientBuffer<Self>) -> Self::SliceMut<'a>;
 
-    /// Makes reductions from here on wait for all that computes gradients now.
+    /// Makes later reductions wait for all work that computes gradients now.
     fn fork(lanes: &Self::Lanes) -> Result<()>;
 
-    /// Makes all work on gradients from here on wait for the reductions so far.
+    /// Makes later work on gradients wait for the reductions so far.
     fn join(lanes: &Self::Lanes) -> Result<()>;
 
     /// Multiplies all elements by a factor, each rounded once.
     fn scale_in_place(data: Self::SliceMut<'_>, factor: f64) -> Result<()>;
 
-    /// A hash of all bits, as `kernels::cpu` has it; on a GPU it waits for the queue.
+    /// A hash of all bits, computed like `kernels::cpu::fingerprint`; on a GPU it waits for the queue.
     fn fingerprint(data: Self::Slice<'_>) -> Result<u64>;
 
-    /// The only element, which is `f64`; on a GPU it waits for the queue.
+    /// The only element, an `f64`; on a GPU it waits for the queue.
     fn read_f64(data: Self::Slice<'_>) -> Result<f64>;
 
-    /// The reduction of a bucket. All ranks have to call it.
+    /// Prepares the reduction of a bucket. All ranks must call it.
     fn reduction<'c>(
         comm: &'c dyn Communicator<Self>,
         bucket: &GradientBuffer<Self>,
@@ -74,7 +75,7 @@ impl<M: ReducerMemory> BucketReduction<M> for Adasum<'_, M> {
     }
 }
 
-/// The sum or the mean by the transport. The ranks have compared their tensors when the reducer was made.
+/// The sum or the mean by the transport. The ranks compared their tensors when the reducer was created.
 #[derive(Debug)]
 struct ByTransport<'c, M: ReducerMemory> {
     comm: &'c dyn Communicator<M>,
@@ -104,7 +105,7 @@ pub(super) fn plain<'c, M: ReducerMemory>(
     })
 }
 
-/// On the host there is nothing to order.
+/// The host needs no ordering of queues.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct HostLanes {
@@ -156,7 +157,7 @@ impl ReducerMemory for Host {
         Ok(data.typed::<f64>().expect("f64")[0])
     }
 
-    /// Sums on the host are in rank order anyway.
+    /// Sums on the host are always in rank order.
     fn reduction<'c>(
         comm: &'c dyn Communicator,
         bucket: &GradientBuffer,

@@ -1,15 +1,15 @@
-//! [`Reducer`]: data parallelism for programs with gradients of their own, whatever computes them (PyTorch's DistributedDataParallel).
+//! [`Reducer`]: data parallelism for programs that compute gradients by any means (PyTorch's DistributedDataParallel).
 //!
 //! | file | contents |
 //! |---|---|
-//! | `parameter` | the description of parameters, and which of them are one |
-//! | `options` | the choices of a reducer |
-//! | `bucket` | the memory of the gradients that travel together |
-//! | `memory` | what differs between host memory and GPUs |
+//! | `parameter` | the description of parameters, and the detection of tied ones |
+//! | `options` | the options of a reducer |
+//! | `bucket` | the memory of gradients that are reduced together |
+//! | `memory` | the differences of host memory and GPUs |
 //! | `step` | one step, from the first gradient to the last reduction |
 //! | `report` | the outcome of a step |
 //!
-//! The division into buckets is [`plan::buckets`](crate::plan::buckets), reductions are those of [`ops`](crate::ops).
+//! [`plan::buckets`](crate::plan::buckets) assigns gradients to buckets; the reductions are operations of [`ops`](crate::ops).
 
 mod bucket;
 #[cfg(feature = "cuda")]
@@ -39,8 +39,8 @@ const OPERATION: &str = "reducer";
 
 /// Reduces the gradients of a model over ranks, step by step, while they are computed.
 ///
-/// Parameters are numbered as they were declared, ideally in the order in which their gradients appear, which is about that of the layers, last
-/// first. A step hands each gradient in as soon as it is computed, and gets all of them back reduced:
+/// Parameters are numbered in the order of their declaration, ideally the order in which their gradients appear, which is about the order
+/// of the layers, last first. A step takes each gradient as soon as it is computed, and returns all of them reduced:
 ///
 /// ```
 /// use gradsync::comm::{Ranks, local};
@@ -59,84 +59,85 @@ const OPERATION: &str = "reducer";
 ///         let reduced = step.finish()?;
 ///         assert_eq!(reduced.state(1), GradientState::Reduced);
 ///     }
-///     Ok::<_, gradsync::Error>(reducer.gradient(1).expect("reduced").to_vec::<f32>())
+///     reducer.gradient(1).expect("reduced").to_vec::<f32>()
 /// })?;
-/// assert_eq!(means, [Some(vec![1.0; 6]), Some(vec![1.0; 6])]);
+/// assert_eq!(means, [[1.0; 6], [1.0; 6]]);
 /// # Ok::<(), gradsync::Error>(())
 /// ```
 ///
 /// # Buckets
 ///
-/// Gradients are copied into buckets, one copy each; [`Step::gradient_mut`] lends the place in the bucket instead, for programs that can compute a
-/// gradient there. A bucket is reduced as soon as its last gradient is in, in one order on all ranks: that of the gradients in the first complete step
-/// of rank 0. Ranks whose gradients appear in another order keep a full bucket until its turn. The first step reduces all at its end, and agrees on
-/// the order; the second divides the buckets anew, if the order asks for it. On host memory a bucket is reduced by the call that completes it. On GPUs
-/// it is reduced in a queue of its own, and [`Step::finish`] makes the queue of the gradients wait for it, not the host.
+/// Gradients are copied into buckets, one copy each; [`Step::gradient_mut`] returns the memory in the bucket instead, for programs that can
+/// compute a gradient there. A bucket is reduced as soon as its last gradient is in, in one order on all ranks: the order of the gradients
+/// in the first complete step of rank 0. Ranks whose gradients appear in another order keep a full bucket until its turn. The first step
+/// reduces all buckets at its end, and agrees on the order; the second reassigns the buckets, if the order requires it. On host memory a
+/// bucket is reduced by the call that completes it. On GPUs it is reduced in a separate queue, and [`Step::finish`] makes the queue of the
+/// gradients wait for it, not the host.
 ///
-/// With one rank nothing is copied and nothing is launched: the gradients that were handed in are the result
-/// ([`GradientState::Unchanged`]).
+/// With one rank nothing is copied and nothing is launched: the gradients that were passed are the result ([`GradientState::Unchanged`]).
 ///
 /// # Absent gradients
 ///
 /// | a parameter that | is | its gradient |
 /// |---|---|---|
-/// | was declared as not trained | [`NotTrained`](GradientState::NotTrained) | left alone |
-/// | no rank has used in this step | [`Skipped`](GradientState::Skipped) | left alone: the optimizer has to leave parameter and state alone too |
+/// | was declared as not trained | [`NotTrained`](GradientState::NotTrained) | unchanged |
+/// | no rank has used in this step | [`Skipped`](GradientState::Skipped) | unchanged: the optimizer must not change parameter and state either |
 /// | some ranks have not used in this step | [`Reduced`](GradientState::Reduced) | zeros on these ranks, or an error on all ([`AbsentGradients`]) |
 ///
 /// # Numerics
 ///
-/// Adasum, and sums and means on host memory or [in rank order](ReducerOptions::ordered_sums), have bits that follow from the gradients and the ranks
-/// alone: not from buckets, their order and the order of the gradients. A gradient is rounded to the wire's dtype once, and its reduction once more.
-/// NCCL's own sums depend on the length of the bucket.
+/// Adasum, and sums and means on host memory or [in rank order](ReducerOptions::ordered_sums), have bits that depend on the gradients and
+/// the ranks alone, and not on buckets, their order or the order of the gradients. A gradient is rounded to the wire's dtype once, and its
+/// reduction once more. NCCL's own sums depend on the length of the bucket.
 ///
 /// # Errors on all ranks
 ///
-/// Whatever is wrong with one rank's step is an error of [`Step::finish`] on every rank, which names the rank, and ends the step without a result: no
-/// gradient outside the reducer has changed then, and the next step can go on. A rank that leaves its step early is such an error too. Errors of the
-/// communicator end the reducer.
+/// A failure of one rank's step is an error of [`Step::finish`] on every rank, which names the rank, and ends the step without a result: no
+/// gradient outside the reducer has changed then, and the next step can run. A rank that drops its step early causes such an error too.
+/// Errors of the communicator end the reducer.
 #[derive(Debug)]
 pub struct Reducer<'c, M: ReducerMemory = Host> {
     comm: &'c dyn Communicator<M>,
     lanes: M::Lanes,
     options: ReducerOptions,
-    /// With the algorithm of Adasum that serves all buckets.
+    /// The reduction, with the algorithm of Adasum for all buckets.
     reduction: Reduction,
     parameters: Vec<Parameter>,
-    /// The first parameter that each is tied to: itself, if it is tied to none.
+    /// For each parameter the first parameter that it is tied to; itself, if it is tied to none.
     owners: Vec<usize>,
-    /// The places of trained parameters.
+    /// The positions of trained parameters in the buckets.
     places: Vec<Option<Place>>,
     buckets: Vec<Bucket<'c, M>>,
     order: Order,
-    /// The outcome of the last division into buckets, until the ranks have prepared reductions of them.
+    /// The outcome of the last assignment to buckets, until the ranks have prepared their reductions.
     unprepared: Option<Result<()>>,
-    /// Which parameters have a sum over micro-batches.
+    /// For each parameter, whether it has a sum over micro-batches.
     accumulated: Vec<bool>,
     states: Vec<GradientState>,
-    /// What this rank had in its first step, and what came of it, where steps have to be alike.
+    /// The gradients that this rank had in its first step, and the resulting states, if steps have to be alike.
     fixed: Option<(Vec<bool>, Vec<GradientState>)>,
 }
 
-/// What the ranks know of the order in which gradients appear.
+/// The ranks' agreement on the order in which gradients appear.
 #[derive(Debug, PartialEq, Eq)]
 enum Order {
     Unknown,
-    /// Agreed on, and not yet that of the buckets.
+    /// The agreed order, which the buckets do not have yet.
     Agreed(Vec<usize>),
     OfBuckets,
 }
 
 impl<'c> Reducer<'c> {
-    /// A reducer of gradients in host memory, for these parameters. All ranks have to call it, with the same parameters in the same order.
+    /// Creates a reducer of gradients in host memory, for these parameters. All ranks must call it, with the same parameters in the same
+    /// order.
     ///
     /// # Errors
-    /// All on every rank:
-    /// * [`Error::Disagreement`] naming the parameter and two ranks that differ in its name, shape, dtype or in whether it is trained or tied; or the
-    ///   option in which they differ;
-    /// * [`Error::InvalidArgument`] for names that occur twice, storages that overlap and are not equal, tied parameters that differ, and Adasum of
-    ///   another granularity than [`Tensor`](crate::ops::Granularity::Tensor); [`Error::UnsupportedWorldSize`] for Adasum by the tree;
-    ///   [`Error::OutOfMemory`]; on a rank where it is so, and on the others [`Error::InvalidArgument`] that quotes it;
+    /// All errors are returned on every rank:
+    /// * [`Error::Disagreement`] naming the parameter and two ranks that differ in its name, shape, dtype or in whether it is trained or
+    ///   tied; or the option in which they differ;
+    /// * [`Error::InvalidArgument`] for names that occur twice, storages that overlap and are not equal, tied parameters that differ, and
+    ///   Adasum of another granularity than [`Tensor`](crate::ops::Granularity::Tensor); [`Error::UnsupportedWorldSize`] for Adasum by the
+    ///   tree; [`Error::OutOfMemory`]; each on the rank that fails, and on the others [`Error::InvalidArgument`] that quotes it;
     /// * errors of the communicator.
     pub fn new(
         comm: &'c dyn Communicator,
@@ -202,22 +203,22 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         &self.parameters
     }
 
-    /// The options that it was made with.
+    /// The options of the reducer.
     pub fn options(&self) -> ReducerOptions {
         self.options
     }
 
-    /// The communicator of all ranks that it reduces over.
+    /// The communicator of the ranks over which gradients are reduced.
     pub fn communicator(&self) -> &'c dyn Communicator<M> {
         self.comm
     }
 
-    /// The number of the parameter that has the gradient of this one: itself, or the first one that it is tied to. Panics past the last.
+    /// The number of the parameter that has the gradient of this one: itself, or the first one that it is tied to. Panics beyond the last.
     pub fn owner(&self, parameter: usize) -> usize {
         self.owners[parameter]
     }
 
-    /// The number of the parameter of that name.
+    /// The number of the parameter with this name.
     pub fn index_of(&self, name: &str) -> Option<usize> {
         self.parameters.iter().position(|parameter| parameter.name == name)
     }
@@ -227,25 +228,25 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         self.buckets.iter().map(|bucket| &bucket.members[..])
     }
 
-    /// The state of a parameter's gradient since the last step; that of the owner, if it is tied. Panics past the last.
+    /// The state of a parameter's gradient since the last step; for a tied parameter, its owner's. Panics beyond the last.
     pub fn state(&self, parameter: usize) -> GradientState {
         self.states[self.owners[parameter]]
     }
 
-    /// The reduced gradient of a parameter, in the dtype of the wire, until the next step or the next sum over micro-batches. `None` unless its state
-    /// is [`GradientState::Reduced`].
+    /// The reduced gradient of a parameter, in the dtype of the wire, until the next step or the next sum over micro-batches. `None` unless
+    /// its state is [`GradientState::Reduced`].
     pub fn gradient(&self, parameter: usize) -> Option<TensorView<'_, M>> {
         let owner = *self.owners.get(parameter)?;
         let place = self.places[owner].filter(|_| self.states[owner] == GradientState::Reduced)?;
         self.buckets[place.bucket].gradient(&self.lanes, place.tensor)
     }
 
-    /// Copies reduced gradients to where they are wanted, given by the numbers of their parameters, and casts where dtypes differ; on GPUs by one launch
-    /// a bucket. Gradients in another state than [`GradientState::Reduced`] are left as they are.
+    /// Copies reduced gradients to destinations, given with the numbers of their parameters, with casts where dtypes differ; on GPUs in one
+    /// launch per bucket. Destinations of gradients in another state than [`GradientState::Reduced`] are left unchanged.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a number past the last parameter, or on GPUs memory of another queue; [`Error::LengthMismatch`] naming the
-    /// parameter; nothing is written. `Error::Cuda`.
+    /// [`Error::InvalidArgument`] for a number beyond the last parameter, or on GPUs memory of another queue; [`Error::LengthMismatch`]
+    /// naming the parameter; nothing is written. `Error::Cuda`.
     pub fn copy_gradients(&self, destinations: &mut [(usize, M::SliceMut<'_>)]) -> Result<()> {
         for (parameter, data) in destinations.iter() {
             let declared = self.parameters.get(*parameter).ok_or_else(|| self.no_parameter(*parameter))?;
@@ -268,13 +269,13 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         Ok(())
     }
 
-    /// Adds gradients of a micro-batch to those of the micro-batches before, without communication (PyTorch's `no_sync`). The next step reduces the
-    /// sums, with the gradients that it is given added to them. Sums are `f32`, or `f64` for gradients of `f64`, and rounded once to the dtype of the
-    /// wire; nothing is divided by the number of micro-batches. On GPUs one launch serves all gradients of a bucket. Reduced gradients of the last step
-    /// are gone from then on.
+    /// Adds gradients of a micro-batch to the sums over earlier micro-batches, without communication (PyTorch's `no_sync`). The next step
+    /// reduces the sums, with its own gradients added. Sums are `f32`, or `f64` for gradients of `f64`, and rounded once to the dtype of
+    /// the wire; nothing is divided by the number of micro-batches. On GPUs one launch serves all gradients of a bucket. The reduced
+    /// gradients of the last step are lost.
     ///
     /// # Errors
-    /// Those of [`Step::ready`], on this rank alone and with the sums as they were; [`Error::OutOfMemory`] or `Error::Cuda`.
+    /// The errors of [`Step::ready`], on this rank alone and with the sums unchanged; [`Error::OutOfMemory`] or `Error::Cuda`.
     pub fn accumulate(&mut self, gradients: &[(usize, TensorView<'_, M>)]) -> Result<()> {
         self.divide_anew();
         let mut seen = vec![false; self.parameters.len()];
@@ -285,7 +286,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
             }
         }
         if let Some(Err(error)) = &self.unprepared {
-            // The ranks hear of it in the next step.
+            // The other ranks are notified in the next step.
             let reason = format!("the buckets were not divided anew: {error}");
             return Err(Error::InvalidArgument { operation: OPERATION, reason });
         }
@@ -294,12 +295,12 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         Ok(())
     }
 
-    /// Forgets the sums over micro-batches since the last step.
+    /// Discards the sums over micro-batches since the last step.
     pub fn discard_accumulated(&mut self) {
         self.accumulated.fill(false);
     }
 
-    /// Adds checked gradients up, those of each bucket at once.
+    /// Adds checked gradients to the sums, one bucket at a time.
     fn add_up(&mut self, gradients: &[(usize, TensorView<'_, M>)]) -> Result<()> {
         let with = (&self.lanes, self.comm.world_size());
         let mut of_buckets: Vec<Vec<(usize, bool, M::Slice<'_>)>> = vec![Vec::new(); self.buckets.len()];
@@ -318,7 +319,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         Ok(())
     }
 
-    /// Divides parameters into buckets, in the order of their gradients. Memory that lacks is an error of the next step.
+    /// Assigns parameters to buckets, in the order of their gradients. A lack of memory is an error of the next step.
     fn divide(&mut self, order: &[usize]) {
         let described = |&index: &usize| {
             let parameter = &self.parameters[index];
@@ -330,7 +331,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         if buckets.iter().map(|plan| &plan.members).eq(self.buckets.iter().map(|bucket| &bucket.members)) {
             return;
         }
-        // The memory of the old ones serves the new ones, behind all that gradients are still used for.
+        // The new buckets reuse the memory of the old ones, ordered behind all work on their gradients.
         let released = M::fork(&self.lanes);
         self.buckets.clear();
         self.buckets.extend(buckets.into_iter().map(Bucket::new));
@@ -349,7 +350,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         self.unprepared = Some(allocated);
     }
 
-    /// Divides parameters in the order that the ranks have agreed on, if they are not yet.
+    /// Assigns parameters to buckets in the agreed order, unless they already are.
     fn divide_anew(&mut self) {
         if let Order::Agreed(order) = &mut self.order {
             let order = std::mem::take(order);
@@ -380,14 +381,14 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         outcome
     }
 
-    /// Nothing is reduced from here on.
+    /// Marks all gradients as not reduced.
     fn forget_results(&mut self) {
         for (state, parameter) in self.states.iter_mut().zip(&self.parameters) {
             *state = if parameter.is_trained { GradientState::Skipped } else { GradientState::NotTrained };
         }
     }
 
-    /// The owner of a gradient that fits its parameter.
+    /// Checks a gradient; returns the owner of its parameter.
     fn check(&self, parameter: usize, gradient: &TensorView<'_, M>) -> Result<usize> {
         let owner = self.check_trained(parameter)?;
         let declared = &self.parameters[parameter];

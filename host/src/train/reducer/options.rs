@@ -1,4 +1,4 @@
-//! [`ReducerOptions`]: how a reducer reduces, and what absent gradients and uneven ends mean to it.
+//! [`ReducerOptions`]: the options of a reducer, including its treatment of absent gradients and of unequal numbers of batches.
 
 use super::super::Reduction;
 use super::OPERATION;
@@ -8,11 +8,11 @@ use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 use crate::ops::{Algorithm, Granularity};
 
-/// The meaning of a trained parameter that has no gradient on a rank in a step.
+/// The treatment of a trained parameter without a gradient on a rank in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AbsentGradients {
-    /// It counts as zeros, if another rank has a gradient of it. If no rank has, the parameter is reported as
+    /// It counts as zeros, if another rank has a gradient of it. If no rank has one, the parameter is reported as
     /// [skipped](super::GradientState::Skipped).
     #[default]
     Zeros,
@@ -20,18 +20,18 @@ pub enum AbsentGradients {
     Error,
 }
 
-/// What ranks do in [`Reducer::step_of`](super::Reducer::step_of) when one of them has no more data.
+/// The behaviour of [`Reducer::step_of`](super::Reducer::step_of) when one rank has no more data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum UnevenEnds {
-    /// The others go on; all end when the last has no more data (PyTorch's `Join`).
+    /// The other ranks continue; all end when the last one has no more data (PyTorch's `Join`).
     #[default]
     Continue,
-    /// All end together, as soon as one has no more data.
+    /// All ranks end together, as soon as one has no more data.
     Stop,
 }
 
-/// Choices of a [`Reducer`](super::Reducer); equal on all ranks. Made from a [`Reduction`], with the defaults of the other fields.
+/// Options of a [`Reducer`](super::Reducer); equal on all ranks. They are created from a [`Reduction`], with defaults for the other fields.
 ///
 /// ```
 /// use gradsync::DType;
@@ -42,31 +42,35 @@ pub enum UnevenEnds {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct ReducerOptions {
-    /// The reduction over ranks. Adasum is per tensor. [`Algorithm::Auto`] is decided once, by the bytes of all gradients, so that buckets do not
-    /// change the result.
+    /// The reduction over ranks. Adasum is per tensor. [`Algorithm::Auto`] is resolved once, by the size of all gradients, so that buckets
+    /// do not change the result.
     pub reduction: Reduction,
-    /// Whether sums and means are formed in rank order, in `f64`, and rounded once: the same bits whatever the buckets, the machine and the ranks'
-    /// timing. On host memory they always are. On GPUs they are the transport's otherwise, and NCCL's depend on the buckets' lengths. False by default.
+    /// Whether sums and means are computed in rank order, in `f64`, and rounded once: the bits do not depend on the buckets, the machine or
+    /// the ranks' timing. On host memory they always are. On GPUs the transport adds otherwise, and NCCL's sums depend on the buckets'
+    /// lengths. False by default.
     pub ordered_sums: bool,
-    /// The bytes at which the first bucket of each dtype is full. It is small, so that communication begins early. 1 MiB by default.
+    /// The size in bytes at which the first bucket of each dtype is full. It is small, so that communication begins early. 1 MiB by
+    /// default.
     pub first_bucket_bytes: usize,
-    /// The bytes at which the other buckets are full. 25 MiB by default.
+    /// The size in bytes at which the other buckets are full. 25 MiB by default.
     pub bucket_bytes: usize,
-    /// The dtype in which wider gradients travel; they and their reduction are rounded to it. `None`, the default, for their own.
+    /// The dtype in which wider gradients are sent; they and their reduction are rounded to it. `None`, the default, sends them in their
+    /// own.
     pub wire_dtype: Option<DType>,
-    /// The meaning of absent gradients: [`AbsentGradients::Zeros`] by default.
+    /// The treatment of absent gradients: [`AbsentGradients::Zeros`] by default.
     pub absent: AbsentGradients,
-    /// What happens when ranks have unequal numbers of batches: [`UnevenEnds::Continue`] by default.
+    /// The treatment of unequal numbers of batches: [`UnevenEnds::Continue`] by default.
     pub uneven: UnevenEnds,
-    /// Whether each rank has gradients of the same parameters in every step (PyTorch's `static_graph`). Ranks then tell each other in the first step
-    /// alone which gradients they have, no host waits for another afterwards, and steps on GPUs can be recorded as a graph. A rank that breaks this
-    /// promise ends the communicator. False by default.
+    /// Whether each rank has gradients of the same parameters in every step (PyTorch's `static_graph`). Ranks then exchange the lists of
+    /// their gradients in the first step alone, no host waits for another afterwards, and steps on GPUs can be recorded as a graph. A rank
+    /// that violates this ends the communicator. False by default.
     pub static_graph: bool,
-    /// Whether GPUs reduce in a queue of their own, beside the queue that computes gradients. True by default; without effect on host memory. A program
-    /// that has such a queue, and orders it behind each gradient by itself, makes the reducer on that queue, without overlap.
+    /// Whether GPUs reduce in a separate queue, besides the queue that computes gradients. True by default; without effect on host memory.
+    /// A program with its own queue for reductions, which it orders behind each gradient, creates the reducer on that queue, without
+    /// overlap.
     pub overlap: bool,
-    /// Whether buckets in host memory are [shared](crate::GradientBuffer::new_shared), so that ranks which are processes of one machine reduce them where
-    /// they lie; results have the same bits. False by default; without effect on GPUs.
+    /// Whether buckets in host memory are [shared](crate::GradientBuffer::new_shared), so that ranks that are processes of one machine
+    /// reduce them in place; results have the same bits. False by default; without effect on GPUs.
     pub shared_memory: bool,
 }
 
@@ -141,7 +145,7 @@ impl ReducerOptions {
         lines.map(|(label, value)| (label.to_owned(), value)).into()
     }
 
-    /// Refuses options whose results would depend on buckets, and an algorithm that cannot run on so many ranks.
+    /// Refuses options whose results would depend on buckets, and an algorithm that does not support the number of ranks.
     pub(super) fn check(&self, world_size: usize) -> Result<()> {
         let Reduction::Adasum(options) = self.reduction else { return Ok(()) };
         if options.granularity != Granularity::Tensor {
@@ -152,10 +156,10 @@ impl ReducerOptions {
         options.algorithm.check_ranks(OPERATION, world_size)
     }
 
-    /// The reduction, with the algorithm that serves gradients of so many bytes.
+    /// The reduction, with the algorithm for gradients of `bytes` bytes.
     pub(super) fn decided(&self, world_size: usize, bytes: usize, shares_memory: bool) -> Reduction {
         match self.reduction {
-            // Ranks that share memory send products only.
+            // Ranks that share memory send only products.
             Reduction::Adasum(options) if options.algorithm == Algorithm::Auto && shares_memory => {
                 Reduction::Adasum(options.with_algorithm(Algorithm::Gram))
             }
@@ -166,7 +170,7 @@ impl ReducerOptions {
         }
     }
 
-    /// The dtype in which gradients of this dtype travel; with one rank nothing does.
+    /// The dtype in which gradients of this dtype are sent; with one rank nothing is sent.
     pub(super) fn dtype_of(&self, gradient: DType, world_size: usize) -> DType {
         let wire = self.wire_dtype.filter(|_| world_size > 1);
         wire.filter(|wire| wire.size_bytes() < gradient.size_bytes()).unwrap_or(gradient)

@@ -1,4 +1,4 @@
-//! [`Parameter`]: the description of a parameter, and which parameters are one because they lie in one storage.
+//! [`Parameter`]: the description of a parameter, and the detection of tied parameters by their storage.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::slice::shape_len;
 
-/// A parameter of the model, by its gradient.
+/// A parameter of the model, described by its gradient.
 ///
 /// ```
 /// use gradsync::DType;
@@ -21,17 +21,17 @@ use crate::slice::shape_len;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Parameter {
-    /// Its name, which no other parameter has.
+    /// The name of the parameter, which must be unique.
     pub name: String,
     /// The shape of its gradient.
     pub shape: Vec<usize>,
     /// The dtype of its gradient.
     pub dtype: DType,
-    /// Whether it is trained. A parameter that is not (frozen layers, the base of a LoRA, the running mean of a BatchNorm) has no gradient on any
-    /// rank. True by default.
+    /// Whether it is trained. A parameter that is not trained (frozen layers, the base of a LoRA, the running mean of a BatchNorm) has no
+    /// gradient on any rank. True by default.
     pub is_trained: bool,
-    /// The addresses of the bytes in which the parameter itself lies on this rank, if they are known. Parameters that lie in the same bytes are tied:
-    /// they are one parameter, under several names. `None`, the default, ties it to nothing.
+    /// The address range of the parameter itself on this rank, if it is known. Parameters with the same range are tied: they are one
+    /// parameter with several names. `None`, the default, ties it to nothing.
     pub storage: Option<Range<u64>>,
 }
 
@@ -43,7 +43,7 @@ impl Parameter {
 
     setters! { with_trained(is_trained: bool), with_storage(storage: Option<Range<u64>>) }
 
-    /// Elements of its gradient.
+    /// The number of elements of its gradient.
     pub(super) fn len(&self) -> usize {
         self.shape.iter().product()
     }
@@ -53,11 +53,11 @@ fn refuse<T>(reason: String) -> Result<T> {
     Err(Error::InvalidArgument { operation: OPERATION, reason })
 }
 
-/// Checks this rank's parameters; returns, for each of them, the first that is tied to it, which is itself where there is none.
+/// Checks this rank's parameters; returns for each the first parameter that it is tied to, which is itself if there is none.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] naming the parameters: for a name that occurs twice, a shape beyond the address space, storages that overlap and are not
-/// equal, and tied parameters that differ in shape, dtype or in whether they are trained.
+/// [`Error::InvalidArgument`] naming the parameters: for a name that occurs twice, a shape beyond the address space, storages that overlap
+/// and are not equal, and tied parameters that differ in shape, dtype or in whether they are trained.
 pub(super) fn check(parameters: &[Parameter]) -> Result<Vec<usize>> {
     let mut places = HashMap::new();
     for (index, parameter) in parameters.iter().enumerate() {
@@ -80,7 +80,7 @@ pub(super) fn check(parameters: &[Parameter]) -> Result<Vec<usize>> {
     };
     let mut storages: Vec<(u64, u64, usize)> = parameters.iter().enumerate().filter_map(stored).collect();
     storages.sort_unstable();
-    // Up to an error all storages that overlap are equal, so that neighbours are enough.
+    // Without an error all storages that overlap are equal, so comparing neighbours is enough.
     for pair in storages.windows(2) {
         let ((start, end, left), (next_start, next_end, right)) = (pair[0], pair[1]);
         if (start, end) == (next_start, next_end) {

@@ -1,16 +1,16 @@
 //! [`Reduced`]: the outcome of a step, parameter by parameter.
 
-/// What has become of the gradient of a parameter in a step. The same on every rank.
+/// The state of a parameter's gradient after a step. The same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GradientState {
-    /// Reduced over ranks. It lies in the reducer.
+    /// Reduced over ranks. The gradient is in the reducer.
     Reduced,
-    /// There is one rank, and the gradient that was handed in is the result. It lies where it was.
+    /// There is one rank, and the gradient that was passed is the result. It is in the caller's memory.
     Unchanged,
-    /// No rank had a gradient of it in this step. The optimizer has to leave the parameter and its state alone, weight decay included.
+    /// No rank had a gradient of it in this step. The optimizer must not change the parameter and its state, not even by weight decay.
     Skipped,
-    /// It is not trained, and the optimizer leaves it alone in every step.
+    /// The parameter is not trained, and the optimizer never changes it.
     NotTrained,
 }
 
@@ -31,17 +31,17 @@ pub struct Reduced {
 }
 
 impl Reduced {
-    /// The state of a parameter's gradient; that of the parameter that it is tied to, if it is. Panics past the last.
+    /// The state of a parameter's gradient; for a tied parameter, its owner's. Panics beyond the last.
     pub fn state(&self, parameter: usize) -> GradientState {
         self.states[self.owners[parameter]]
     }
 
-    /// The numbers of the trained parameters that have no gradient in this step.
+    /// The numbers of the trained parameters without a gradient in this step.
     pub fn skipped(&self) -> impl Iterator<Item = usize> {
         (0..self.owners.len()).filter(|&parameter| self.state(parameter) == GradientState::Skipped)
     }
 
-    /// The examples of all ranks in this step, if the ranks have counted them ([`Reducer::step_of`](super::Reducer::step_of)).
+    /// The number of examples of all ranks in this step, if it was counted ([`Reducer::step_of`](super::Reducer::step_of)).
     pub fn examples(&self) -> Option<usize> {
         self.examples
     }

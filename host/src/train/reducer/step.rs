@@ -14,38 +14,38 @@ use crate::train::Reduction;
 /// Bits of a vote's first word.
 const REFUSES: u64 = 1;
 const HAS_DATA: u64 = 2;
-/// The end of a list of parameters that is shorter than others.
+/// The filler at the end of a list of parameters that is shorter than others.
 const NOTHING: u64 = u64::MAX;
 
-/// A step that has begun. [`finish`](Self::finish) ends it.
+/// A step under way. [`finish`](Self::finish) ends it.
 ///
-/// Dropping it instead is an error of the step on every rank: this rank then takes part in what the others wait for, with zeros. In a thread that panics
-/// it takes part in nothing.
+/// Dropping it instead is an error of the step on every rank: this rank then takes part in the collectives that the others wait for, with
+/// zeros. In a thread that panics it does not take part.
 #[must_use = "the other ranks wait for the gradients of this step"]
 #[derive(Debug)]
 pub struct Step<'r, 'c, M: ReducerMemory = Host> {
     reducer: &'r mut Reducer<'c, M>,
-    /// The owners whose gradients are in.
+    /// For each owner, whether its gradient is in.
     present: Vec<bool>,
-    /// How many gradients each bucket lacks.
+    /// The number of missing gradients of each bucket.
     missing: Vec<usize>,
     /// The first bucket that is not reduced.
     next: usize,
-    /// Owners in the order in which their gradients came.
+    /// Owners in the order in which their gradients were passed.
     arrived: Vec<usize>,
     /// The factor of this rank's gradients in a mean.
     weight: f64,
     has_data: bool,
-    /// The examples of all ranks.
+    /// The number of examples of all ranks.
     examples: Option<usize>,
-    /// Why this rank has no part in the result.
+    /// The reason why this rank has no part in the result.
     refusal: Option<Error>,
-    /// Why the ranks cannot end the step together.
+    /// The reason why the ranks cannot end the step together.
     failure: Option<Error>,
     is_over: bool,
 }
 
-/// The same error for another caller.
+/// A copy of the error for another caller.
 fn again(error: &Error) -> Error {
     match error {
         Error::Comm(error) => error.clone().into(),
@@ -55,10 +55,10 @@ fn again(error: &Error) -> Error {
 }
 
 impl<'c, M: ReducerMemory> Reducer<'c, M> {
-    /// Begins a step of every rank: all have to call it.
+    /// Begins a step on every rank: all must call it.
     ///
     /// # Errors
-    /// In the second step, which may divide the buckets anew: [`Error::OutOfMemory`] or `Error::Cuda`, and on the other ranks
+    /// In the second step, which may reassign the buckets: [`Error::OutOfMemory`] or `Error::Cuda`, and on the other ranks
     /// [`Error::InvalidArgument`] that quotes it. Errors of the communicator.
     pub fn step(&mut self) -> Result<Step<'_, 'c, M>> {
         let _scope = scope::within(Operation::ReducerStep);
@@ -81,10 +81,10 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         })
     }
 
-    /// Begins a step in which this rank's gradients are means over so many examples, which may be other numbers on other ranks: with
-    /// [`Reduction::Mean`] the reduced gradients are the mean over the examples of all ranks, as one rank would have it that had all of them. 0 says
-    /// that this rank has no more data: it hands no gradient in, and keeps calling until there is no step. `None` on every rank when all data are used
-    /// up, or with [`UnevenEnds::Stop`] when one rank's are. The hosts wait for each other.
+    /// Begins a step in which this rank's gradients are means over `examples` examples, a number that may differ between ranks: with
+    /// [`Reduction::Mean`] the reduced gradients are the mean over the examples of all ranks, as if one rank had all of them. 0 means that
+    /// this rank has no more data: it passes no gradient, and continues to call this until there is no step. `None` on every rank when all
+    /// data are used up, or with [`UnevenEnds::Stop`] when one rank's data are. The hosts wait for each other.
     ///
     /// ```
     /// use gradsync::comm::{Ranks, local};
@@ -104,7 +104,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
     ///             step.ready(0, &[comm.rank() as f32])?;
     ///         }
     ///         let reduced = step.finish()?;
-    ///         let gradient = reducer.gradient(0).and_then(|gradient| gradient.to_vec::<f32>());
+    ///         let gradient = reducer.gradient(0).map(|gradient| gradient.to_vec::<f32>()).transpose()?;
     ///         means.push((reduced.examples(), gradient));
     ///     }
     ///     Ok::<_, gradsync::Error>(means)
@@ -115,11 +115,11 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
     /// ```
     ///
     /// Sums and Adasum are not weighted; a rank without data adds zeros to them. Where numbers are equal, results have the bits of
-    /// [`step`](Self::step); otherwise each rank's gradients are multiplied by `examples × ranks / examples of all ranks` before the mean, and rounded
-    /// once more. All ranks call the same one of the two.
+    /// [`step`](Self::step); otherwise each rank's gradients are multiplied by `examples × ranks / examples of all ranks` before the mean,
+    /// and rounded once more. All ranks must call the same one of the two functions.
     ///
     /// # Errors
-    /// As [`step`](Self::step). A rank with sums over micro-batches that says that it has no examples is refused at the end of the step.
+    /// The errors of [`step`](Self::step). A rank with sums over micro-batches that passes 0 examples is refused at the end of the step.
     pub fn step_of(&mut self, examples: usize) -> Result<Option<Step<'_, 'c, M>>> {
         let scope = scope::within(Operation::ReducerStep);
         let ranks = self.comm.world_size();
@@ -149,32 +149,34 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
 }
 
 impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
-    /// Hands in the gradient of a parameter, by its number, in the shape and dtype that it was declared with. It is copied; on GPUs in the order of its
-    /// queue. On host memory, the reduction of the buckets that it completes is done when this returns.
+    /// Passes the gradient of a parameter, by its number, in the declared shape and dtype. It is copied; on GPUs in the order of its queue.
+    /// On host memory, the buckets that it completes are reduced when this returns.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] naming the parameter: for another shape or dtype, a second gradient (also under the name of a tied parameter), one of
-    /// a parameter that is not trained, or on a rank that has said that it has no more data; nothing is copied then. [`finish`](Self::finish) returns
-    /// the first of these errors on every rank. Errors of the communicator, after which the reducer has ended.
+    /// [`Error::InvalidArgument`] naming the parameter: for another shape or dtype, a second gradient (also under the name of a tied
+    /// parameter), a gradient of a parameter that is not trained, or any gradient on a rank without data; nothing is copied then.
+    /// [`finish`](Self::finish) returns the first of these errors on every rank. Errors of the communicator, after which the reducer has
+    /// ended.
     pub fn ready<'g>(&mut self, parameter: usize, gradient: impl Into<TensorView<'g, M>>) -> Result<()> {
         self.ready_all(&[(parameter, gradient.into())])
     }
 
-    /// Like [`ready`](Self::ready) for several gradients; on GPUs, those of one bucket are copied by one launch.
+    /// Like [`ready`](Self::ready) for several gradients; on GPUs, the gradients of one bucket are copied in one launch.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of that method.
     pub fn ready_all(&mut self, gradients: &[(usize, TensorView<'_, M>)]) -> Result<()> {
         let taken = self.take(gradients);
         self.refuse_unless(taken)?;
         self.arrive(gradients.iter().map(|(parameter, _)| *parameter))
     }
 
-    /// The place of a parameter's gradient in its bucket, to compute it there; [`ready_in_place`](Self::ready_in_place) then hands it in without a copy.
-    /// It has the shape of the parameter and the dtype of the wire, and holds anything. Its address is the same in every step after the second.
+    /// The memory of a parameter's gradient in its bucket, to compute the gradient there; [`ready_in_place`](Self::ready_in_place) then
+    /// passes it without a copy. It has the shape of the parameter and the dtype of the wire; its elements are unspecified. Its address is
+    /// the same in every step after the second.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] naming the parameter, as for [`ready`](Self::ready), and where it has a sum over micro-batches;
+    /// [`Error::InvalidArgument`] naming the parameter, in the cases of [`ready`](Self::ready), and if it has a sum over micro-batches;
     /// [`Error::OutOfMemory`] or `Error::Cuda` with one rank, whose buckets have no memory before.
     pub fn gradient_mut(&mut self, parameter: usize) -> Result<TensorViewMut<'_, M>> {
         let place = self.place_to_write(parameter);
@@ -185,10 +187,10 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         TensorViewMut::of(M::range_mut(M::arena_mut(lanes, buffer), range), shape.into())
     }
 
-    /// Hands in a gradient that was computed in its [place](Self::gradient_mut).
+    /// Passes a gradient that was computed in its [bucket](Self::gradient_mut).
     ///
     /// # Errors
-    /// As [`ready`](Self::ready).
+    /// The errors of [`ready`](Self::ready).
     pub fn ready_in_place(&mut self, parameter: usize) -> Result<()> {
         let place = self.place_to_write(parameter);
         let place = self.refuse_unless(place)?;
@@ -201,24 +203,24 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         self.arrive([parameter])
     }
 
-    /// Ends the step: reduces what is not reduced yet, with zeros for absent gradients, and tells which parameters have gradients now. On GPUs the queue
-    /// of the gradients waits for the reductions; the host waits for the other hosts, unless the steps are [alike](super::ReducerOptions::static_graph),
-    /// and not for a GPU.
+    /// Ends the step: reduces the remaining buckets, with zeros for absent gradients, and returns the states of all gradients. On GPUs the
+    /// queue of the gradients waits for the reductions; the host waits for the other hosts, unless the steps are
+    /// [alike](super::ReducerOptions::static_graph), and not for a GPU.
     ///
     /// # Errors
-    /// All on every rank, and without a result:
-    /// * the error of a rank that was refused a gradient, or has dropped its step; on the other ranks [`Error::InvalidArgument`] that names the rank and
-    ///   quotes it;
+    /// All errors are returned on every rank, without a result:
+    /// * the error of a rank that was refused a gradient, or has dropped its step; on the other ranks [`Error::InvalidArgument`] that names
+    ///   the rank and quotes it;
     /// * with [`AbsentGradients::Error`], [`Error::InvalidArgument`] naming a rank and a parameter whose gradient it lacks;
-    /// * errors of the communicator, among them a mismatch where steps were to be alike and are not on a rank.
+    /// * errors of the communicator, including a mismatch if steps have to be alike and differ on a rank.
     pub fn finish(mut self) -> Result<Reduced> {
         self.is_over = true;
         self.complete()
     }
 
-    /// Ends the step for a reason of this rank's own: gradients that it could not compute, for example. It takes part in what the other ranks wait for.
-    /// Every rank's step ends without a result, as [`finish`](Self::finish) says, and the other ranks' error names this rank and quotes the reason.
-    /// Returns the error, or that of a failed communicator.
+    /// Ends the step with an error of this rank's own: for gradients that it could not compute, for example. It takes part in the
+    /// collectives that the other ranks wait for. Every rank's step ends without a result, as [`finish`](Self::finish) describes, and the
+    /// other ranks' error names this rank and quotes the reason. Returns the error, or the error of a failed communicator.
     pub fn refuse(mut self, error: Error) -> Error {
         self.refusal.get_or_insert(error);
         self.is_over = true;
@@ -228,7 +230,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         }
     }
 
-    /// Where a gradient is to be written, which is not in yet.
+    /// The place of a gradient that has not been passed yet.
     fn place_to_write(&self, parameter: usize) -> Result<Place> {
         let reducer = &*self.reducer;
         let owner = reducer.check_trained(parameter)?;
@@ -249,7 +251,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         Ok(())
     }
 
-    /// Notes an error of this rank's own for the end of the step.
+    /// Records an error of this rank for the end of the step.
     fn refuse_unless<T>(&mut self, outcome: Result<T>) -> Result<T> {
         if let Err(error) = &outcome {
             self.refusal.get_or_insert_with(|| again(error));
@@ -257,7 +259,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         outcome
     }
 
-    /// Checks gradients, and copies them to where they are reduced.
+    /// Checks gradients, and copies them into the buckets.
     fn take(&mut self, gradients: &[(usize, TensorView<'_, M>)]) -> Result<()> {
         let mut seen = vec![false; self.present.len()];
         for (parameter, gradient) in gradients {
@@ -296,7 +298,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         Ok(())
     }
 
-    /// Moves the sums over micro-batches of these owners to where they are reduced.
+    /// Moves the sums over micro-batches of these owners into the buckets.
     fn take_sums(&mut self, owners: &[usize]) -> Result<()> {
         let reducer = &mut *self.reducer;
         let with = (&reducer.lanes, reducer.comm.world_size());
@@ -312,7 +314,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         Ok(())
     }
 
-    /// Notes that gradients are where they are reduced, and reduces the buckets that they complete.
+    /// Records that gradients are in the buckets, and reduces the buckets that they complete.
     fn arrive(&mut self, parameters: impl IntoIterator<Item = usize>) -> Result<()> {
         for parameter in parameters {
             let owner = self.reducer.owners[parameter];
@@ -323,7 +325,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         if self.reducer.order == Order::OfBuckets { self.reduce(false) } else { Ok(()) }
     }
 
-    /// Reduces the buckets whose turn it is, or all that are left.
+    /// Reduces the buckets whose turn it is, or all remaining ones.
     fn reduce(&mut self, all: bool) -> Result<()> {
         if let Some(error) = &self.failure {
             return Err(again(error));
@@ -352,7 +354,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         Ok(())
     }
 
-    /// Takes in sums over micro-batches that no gradient has come for, and zeros for what is absent.
+    /// Fills the buckets with sums over micro-batches without a gradient in this step, and with zeros for absent gradients.
     fn fill(&mut self) -> Result<()> {
         let owned = |owner: &usize| self.reducer.places[*owner].is_some() && !self.present[*owner];
         let absent: Vec<usize> = (0..self.present.len()).filter(owned).collect();
@@ -394,7 +396,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         }
     }
 
-    /// The states of all gradients, after the ranks have told each other what they had.
+    /// Exchanges the lists of the ranks' gradients; returns the states of all gradients.
     fn vote(&mut self) -> Result<Vec<GradientState>> {
         let comm = self.reducer.comm;
         let plan = Plan::of(Operation::ReducerStep);
@@ -402,7 +404,8 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
             return self.states_alone();
         }
         if let Some((present, states)) = &self.reducer.fixed {
-            // Nobody waits for this rank's vote: a step that differs can only end the communicator, as a call that the others do not make.
+            // No rank waits for this rank's vote, so a step that differs can only end the communicator, through a call that the others do
+            // not make.
             let differs = (0..present.len()).find(|&owner| self.has_data && present[owner] != self.present[owner]);
             let differs = differs.map(|owner| {
                 self.reducer
@@ -466,7 +469,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         self.reducer.parameters.iter().enumerate().map(state).collect()
     }
 
-    /// Refuses absent gradients, where they are errors. Every rank sees the same votes.
+    /// Refuses absent gradients, if the options do. Every rank sees the same votes.
     fn check_absent(&self, votes: &[Vote<'_>]) -> Result<()> {
         if self.reducer.options.absent != AbsentGradients::Error {
             return Ok(());
@@ -495,7 +498,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     }
 }
 
-/// What a rank tells the others at the end of a step: flags, a bit for each gradient that it had, and in the first step their order.
+/// The message of a rank at the end of a step: flags, a bit for each gradient that it had, and in the first step their order.
 struct Vote<'a>(&'a [u64]);
 
 impl Vote<'_> {

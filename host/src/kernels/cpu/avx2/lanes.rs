@@ -1,4 +1,4 @@
-//! Eight elements in registers: loaded and widened, rounded and stored. Never a loop.
+//! Eight elements in registers: load and widen, compute, round and store. None of these functions loops.
 
 use std::arch::x86_64::*;
 
@@ -11,43 +11,43 @@ pub(super) trait Lanes: Copy {
     /// Widens eight elements.
     ///
     /// # Safety
-    /// `from` is valid for eight elements, and the machine has AVX2 and F16C. So it must for all functions of this trait.
+    /// `from` is valid for eight elements, and the machine has AVX2 and F16C.
     unsafe fn load<T: Formula>(from: *const T) -> Self;
 
-    /// Rounds to eight elements, once.
+    /// Rounds to eight elements of `T`, once, and stores them.
     ///
     /// # Safety
-    /// `to` is valid for eight elements; to go around the caches, it is also aligned for [`store_bytes`].
+    /// `to` is valid for eight elements, and aligned to [`store_bytes`] if `STREAM` is set. The machine has AVX2 and F16C.
     unsafe fn store<T: Formula, const STREAM: bool>(self, to: *mut T);
 
     /// The factor in every lane.
     ///
     /// # Safety
-    /// As the trait says.
+    /// The machine has AVX2 and F16C.
     unsafe fn splat(factor: f64) -> Self;
 
-    /// Lane by lane.
+    /// Adds lane by lane.
     ///
     /// # Safety
-    /// As the trait says.
+    /// The machine has AVX2 and F16C.
     unsafe fn add(self, other: Self) -> Self;
 
-    /// Lane by lane.
+    /// Multiplies lane by lane.
     ///
     /// # Safety
-    /// As the trait says.
+    /// The machine has AVX2 and F16C.
     unsafe fn multiply(self, other: Self) -> Self;
 }
 
-/// As f32: pairs without f64.
+/// Eight `f32`, for pairs without `f64`.
 #[derive(Clone, Copy)]
 pub(super) struct Narrow(__m256);
 
-/// As f64.
+/// Eight `f64`, for pairs with `f64`.
 #[derive(Clone, Copy)]
 pub(super) struct Wide(__m256d, __m256d);
 
-/// Bytes that a store writes at a time, which a store around the caches must be aligned for.
+/// The size of one store in bytes, to which a non-temporal store must be aligned.
 pub(super) const fn store_bytes<T: Formula>() -> usize {
     match T::DTYPE {
         DType::F64 | DType::F32 => 32,
@@ -164,7 +164,7 @@ impl Lanes for Wide {
 }
 
 impl Wide {
-    /// Rounded to `f32`, to nearest with ties to even.
+    /// Rounds to `f32`, to nearest with ties to even.
     ///
     /// # Safety
     /// The machine has AVX2.
@@ -174,9 +174,9 @@ impl Wide {
         unsafe { Narrow(_mm256_set_m128(_mm256_cvtpd_ps(self.1), _mm256_cvtpd_ps(self.0))) }
     }
 
-    /// Cut to 16 digits, the last one set where anything was cut off, so that rounding the result to fewer gives what a single rounding
-    /// would (as `f64_to_f32_odd` explains). Where `f32` is subnormal it still has all of them, down to numbers that are zero in f16
-    /// and in bf16 whichever way they are rounded.
+    /// Truncates to 16 digits and sets the last one if any truncated digit was set (round to odd), so that rounding the result to fewer
+    /// digits equals a single rounding (as `f64_to_f32_odd` explains). A subnormal `f32` still holds all 16 digits, down to numbers that
+    /// any rounding turns into zero in f16 and bf16.
     ///
     /// # Safety
     /// The machine has AVX2.
@@ -187,7 +187,7 @@ impl Wide {
     }
 }
 
-/// The numbers with 16 digits, of which the last is set if a later one was; an infinity or a NaN stays one.
+/// Truncates to 16 digits and sets the last one if a later digit was set; infinities and NaN are preserved.
 ///
 /// # Safety
 /// The machine has AVX2.
@@ -196,13 +196,13 @@ unsafe fn cut(value: __m256d) -> __m256d {
     // SAFETY: the caller's promise.
     unsafe {
         let (bits, dropped) = (_mm256_castpd_si256(value), _mm256_set1_epi64x((1 << 37) - 1));
-        // The sum carries into the last kept digit unless all that is dropped is zero.
+        // The sum carries into the last kept digit unless all dropped digits are zero.
         let carried = _mm256_add_epi64(_mm256_and_si256(bits, dropped), dropped);
         _mm256_castsi256_pd(_mm256_andnot_si256(dropped, _mm256_or_si256(bits, carried)))
     }
 }
 
-/// The formula of `f32_to_bf16`.
+/// Rounds to bf16 by the formula of `f32_to_bf16`.
 ///
 /// # Safety
 /// The machine has AVX2.
@@ -210,14 +210,14 @@ unsafe fn cut(value: __m256d) -> __m256d {
 unsafe fn to_bf16(value: __m256) -> __m128i {
     // SAFETY: the caller's promise.
     unsafe {
-        // A NaN is made quiet and cut, not rounded: its payload may be in the lower half alone.
+        // A NaN is made quiet and truncated, not rounded: its payload may be in the lower half alone.
         let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
         let quiet = _mm256_and_si256(is_nan, _mm256_set1_epi32(0x0040_0000));
         let bits = _mm256_or_si256(_mm256_castps_si256(value), quiet);
         let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
         let bias = _mm256_andnot_si256(is_nan, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
         let rounded = _mm256_add_epi32(bits, bias);
-        // The upper two bytes of every element, first within each half of the register.
+        // Gathers the upper two bytes of every element, first within each half of the register.
         let upper = _mm256_set1_epi64x(0x0f0e_0b0a_0706_0302);
         let halves = _mm256_shuffle_epi8(rounded, upper);
         _mm256_castsi256_si128(_mm256_permute4x64_epi64::<0b10_00>(halves))

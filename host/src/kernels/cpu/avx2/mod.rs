@@ -1,9 +1,9 @@
-//! Eight elements at a time with AVX2, F16C and FMA: the loops that the compiler does not make of the formulas by itself.
+//! Loops over eight elements at a time with AVX2, F16C and FMA, where the compiler does not generate good code from the formulas.
 //!
-//! Conversions of f16 are one instruction here and a dozen in the formula, bf16 is packed without a detour, elements stay in
-//! registers from load to store, and results that nobody reads soon go around the caches. Every function gives the bits of the
-//! formula that it stands for, payloads of NaN excepted; ends of slices that are no eight elements go through the formula itself.
-//! Nothing is fused but products that are exact.
+//! A conversion of f16 is one instruction here and a dozen in the formula, bf16 is packed directly, elements stay in registers from load to
+//! store, and large results are written with non-temporal stores. Every function returns the bits of the formula that it replaces, except
+//! for NaN payloads; a tail of fewer than eight elements uses the formula itself. Only products that are exact are fused with their
+//! addition.
 
 mod lanes;
 mod products;
@@ -20,15 +20,15 @@ use crate::kernels::cpu::BLOCK_LEN;
 use crate::kernels::cpu::products::Halfway;
 use crate::slice::{Element, storage};
 
-/// Elements in a step of any loop here.
+/// Elements per step of each loop here.
 const STEP: usize = 8;
 
 /// Elements between two prefetches: a cache line of the narrowest dtypes.
 const GROUP: usize = 32;
-/// How far ahead operands are prefetched. The hardware's own prefetching ends with the page, and stays too close to the loop.
+/// The prefetch distance. The hardware's own prefetching ends at the page boundary, and stays too close to the loop.
 const PREFETCH_BYTES: usize = 4096;
 
-/// Fetches a group of elements that lies ahead, into the second-level cache: several vectors' blocks fill the first.
+/// Prefetches a group of elements ahead of the loop into the second-level cache: the blocks of several vectors fill the first.
 ///
 /// # Safety
 /// The processor has the instruction set. Any address may be prefetched, valid or not.
@@ -42,8 +42,8 @@ pub(super) unsafe fn prefetch<T>(from: *const T) {
 
 /// Runs the first block for every group of elements from `$begin` to `$end` and the second for every step, in groups first.
 ///
-/// Both halves of the range proceed side by side: one core gets a third more from memory when it reads at two places. A macro,
-/// because a closure is not sure to be inlined, and without that it has not the instruction set of the function around it.
+/// Both halves of the range are processed concurrently: one core gets a third more memory bandwidth from two read positions. This is a
+/// macro, because a closure may not be inlined, and would then lack the instruction set of the enclosing function.
 macro_rules! each_step {
     ($begin:expr, $end:expr, $group:ident => $fetch:block, $step:ident => $work:block) => {
         let (begin, end): (usize, usize) = ($begin, $end);
@@ -62,7 +62,7 @@ const fn is_wide<A: Formula, B: Formula>() -> bool {
     matches!(A::DTYPE, DType::F64) || matches!(B::DTYPE, DType::F64)
 }
 
-/// `elementwise::cast` of every element; `stream` says to go around the caches.
+/// Applies `elementwise::cast` to every element; `stream` selects non-temporal stores.
 ///
 /// # Safety
 /// The machine has AVX2 and F16C.
@@ -79,10 +79,10 @@ pub(super) unsafe fn cast<S: Formula, D: Formula>(dst: &mut [D], src: &[S], stre
     }
 }
 
-/// `elementwise::cast` of every element, which are in the cache.
+/// Applies `elementwise::cast` to every element; the elements are in the cache.
 ///
 /// # Safety
-/// As [`cast`].
+/// The machine has AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn cast_near<S: Formula, D: Formula>(dst: &mut [D], src: &[S]) {
     let len = dst.len().min(src.len());
@@ -101,10 +101,10 @@ pub(super) unsafe fn cast_near<S: Formula, D: Formula>(dst: &mut [D], src: &[S])
     dst[end..len].iter_mut().zip(&src[end..len]).for_each(|(to, &from)| *to = elementwise::cast(from));
 }
 
-/// `elementwise::scale` of every element; `stream` says to go around the caches.
+/// Applies `elementwise::scale` to every element; `stream` selects non-temporal stores.
 ///
 /// # Safety
-/// As [`cast`].
+/// The machine has AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn scale<S: Formula, D: Formula>(dst: &mut [D], src: &[S], factor: f64, stream: bool) {
     // SAFETY: the caller's promise.
@@ -118,10 +118,10 @@ pub(super) unsafe fn scale<S: Formula, D: Formula>(dst: &mut [D], src: &[S], fac
     }
 }
 
-/// `dst[i] = D(src[i])`, multiplied in between if `SCALED`.
+/// Computes `dst[i] = D(src[i])`, multiplied by `factor` in the working precision if `SCALED` is set.
 ///
 /// # Safety
-/// As [`cast`].
+/// The machine has AVX2 and F16C.
 #[inline(always)]
 unsafe fn map<L: Lanes, S: Formula, D: Formula, const SCALED: bool, const STREAM: bool>(
     dst: &mut [D],
@@ -143,18 +143,18 @@ unsafe fn map<L: Lanes, S: Formula, D: Formula, const SCALED: bool, const STREAM
             value.store::<D, STREAM>(to.add(first));
         });
         if STREAM {
-            // Non-temporal stores are not ordered with other stores: the fence makes them visible before another thread is
-            // told that they are done.
+            // Non-temporal stores are not ordered with other stores: the fence makes them visible before another thread is notified of
+            // their completion.
             _mm_sfence();
         }
     }
     dst[end..len].iter_mut().zip(&src[end..len]).for_each(|(to, &from)| *to = formula(from));
 }
 
-/// `elementwise::accumulate` of every element.
+/// Applies `elementwise::accumulate` to every element.
 ///
 /// # Safety
-/// As [`cast`].
+/// The machine has AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn accumulate<T: Formula, G: Formula>(sum: &mut [T], value: &[G]) {
     // SAFETY: the caller's promise.
@@ -167,10 +167,10 @@ pub(super) unsafe fn accumulate<T: Formula, G: Formula>(sum: &mut [T], value: &[
     }
 }
 
-/// [`accumulate`] in a working precision.
+/// Computes [`accumulate`] in one working precision.
 ///
 /// # Safety
-/// As [`cast`].
+/// The machine has AVX2 and F16C.
 #[inline(always)]
 unsafe fn accumulate_in<L: Lanes, T: Formula, G: Formula>(sum: &mut [T], value: &[G]) {
     let len = sum.len().min(value.len());
@@ -192,7 +192,7 @@ unsafe fn accumulate_in<L: Lanes, T: Formula, G: Formula>(sum: &mut [T], value: 
 /// Adds to each of `sums` the weighted elements of all vectors from `begin` on, in the order of the vectors.
 ///
 /// # Safety
-/// As [`cast`].
+/// The machine has AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn add_all_weighted<T: Element, V: Deref<Target = [T]>>(
     sums: &mut [f64],
@@ -230,11 +230,11 @@ pub(super) unsafe fn add_all_weighted<T: Element, V: Deref<Target = [T]>>(
     }
 }
 
-/// As [`add_all_weighted`], for 16-bit elements, which go through `f32` and `halfway`, a group ahead of the sums: that halves the
-/// instructions that widen them, and memory and arithmetic proceed side by side.
+/// Like [`add_all_weighted`], for 16-bit elements. They are widened to `f32` in `halfway` one group ahead of the sums: that halves the
+/// number of widening instructions, and overlaps memory accesses with arithmetic.
 ///
 /// # Safety
-/// As [`cast`].
+/// The machine has AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn add_all_weighted_short<T: Element, V: Deref<Target = [T]>>(
     sums: &mut [f64],
@@ -247,7 +247,7 @@ pub(super) unsafe fn add_all_weighted_short<T: Element, V: Deref<Target = [T]>>(
     assert!(vectors.iter().all(|vector| begin + len <= vector.len()), "a block of {len} from {begin} exceeds a vector");
     assert!(len <= BLOCK_LEN && size_of::<T>() == 2);
     let end = len / GROUP * GROUP;
-    // The turn before the first only fetches.
+    // The first iteration only widens the first group.
     for next in (0..end + GROUP).step_by(GROUP) {
         // SAFETY: the caller's promise; groups lie within the sums, every vector and every block.
         unsafe {
@@ -288,10 +288,10 @@ pub(super) unsafe fn add_all_weighted_short<T: Element, V: Deref<Target = [T]>>(
     }
 }
 
-/// `elementwise::add_weighted` of every element.
+/// Applies `elementwise::add_weighted` to every element.
 ///
 /// # Safety
-/// As [`cast`].
+/// The machine has AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn add_weighted<T: Formula>(totals: &mut [f64], src: &[T], weight: f64) {
     let len = totals.len().min(src.len());

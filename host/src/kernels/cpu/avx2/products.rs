@@ -1,12 +1,12 @@
-//! Products of blocks that are already `f64`, with as many sums in registers as there are.
+//! Products of blocks that are already `f64`, with as many sums in registers as fit.
 
 use std::arch::x86_64::*;
 
 use crate::kernels::cpu::BLOCK_LEN;
 use crate::kernels::cpu::products::LANES;
 
-/// Adds the products of each of `left` with each of `right`, lane by lane, to `sums`; each is loaded once for all its products.
-/// `fused` is for products that are exact, where it changes nothing.
+/// Adds the products of each vector of `left` with each of `right`, lane by lane, to `sums`; each vector is loaded once for all its
+/// products. `fused` is set for exact products only, where fusing changes no result.
 ///
 /// # Safety
 /// The machine has AVX2 and FMA.
@@ -27,10 +27,10 @@ pub(in crate::kernels::cpu) unsafe fn add_products<const ROWS: usize, const COLU
     }
 }
 
-/// [`add_products`], fused or not.
+/// Computes [`add_products`], fused or not.
 ///
 /// # Safety
-/// As there.
+/// The machine has AVX2 and FMA.
 #[inline(always)]
 unsafe fn add_products_in<const ROWS: usize, const COLUMNS: usize, const FUSED: bool>(
     sums: &mut [[[f64; LANES]; COLUMNS]; ROWS],

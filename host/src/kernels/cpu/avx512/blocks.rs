@@ -1,4 +1,4 @@
-//! Blocks in the cache, widened to f64.
+//! Widening of blocks in the cache to f64.
 
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
@@ -9,10 +9,10 @@ use super::{GROUP, NEAR_BYTES};
 use crate::dtype::DType;
 use crate::kernels::cpu::avx2;
 
-/// `f64(src[i])`, as far as both go.
+/// Computes `block[i] = f64(src[i])` for the length of the shorter slice.
 ///
 /// # Safety
-/// The machine has what [`isa`](crate::kernels::cpu::isa) asks for AVX-512.
+/// The machine has the instruction sets that [`isa`](crate::kernels::cpu::isa) requires for AVX-512.
 pub(in crate::kernels::cpu) unsafe fn widen<T: Formula>(block: &mut [f64], src: &[T]) {
     let len = block.len().min(src.len());
     let end = len / GROUP * GROUP;
@@ -31,7 +31,7 @@ pub(in crate::kernels::cpu) unsafe fn widen<T: Formula>(block: &mut [f64], src: 
 /// Widens 32 elements.
 ///
 /// # Safety
-/// As [`widen`]; both pointers are valid for 32 elements.
+/// The machine has these instruction sets; both pointers are valid for 32 elements.
 #[inline(always)]
 unsafe fn widen_group<T: Formula>(to: *mut f64, from: *const T) {
     macro_rules! group {

@@ -1,7 +1,7 @@
-//! Weighted sums of any number of vectors of one dtype, from memory to memory: 32 elements of all of them become one result, which goes to any
-//! number of places, those that were read included.
+//! Weighted sums of any number of vectors of one dtype, from memory to memory: each group of 32 elements of all vectors gives one result,
+//! which is written to any number of destinations. The sources may be among the destinations.
 //!
-//! Terms, order and rounding are those of `weighted_sums`.
+//! Terms, order and rounding are the same as in `weighted_sums`.
 
 use gradsync_device::math::Element as Formula;
 
@@ -9,11 +9,11 @@ use super::lanes::{CONSTANTS, changed, cut, load_wide, pack};
 use super::{AHEAD_BYTES, GROUP};
 use crate::dtype::DType;
 
-/// Puts `D(Σ weights[p] × from[p][i])` at every one of `to`, and returns for how many elements: those of whole groups.
+/// Writes `D(Σ weights[p] × from[p][i])` to every vector of `to`, for whole groups only; returns the number of elements written.
 ///
 /// # Safety
-/// The machine has what [`isa`](crate::kernels::cpu::isa) asks for AVX-512. All of `from` are valid for reading `len` elements and all of `to`
-/// for writing them. Two that overlap are the same, dtypes included.
+/// The machine has the instruction sets that [`isa`](crate::kernels::cpu::isa) requires for AVX-512. All of `from` are valid for reading
+/// `len` elements and all of `to` for writing them. Two vectors that overlap are identical, dtypes included.
 pub(in crate::kernels::cpu) unsafe fn combine<D: Formula, S: Formula>(
     to: &[*mut D],
     from: &[*const S],
@@ -32,7 +32,7 @@ pub(in crate::kernels::cpu) unsafe fn combine<D: Formula, S: Formula>(
     end
 }
 
-/// A result that is in registers, in the fewest that hold it.
+/// Rounds a result in registers, which then occupies the fewest registers that hold it.
 macro_rules! round {
     (f64) => { "" };
     (f32) => {
@@ -57,7 +57,7 @@ macro_rules! store {
         "vmovdqu64 [{at}], zmm20\n"
     };
 }
-/// As many cache lines as a group has.
+/// Prefetches the cache lines of a group.
 macro_rules! fetch {
     (f64) => {
         concat! {
@@ -75,7 +75,7 @@ macro_rules! fetch {
 /// Combines 32 elements, from `first` on.
 ///
 /// # Safety
-/// As [`combine`]; the elements lie within all vectors, of which there is one at least on either side.
+/// The conditions of [`combine`]; the elements lie within all vectors, and there is at least one vector on either side.
 #[inline(always)]
 unsafe fn combine_group<D: Formula, S: Formula>(to: &[*mut D], from: &[*const S], first: usize, weights: &[f64]) {
     macro_rules! group {
@@ -129,7 +129,7 @@ unsafe fn combine_group<D: Formula, S: Formula>(to: &[*mut D], from: &[*const S]
             }
         };
     }
-    // SAFETY: the caller's promise: everything is read before anything is written.
+    // SAFETY: the caller's promise; all vectors are read before any is written.
     unsafe {
         match D::DTYPE {
             DType::F64 => to!(f64),

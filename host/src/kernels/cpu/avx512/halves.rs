@@ -1,7 +1,7 @@
-//! Results of 16 bits from any dtype, 32 elements at a time: a cache line of them is written at once.
+//! Results of 16 bits from any dtype, 32 elements at a time, so that a whole cache line is written at once.
 //!
-//! From f64 these loops wait for the memory that they read, and the fewer instructions there are between its cache
-//! lines, the more of them a core asks for at a time.
+//! With `f64` sources these loops are limited by memory reads; fewer instructions between two cache lines let a core have more reads in
+//! flight.
 
 use gradsync_device::math::Element as Formula;
 
@@ -10,13 +10,13 @@ use super::lanes::{CONSTANTS, changed, cut, load_narrow, load_wide, pack};
 use crate::dtype::DType;
 use crate::kernels::cpu::avx2;
 
-/// What stores are aligned for: those around the caches must be, and others would write to two lines at a time.
+/// The alignment of stores. Non-temporal stores require it; other unaligned stores would write to two cache lines each.
 const LINE_BYTES: usize = 64;
 
-/// `elementwise::cast` of every element to 16 bits; `stream` says to go around the caches.
+/// Applies `elementwise::cast` to every element, to 16 bits; `stream` selects non-temporal stores.
 ///
 /// # Safety
-/// The machine has what [`isa`](crate::kernels::cpu::isa) asks for AVX-512.
+/// The machine has the instruction sets that [`isa`](crate::kernels::cpu::isa) requires for AVX-512.
 pub(in crate::kernels::cpu) unsafe fn cast<S: Formula, D: Formula>(dst: &mut [D], src: &[S], stream: bool) {
     let len = dst.len().min(src.len());
     let begin = dst.as_ptr().align_offset(LINE_BYTES).min(len);
@@ -30,8 +30,8 @@ pub(in crate::kernels::cpu) unsafe fn cast<S: Formula, D: Formula>(dst: &mut [D]
             cast_group(to.add(first), from.add(first), stream);
         });
         if stream {
-            // Non-temporal stores are not ordered with other stores: the fence makes them visible before another thread is
-            // told that they are done.
+            // Non-temporal stores are not ordered with other stores: the fence makes them visible before another thread is notified of
+            // their completion.
             std::arch::x86_64::_mm_sfence();
         }
         end
@@ -40,10 +40,10 @@ pub(in crate::kernels::cpu) unsafe fn cast<S: Formula, D: Formula>(dst: &mut [D]
     unsafe { avx2::cast(&mut dst[end..len], &src[end..len], false) };
 }
 
-/// `elementwise::cast` of every element to 16 bits; all are in the cache.
+/// Applies `elementwise::cast` to every element, to 16 bits; the elements are in the cache.
 ///
 /// # Safety
-/// As [`cast`].
+/// The condition of [`cast`].
 pub(in crate::kernels::cpu) unsafe fn cast_near<S: Formula, D: Formula>(dst: &mut [D], src: &[S]) {
     let len = dst.len().min(src.len());
     let end = len / GROUP * GROUP;
@@ -56,10 +56,10 @@ pub(in crate::kernels::cpu) unsafe fn cast_near<S: Formula, D: Formula>(dst: &mu
     unsafe { avx2::cast_near(&mut dst[end..len], &src[end..len]) };
 }
 
-/// `elementwise::accumulate` of every element to sums of 16 bits.
+/// Applies `elementwise::accumulate` to every element, with sums of 16 bits.
 ///
 /// # Safety
-/// As [`cast`].
+/// The condition of [`cast`].
 pub(in crate::kernels::cpu) unsafe fn accumulate<T: Formula, G: Formula>(sum: &mut [T], value: &[G]) {
     let len = sum.len().min(value.len());
     let begin = sum.as_ptr().align_offset(LINE_BYTES).min(len);
@@ -76,8 +76,8 @@ pub(in crate::kernels::cpu) unsafe fn accumulate<T: Formula, G: Formula>(sum: &m
     }
 }
 
-/// Runs `work` for groups of elements from `begin` on, in both halves of the range side by side, and returns where the
-/// last ends.
+/// Runs `work` for each whole group of elements from `begin` on, alternating between both halves of the range; returns the end of the last
+/// group.
 #[inline(always)]
 fn each_group(begin: usize, end: usize, mut work: impl FnMut(usize)) -> usize {
     let half = (end - begin) / (2 * GROUP) * GROUP;
@@ -88,7 +88,7 @@ fn each_group(begin: usize, end: usize, mut work: impl FnMut(usize)) -> usize {
     begin + 2 * half
 }
 
-/// Assembly that leaves 32 elements in register 20, and the store of that.
+/// Assembly that leaves 32 elements in register 20, and stores that register.
 macro_rules! group {
     ($to:ident, $from:ident, $store:literal, $($piece:expr),*) => {
         changed!(
@@ -108,7 +108,7 @@ macro_rules! group {
     };
 }
 
-/// Runs the caller's macro for the dtypes of what is read and of the result: `wide!(to)` from f64, else `narrow!(from, to)`.
+/// Runs the caller's macro for the dtypes of source and result: `wide!(to)` from f64, else `narrow!(from, to)`.
 macro_rules! by_dtypes {
     ($from:expr, $to:expr, $wide:ident, $narrow:ident) => {
         match ($from, $to) {
@@ -128,7 +128,7 @@ macro_rules! by_dtypes {
 /// Casts 32 elements.
 ///
 /// # Safety
-/// As [`cast`]; both pointers are valid for 32 elements, and `to` is aligned for a cache line to `stream`.
+/// The condition of [`cast`]; both pointers are valid for 32 elements, and `to` is aligned to a cache line if `stream` is set.
 #[inline(always)]
 unsafe fn cast_group<S: Formula, D: Formula>(to: *mut D, from: *const S, stream: bool) {
     macro_rules! narrow {
@@ -148,7 +148,7 @@ unsafe fn cast_group<S: Formula, D: Formula>(to: *mut D, from: *const S, stream:
 /// Accumulates 32 elements.
 ///
 /// # Safety
-/// As [`cast`]; both pointers are valid for 32 elements.
+/// The condition of [`cast`]; both pointers are valid for 32 elements.
 #[inline(always)]
 unsafe fn accumulate_group<T: Formula, G: Formula>(to: *mut T, from: *const G) {
     macro_rules! narrow {

@@ -1,27 +1,26 @@
-//! Pieces of assembly, each for 32 elements or for eight: loaded and widened, rounded and packed. Never a loop.
+//! Pieces of assembly, each for 32 elements or for eight: load and widen, round and pack. No piece loops.
 //!
-//! Eight f64 or sixteen f32 fill a register. Sums and results in f64 are in registers 16 to 19, results in f32 and the
-//! packed ones from 20 on; 24 to 31 are temporaries. Registers 0 to 15 are not used, so that `vzeroupper` is not needed;
-//! macros that use them for lack of others declare them as clobbered. Addresses are named operands of the assembly that
-//! the pieces become part of.
+//! Eight f64 or sixteen f32 fill a register. Sums and results in f64 are in registers 16 to 19, results in f32 and packed results from 20
+//! on; 24 to 31 are temporaries. Registers 0 to 15 are not used, so that `vzeroupper` is not needed; macros that need more registers use
+//! them and declare them as clobbered. Addresses are named operands of the enclosing assembly.
 
-/// What the pieces load numbers from: `{constants}`.
+/// The constants that the pieces load through the operand `{constants}`.
 #[repr(C, align(64))]
 pub(super) struct Constants {
-    /// Where the quarters of a packed register come from.
+    /// The permutation that puts the quarters of a packed register in order.
     order: [u64; 8],
-    /// Which bytes of sixteen become those of eight f32 whose upper halves they are.
+    /// The shuffle that makes each bf16 the upper half of an f32.
     spread: [i8; 32],
-    /// The digits of an f64 beyond 16.
+    /// A mask of the digits of an f64 beyond the 16th.
     dropped: u64,
     one: u32,
     below_half: u32,
     quiet: u32,
-    /// The zero that keeps the sign of a zero added to it.
+    /// Negative zero, which keeps the sign of a zero that is added to it.
     nothing: f64,
 }
 
-// The pieces say these numbers.
+// The pieces contain these offsets as numbers.
 const _: () = {
     use std::mem::offset_of;
     assert!(offset_of!(Constants, spread) == 64 && offset_of!(Constants, dropped) == 96);
@@ -42,7 +41,7 @@ pub(super) static CONSTANTS: Constants = Constants {
     nothing: -0.0,
 };
 
-/// Loads two registers of f32 from no f64.
+/// Loads two registers of f32 from a dtype other than f64.
 macro_rules! load_narrow {
     (f32, $from:literal, $first:literal, $second:literal) => {
         concat!("vmovups zmm", $first, ", [", $from, "]\n", "vmovups zmm", $second, ", [", $from, " + 64]\n")
@@ -64,8 +63,8 @@ macro_rules! load_narrow {
 }
 pub(super) use load_narrow;
 
-/// Loads a register of f64 from eight elements; `$spread` is the number of the one that has [`Constants::spread`], for bf16. That is 5
-/// where all registers are below 16: they can be filled by the older form of an instruction, which is faster.
+/// Loads a register of f64 from eight elements; for bf16, `$spread` is the register that holds [`Constants::spread`]. It is 5 where all
+/// registers are below 16: these can be filled by the older form of an instruction, which is faster.
 macro_rules! load_eight {
     (f64, $from:expr, $to:literal, $spread:literal) => {
         concat!("vmovupd zmm", $to, ", [", $from, "]\n")
@@ -86,7 +85,7 @@ macro_rules! load_eight {
             "vcvtps2pd zmm", $to, ", ymm", $to, "\n",
         }
     };
-    // Both halves of the register from the same place: a shuffle stays within them.
+    // Loads the same bytes into both halves of the register, since a shuffle stays within a half.
     (bf16, $from:expr, $to:literal, $spread:literal) => {
         concat! {
             "vbroadcasti32x4 ymm", $to, ", xmmword ptr [", $from, "]\n",
@@ -130,7 +129,7 @@ macro_rules! load_wide {
 }
 pub(super) use load_wide;
 
-/// Registers 16 to 19 as f32 in 20 and 21, cut as `avx2::lanes::cut` does.
+/// Rounds registers 16 to 19 to f32 in 20 and 21 by truncation to odd, like `avx2::lanes::cut`.
 macro_rules! cut {
     () => {
         concat! {
@@ -176,7 +175,7 @@ macro_rules! pack {
             "vpermq zmm20, zmm28, zmm20\n",
         }
     };
-    // The formula of `f32_to_bf16`: a NaN is made quiet and cut, not rounded.
+    // The formula of `f32_to_bf16`: a NaN is made quiet and truncated, not rounded.
     ($value:literal, $rounded:literal, $is_nan:literal) => {
         concat! {
             "vcmpunordps ", $is_nan, ", zmm", $value, ", zmm", $value, "\n",

@@ -1,9 +1,8 @@
-//! Products of vectors of one dtype with each other, from memory to the sums: four vectors with each other, or with four others, of which every
-//! sum stays in one register.
+//! Products of vectors of one dtype with each other, from memory to the sums: four vectors with each other, or with four others, so that
+//! each sum stays in one register.
 //!
-//! Elements become f64 on the way into a register, each time that they are multiplied there: that takes less time than to write them down as
-//! f64 once. Lanes, order and rounding are those of `add_dot`, but that nothing is rounded between a product and its addition where
-//! products are exact, which those of f64 are not.
+//! Elements are widened to f64 when they are loaded, for each product anew: that takes less time than storing them as f64 once. Lanes,
+//! order and rounding are the same as in `add_dot`, except that an exact product is fused with its addition; products of f64 are not exact.
 
 use gradsync_device::math::Element as Formula;
 use gradsync_device::math::adasum::product_index;
@@ -13,14 +12,14 @@ use super::{AHEAD_BYTES, GROUP};
 use crate::dtype::DType;
 use crate::kernels::cpu::products::LANES;
 
-/// Vectors on each side of a tile.
+/// The number of vectors on each side of a tile.
 const SIDE: usize = 4;
-/// Bytes of a block, of all vectors together: half of the first-level cache.
+/// The size of a block in bytes, over all vectors: half of the first-level cache.
 const BLOCK_BYTES: usize = 16 << 10;
 
 type Sums = [f64; LANES];
 
-/// The sums of four vectors with four others: of each of those with all of these. With themselves: the upper triangle, row by row.
+/// The sums of all products of four vectors with four others. For four vectors with themselves: the upper triangle, row by row.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Tile([Sums; SIDE * SIDE]);
@@ -28,14 +27,14 @@ struct Tile([Sums; SIDE * SIDE]);
 /// The sums of the products of all vectors with each other, in the order of [`product_index`].
 ///
 /// # Safety
-/// The machine has what [`isa`](crate::kernels::cpu::isa) asks for AVX-512.
+/// The machine has the instruction sets that [`isa`](crate::kernels::cpu::isa) requires for AVX-512.
 pub(in crate::kernels::cpu) unsafe fn products<T: Formula>(vectors: &[&[T]]) -> Vec<Sums> {
     let (count, sides) = (vectors.len(), vectors.len().div_ceil(SIDE));
     let len = vectors.iter().map(|vector| vector.len()).min().unwrap_or(0);
     let mut tiles = vec![Tile([[0.0; LANES]; SIDE * SIDE]); sides * (sides + 1) / 2];
     let mut starts = Vec::with_capacity(count);
     let end = len / GROUP * GROUP;
-    // A single tile reads everything once, and needs no blocks.
+    // A single tile reads each element once, and needs no blocks.
     let groups = if sides == 1 { end } else { BLOCK_BYTES / size_of::<T>() / count } / GROUP;
     let block = groups.max(1) * GROUP;
     for begin in (0..end).step_by(block) {
@@ -46,7 +45,7 @@ pub(in crate::kernels::cpu) unsafe fn products<T: Formula>(vectors: &[&[T]]) -> 
         unsafe { add_block(&mut tiles, &starts, block.len()) };
     }
     if end < len {
-        // Zeros behind the end add nothing.
+        // Zeros behind the end add nothing to the sums.
         let mut group = vec![[T::from_f64(0.0); GROUP]; count];
         group.iter_mut().zip(vectors).for_each(|(group, vector)| group[..len - end].copy_from_slice(&vector[end..len]));
         starts.clear();
@@ -67,7 +66,8 @@ pub(in crate::kernels::cpu) unsafe fn products<T: Formula>(vectors: &[&[T]]) -> 
 /// Adds the products of a block of all vectors.
 ///
 /// # Safety
-/// The machine has what [`isa`](crate::kernels::cpu::isa) asks for AVX-512; from each of `starts` on there are so many elements, in whole groups.
+/// The machine has the instruction sets that [`isa`](crate::kernels::cpu::isa) requires for AVX-512; from each of `starts` on there are
+/// `len` elements, in whole groups.
 unsafe fn add_block<T: Formula>(tiles: &mut [Tile], starts: &[*const T], len: usize) {
     let sides = starts.len().div_ceil(SIDE);
     for (i, above) in starts.chunks(SIDE).enumerate() {
@@ -120,7 +120,7 @@ macro_rules! store {
         concat!("vmovupd [{sums} + 64*", $place, "], zmm", $sum, "\n")
     };
 }
-/// Does the same with all sums of a tile, which are in registers 16 to 31.
+/// Applies a piece to all sums of a tile, which are in registers 16 to 31.
 macro_rules! each_sum {
     ($piece:ident) => {
         concat! {
@@ -130,8 +130,8 @@ macro_rules! each_sum {
         }
     };
 }
-/// Goes through all groups, with a piece for eight elements that the caller gives the dtype and the number of vectors on one side, and with what
-/// else it has for its operands. Not every dtype and not every number needs every operand.
+/// Loops over all groups with a piece for eight elements. The caller supplies the dtype, the number of vectors on one side, and further
+/// operands. Not every dtype and number uses every operand.
 macro_rules! groups {
     ($dtype:ident, $count:tt, $sums:ident, $len:ident, $fetch:ident, $eight:ident, $unused:literal, $($operands:tt)*) => {
         changed!(
@@ -150,14 +150,14 @@ macro_rules! groups {
             $unused,
             sums = in(reg) $sums, at = inout(reg) -(($len * size_of::<T>()) as isize) => _, constants = in(reg) &CONSTANTS,
             eight = const 8 * size_of::<T>(), $($operands)*,
-            // All that `vzeroupper` touches.
+            // All registers that `vzeroupper` modifies.
             out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _,
             out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _, out("zmm12") _, out("zmm13") _,
             out("zmm14") _, out("zmm15") _
         )
     };
 }
-/// Runs the caller's macro for the dtype and for a number of vectors up to four.
+/// Runs the caller's macro for the dtype and a number of vectors up to four.
 macro_rules! by_dtype_and_count {
     ($count:expr, $tile:ident) => {
         match (T::DTYPE, $count) {
@@ -184,7 +184,7 @@ macro_rules! by_dtype_and_count {
 /// Adds the products of up to four vectors with each other.
 ///
 /// # Safety
-/// As [`add_block`].
+/// The conditions of [`add_block`].
 unsafe fn add_triangle<T: Formula>(sums: &mut Tile, vectors: &[*const T], len: usize) {
     macro_rules! fetched {
         ($dtype:ident, 1) => {
@@ -252,10 +252,10 @@ unsafe fn add_triangle<T: Formula>(sums: &mut Tile, vectors: &[*const T], len: u
     unsafe { by_dtype_and_count!(vectors.len(), triangle) }
 }
 
-/// Adds the products of each of four vectors, which are in the caches by now, with each of up to four others, of which most are.
+/// Adds the products of each of four vectors, which are in the caches by now, with each of up to four others, most of which are too.
 ///
 /// # Safety
-/// As [`add_block`].
+/// The conditions of [`add_block`].
 unsafe fn add_square<T: Formula>(sums: &mut Tile, above: &[*const T], beside: &[*const T], len: usize) {
     macro_rules! row {
         ($dtype:ident, $from:literal, $eight:literal, $a:literal, $b:literal, $c:literal, $d:literal) => {
@@ -310,7 +310,7 @@ unsafe fn add_square<T: Formula>(sums: &mut Tile, above: &[*const T], beside: &[
     unsafe { by_dtype_and_count!(beside.len(), square) }
 }
 
-/// Where up to four vectors end, and where there are fewer, the last of them.
+/// The ends of up to four vectors; missing vectors repeat the last one.
 fn ends<T>(starts: &[*const T], len: usize) -> [*const T; SIDE] {
     std::array::from_fn(|place| starts[place.min(starts.len() - 1)].wrapping_add(len))
 }

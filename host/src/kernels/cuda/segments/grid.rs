@@ -1,7 +1,7 @@
 //! [`Grids`]: the distribution of the segments of a window among the blocks of kernels.
 //!
-//! Reductions take the chunks of tensors ([`reduction`](crate::plan::reduction)), a few in each block; weighted sums, which are the same whatever
-//! block writes them, take parts of one length. How much a block takes follows from the window's length, the dtype and the number of vectors.
+//! Reductions divide tensors into chunks ([`reduction`](crate::plan::reduction)), a few per block. Weighted sums do not depend on the
+//! division; they use parts of equal length. The window's length, the dtype and the number of vectors determine the work of a block.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -15,12 +15,12 @@ use crate::kernels::cuda::{pointer, upload_words};
 use crate::plan::reduction::{DividedLayers, Window};
 use crate::plan::segments;
 
-/// Segments cut into parts of one length, a block for each.
+/// Segments divided into parts of equal length, one block per part.
 #[derive(Debug)]
 pub(super) struct Grid {
-    /// Elements of a part; the last one of a segment may be shorter.
+    /// The length of a part in elements; the last part of a segment may be shorter.
     pub(super) chunk_len: usize,
-    /// Number of parts, and of blocks.
+    /// The number of parts, and of blocks.
     pub(super) chunks: u64,
     /// A `Span` for each segment.
     spans: DeviceBuffer,
@@ -33,18 +33,18 @@ impl Grid {
         Ok(Self { chunk_len, chunks, spans: upload_words(queue, &words)? })
     }
 
-    /// The segments as kernels find their parts in them.
+    /// The table in which kernels look up their parts.
     pub(super) fn spans(&self) -> Argument {
         pointer(self.spans.as_slice())
     }
 }
 
-/// The chunks of segments, a few for each block.
+/// The chunks of segments, a few per block.
 #[derive(Debug)]
 pub(super) struct ChunkGrid {
-    /// Number of blocks.
+    /// The number of blocks.
     pub(super) blocks: u64,
-    /// Number of chunks.
+    /// The number of chunks.
     pub(super) chunks: u64,
     /// A [`ChunkedSpan`] for each segment.
     spans: DeviceBuffer,
@@ -56,31 +56,31 @@ impl ChunkGrid {
         Ok(Self { blocks: window.blocks, chunks: window.chunks, spans: upload_words(queue, &words)? })
     }
 
-    /// The segments as kernels find their chunks in them.
+    /// The table in which kernels look up their chunks.
     pub(super) fn spans(&self) -> Argument {
         pointer(self.spans.as_slice())
     }
 }
 
-/// A segment as kernels read it.
+/// A segment in the layout that kernels read.
 fn words(span: &ChunkedSpan) -> [u64; 9] {
     let ChunkedSpan { begin, len, chunk_len, first_chunk, chunks_of_block, first_block, first_row, rows, rows_before } =
         *span;
     [begin, len, chunk_len, first_chunk, chunks_of_block, first_block, first_row, rows, rows_before]
 }
 
-/// The grids over one list of segments that a kind of kernels runs on.
+/// The grids over one list of segments, for one kind of kernels.
 #[derive(Debug)]
 pub(super) struct Grids {
-    /// Of reductions, by the elements that a block takes.
+    /// The grids of reductions, by the number of elements per block.
     reductions: BTreeMap<usize, ChunkGrid>,
-    /// Of weighted sums, by the elements of a part.
+    /// The grids of weighted sums, by the length of a part in elements.
     sums: BTreeMap<usize, Grid>,
     /// The lengths, in the order of [`DType::ALL`].
     lens: [Lens; 4],
 }
 
-/// Elements that a block takes.
+/// The numbers of elements per block.
 #[derive(Clone, Copy, Debug)]
 struct Lens {
     reduce: usize,
@@ -88,7 +88,7 @@ struct Lens {
 }
 
 impl Grids {
-    /// For kernels on `vectors` vectors of this device.
+    /// Creates the grids of kernels on `vectors` vectors of this device.
     pub(super) fn new(queue: &Queue, layers: &DividedLayers, window: Range<usize>, vectors: usize) -> Result<Self> {
         Self::of(queue, layers, window, 1, |total, dtype| Lens {
             reduce: reduce_stretch_len(total),
@@ -96,7 +96,7 @@ impl Grids {
         })
     }
 
-    /// For kernels on the memory of peers, whose blocks multiply two chunks at a time.
+    /// Creates the grids of kernels on the memory of peers, whose blocks multiply two chunks at a time.
     pub(super) fn for_peers(queue: &Queue, layers: &DividedLayers, window: Range<usize>) -> Result<Self> {
         Self::of(queue, layers, window, 2, |total, dtype| Lens {
             reduce: peer_stretch_len(total, dtype),
@@ -131,7 +131,7 @@ impl Grids {
         &self.sums[&self.lens[dtype as usize].combine]
     }
 
-    /// The number of chunks, of each of which a reduction leaves partial sums.
+    /// The number of chunks, and of partial sums of a reduction.
     pub(super) fn chunks(&self) -> usize {
         self.of_reductions(DType::F32).chunks as usize
     }

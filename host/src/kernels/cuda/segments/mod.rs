@@ -1,6 +1,6 @@
 //! [`SegmentWorkspace`]: reductions over the segments of an arena, and Adasum's weights, all on the device.
 //!
-//! The tables and the workspace of a set of segments are made once and used at every step of a training loop.
+//! The tables and the workspace of a set of segments are created once and used in every step of a training loop.
 
 mod grid;
 mod peer;
@@ -23,7 +23,7 @@ use crate::kernels::cpu::Coefficients;
 use crate::plan::reduction::DividedLayers;
 use crate::plan::segments;
 
-/// The segments ("layers") of arenas of one length, with room on the device for their inner products and weights.
+/// The segments ("layers") of arenas of one length, with device memory for their inner products and weights.
 #[derive(Debug)]
 pub struct SegmentWorkspace {
     queue: Queue,
@@ -31,21 +31,23 @@ pub struct SegmentWorkspace {
     count: usize,
     world_size: usize,
     grids: Grids,
-    /// `[sum][chunk]`, of the sums of the widest launch; between launches on vectors of this device, all of it [`EMPTY_BYTE`]s.
+    /// The partial sums `[sum][chunk]`, for the widest launch; between launches on vectors of this device, all bytes are [`EMPTY_BYTE`].
     partials: DeviceBuffer,
-    /// `[row][product]`: a row for each layer, and behind those the rows of divided layers' chunks
+    /// The totals `[row][product]`: a row for each layer, followed by the rows of divided layers' chunks.
     totals: DeviceBuffer,
-    /// The number of rows.
+    /// The number of rows of the totals.
     rows: usize,
-    /// The layers of which other windows have chunks too, if there are any.
+    /// The layers that other windows have chunks of too, if there are any.
     divided: Option<Divided>,
-    /// `[layer][rank]`
+    /// The weights `[layer][rank]`.
     weights: DeviceBuffer,
-    /// `[layer]`, a u32 each
+    /// The flags of cancelled layers, `[layer]`, one u32 each.
     cancelled: DeviceBuffer,
-    /// `[layer]`, a u32 each: whether the layer, with all ranks' parts, takes the exact path in `f64` because it is short
+    /// The flags of short layers, `[layer]`, one u32 each: whether the layer, with all ranks' parts, takes the exact path in `f64` because
+    /// it is short.
     short: DeviceBuffer,
-    /// Of each layer a [`tree_row`]: the coefficients of the combination trees, of the first level, and of all where a layer has cancelled
+    /// A [`tree_row`] for each layer: the coefficients of the combination tree, of the first level, or of all levels where a layer has
+    /// cancelled.
     tree: DeviceBuffer,
     /// The dtype of the vectors of the last Gram matrices.
     dtype: DType,
@@ -53,9 +55,9 @@ pub struct SegmentWorkspace {
     is_tree: bool,
     /// The addresses of the vectors of the last launch, on the host and on the device.
     vectors: Option<(Vec<u64>, Table)>,
-    /// Whether all segments are one layer together.
+    /// Whether all segments together are one layer.
     is_shared: bool,
-    /// The tables that copy this layer's weights to all segments, where kernels read them.
+    /// The tables that copy this layer's weights to the rows of all segments, where kernels read them.
     spread: Option<Spread>,
 }
 
@@ -63,20 +65,20 @@ pub struct SegmentWorkspace {
 #[derive(Debug)]
 struct Divided {
     count: usize,
-    /// Their numbers.
+    /// The numbers of the layers.
     layers: DeviceBuffer,
 }
 
-/// Tables of copies from the first segment's rows to all others'.
+/// Tables of copies from the first segment's rows to all other rows.
 #[derive(Debug)]
 struct Spread {
-    /// Of weights and trees, in f64.
+    /// Copies of weights and trees, in f64.
     weights: DeviceBuffer,
-    /// Of flags, in f32.
+    /// Copies of flags, in f32.
     flags: DeviceBuffer,
 }
 
-/// Blocks that copy a row of `len` numbers from one layer to another.
+/// The number of blocks that copy a row of `len` numbers from one layer to another.
 fn row_blocks(len: usize) -> usize {
     len.div_ceil(PIECE_TILES * tile_len(DType::F64, DType::F64))
 }
@@ -87,7 +89,7 @@ fn tile_width(vectors: usize) -> usize {
     GRAM_WIDTHS.into_iter().find(|&width| width >= vectors).unwrap_or(widest)
 }
 
-/// For each length, a u32 on the device: whether such a layer of `f64` always takes the exact path.
+/// For each length, a u32 on the device: whether a layer of `f64` of this length always takes the exact path.
 fn short_flags(queue: &Queue, lens: &[usize]) -> Result<DeviceBuffer> {
     let is_short = |len| Criterion::of(true, len) == Criterion::ShortDouble;
     let flags: Vec<f32> = lens.iter().map(|&len| f32::from_bits(is_short(len).into())).collect();
@@ -100,24 +102,23 @@ impl SegmentWorkspace {
     /// Prepares reductions over `segments` of vectors of `len` elements, of up to `world_size` vectors at once.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for segments that overlap, descend or exceed `len`, or a world of no or more than 4096
-    /// ranks; [`Error::Cuda`].
+    /// [`Error::InvalidArgument`] for segments that overlap, descend or exceed `len`, or a world size of 0 or above 4096; [`Error::Cuda`].
     pub fn new(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
         segments::check("layers", segments, len)?;
         Self::of_window(queue, &DividedLayers::new(segments, segments.len(), 0), 0..len, world_size)
     }
 
-    /// Like [`new`](Self::new), for segments that are one layer together: their products are added up, and they share its weights.
+    /// Like [`new`](Self::new), for segments that together are one layer: their products are added, and they share its weights.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn new_shared(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
         segments::check("layers", segments, len)?;
         Self::of_window(queue, &DividedLayers::new(segments, segments.len().min(1), 0), 0..len, world_size)
     }
 
-    /// Prepares reductions over a window of an arena whose layers other windows have parts of: each layer is a tensor, or all tensors are one. The
-    /// window's sums become those of the layers by [`adasum_of_parts`](Self::adasum_of_parts).
+    /// Prepares reductions over a window of an arena whose layers extend into other windows: each layer is a tensor, or all tensors are
+    /// one. [`adasum_of_parts`](Self::adasum_of_parts) adds the window's sums to the sums of the layers.
     pub(crate) fn of_window(
         queue: &Queue,
         layers: &DividedLayers,
@@ -132,7 +133,8 @@ impl SegmentWorkspace {
         Ok(workspace)
     }
 
-    /// Like [`of_window`](Self::of_window), with the grids that `grids` makes for a queue, and for kernels that give weights to layers alone.
+    /// Like [`of_window`](Self::of_window), with the grids that `grids` creates for a queue, and for kernels that compute weights per
+    /// layer.
     fn on(
         grids: impl FnOnce(&Queue) -> Result<Grids>,
         queue: &Queue,
@@ -147,9 +149,10 @@ impl SegmentWorkspace {
         }
         let grids = grids(queue)?;
         let (count, rows) = (layers.tensors(), layers.rows());
-        // A pair of sides has three sums, or of `f64` the slices of those; the pairs of a level are summed together, which are fewer than ranks by half.
+        // The sides of a pair have three sums, or for `f64` the slices of those. The pairs of a level, at most half as many as ranks, are
+        // summed together.
         let sums = products(world_size).max(precise::SUMS * world_size.div_ceil(2));
-        // A launch leaves the sums of a whole tile: of the narrowest that holds all vectors, or else of the widest.
+        // A launch leaves the sums of a whole tile: the narrowest that holds all vectors, or else the widest.
         let widest = products(tile_width(world_size)).max(precise::SUMS);
         let zeroed = |len| DeviceBuffer::zeroed(queue, DType::F64, len);
         let divided: Vec<u64> = layers.divided().map(|layer| layer as u64).collect();
@@ -179,7 +182,7 @@ impl SegmentWorkspace {
         })
     }
 
-    /// The tables of copies from the first segment's rows to all others'.
+    /// Creates the tables of copies from the first segment's rows to all other rows.
     fn spread_tables(&self) -> Result<Spread> {
         let row = |buffer: &DeviceBuffer, bytes: usize, row: u64| buffer.as_slice().address() + row * bytes as u64;
         let piece = |buffer: &DeviceBuffer, size: usize, len: usize, index: u64, block: u64| {
@@ -197,37 +200,37 @@ impl SegmentWorkspace {
         Ok(Spread { weights: upload_words(&self.queue, &weights)?, flags: upload_words(&self.queue, &flags)? })
     }
 
-    /// The same layers for one pair of the tree, which is the upstream's algorithm: three sums of `f64` for a pair, whatever the dtype.
+    /// The same layers for one pair of the tree, which is the algorithm of ONNX Runtime: three sums of `f64` for a pair, for any dtype.
     pub(crate) fn of_tree(self) -> Self {
         Self { is_tree: true, ..self }
     }
 
-    /// Puts `[a·b, |a|², |b|²]` of each layer on the device, for [`read_totals`](Self::read_totals)`(3)`.
+    /// Computes `[a·b, |a|², |b|²]` of each layer on the device, for [`read_totals`](Self::read_totals)`(3)`.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`], [`Error::DTypeMismatch`], [`Error::InvalidArgument`] for vectors of another queue,
     /// [`Error::Cuda`].
     pub fn dots(&mut self, a: DeviceSlice<'_>, b: DeviceSlice<'_>) -> Result<()> {
         let dtype = self.check("dots", &[a, b])?;
-        // SAFETY: vectors checked, workspace sized for three products a chunk.
+        // SAFETY: the vectors are checked; the workspace holds three products per chunk.
         unsafe { self.reduce(&format!("dots_{dtype}"), dtype, 3, 0, &[pointer(a), pointer(b)]) }
     }
 
-    /// Puts `|a|²` of each layer on the device, for [`read_totals`](Self::read_totals)`(1)`.
+    /// Computes `|a|²` of each layer on the device, for [`read_totals`](Self::read_totals)`(1)`.
     ///
     /// # Errors
-    /// As [`dots`](Self::dots).
+    /// The errors of [`dots`](Self::dots).
     pub fn squared_norms(&mut self, a: DeviceSlice<'_>) -> Result<()> {
         let dtype = self.check("squared_norms", &[a])?;
-        // SAFETY: the vector is checked, the workspace sized for more products than one.
+        // SAFETY: the vector is checked; the workspace holds more than one product per chunk.
         unsafe { self.reduce(&format!("squared_norms_{dtype}"), dtype, 1, 0, &[pointer(a)]) }
     }
 
-    /// Puts the `P(P+1)/2` inner products of each layer on the device, for [`read_totals`](Self::read_totals). Up to eight vectors
-    /// are read once; more are taken in tiles.
+    /// Computes the `P(P+1)/2` inner products of each layer on the device, for [`read_totals`](Self::read_totals). Up to eight vectors are
+    /// read once; more are processed in tiles.
     ///
     /// # Errors
-    /// As [`dots`](Self::dots), and [`Error::LengthMismatch`] unless there are as many vectors as ranks.
+    /// The errors of [`dots`](Self::dots), and [`Error::LengthMismatch`] unless there are as many vectors as ranks.
     pub fn gram(&mut self, vectors: &[DeviceSlice<'_>]) -> Result<()> {
         let (dtype, table) = self.vectors("gram", vectors)?;
         self.dtype = dtype;
@@ -237,10 +240,10 @@ impl SegmentWorkspace {
             let count = widest.min(ranks - first);
             let width = tile_width(count);
             let own = [(&table).into(), first.into(), count.into(), ranks.into()];
-            // SAFETY: vectors checked, workspace sized for a tile's sums and all products; the table holds every vector.
+            // SAFETY: the vectors are checked; the workspace holds a tile's sums and all products; the table has every vector.
             unsafe { self.reduce(&format!("gram_{dtype}_p{width}"), dtype, products(width), 0, &own) }?;
         }
-        // Products of members of different tiles.
+        // The products of vectors of different tiles.
         let cells = || (0..ranks).step_by(GRAM_CROSS_WIDTH);
         let cross = cells().flat_map(|left| cells().map(move |right| (left, right)));
         for (left, right) in cross.filter(|(left, right)| left / widest < right / widest) {
@@ -253,8 +256,8 @@ impl SegmentWorkspace {
         Ok(())
     }
 
-    /// Computes Adasum's weights of each layer on the device, from the products of [`gram`](Self::gram). The weights of cancelled layers are
-    /// the weights after the first level of their trees, where the exact path continues, or before it for `f64`.
+    /// Computes Adasum's weights of each layer on the device, from the products of [`gram`](Self::gram). The weights of cancelled layers
+    /// are the weights after the first level of their trees, where the exact path continues, or before it for `f64`.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -273,19 +276,19 @@ impl SegmentWorkspace {
         self.spread()
     }
 
-    /// Adasum of the vectors in each layer, all of it on the device: [`gram`](Self::gram), [`coefficients`](Self::coefficients),
-    /// [`combine`](Self::combine), and the exact path for the layers that lost digits to cancellation, which the others skip.
-    /// The host waits for nothing.
+    /// Computes Adasum of the vectors in each layer on the device: [`gram`](Self::gram), [`coefficients`](Self::coefficients),
+    /// [`combine`](Self::combine), and the exact path for the layers that lost digits to cancellation, which the other kernels skip. The
+    /// host does not wait.
     ///
     /// # Errors
-    /// As [`combine`](Self::combine).
+    /// The errors of [`combine`](Self::combine).
     pub fn adasum(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
         self.adasum_of_parts(dst, vectors, |_| Ok(()))
     }
 
-    /// Like [`adasum`](Self::adasum), of vectors of which each rank has a part: `add_up` replaces a table of sums over this rank's part by the sum of
-    /// all ranks' tables, on the device, in any order, since each number is zero on all ranks but one. The destination may be the memory of one of
-    /// the vectors.
+    /// Like [`adasum`](Self::adasum), for vectors that are divided among the ranks: `add_up` replaces a table of sums over this rank's part
+    /// by the sum of all ranks' tables, on the device, in any order, since each number is zero on all ranks but one. The destination may be
+    /// the memory of one of the vectors.
     pub(crate) fn adasum_of_parts(
         &mut self,
         mut dst: DeviceSliceMut<'_>,
@@ -298,7 +301,7 @@ impl SegmentWorkspace {
         self.coefficients()?;
         let (sums, is_double) = (self.sums(), self.is_double());
         let pairs: Vec<Pair> = pairs(self.world_size).filter(|pair| is_double || !pair.joins_ranks()).collect();
-        // The pairs of one level are independent: their sums travel together.
+        // The pairs of one level are independent: their sums are exchanged together.
         for level in pairs.chunk_by(|one, other| one.middle - one.begin == other.middle - other.begin) {
             for (place, &pair) in level.iter().enumerate() {
                 self.tree_dots(vectors, pair, place)?;
@@ -314,13 +317,13 @@ impl SegmentWorkspace {
         self.tree_combine(dst, vectors)
     }
 
-    /// The first `count` sums a row of the last reductions.
+    /// The first `count` sums of each row of the last reductions.
     fn totals_mut(&mut self, count: usize) -> DeviceSliceMut<'_> {
         let len = count * self.rows;
         self.totals.as_mut_slice().range_mut(0..len)
     }
 
-    /// Adds up the rows of divided layers, `width` sums each, which stand behind `place` others like them.
+    /// Adds the rows of divided layers, `width` sums per row, which start behind `place` groups of as many sums.
     fn fold(&mut self, width: usize, place: usize) -> Result<()> {
         let Some(Divided { count, layers }) = &self.divided else { return Ok(()) };
         let behind = self.behind(width * place);
@@ -342,12 +345,12 @@ impl SegmentWorkspace {
         self.dtype == DType::F64 && !self.is_tree
     }
 
-    /// Sums of a pair on the exact path.
+    /// The number of sums of a pair on the exact path.
     fn sums(&self) -> usize {
         if self.is_double() { precise::SUMS } else { 3 }
     }
 
-    /// The layers that are told apart: one, where all segments share it.
+    /// The number of layers with weights of their own: one, where all segments share a layer.
     fn layer_count(&self) -> usize {
         if self.is_shared { self.count.min(1) } else { self.count }
     }
@@ -357,7 +360,7 @@ impl SegmentWorkspace {
         let Some(Spread { weights, flags }) = &self.spread else { return Ok(()) };
         let copy = |name: &str, table: &DeviceBuffer, blocks: usize| {
             let pieces = table.as_slice().len() / 4;
-            // SAFETY: the tables list places in this object's own buffers.
+            // SAFETY: the tables list addresses in this object's own buffers.
             unsafe { self.queue.launch(name, blocks as u64, &[pointer(table.as_slice()), pieces.into()]) }
         };
         let others = self.count.saturating_sub(1);
@@ -366,8 +369,8 @@ impl SegmentWorkspace {
         Ok(copy("cast_segments_f32_f32", flags, others)?)
     }
 
-    /// Puts the sums of the two sides of a pair on the device, `[u·v, |u|², |v|²]` or of `f64` the slices of those, as number `place` of such
-    /// sums, for cancelled layers; others are not read. The pairs below it must have been set.
+    /// Computes the sums of the two sides of a pair on the device, `[u·v, |u|², |v|²]` or for `f64` the slices of those, as number `place`
+    /// of such groups of sums, for cancelled layers; others are not read. The pairs below it must have been set.
     fn tree_dots(&mut self, vectors: &[DeviceSlice<'_>], pair: Pair, place: usize) -> Result<()> {
         let (dtype, table) = self.vectors("tree_dots", vectors)?;
         let own = [
@@ -380,7 +383,7 @@ impl SegmentWorkspace {
             self.world_size.into(),
         ];
         let sums = self.sums();
-        // SAFETY: vectors checked, workspace sized for that many sums a chunk.
+        // SAFETY: the vectors are checked; the workspace holds that many sums per chunk.
         unsafe { self.reduce(&format!("tree_dots_{dtype}"), dtype, sums, sums * place, &own) }
     }
 
@@ -402,12 +405,12 @@ impl SegmentWorkspace {
         self.per_layer("combine_pair", &own)
     }
 
-    /// The places of the totals behind the first `count` of each row.
+    /// The range of the totals behind the first `count` sums of each row.
     fn behind(&self, count: usize) -> Range<usize> {
         count * self.rows..self.totals.as_slice().len()
     }
 
-    /// Writes the roots of the combination trees of cancelled layers, once all pairs are set; leaves other layers alone.
+    /// Writes the roots of the combination trees of cancelled layers, once all pairs are set; leaves other layers unchanged.
     fn tree_combine(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
         let (dtype, table) = self.vectors("tree_combine", vectors)?;
         self.check_destination("tree_combine", &dst)?;
@@ -423,15 +426,15 @@ impl SegmentWorkspace {
             grid.chunk_len.into(),
         ];
         let name = format!("tree_combine_{dtype}_{}", dst.as_slice().dtype());
-        // SAFETY: vectors and destination checked; trees and spans are this object's.
+        // SAFETY: vectors and destination are checked; trees and spans belong to this object.
         Ok(unsafe { self.queue.launch(&name, grid.chunks, &arguments) }?)
     }
 
-    /// The weighted sum of the vectors in each layer with the weights on the device, as [`cpu::combine`](crate::kernels::cpu::combine). Cancelled
-    /// layers are left as they are.
+    /// Computes the weighted sum of the vectors in each layer with the weights on the device, with the numerics of
+    /// [`cpu::combine`](crate::kernels::cpu::combine). Cancelled layers are left unchanged.
     ///
     /// # Errors
-    /// As [`gram`](Self::gram), and [`Error::LengthMismatch`] for a destination of another length.
+    /// The errors of [`gram`](Self::gram), and [`Error::LengthMismatch`] for a destination of another length.
     pub fn combine(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
         let (dtype, table) = self.vectors("combine", vectors)?;
         self.check_destination("combine", &dst)?;
@@ -448,11 +451,11 @@ impl SegmentWorkspace {
         ];
         let to = dst.as_slice().dtype();
         let name = format!("combine_{dtype}_{to}{}", combine_suffix(self.world_size, to == dtype));
-        // SAFETY: vectors and destination checked; weights and spans are this object's.
+        // SAFETY: vectors and destination are checked; weights and spans belong to this object.
         Ok(unsafe { self.queue.launch(&name, grid.chunks, &arguments) }?)
     }
 
-    /// Replaces the weights on the device, `layers × P`, and which layers count as cancelled.
+    /// Replaces the weights on the device, `layers × P`, and the flags of cancelled layers.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`]; [`Error::Cuda`].
@@ -462,7 +465,7 @@ impl SegmentWorkspace {
         self.cancelled.as_mut_slice().copy_from_host((&flags).into())
     }
 
-    /// Waits, and returns the weights on the device with the layers that were cancelled.
+    /// Waits for the queue, and returns the weights on the device with the flags of cancelled layers.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -475,15 +478,15 @@ impl SegmentWorkspace {
         Ok(Coefficients { weights, cancelled: flags.into_iter().map(|flag| flag.to_bits() != 0).collect() })
     }
 
-    /// Waits, and returns the totals of the last reduction: `layers × count` numbers.
+    /// Waits for the queue, and returns the totals of the last reduction: `layers × count` numbers.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for more numbers than any reduction here gives; [`Error::Cuda`].
+    /// [`Error::InvalidArgument`] for more numbers than any reduction here computes; [`Error::Cuda`].
     pub fn read_totals(&self, count: usize) -> Result<Vec<f64>> {
-        let room = self.totals.as_slice().len();
-        if self.layer_count().checked_mul(count).is_none_or(|wanted| wanted > room) {
+        let capacity = self.totals.as_slice().len();
+        if self.layer_count().checked_mul(count).is_none_or(|wanted| wanted > capacity) {
             let reason =
-                format!("{count} numbers for each of {} layers, and there are {room} in all", self.layer_count());
+                format!("{count} numbers for each of {} layers, and there are {capacity} in all", self.layer_count());
             return Err(Error::InvalidArgument { operation: "read_totals", reason });
         }
         let mut totals = vec![0.0; self.layer_count() * count];
@@ -491,10 +494,10 @@ impl SegmentWorkspace {
         Ok(totals)
     }
 
-    /// Launches a reduction of vectors of a dtype into `width` sums a chunk; its totals stand behind `place` others for each row.
+    /// Launches a reduction of vectors of a dtype into `width` sums per chunk; its totals start behind `place` other sums of each row.
     ///
     /// # Safety
-    /// As `Queue::launch`, of the kernel's own parameters. Partials and totals have room for as many products as it may write.
+    /// The conditions of `Queue::launch` for the kernel's own parameters. Partials and totals hold as many products as it may write.
     unsafe fn reduce(&mut self, name: &str, dtype: DType, width: usize, place: usize, own: &[Argument]) -> Result<()> {
         let grid = self.grids.of_reductions(dtype);
         let behind = self.behind(place);
@@ -503,12 +506,12 @@ impl SegmentWorkspace {
         let counts = [self.count, self.layer_count()].map(Argument::from);
         let tail = [grid.spans(), counts[0], counts[1], grid.blocks.into(), grid.chunks.into()];
         let blocks = grid.blocks + (self.layer_count() * width) as u64;
-        // SAFETY: the caller's promise; the grid is that of this object's segments, and partials are empty between launches.
+        // SAFETY: the caller's promise; the grid belongs to this object's segments, and partials are empty between launches.
         Ok(unsafe { self.queue.launch(name, blocks, &[&head, own, &tail].concat()) }?)
     }
 
     fn per_layer(&self, name: &str, arguments: &[Argument]) -> Result<()> {
-        // SAFETY: called with this object's own buffers, which have room for every layer.
+        // SAFETY: the arguments are this object's own buffers, which hold every layer.
         Ok(unsafe { self.queue.launch(name, self.layer_count().div_ceil(LAYER_THREADS as usize) as u64, arguments) }?)
     }
 
@@ -532,7 +535,7 @@ impl SegmentWorkspace {
         Ok(dtype)
     }
 
-    /// Checks one vector a rank; returns their dtype, and their addresses on the device.
+    /// Checks one vector per rank; returns their dtype, and their addresses on the device.
     fn vectors(&mut self, operation: &'static str, vectors: &[DeviceSlice<'_>]) -> Result<(DType, Table)> {
         same_len(operation, ("ranks", self.world_size), ("vectors", vectors.len()))?;
         let dtype = self.check(operation, vectors)?;

@@ -1,6 +1,6 @@
-//! Adasum and ordered sums by kernels that write to the peers' memory ([`PeerGroup`]): no transport moves a byte.
+//! Adasum and ordered sums by kernels that write to the peers' memory ([`PeerGroup`]), without transfers by a transport.
 //!
-//! It only launches; the transport knows the peers, and whether they are alive.
+//! This module only launches kernels; the transport knows the peers, and monitors them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,24 +15,24 @@ use crate::error::{Error, Result};
 use crate::kernels::cuda::{pointer, pointer_mut, upload_words};
 use crate::plan::reduction::DividedLayers;
 
-/// One rank's view of a group whose kernels reach each other's memory, on the device.
+/// One rank's view of a group whose kernels access each other's memory, on the device.
 #[derive(Debug)]
 pub(crate) struct PeerGroup {
     queue: Queue,
     /// The operation of the group, and the name of its kernel.
     kernel: PeerKernel,
     entry: String,
-    /// Of the kernel, for how many ranks.
+    /// The number of ranks that the kernel is compiled for.
     width: usize,
     peers: Peers,
-    /// This group's part of the GPU.
+    /// This group's share of the GPU.
     claim: Claim,
     table: DeviceBuffer,
-    /// The count of runs.
+    /// The counter of runs.
     _runs: DeviceBuffer,
 }
 
-/// The addresses of a [`PeerGroup`]: each list has one address a rank, in rank order; see `gradsync_device::abi::Peers`.
+/// The addresses of a [`PeerGroup`]: each list has one address per rank, in rank order; see `gradsync_device::abi::Peers`.
 #[derive(Debug)]
 pub(crate) struct PeerAddresses {
     pub(crate) rank: usize,
@@ -45,10 +45,10 @@ pub(crate) struct PeerAddresses {
     pub(crate) copies: Vec<u64>,
 }
 
-/// Most ranks of such a group.
+/// The limit of ranks of such a group.
 pub(crate) const MOST_RANKS: usize = MOST_PEERS;
 
-/// The table of the group as its kernels read it.
+/// The table of the group in the layout that its kernels read.
 fn words(peers: &Peers) -> Vec<u64> {
     let head = [
         [peers.rank, peers.world_size, peers.runs, peers.abort, peers.window_bytes],
@@ -59,12 +59,12 @@ fn words(peers: &Peers) -> Vec<u64> {
     [&head.concat()[..], &rows, &addresses.concat()].concat()
 }
 
-/// The width of the narrowest kernels that take all ranks.
+/// The width of the narrowest kernels that support all ranks.
 fn width(world_size: usize) -> usize {
     GRAM_WIDTHS.into_iter().find(|&width| width >= world_size).expect("at most eight ranks")
 }
 
-/// The kernel that ends on every rank once all have written their results.
+/// The kernel that ends on every rank once all ranks have written their results.
 const BARRIER: &str = "peer_barrier";
 
 /// The operation of a group.
@@ -72,13 +72,13 @@ const BARRIER: &str = "peer_barrier";
 pub(crate) enum PeerKernel {
     /// Sums in rank order: [`PeerGroup::reduce`].
     Reduce,
-    /// Adasum by one Gram matrix: [`SegmentWorkspace::adasum_of_peers`].
+    /// Adasum from one Gram matrix: [`SegmentWorkspace::adasum_of_peers`].
     Gram,
     /// Adasum along the tree: [`SegmentWorkspace::tree_of_peers`].
     Tree,
 }
 
-/// How many layers the ranks of a group exchange sums of, and how many chunks of divided layers.
+/// The numbers of layers, and of chunks of divided layers, whose sums the ranks of a group exchange.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PeerSums {
     layers: usize,
@@ -86,14 +86,14 @@ pub(crate) struct PeerSums {
 }
 
 impl PeerSums {
-    /// Of these layers, as windows divide them.
+    /// The numbers for these layers, divided into windows.
     pub(crate) fn of(layers: &DividedLayers) -> Self {
         Self { layers: layers.layers(), rows: layers.rows() - layers.layers() }
     }
 }
 
 impl PeerKernel {
-    /// The name of the entry point of that width.
+    /// The name of the entry point of this width.
     fn entry(self, dtype: DType, width: usize) -> String {
         let family = match self {
             Self::Reduce => "peer_reduce",
@@ -105,7 +105,7 @@ impl PeerKernel {
 }
 
 impl PeerGroup {
-    /// Elements of `f64` in the mailbox of a rank of a group with these sums and windows of so many bytes.
+    /// The number of `f64` elements in the mailbox of a rank of a group with these sums and windows of `window_bytes` bytes.
     pub(crate) fn mailbox_len(sums: PeerSums, world_size: usize, window_bytes: usize) -> usize {
         Peers::of(sums.layers, sums.rows, world_size, window_bytes).mailbox_bytes() / DType::F64.size_bytes()
     }
@@ -114,8 +114,9 @@ impl PeerGroup {
     /// the device.
     ///
     /// # Safety
-    /// Every address is mapped on `queue`'s device for as long as this lives and work of it is in the queue: mailboxes, cleared
-    /// before any rank's first run, of [`mailbox_len`](Self::mailbox_len), and windows, at multiples of 16 bytes, which their length is too.
+    /// Every address is mapped on `queue`'s device as long as this lives and its work is in the queue. Mailboxes have
+    /// [`mailbox_len`](Self::mailbox_len) elements, and are cleared before any rank's first run. Windows start at multiples of 16 bytes,
+    /// and their length is one too.
     pub(crate) unsafe fn new(
         queue: &Queue,
         (kernel, dtype): (PeerKernel, DType),
@@ -150,7 +151,7 @@ impl PeerGroup {
         Ok(Self { queue: queue.clone(), kernel, entry, width, peers, claim, table, _runs: runs })
     }
 
-    /// The operation that the group was made for.
+    /// The operation for which the group was created.
     pub(crate) fn kernel(&self) -> PeerKernel {
         self.kernel
     }
@@ -159,30 +160,30 @@ impl PeerGroup {
         pointer(self.table.as_slice())
     }
 
-    /// The kernel's resident blocks of a multiprocessor.
+    /// The number of resident blocks of the kernel per multiprocessor.
     fn blocks_of_multiprocessor(&self) -> u64 {
         LaunchBounds::of_peers(self.width).blocks.into()
     }
 
-    /// The resident blocks that a launch may have now.
+    /// The current number of resident blocks of a launch.
     fn grid(&self) -> Places {
         Places::of(self.claim.places(self.blocks_of_multiprocessor()), self.width, &self.peers)
     }
 
-    /// Replaces every rank's window by their sum times a factor, in rank order, in `f64`, rounded once.
+    /// Replaces every rank's window by the sum of all windows times a factor, in rank order, in `f64`, rounded once.
     pub(crate) fn reduce(&self, factor: f64) -> Result<()> {
         let Places { blocks, senders } = self.grid();
-        // More compete for the links with themselves.
+        // More reducers would compete with each other for the links.
         let reducers = self.peers.tiles().min(blocks);
         let arguments = [self.table(), factor.into(), senders.into(), reducers.into()];
         // SAFETY: the promise made to `new`.
         unsafe { self.launch(blocks, senders + reducers, &arguments) }
     }
 
-    /// Launches the group's kernel with so many jobs, and waits, in the queue, until all ranks have written their results.
+    /// Launches the group's kernel with `jobs` jobs, and makes the queue wait until all ranks have written their results.
     ///
     /// # Safety
-    /// As [`Queue::launch`].
+    /// The conditions of [`Queue::launch`].
     unsafe fn launch(&self, blocks: u64, jobs: u64, arguments: &[Argument]) -> Result<()> {
         let blocks = blocks.min(jobs);
         if self.queue.is_capturing()? {
@@ -194,14 +195,14 @@ impl PeerGroup {
         self.barrier()
     }
 
-    /// Waits, in the queue, until all ranks have written their results.
+    /// Makes the queue wait until all ranks have written their results.
     fn barrier(&self) -> Result<()> {
         // SAFETY: the promise made to `new`.
         Ok(unsafe { self.queue.launch(BARRIER, 1, &[self.table()]) }?)
     }
 }
 
-/// Blocks of a launch, and jobs of it that send.
+/// The number of blocks of a launch, and of its jobs that send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Places {
     blocks: u64,
@@ -209,7 +210,7 @@ struct Places {
 }
 
 impl Places {
-    /// Of a launch with places for so many blocks. Senders keep their share of the places, which was measured with all of an H200's.
+    /// For a launch of `blocks` resident blocks. Senders get a fixed share of them, which was tuned with all slots of an H200.
     fn of(blocks: u64, width: usize, peers: &Peers) -> Self {
         const MULTIPROCESSORS: u64 = 132;
         let all = MULTIPROCESSORS * u64::from(LaunchBounds::of_peers(width).blocks);
@@ -230,8 +231,8 @@ impl SegmentWorkspace {
         Self::on(|queue| Grids::for_peers(queue, layers, window), queue, layers, len, world_size)
     }
 
-    /// Adasum of the ranks' windows in each layer, in place in every rank's arena; the windows have the length and the segments of
-    /// these layers, whose group this is.
+    /// Computes Adasum of the ranks' windows in each layer, in place in every rank's arena. The windows have the length and the segments of
+    /// these layers, and the group was created for these layers.
     pub(crate) fn adasum_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
         let (grid, sums) = (self.grids.of_reductions(dtype), self.grids.of_sums(dtype));
         let Places { blocks, senders } = group.grid();
@@ -253,11 +254,11 @@ impl SegmentWorkspace {
             senders.into(),
         ];
         let jobs = senders + grid.blocks + group.peers.teams() as u64 + sums.chunks;
-        // SAFETY: the promise made to `PeerGroup::new`; workspace of these layers.
+        // SAFETY: the promise made to `PeerGroup::new`; the workspace belongs to these layers.
         unsafe { group.launch(blocks, jobs, &arguments) }
     }
 
-    /// Like [`adasum_of_peers`](Self::adasum_of_peers), pair by pair along the tree, for a power of two of ranks.
+    /// Like [`adasum_of_peers`](Self::adasum_of_peers), pair by pair along the tree; the number of ranks is a power of two.
     pub(crate) fn tree_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
         let (grid, sums) = (self.grids.of_reductions(dtype), self.grids.of_sums(dtype));
         let Places { blocks, senders } = group.grid();
@@ -277,7 +278,7 @@ impl SegmentWorkspace {
         let levels = u64::from(self.world_size.ilog2());
         let jobs = senders + levels * (grid.blocks + group.peers.teams() as u64) + sums.chunks;
         debug_assert!(self.world_size.is_power_of_two(), "the tree takes powers of two of ranks");
-        // SAFETY: as above; the group has as many ranks as the kernels are wide.
+        // SAFETY: as above; the group has as many ranks as the kernels are compiled for.
         unsafe { group.launch(blocks, jobs, &arguments) }
     }
 }
@@ -311,7 +312,7 @@ mod tests {
                 parts.push(numbers(peers.products_of(rank), layers * products(world_size)));
                 parts.push(numbers(peers.pairs_of(rank), layers * SUMS * (world_size - 1)));
             }
-            // Each sum of each chunk has a place of its own.
+            // Each sum of each chunk has an index of its own.
             let in_rows = |begin: u64, sums: usize| {
                 (0..sums).flat_map(move |sum| (0..rows).map(move |row| peers.in_rows(begin, sum, row as u64) as usize))
             };
@@ -321,8 +322,8 @@ mod tests {
             parts.sort_by_key(|part| part.start);
             prop_assert!(parts.windows(2).all(|pair| pair[0].end <= pair[1].start));
             let end = parts.last().map_or(0, |part| part.end);
-            let room = PeerGroup::mailbox_len(PeerSums { layers, rows }, world_size, window * 16) * 8;
-            prop_assert!(end <= room, "{end} of {room} bytes");
+            let mailbox = PeerGroup::mailbox_len(PeerSums { layers, rows }, world_size, window * 16) * 8;
+            prop_assert!(end <= mailbox, "{end} of {mailbox} bytes");
             prop_assert!(peers.mailbox_bytes() % 8 == 0);
         }
 

@@ -21,14 +21,14 @@ pub(super) struct Gram {
     received: DeviceBuffer,
 }
 
-/// Adds sums up over all ranks.
+/// Adds sums over all ranks.
 fn add_up(comm: &dyn Communicator<Cuda>, totals: DeviceSliceMut<'_>) -> Result<()> {
     comm.all_reduce(totals, ReduceOp::Sum)
 }
 
 impl Gram {
-    /// For vectors that hold the buffer's elements in `range`, which is as many equal shards as `across` has ranks. All windows whose products
-    /// are added up are shards of that length.
+    /// Creates the workspace for vectors with the buffer's elements in `range`, which is as many equal shards as `across` has ranks. All
+    /// windows whose products are added are shards of that length.
     pub(super) fn new(
         across: &dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
@@ -46,7 +46,8 @@ impl Gram {
         })
     }
 
-    /// Replaces the vectors of the ranks of `across` by their Adasum, with products of all parts that the ranks of `all` hold.
+    /// Replaces the vectors of the ranks of `across` by their Adasum; products are added over all ranks of `all`, which have the parts of
+    /// the vectors.
     pub(super) fn run(
         &mut self,
         across: &dyn Communicator<Cuda>,
@@ -79,7 +80,7 @@ impl Gram {
         let sends: Vec<_> = peers().map(|peer| (peer, shard(peer).into())).collect();
         across.exchange(&sends, &mut receives)?;
 
-        // This rank's own vector is read where it lies.
+        // This rank's own vector is read in place.
         let received = self.received.as_slice();
         let vectors: Vec<DeviceSlice<'_>> = (0..world_size)
             .map(|peer| match peer {

@@ -18,7 +18,7 @@ const OPERATION: &str = "hierarchical_adasum_all_reduce";
 #[derive(Debug)]
 pub(super) struct OnNodes<'c> {
     nodes: Nodes<'c, Cuda>,
-    /// Includes the options that it was made with.
+    /// The operation, with its options.
     operation: Operation,
     fingerprint: u64,
     steps: Steps,
@@ -28,9 +28,9 @@ pub(super) struct OnNodes<'c> {
 enum Steps {
     /// All ranks together, by one Gram matrix.
     AtOnce(Box<Gram>),
-    /// Inside the only node, with the report of the missing step across nodes.
+    /// Inside the only node; the report replaces the missing step across nodes.
     Inside(Inside, AdasumReport),
-    /// Inside nodes, unless they have one rank, and then across them.
+    /// Inside nodes, unless they have one rank, and then across nodes.
     Across(Option<Inside>, Across),
 }
 

@@ -1,5 +1,4 @@
-//! Adasum of all ranks at once on GPUs ([`OnDevice`]): every vector,
-//! every product and every weight stays on the device, and the host waits for nothing.
+//! Adasum of all ranks at once on GPUs ([`OnDevice`]): every vector, product and weight stays on the device, and the host does not wait.
 //!
 //! The steps are in `plan`, the arithmetic in `kernels::cuda`; nothing here depends on a transport.
 
@@ -20,7 +19,7 @@ use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 #[derive(Debug)]
 pub(super) struct OnDevice<'c> {
     comm: &'c dyn Communicator<Cuda>,
-    /// With the options that it was made with.
+    /// The operation, with its options.
     operation: Operation,
     fingerprint: u64,
     steps: Steps,
@@ -28,7 +27,7 @@ pub(super) struct OnDevice<'c> {
 
 #[derive(Debug)]
 enum Steps {
-    /// A world of one: its vector is its own result.
+    /// A world of one rank: its vector is the result.
     Alone(AdasumReport),
     Peers(Box<Peers>),
     Gram(Box<Gram>),
@@ -36,7 +35,7 @@ enum Steps {
 }
 
 impl Steps {
-    /// Over the communicator's own collectives.
+    /// Prepares the steps over the communicator's own collectives.
     fn without_peers(
         comm: &dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
@@ -56,8 +55,8 @@ impl Steps {
 }
 
 impl<'c> OnDevice<'c> {
-    /// Prepares it by kernels over peers' memory, where the ranks' kernels reach that and `with_peers` says so, or else over the communicator's own
-    /// collectives.
+    /// Prepares the reduction by kernels over peers' memory, if `with_peers` allows it and the ranks' kernels can access that memory, or
+    /// else over the communicator's own collectives.
     pub(super) fn new(
         comm: &'c dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,

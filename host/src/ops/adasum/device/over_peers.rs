@@ -1,4 +1,4 @@
-//! Both algorithms by kernels that reach into the gradient buffers of all ranks: no transport moves anything.
+//! Both algorithms by kernels that access the gradient buffers of all ranks, without a transport.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::memory::Cuda;
 use crate::ops::peers::{Connection, peers};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 
-/// Adasum by kernels that reach into the peers' memory.
+/// Adasum by kernels that access the peers' memory.
 #[derive(Debug)]
 pub(super) struct Peers {
     layers: SegmentWorkspace,
@@ -19,7 +19,8 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// `None` on every rank if some cannot be reached. For [`Algorithm::Tree`] a power of two of ranks; any other means Gram.
+    /// Connects the ranks; `None` on every rank if the memory of some rank is not accessible. [`Algorithm::Tree`] needs a power of two of
+    /// ranks; any other algorithm means Gram.
     pub(super) fn connect(
         comm: &dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,

@@ -1,8 +1,8 @@
-//! [`Staged`]: gradients in device memory, reduced by the processors over a host transport.
+//! [`Staged`]: Adasum of gradients in device memory, computed by the CPUs over a host transport.
 //!
-//! A chunk at a time goes through pinned memory: while the transport moves one, the device copies the next and the processors work on
-//! the one before. Only this rank's own vector is staged; what the others send stays in the host's memory. The tree, whose every level
-//! takes what the one before has left, has all of the vector there instead.
+//! The vector passes through pinned memory in chunks: while the transport moves one chunk, the device copies the next and the CPU works on
+//! the previous one. Only this rank's own vector is staged; the peers' data stay in host memory. The tree stages the whole vector instead,
+//! since each level needs the result of the one before.
 
 use std::ops::Range;
 
@@ -20,28 +20,29 @@ use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
 
-/// Chunks that are on their way at a time.
+/// The number of chunks in flight.
 const DEPTH: usize = 2;
 
-/// Adasum of all ranks by their processors.
+/// Adasum of all ranks by their CPUs.
 #[derive(Debug)]
 pub(super) struct Staged<'c> {
     comm: &'c dyn Communicator,
     fingerprint: u64,
     options: AdasumOptions,
-    /// The queue that the copies are ordered on.
+    /// The queue on which the copies are ordered.
     queue: Queue,
     pinned: Pinned,
     steps: Steps,
     report: AdasumReport,
 }
 
-/// The algorithm, with its workspace beside pinned memory.
+/// The algorithm, with its workspace besides pinned memory.
 #[derive(Debug)]
 enum Steps {
-    /// With a pinned block for each chunk on its way, which has a chunk of every part; `own` is this rank's part of its vector, and of the result.
+    /// Uses a pinned block for each chunk in flight, which has a chunk of every part; `own` is this rank's part of its vector, and of the
+    /// result.
     Gram { own: HostBuffer, workspace: Workspace },
-    /// With one pinned block for the vector.
+    /// Uses one pinned block for the vector.
     Tree(Scratch),
 }
 
@@ -80,7 +81,7 @@ impl<'c> Staged<'c> {
 }
 
 impl Prepared<Cuda> for Staged<'_> {
-    /// The host takes part, and returns when the last copy back to the device is in the queue.
+    /// The host takes part, and returns when the last copy back to the device is enqueued.
     fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         let comm = self.comm;
         buffer.table().check_made_for(OPERATION, self.fingerprint)?;
@@ -123,18 +124,18 @@ struct StagedVector<'a> {
 }
 
 impl StagedVector<'_> {
-    /// The pieces of a chunk, each with the byte where it lies in its block.
+    /// The pieces of a chunk, each with its byte offset in its block.
     fn pieces_in_block(&self, chunk: usize) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
         let size = self.cut.dtype().size_bytes();
         self.ranges_in_block(chunk).map(move |range| range.start * size).zip(self.cut.pieces(chunk))
     }
 
-    /// The elements of each piece in the block of a chunk.
+    /// The element range of each piece in the block of a chunk.
     fn ranges_in_block(&self, chunk: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         self.cut.pieces(chunk).enumerate().map(|(place, piece)| place * piece.len()..(place + 1) * piece.len())
     }
 
-    /// The bytes of a chunk in its block, once its last copy is over.
+    /// The address and size of a chunk's block, once its last copy is over.
     fn block(&self, chunk: usize) -> Result<(*mut u8, usize)> {
         self.pinned.wait(chunk % DEPTH)?;
         let len: usize = self.cut.pieces(chunk).map(|piece| piece.len()).sum();
@@ -142,7 +143,7 @@ impl StagedVector<'_> {
     }
 }
 
-/// Copies an arena into the first block, which is as large, applies `run` to it, and copies the result back.
+/// Copies an arena into the first block, which has the same size, applies `run` to it, and copies the result back.
 fn in_block(
     pinned: &Pinned,
     queue: &Queue,
@@ -150,14 +151,14 @@ fn in_block(
     run: impl FnOnce(SliceMut<'_>) -> Result<()>,
 ) -> Result<()> {
     let arena = arena.as_slice();
-    // SAFETY: nobody looks at the block before its mark has passed.
+    // SAFETY: no code reads the block before its mark has passed.
     unsafe { pinned.fetch(queue, 0, 0, arena.address(), bytes(arena)) }?;
     pinned.mark(queue, 0)?;
     pinned.wait(0)?;
-    // SAFETY: so many bytes of the block, which no copy uses any more.
+    // SAFETY: the block has that many bytes, and no copy uses it any more.
     let vector = unsafe { std::slice::from_raw_parts_mut(pinned.block(0), bytes(arena)) };
     run(SliceMut::of_bytes(arena.dtype(), vector))?;
-    // SAFETY: the arena is borrowed mutably; the next to write to the block is a copy behind this one.
+    // SAFETY: the arena is borrowed mutably; the next write to the block is a copy behind this one.
     unsafe { pinned.store(queue, 0, 0, arena.address(), bytes(arena)) }?;
     Ok(pinned.mark(queue, 0)?)
 }
@@ -170,7 +171,7 @@ impl Vector for StagedVector<'_> {
     fn fetch(&mut self, chunk: usize) -> Result<()> {
         for (offset, piece) in self.pieces_in_block(chunk) {
             let from = self.arena.as_slice().range(piece);
-            // SAFETY: nobody looks at the block before its mark has passed.
+            // SAFETY: no code reads the block before its mark has passed.
             unsafe { self.pinned.fetch(self.queue, chunk % DEPTH, offset, from.address(), bytes(from)) }?;
         }
         Ok(self.pinned.mark(self.queue, chunk % DEPTH)?)
@@ -178,7 +179,7 @@ impl Vector for StagedVector<'_> {
 
     fn pieces(&mut self, chunk: usize, own: SliceMut<'_>) -> Result<Vec<Slice<'_>>> {
         let (start, bytes) = self.block(chunk)?;
-        // SAFETY: so many bytes of the block, which no copy uses any more.
+        // SAFETY: the block has that many bytes, and no copy uses it any more.
         let whole = Slice::of_bytes(self.cut.dtype(), unsafe { std::slice::from_raw_parts(start, bytes) });
         let mut pieces: Vec<Slice<'_>> = self.ranges_in_block(chunk).map(|range| whole.range(range)).collect();
         own.as_bytes_mut().copy_from_slice(pieces.remove(self.rank).as_bytes());
@@ -187,7 +188,7 @@ impl Vector for StagedVector<'_> {
 
     fn places(&mut self, chunk: usize, own: Slice<'_>) -> Result<Vec<SliceMut<'_>>> {
         let (start, bytes) = self.block(chunk)?;
-        // SAFETY: as above; this object has the block to itself.
+        // SAFETY: as above; only this object uses the block.
         let whole = SliceMut::of_bytes(self.cut.dtype(), unsafe { std::slice::from_raw_parts_mut(start, bytes) });
         let mut places = whole.ranges_mut(self.ranges_in_block(chunk));
         places.remove(self.rank).as_bytes_mut().copy_from_slice(own.as_bytes());
@@ -197,7 +198,7 @@ impl Vector for StagedVector<'_> {
     fn store(&mut self, chunk: usize) -> Result<()> {
         for (offset, piece) in self.pieces_in_block(chunk) {
             let to = self.arena.as_slice().range(piece);
-            // SAFETY: the arena is borrowed mutably; nobody writes to the block before its mark has passed.
+            // SAFETY: the arena is borrowed mutably; no code writes to the block before its mark has passed.
             unsafe { self.pinned.store(self.queue, chunk % DEPTH, offset, to.address(), bytes(to)) }?;
         }
         Ok(self.pinned.mark(self.queue, chunk % DEPTH)?)

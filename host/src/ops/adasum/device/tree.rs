@@ -1,4 +1,4 @@
-//! Upstream's vector halving, distance doubling, on the device, over whole vectors or over the parts of them that a node's ranks hold.
+//! ONNX Runtime's vector halving, distance doubling, on the device, over whole vectors or over parts that are divided among a node's ranks.
 
 use std::ops::Range;
 
@@ -26,8 +26,8 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// For vectors that hold the buffer's elements in `range`, one of each of a power of two of ranks. At the last level, every rank has a window as
-    /// long as the others', and so have those that hold other ranges.
+    /// Creates the workspace for vectors with the buffer's elements in `range`, one vector for each of a power of two of ranks. At the last
+    /// level, the windows of all ranks have the same length, also of ranks with other ranges.
     pub(super) fn new(
         across: &dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
@@ -49,8 +49,8 @@ impl Tree {
         })
     }
 
-    /// Replaces the vectors of the ranks of `across` by their Adasum. Where vectors are cut, `node` are the ranks with the other parts, as many
-    /// for every vector.
+    /// Replaces the vectors of the ranks of `across` by their Adasum. Where vectors are divided, `node` has the ranks with the other parts,
+    /// the same number for every vector.
     pub(super) fn run(
         &mut self,
         across: &dyn Communicator<Cuda>,
@@ -68,7 +68,7 @@ impl Tree {
             let result = unsafe { DeviceSliceMut::from_view(kept) };
             let sums = &mut self.sums;
             layers.adasum_of_parts(result, &vectors, |mut totals| {
-                // Each number is one rank's, and the others' zeros change it in no order.
+                // Each number is nonzero on one rank only, so the sum does not depend on the order.
                 if let Some(node) = node {
                     node.all_reduce(totals.reborrow(), ReduceOp::Sum)?;
                 }
@@ -87,7 +87,7 @@ impl Tree {
     }
 }
 
-/// Adds sums up over the aligned group of `group_size` consecutive ranks that this rank is in, by recursive doubling.
+/// Adds sums over the aligned group of `group_size` consecutive ranks to which this rank belongs, by recursive doubling.
 fn group_sum(
     comm: &dyn Communicator<Cuda>,
     group_size: usize,

@@ -1,5 +1,5 @@
-//! Transfers in the memory of a GPU. Packing and unpacking are put into the queue: tensors of whole 4-byte words by one launch, others by a copy
-//! each. Small messages of the host travel by way of device memory.
+//! Transfers in the memory of a GPU. Packing and unpacking are enqueued: tensors of whole 4-byte words in one launch, others in one copy
+//! each. Small messages of the host are copied through device memory.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -11,10 +11,10 @@ use crate::dtype::{DType, DataType};
 use crate::error::Result;
 use crate::kernels::cuda::{pack, unpack};
 use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
-use crate::ops::send_recv::negotiation::{Messages, in_room};
+use crate::ops::send_recv::negotiation::{Messages, padded_len};
 use crate::slice::{Slice, SliceMut};
 
-/// Bytes that one launch copies as one element.
+/// The size of the element in which one launch copies.
 const WORD: usize = 4;
 
 impl BundleMemory for Cuda {
@@ -41,7 +41,7 @@ impl BundleMemory for Cuda {
 
     fn split_bytes<'a>(data: Self::WireMut<'a>, at: usize) -> (Self::WireMut<'a>, Self::WireMut<'a>) {
         let (queue, bytes) = (data.queue(), bytes_of(data.raw()));
-        // SAFETY: two parts of the elements, which have none in common and replace the whole.
+        // SAFETY: two disjoint parts of the elements, which replace the whole.
         unsafe {
             (
                 DeviceWireSliceMut::from_raw_parts(queue, bytes.range(0, at)),
@@ -53,7 +53,7 @@ impl BundleMemory for Cuda {
     fn lying<'a>(tensors: &[Self::Wire<'a>], places: &[Range<usize>]) -> Option<Self::Wire<'a>> {
         let raw: Vec<RawSlice> = tensors.iter().map(|tensor| bytes_of(tensor.raw())).collect();
         let payload = payload_of(&raw, places)?;
-        // SAFETY: nothing but the tensors' memory.
+        // SAFETY: the range consists of the tensors' memory.
         Some(unsafe { DeviceWireSlice::from_raw_parts(tensors.first()?.queue(), payload) })
     }
 
@@ -63,7 +63,7 @@ impl BundleMemory for Cuda {
     ) -> Result<Self::WireMut<'a>, Vec<&'a mut Self::WireMut<'t>>> {
         let raw: Vec<RawSlice> = tensors.iter().map(|tensor| bytes_of(tensor.raw())).collect();
         match (payload_of(&raw, places), tensors.first()) {
-            // SAFETY: nothing but the tensors' memory, which is borrowed mutably.
+            // SAFETY: the range consists of the tensors' memory, which is borrowed mutably.
             (Some(payload), Some(first)) => Ok(unsafe { DeviceWireSliceMut::from_raw_parts(first.queue(), payload) }),
             _ => Err(tensors),
         }
@@ -71,7 +71,7 @@ impl BundleMemory for Cuda {
 
     /// The contents of the gaps are unspecified.
     fn allocate(_: &'static str, queue: &Queue, bytes: usize) -> Result<DeviceBuffer> {
-        // Whole numbers of 8 bytes, as the host's payloads have, to which they are copied.
+        // The size is a multiple of 8 bytes, like the size of the host's payloads, to which this one is copied.
         DeviceBuffer::allocate(queue, DType::F32, bytes.div_ceil(DType::F64.size_bytes()) * 2)
     }
 
@@ -94,12 +94,12 @@ impl BundleMemory for Cuda {
         let (queue, address) = (payload.as_slice().queue().clone(), payload.as_slice().address());
         let (words, rest) = split(tensors.iter().map(DeviceWireSlice::raw), places);
         for (place, tensor) in rest {
-            // SAFETY: the layout has room for the tensor there, in memory of its own.
+            // SAFETY: the layout has a range for the tensor there, and the payload is memory of its own.
             unsafe { queue.copy_bytes(address + place as u64, tensor.address, tensor.len) }?;
         }
         let offsets: Vec<usize> = words.iter().map(|(place, _)| place / WORD).collect();
         let source = |(_, tensor): &(usize, RawSlice)| {
-            // SAFETY: the tensor's memory, which is borrowed; its number of bytes is a multiple of a word's.
+            // SAFETY: the tensor's memory, which is borrowed; its length in bytes is a multiple of a word.
             unsafe { DeviceSlice::from_raw_parts(&queue, tensor.address, DType::F32, tensor.len / WORD) }
         };
         pack(payload.as_mut_slice(), &offsets, &words.iter().map(source).collect::<Vec<_>>())
@@ -109,12 +109,12 @@ impl BundleMemory for Cuda {
         let (payload, queue) = (payload.as_slice(), payload.as_slice().queue());
         let (words, rest) = split(tensors.iter().map(|tensor| tensor.raw()), places);
         for (place, tensor) in rest {
-            // SAFETY: the tensor lies there in the payload, and is borrowed mutably.
+            // SAFETY: the payload has the tensor at that offset; the tensor is borrowed mutably.
             unsafe { queue.copy_bytes(tensor.address, payload.address() + place as u64, tensor.len) }?;
         }
         let offsets: Vec<usize> = words.iter().map(|(place, _)| place / WORD).collect();
         let destination = |(_, tensor): &(usize, RawSlice)| {
-            // SAFETY: the tensor's memory, borrowed mutably; its number of bytes is a multiple of a word's.
+            // SAFETY: the tensor's memory, borrowed mutably; its length in bytes is a multiple of a word.
             unsafe { DeviceSliceMut::from_raw_parts(queue, tensor.address, DType::F32, tensor.len / WORD) }
         };
         unpack(&mut words.iter().map(destination).collect::<Vec<_>>(), payload, &offsets)
@@ -139,7 +139,7 @@ fn bytes_of(data: RawSlice) -> RawSlice {
     RawSlice { address: data.address, len: data.len * data.dtype.size_bytes(), dtype: DataType::U8 }
 }
 
-/// The payload, if tensors lie as they would in it and leave no gap, so that it is their memory and no other.
+/// The range of the payload, if the tensors already have its layout without gaps, so that it consists of their memory alone.
 fn payload_of(tensors: &[RawSlice], places: &[Range<usize>]) -> Option<RawSlice> {
     let is_gapless = places.windows(2).all(|pair| pair[0].end == pair[1].start);
     let begin = |(tensor, place): (&RawSlice, &Range<usize>)| tensor.address.checked_sub(place.start as u64);
@@ -149,7 +149,7 @@ fn payload_of(tensors: &[RawSlice], places: &[Range<usize>]) -> Option<RawSlice>
     is_one.then(|| RawSlice { address, len: places.last().map_or(0, |place| place.end), dtype: DataType::U8 })
 }
 
-/// Tensors as bytes with their places: those of whole words, which one launch copies, and the others.
+/// Splits tensors, as bytes with their offsets, into tensors of whole words, which one launch copies, and others.
 #[expect(clippy::type_complexity, reason = "two lists of one kind")]
 fn split(
     tensors: impl Iterator<Item = RawSlice>,
@@ -159,34 +159,37 @@ fn split(
     placed.partition(|(_, tensor)| tensor.len % WORD == 0 && tensor.address % WORD as u64 == 0)
 }
 
-/// Messages of the host's memory, by way of the device's.
+/// Messages in host memory, sent through device memory.
 struct Small<'c> {
     comm: &'c dyn Communicator<Cuda>,
     queue: &'c Queue,
-    /// Room for messages one behind the other, each from a whole word on: for those that go, and for those that come.
+    /// The workspace for sent messages, one behind the other, each starting at a whole word; `back` is the workspace for received ones.
     out: RefCell<Option<DeviceBuffer>>,
     back: RefCell<Option<DeviceBuffer>>,
 }
 
-/// Bytes of the words that messages are made of.
+/// The size of the words of messages in bytes.
 const NUMBER: usize = size_of::<f64>();
 
 impl Small<'_> {
-    fn grow(&self, room: &RefCell<Option<DeviceBuffer>>, bytes: usize) -> Result<()> {
-        let mut room = room.borrow_mut();
-        let has = room.as_ref().map_or(0, |room| room.as_slice().len() * NUMBER);
-        if bytes > has {
-            *room = Some(DeviceBuffer::allocate(self.queue, DType::F64, bytes.div_ceil(NUMBER))?);
+    fn grow(&self, workspace: &RefCell<Option<DeviceBuffer>>, bytes: usize) -> Result<()> {
+        let mut workspace = workspace.borrow_mut();
+        let capacity = workspace.as_ref().map_or(0, |buffer| buffer.as_slice().len() * NUMBER);
+        if bytes > capacity {
+            *workspace = Some(DeviceBuffer::allocate(self.queue, DType::F64, bytes.div_ceil(NUMBER))?);
         }
         Ok(())
     }
 
-    /// The places of messages in a room, from its beginning on; there is room for them.
-    fn places(room: Option<&DeviceBuffer>, messages: impl Iterator<Item = (usize, usize)>) -> Vec<(usize, RawSlice)> {
-        let mut address = room.map_or(0, |room| room.as_slice().address());
+    /// The ranges of messages in a workspace, from its beginning; it must be large enough.
+    fn places(
+        workspace: Option<&DeviceBuffer>,
+        messages: impl Iterator<Item = (usize, usize)>,
+    ) -> Vec<(usize, RawSlice)> {
+        let mut address = workspace.map_or(0, |buffer| buffer.as_slice().address());
         let place = |(peer, len): (usize, usize)| {
             let data = RawSlice { address, len, dtype: DataType::U8 };
-            address += in_room(len) as u64;
+            address += padded_len(len) as u64;
             (peer, data)
         };
         messages.map(place).collect()
@@ -194,7 +197,7 @@ impl Small<'_> {
 }
 
 impl Messages for Small<'_> {
-    fn make_room(&self, sends: usize, receives: usize) -> Result<()> {
+    fn reserve_workspace(&self, sends: usize, receives: usize) -> Result<()> {
         self.grow(&self.out, sends)?;
         self.grow(&self.back, receives)
     }
@@ -209,15 +212,15 @@ impl Messages for Small<'_> {
             words.resize(begin + message.len().div_ceil(NUMBER), 0.0);
             bytemuck::cast_slice_mut(&mut words[begin..])[..message.len()].copy_from_slice(message);
         }
-        let received: usize = receives.iter().map(|(_, message)| in_room(message.len())).sum();
-        self.make_room(words.len() * NUMBER, received)?;
+        let received: usize = receives.iter().map(|(_, message)| padded_len(message.len())).sum();
+        self.reserve_workspace(words.len() * NUMBER, received)?;
         let (mut out, back) = (self.out.borrow_mut(), self.back.borrow());
         if let Some(out) = out.as_mut().filter(|_| !words.is_empty()) {
             out.as_mut_slice().range_mut(0..words.len()).upload(Slice::F64(&words))?;
         }
         let outgoing = Self::places(out.as_ref(), sends.iter().map(|(peer, message)| (*peer, message.len())));
         let incoming = Self::places(back.as_ref(), receives.iter().map(|(peer, message)| (*peer, message.len())));
-        // SAFETY: memory of this queue that goes back to it; messages lie apart.
+        // SAFETY: memory of this queue, which returns to it when dropped; messages do not overlap.
         unsafe {
             let wire = |(peer, data)| (peer, DeviceWireSlice::from_raw_parts(self.queue, data));
             let wire_mut = |(peer, data)| (peer, DeviceWireSliceMut::from_raw_parts(self.queue, data));
@@ -226,13 +229,13 @@ impl Messages for Small<'_> {
             self.comm.exchange(&sends, &mut receives)?;
         }
         let Some(back) = back.as_ref().filter(|_| !receives.is_empty()) else { return Ok(()) };
-        // Whether the exchange took place: after a failure, the memory holds anything.
+        // Reports whether the exchange succeeded: after a failure, the memory is unspecified.
         self.comm.synchronize(self.queue)?;
         let mut words = vec![0.0; received / NUMBER];
         back.as_slice().range(0..words.len()).copy_to_host(SliceMut::F64(&mut words))?;
         let mut rest: &[u8] = bytemuck::cast_slice(&words);
         for (_, message) in receives {
-            let (own, behind) = rest.split_at(in_room(message.len()));
+            let (own, behind) = rest.split_at(padded_len(message.len()));
             message.copy_from_slice(&own[..message.len()]);
             rest = behind;
         }
@@ -257,9 +260,9 @@ mod tests {
         assert_eq!(begin(&[(1001, 300)]), Some(1001));
         assert_eq!(begin(&[(1001, 256), (1257, 512), (1769, 3)]), Some(1001));
         assert_eq!(begin(&[(1001, 256), (1258, 512)]), None);
-        // At their places, but between them is memory of somebody else.
+        // The offsets match, but there is foreign memory between the tensors.
         assert_eq!(begin(&[(1024, 255), (1280, 512)]), None);
-        // Empty tensors lie anywhere.
+        // Empty tensors may have any address.
         assert_eq!(begin(&[(7, 0), (1024, 256), (9, 0), (1280, 1)]), Some(1024));
         assert_eq!(begin(&[(7, 0), (8, 0)]), Some(7));
         assert_eq!(begin(&[(1024, 255), (9, 0)]), None);

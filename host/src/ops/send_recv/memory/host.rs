@@ -1,4 +1,4 @@
-//! Transfers in the host's memory: a payload is copied together and apart by the processor.
+//! Transfers in host memory: the CPU packs and unpacks payloads.
 
 use std::ops::Range;
 

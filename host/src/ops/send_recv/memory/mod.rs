@@ -1,4 +1,4 @@
-//! [`BundleMemory`]: the steps of a transfer that are other ones in each kind of memory.
+//! [`BundleMemory`]: the steps of a transfer that differ between the kinds of memory.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -13,15 +13,15 @@ use crate::dtype::DataType;
 use crate::error::Result;
 use crate::memory::Memory;
 
-/// Memory that bundles of tensors are sent from and received into: [`Host`](crate::memory::Host) and `Cuda`.
+/// A kind of memory from which bundles of tensors are sent and into which they are received: [`Host`](crate::memory::Host) and `Cuda`.
 #[doc(hidden)]
 pub trait BundleMemory: Memory {
-    /// Owned memory of a payload, at a multiple of 256 bytes.
+    /// Owned memory of a payload, aligned to 256 bytes.
     type Payload: Debug;
     /// The end of a transfer.
     type End: Debug;
 
-    /// The queue that work on the elements is ordered on.
+    /// The queue on which work on the elements is ordered.
     fn queue<'a>(data: Self::Wire<'a>) -> &'a Self::Queue;
 
     /// Refuses operands whose work is ordered on another queue.
@@ -36,13 +36,13 @@ pub trait BundleMemory: Memory {
     /// The bytes of a range, which lies within the elements.
     fn byte_range<'s, 'l: 's>(data: Self::Wire<'l>, range: Range<usize>) -> Self::Wire<'s>;
 
-    /// The first so many bytes, and the others.
+    /// Splits the bytes at `at`.
     fn split_bytes<'a>(data: Self::WireMut<'a>, at: usize) -> (Self::WireMut<'a>, Self::WireMut<'a>);
 
-    /// The bytes of a payload in which these tensors lie already at these places, with nothing of anybody else's between them.
+    /// The bytes of a payload, if these tensors already have these offsets in it, without foreign memory between them.
     fn lying<'a>(tensors: &[Self::Wire<'a>], places: &[Range<usize>]) -> Option<Self::Wire<'a>>;
 
-    /// The same to write; the tensors again where they lie otherwise.
+    /// The writable bytes of such a payload; returns the tensors as an error if they have another layout.
     ///
     /// # Errors
     /// The tensors.
@@ -51,31 +51,31 @@ pub trait BundleMemory: Memory {
         places: &[Range<usize>],
     ) -> Result<Self::WireMut<'a>, Vec<&'a mut Self::WireMut<'t>>>;
 
-    /// Memory for so many bytes.
+    /// Allocates `bytes` bytes.
     ///
     /// # Errors
     /// The error of memory that does not suffice: [`Error::OutOfMemory`], or `Error::Cuda` with code 2.
     fn allocate(operation: &'static str, queue: &Self::Queue, bytes: usize) -> Result<Self::Payload>;
 
-    /// The elements at a place of a payload.
+    /// The elements in a range of a payload.
     fn at<'a>(payload: &'a Self::Payload, place: Range<usize>, dtype: DataType) -> Self::Wire<'a>;
 
-    /// The first so many bytes, to write.
+    /// The first `bytes` bytes, to write.
     fn bytes_mut(payload: &mut Self::Payload, bytes: usize) -> Self::WireMut<'_>;
 
-    /// Copies tensors to their places.
+    /// Copies tensors to their ranges of a payload.
     ///
     /// # Errors
     /// `Error::Cuda`.
     fn pack(payload: &mut Self::Payload, places: &[Range<usize>], tensors: &[Self::Wire<'_>]) -> Result<()>;
 
-    /// Copies tensors from their places.
+    /// Copies tensors from their ranges of a payload.
     ///
     /// # Errors
     /// `Error::Cuda`.
     fn unpack(payload: &Self::Payload, places: &[Range<usize>], tensors: Vec<&mut Self::WireMut<'_>>) -> Result<()>;
 
-    /// A way for small messages of the host between the ranks of a communicator.
+    /// A channel for small messages in host memory between the ranks of a communicator.
     fn messages<'c>(comm: &'c dyn Communicator<Self>, queue: &'c Self::Queue) -> Box<dyn Messages + 'c>;
 
     /// The end of everything that is in the queue now.
@@ -84,7 +84,7 @@ pub trait BundleMemory: Memory {
     /// `Error::Cuda`.
     fn end(queue: &Self::Queue) -> Result<Self::End>;
 
-    /// Whether that end has passed. Does not wait.
+    /// Whether the queue has passed this end. Does not wait.
     ///
     /// # Errors
     /// `Error::Cuda` for work that failed while it ran.
