@@ -1,6 +1,7 @@
 //! Programs that tests start: the C compiler, for libraries that stand in for others, the test program itself, for cases that need a
 //! process of their own, and what a run of any program left.
 
+use std::ffi::OsStr;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -34,6 +35,37 @@ pub fn printed_by(test: &str, prepare: impl FnOnce(&mut Command)) -> String {
     let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{printed}{errors}");
     printed.into_owned()
+}
+
+/// The path of a program of this workspace, a `--bin` or an `--example`, in the profile of this test.
+///
+/// Cargo tells a test only about the binaries of its own package, so the program is built here; that is quick when it is up to date, and a stale
+/// one is never tested.
+///
+/// # Panics
+/// If it cannot be built.
+pub fn built(package: &str, kind: &str, name: &str, features: &[&str]) -> PathBuf {
+    // target/<profile>/deps/<this test>
+    let test = std::env::current_exe().expect("a test knows its own path");
+    let profile = test.parent().and_then(Path::parent).expect("tests lie in target/<profile>/deps");
+    let target = profile.parent().expect("the profile's folder lies in the target folder");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+    cargo.args(["build", "--quiet", "--package", package, kind, name]).args(features).arg("--target-dir").arg(target);
+    match profile.file_name().and_then(OsStr::to_str) {
+        Some("debug") => {}
+        Some(name) => _ = cargo.args(["--profile", name]),
+        None => panic!("{} is no build folder", profile.display()),
+    }
+    let status = cargo.status().expect("cargo starts");
+    let folder = if kind == "--example" { profile.join("examples") } else { profile.to_owned() };
+    let program = folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    assert!(
+        status.success() && program.is_file(),
+        "{name} is not at {}, and `cargo build --package {package} {kind} {name}` ended with {status}",
+        program.display()
+    );
+    program
 }
 
 /// Commands that start a test of this program in so many processes, with the variables by which a launcher tells ranks who they are.

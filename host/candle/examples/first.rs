@@ -1,9 +1,9 @@
-// The program of the project's README: a linear model on any number of ranks.
-//
-// ```sh
-// cargo build --release --example first # with `--features cuda` for GPUs
-// gradsync launch -n 4 -- target/release/examples/first
-// ```
+//! The program of the project's README: a linear model on any number of ranks.
+//!
+//! ```sh
+//! cargo build --release --example first # with `--features cuda` for GPUs
+//! gradsync launch -n 4 -- target/release/examples/first
+//! ```
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{AdamW, Module, Optimizer, VarBuilder, VarMap, linear, loss::mse};

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use gradsync::Result;
-use gradsync::bootstrap::{Launch, Member, Rendezvous};
+use gradsync::bootstrap::{Launch, Member};
 use gradsync::comm::process::ProcessCommunicator;
 
 use crate::message_passing::cases::DEADLINE;

@@ -5,20 +5,14 @@
 
 mod allocations;
 mod data_parallel;
-/// README's program, as it stands there.
-mod first {
-    include!("../../examples/first.rs");
-
-    pub(crate) fn run() {
-        main().unwrap();
-    }
-}
 mod gpt;
 mod refused;
 mod tensor_parallel;
 
+use std::process::Command;
+
 use gradsync::comm::{Communicator, DEFAULT_DEADLINE};
-use gradsync_tests::programs::{Finished, started_as_ranks};
+use gradsync_tests::programs::{Finished, built};
 use gradsync_tests::ranks::{guarded, on_processes, on_ranks};
 use gradsync_tests::tensors::Case;
 
@@ -84,25 +78,15 @@ fn rank_of_an_mpi_job() {
     tensor_parallel::all(Box::new(comm));
 }
 
-/// One rank of the next test, which starts this one in processes of their own.
-#[test]
-#[ignore = "started by the next test"]
-fn rank_of_the_first_example() {
-    first::run();
-}
-
+/// README's first program, as its reader starts it.
 #[test]
 fn the_first_example_learns() {
-    let ends: Vec<Finished> = std::thread::scope(|scope| {
-        let ranks = started_as_ranks("rank_of_the_first_example", 4).into_iter().enumerate();
-        let ranks = ranks.map(|(rank, mut command)| {
-            scope.spawn(move || Finished::of(command.arg("--ignored")).succeeded(&format!("rank {rank}")))
-        });
-        let ranks: Vec<_> = ranks.collect();
-        ranks.into_iter().map(|rank| rank.join().expect("it succeeds")).collect()
-    });
-    let (_, loss) = ends[0].stdout.split_once("step 100: loss ").expect("rank 0 tells its last loss");
-    let loss: f32 = loss.lines().next().and_then(|loss| loss.trim().parse().ok()).expect("a number");
+    let (launcher, first) =
+        (built("gradsync-cli", "--bin", "gradsync", &[]), built("gradsync-candle", "--example", "first", &[]));
+    let mut launch = Command::new(launcher);
+    let job = Finished::of(launch.args(["launch", "-n", "4", "--"]).arg(first)).succeeded("four ranks");
+    let (_, loss) = job.stdout.split_once("[0] step 100: loss ").expect("rank 0 tells its last loss");
+    let loss: f32 = loss.trim().parse().expect("a number");
     // The examples' sums have a variance of 8 / 3, the loss of a model that has learnt nothing.
     assert!(loss < 0.1, "{loss}");
 }
