@@ -232,7 +232,7 @@ impl<'a> Team<'a> {
                 begin = (*span).first_row - peers.layers;
                 end = begin + (*span).rows;
             } else if is_wanted {
-                row = row.add(reduce::partial_place(sums.partial(product), partials.chunks, 0));
+                row = row.add(reduce::partial_place(product, partials.chunks, 0));
                 (begin, end) = self.chunks_of(layer, partials);
             }
             let sum = reduce::fold_by_lanes(row, begin, end);
@@ -280,7 +280,7 @@ impl Partials {
         unsafe {
             let span = self.spans.add(layer);
             if (*span).first_row == 0 {
-                self.first.add(reduce::partial_place(sums.partial(product), self.chunks, chunk)).write(value);
+                self.first.add(reduce::partial_place(product, self.chunks, chunk)).write(value);
                 return;
             }
             let row = (*span).first_row - group.peers.layers + (*span).rows_before + (chunk - (*span).first_chunk);
@@ -295,8 +295,6 @@ impl Partials {
 
 /// The location of sums of one kind.
 pub(super) trait Sums: Copy {
-    /// The index of a product among the partials of a chunk.
-    fn partial(&self, product: usize) -> usize;
     /// The offset of a rank's sums in the mailboxes.
     fn offset(&self, peers: &Peers, rank: usize) -> usize;
     /// The index of a product of a layer behind that offset.
@@ -312,11 +310,6 @@ pub(super) trait Sums: Copy {
 pub(super) struct Products(pub(super) usize);
 
 impl Sums for Products {
-    #[inline(always)]
-    fn partial(&self, product: usize) -> usize {
-        product
-    }
-
     #[inline(always)]
     fn offset(&self, peers: &Peers, rank: usize) -> usize {
         peers.products_of(rank)
@@ -356,11 +349,6 @@ impl PairSums {
 
 impl Sums for PairSums {
     #[inline(always)]
-    fn partial(&self, product: usize) -> usize {
-        product
-    }
-
-    #[inline(always)]
     fn offset(&self, peers: &Peers, rank: usize) -> usize {
         peers.pairs_of(rank)
     }
@@ -392,11 +380,6 @@ pub(super) struct ExactSums {
 }
 
 impl Sums for ExactSums {
-    #[inline(always)]
-    fn partial(&self, product: usize) -> usize {
-        product
-    }
-
     #[inline(always)]
     fn offset(&self, peers: &Peers, rank: usize) -> usize {
         peers.pairs_of(rank)
