@@ -190,7 +190,7 @@ impl Session {
     /// ordered on the queue.
     pub(super) unsafe fn submit(&self, queue: &Queue, calls: &[Call], primitives: &[Primitive]) -> Result<()> {
         let Some(last) = calls.last() else { return Ok(()) };
-        self.admit(queue, calls, true, || {
+        self.admit(queue, calls, true, |recording| {
             if primitives.is_empty() {
                 return Ok(Put::Nothing);
             }
@@ -204,7 +204,7 @@ impl Session {
             // the operands.
             let issued = unsafe { issue_all(primitives, self.nccl, handle, queue.stream()) };
             self.settle(issued, started).map_err(|refused| self.broken(refused, last.called()))?;
-            Ok(if queue.is_capturing()? { Put::Recorded } else { Put::Work })
+            Ok(if recording.is_some() { Put::Recorded } else { Put::Work })
         })
     }
 
@@ -216,9 +216,9 @@ impl Session {
         call: Call,
         launch: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
-        self.admit(queue, &[call], false, || {
+        self.admit(queue, &[call], false, |recording| {
             // Launches of a graph are ordered as a whole when it runs; the kernels in the graph are ordered here.
-            if let Some(recording) = queue.capture_id()? {
+            if let Some(recording) = recording {
                 let mut last = self.last_recorded.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some((_, event)) = last.take_if(|(number, event)| *number == recording && !event.is_of(queue)) {
                     queue.wait_for(&event)?;
@@ -245,9 +245,15 @@ impl Session {
         })
     }
 
-    /// Enqueues operations by `put`, after announcing them for comparison, and watches them from then on. `by_nccl` is whether NCCL's
+    /// Enqueues operations by `put`, which is told the number of the queue's recording if there is one, after announcing them for comparison, and watches them from then on. `by_nccl` is whether NCCL's
     /// kernels run the operations, and not this crate's.
-    fn admit(&self, queue: &Queue, calls: &[Call], by_nccl: bool, put: impl FnOnce() -> Result<Put>) -> Result<()> {
+    fn admit(
+        &self,
+        queue: &Queue,
+        calls: &[Call],
+        by_nccl: bool,
+        put: impl FnOnce(Option<u64>) -> Result<Put>,
+    ) -> Result<()> {
         let Some(last) = calls.last() else { return Ok(()) };
         self.check(last.called())?;
         if queue.ordinal() != self.device.ordinal() {
@@ -255,11 +261,13 @@ impl Session {
             let reason = format!("the operands are on device {memory}, this rank's communicator on device {own}");
             return Err(self.refuse(last.called(), Error::InvalidArgument { operation: "nccl", reason }));
         }
+        // A recording that the driver has ended because of an error is refused here.
+        let recording = queue.capture_id().map_err(|error| self.refuse(last.called(), error.into()))?;
         // This crate's kernels write only to memory that their ranks have agreed on, whatever the call.
         if self.options.checks || by_nccl {
             self.announce(calls)?;
         }
-        if self.neighbours.share_process || queue.is_capturing()? {
+        if self.neighbours.share_process || recording.is_some() {
             // Inside a process, and between buffers that NCCL registers because a graph names them, NCCL writes to the peer's memory
             // directly, up to the writer's count.
             self.confirm(self.member.announced(), self.options.deadline)?;
@@ -272,7 +280,7 @@ impl Session {
         queue.make_current()?;
         let begun = Begun { sequence, number, call: *last, started: Instant::now() };
         self.lock().in_call = Some(begun);
-        let put = put();
+        let put = put(recording);
         let spare = {
             let mut state = self.lock();
             state.in_call = None;

@@ -21,11 +21,6 @@ pub(super) struct Gram {
     received: DeviceBuffer,
 }
 
-/// Adds sums over all ranks.
-fn add_up(comm: &dyn Communicator<Cuda>, totals: DeviceSliceMut<'_>) -> Result<()> {
-    comm.all_reduce(totals, ReduceOp::Sum)
-}
-
 impl Gram {
     /// Creates the workspace for vectors with the buffer's elements in `range`, which is as many equal shards as `across` has ranks. All
     /// windows whose products are added are shards of that length.
@@ -93,7 +88,7 @@ impl Gram {
             .collect();
         // SAFETY: the arena is borrowed mutably; the kernels read each element of the shard before they write it, in one thread.
         let result = unsafe { DeviceSliceMut::from_view(shard(rank)) };
-        self.layers.adasum_of_parts(result, &vectors, |totals| add_up(all, totals))
+        self.layers.adasum_of_parts(result, &vectors, |totals| all.all_reduce(totals, ReduceOp::Sum))
     }
 
     /// The report of the last run; waits for the queue.
