@@ -3,12 +3,17 @@
 use gradsync::plan::bundle::{HeaderError, Limits, PREFIX_BYTES, Prefix, decode, encode};
 
 /// Small enough that bytes at random reach each of them.
-const SMALL: Limits = Limits { tensors: 5, dims: 3, dim: 1000, header_bytes: 160, payload_bytes: 1 << 16 };
+const SMALL: Limits =
+    Limits::new().with_tensors(5).with_dims(3).with_dim(1000).with_header_bytes(160).with_payload_bytes(1 << 16);
 
 /// Reads the bytes as a header, within several limits. Panics if anything is wrong.
 pub(crate) fn check(bytes: &[u8]) {
-    let all =
-        Limits { tensors: u32::MAX, dims: u32::MAX, dim: u64::MAX, header_bytes: u32::MAX, payload_bytes: u64::MAX };
+    let all = Limits::new()
+        .with_tensors(u32::MAX)
+        .with_dims(u32::MAX)
+        .with_dim(u64::MAX)
+        .with_header_bytes(u32::MAX)
+        .with_payload_bytes(u64::MAX);
     let accepted = [SMALL, Limits::default(), all].map(|limits| within(bytes, &limits));
     // What narrow limits let through, wide ones do.
     assert!(accepted.is_sorted(), "{accepted:?}");

@@ -115,6 +115,7 @@ impl From<ReduceOp> for WithinNode {
 ///
 /// The groups of one kind divide the world: each rank is in exactly one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum GroupKind {
     /// All ranks.
     World,

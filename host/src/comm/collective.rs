@@ -51,6 +51,7 @@ impl Default for Scaling {
 
 /// The memory that a collective reads from and writes to.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Operands<'a, M: Memory = Host> {
     /// One vector for both. An all-gather reads its shard `rank`; a reduce-scatter writes the result to its shard `rank`.
     InPlace(M::SliceMut<'a>),

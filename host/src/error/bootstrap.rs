@@ -199,6 +199,7 @@ pub enum BootstrapError {
 /// Unauthenticated connections to rank 0 that were closed while ranks joined: port scanners, attackers, but also ranks with another
 /// secret or of another version, and ranks that were stopped at that moment. The text is empty if there were none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Strangers {
     /// The number of connections.
     pub connections: u64,

@@ -5,6 +5,7 @@
 
 /// Gradients that are reduced together.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Bucket<K> {
     /// The kind of the gradients, such as their dtype.
     pub kind: K,

@@ -93,6 +93,7 @@ impl TensorSpec {
 
 /// The limits of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// The limit of tensors of a bundle.
     pub tensors: u32,
@@ -107,9 +108,46 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 65536 tensors of at most 16 dimensions, each at most 2^40; a header of 4 MiB and a payload of 64 GiB.
+    /// As [`new`](Self::new).
     fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Limits {
+    /// 65536 tensors of at most 16 dimensions, each at most 2^40; a header of 4 MiB and a payload of 64 GiB.
+    pub const fn new() -> Self {
         Self { tensors: 1 << 16, dims: 16, dim: 1 << 40, header_bytes: 4 << 20, payload_bytes: 64 << 30 }
+    }
+
+    /// Sets the limit of tensors of a bundle.
+    #[must_use]
+    pub const fn with_tensors(self, tensors: u32) -> Self {
+        Self { tensors, ..self }
+    }
+
+    /// Sets the limit of dimensions of a tensor.
+    #[must_use]
+    pub const fn with_dims(self, dims: u32) -> Self {
+        Self { dims, ..self }
+    }
+
+    /// Sets the limit of one dimension.
+    #[must_use]
+    pub const fn with_dim(self, dim: u64) -> Self {
+        Self { dim, ..self }
+    }
+
+    /// Sets the limit of a header's size in bytes.
+    #[must_use]
+    pub const fn with_header_bytes(self, header_bytes: u32) -> Self {
+        Self { header_bytes, ..self }
+    }
+
+    /// Sets the limit of a payload's size in bytes.
+    #[must_use]
+    pub const fn with_payload_bytes(self, payload_bytes: u64) -> Self {
+        Self { payload_bytes, ..self }
     }
 }
 

@@ -31,6 +31,7 @@ pub fn chunks(tensor: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clon
 
 /// A chunk, with the row of a [`SumTable`] to which its sums are added.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Chunk {
     /// The layer of the chunk.
     pub layer: usize,

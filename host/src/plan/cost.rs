@@ -135,6 +135,7 @@ pub fn work(scheme: Scheme, world: World, load: Workload) -> Option<Work> {
 
 /// An automatic choice of a scheme, with its reasons.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Choice {
     /// The fastest scheme, or the first that is nearly as fast.
     pub scheme: Scheme,

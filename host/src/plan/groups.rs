@@ -41,6 +41,7 @@ pub struct Sizes {
 
 /// A group of ranks with a common purpose, from the view of one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Group {
     /// The purpose of the group.
     pub kind: GroupKind,

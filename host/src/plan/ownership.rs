@@ -14,6 +14,7 @@ pub const WINDOW_ALIGNMENT: usize = 32;
 
 /// Contiguous tensors, without alignment, and padding after the last one. In elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PaddedLayout {
     /// The element range of each tensor, in order, without gaps.
     pub segments: Vec<Range<usize>>,
@@ -58,6 +59,7 @@ impl PaddedLayout {
 
 /// One copy of a whole tensor into or out of the scratch buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Move {
     /// The tensor's index.
     pub tensor: usize,
@@ -69,6 +71,7 @@ pub struct Move {
 ///
 /// Empty tensors have no moves. Elements that no move writes, such as the padding, are unspecified before the collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Moves {
     /// Copies from tensors into the scratch buffer, before the collective.
     pub copy_in: Vec<Move>,

@@ -25,6 +25,7 @@ pub struct DividedLayers {
 
 /// The chunks of a window, with their assignment to blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Window {
     /// The part of each tensor inside the window.
     pub spans: Vec<ChunkedSpan>,

@@ -17,6 +17,7 @@ const OPERATION: &str = "schedule";
 
 /// One end of a transfer: `payload` is sent to `peer`, or received from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Transfer<T> {
     /// The rank at the other end.
     pub peer: usize,
@@ -26,6 +27,7 @@ pub struct Transfer<T> {
 
 /// The transfers of one rank in one slot: one group call. Order matters among transfers with the same peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Slot<T> {
     /// The sends.
     pub sends: Vec<Transfer<T>>,
@@ -244,6 +246,7 @@ pub enum Step {
 
 /// The steps of one stage of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stage {
     /// All steps, in order.
     pub steps: Vec<Step>,

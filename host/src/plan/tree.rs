@@ -8,6 +8,7 @@ use std::ops::Range;
 
 /// One exchange of one rank in the halving phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Step {
     /// The rank to exchange with.
     pub peer: usize,
@@ -42,6 +43,7 @@ pub fn steps(rank: usize, world_size: usize, len: usize) -> Vec<Step> {
 
 /// One exchange of one rank in the gather phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Gather {
     /// The elements that the rank has, and sends to every peer.
     pub held: Range<usize>,

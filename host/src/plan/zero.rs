@@ -13,6 +13,7 @@ const OPERATION: &str = "ZeRO partition";
 
 /// The part of one tensor in one rank's window. Never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct View {
     /// The tensor's index.
     pub tensor: usize,

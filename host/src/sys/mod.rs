@@ -9,6 +9,7 @@ pub mod nccl;
 /// An error of the CUDA driver, or its absence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("CUDA: {call} failed with code {code}: {text}")]
+#[non_exhaustive]
 pub struct CudaError {
     /// The call of the driver.
     pub call: String,

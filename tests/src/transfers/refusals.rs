@@ -80,20 +80,21 @@ pub(super) fn own_mistakes(comm: &dyn Communicator) {
 /// What the receiver refuses, the sender learns, in the receiver's words.
 pub(super) fn limits_and_tags(comm: &dyn Communicator) {
     let tensors = [Owned::new(DataType::F32, &[2, 3], 0), Owned::new(DataType::U8, &[], 0)];
-    let exact = Limits { tensors: 2, dims: 2, dim: 3, header_bytes: 64, payload_bytes: 257 };
+    let exact =
+        Limits::default().with_tensors(2).with_dims(2).with_dim(3).with_header_bytes(64).with_payload_bytes(257);
     let many: Vec<Owned> =
         (0..100).map(|seed| Owned::new(DataType::U8, &[1, 1, 1 + seed as usize / 99], seed)).collect();
     let cases: [(&[Owned], Limits, u64, &str); 8] = [
-        (&tensors, Limits { tensors: 1, ..exact }, 4, "limit is 1"),
-        (&tensors, Limits { dims: 1, ..exact }, 4, "2 dimensions, and the limit is 1"),
-        (&tensors, Limits { dim: 2, ..exact }, 4, "dimension of 3"),
-        (&tensors, Limits { header_bytes: 63, ..exact }, 4, "limit is 63"),
-        (&tensors, Limits { payload_bytes: 256, ..exact }, 4, "limit is 256"),
+        (&tensors, exact.with_tensors(1), 4, "limit is 1"),
+        (&tensors, exact.with_dims(1), 4, "2 dimensions, and the limit is 1"),
+        (&tensors, exact.with_dim(2), 4, "dimension of 3"),
+        (&tensors, exact.with_header_bytes(63), 4, "limit is 63"),
+        (&tensors, exact.with_payload_bytes(256), 4, "limit is 256"),
         (&tensors, exact, 5, "tag 5 is expected"),
         // Found in the rest of the header.
-        (&many, Limits { dim: 1, ..Limits::default() }, 4, "dimension of 2"),
+        (&many, Limits::default().with_dim(1), 4, "dimension of 2"),
         // Found in its first part.
-        (&many, Limits { payload_bytes: 1000, ..Limits::default() }, 4, "limit is 1000"),
+        (&many, Limits::default().with_payload_bytes(1000), 4, "limit is 1000"),
     ];
     for (tensors, limits, tag, word) in cases {
         match comm.rank() {
@@ -116,7 +117,7 @@ pub(super) fn limits_and_tags(comm: &dyn Communicator) {
 /// One of three bundles is refused: the two ranks get the error, and the other two bundles have gone.
 pub(super) fn refused_among_others(comm: &dyn Communicator) {
     let tensors = &bundles(41)[0];
-    let tight = Limits { payload_bytes: 3, ..Limits::default() };
+    let tight = Limits::default().with_payload_bytes(3);
     match comm.rank() {
         0 => {
             let bundles = [bundle(tensors), bundle(tensors).described(1), bundle(tensors).described(2)];

@@ -3,7 +3,7 @@
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Ranks, ReduceOp, Split};
 use gradsync::ops::{
-    AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, WithinNode, adasum_all_reduce, all_reduce,
+    AdasumOptions, Algorithm, Granularity, Nodes, WithinNode, adasum_all_reduce, all_reduce,
     hierarchical_adasum_all_reduce,
 };
 use gradsync::plan::groups::{GroupKind, Sizes, Topology};
@@ -65,8 +65,8 @@ fn check(case: &OnNodes, label: &str) {
     }
     let layers: Vec<f64> =
         segments.into_iter().flat_map(|segment| arena[segment].iter().copied()).map(decode).collect();
-    let weights = weights.map(|weights| weights.into_iter().map(f64::from_bits).collect());
-    case.check(&what, &layers, &AdasumReport { algorithm, weights, recomputed });
+    let weights: Option<Vec<f64>> = weights.map(|weights| weights.into_iter().map(f64::from_bits).collect());
+    case.check(&what, &layers, (algorithm, weights.as_deref(), recomputed));
 }
 
 #[test]

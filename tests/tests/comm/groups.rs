@@ -56,6 +56,7 @@ fn members(sizes: Sizes, kind: GroupKind, rank: usize) -> Option<Vec<usize>> {
         }
         GroupKind::Horizontal => Some(all(&|other| (place(other).1, place(other).2) == (y, z))),
         GroupKind::Pipeline => Some(all(&|other| (place(other).0, place(other).1) == (x, y))),
+        other => unreachable!("no oracle for {other:?}"),
     }
 }
 

@@ -64,7 +64,7 @@ fn a_liar_that_leaves() {
 fn memory_that_there_is_not() {
     guarded(60, || {
         let outcomes = on_ranks(2, |comm| {
-            let limits = Limits { dim: u64::MAX, payload_bytes: u64::MAX, ..Limits::default() };
+            let limits = Limits::default().with_dim(u64::MAX).with_payload_bytes(u64::MAX);
             if comm.rank() == 1 {
                 return recv_described(&SendRecv::new(&comm), true, 0, 0, &limits).map(drop).unwrap_err().to_string();
             }

@@ -145,14 +145,15 @@ fn each_fault_has_its_error() {
 fn limits_are_the_largest_that_pass() {
     let tensors = [spec(DataType::F32, &[2, 3]), spec(DataType::U8, &[])];
     let header = encode(&tensors, 0).unwrap();
-    let exact = Limits { tensors: 2, dims: 2, dim: 3, header_bytes: 64, payload_bytes: 257 };
+    let exact =
+        Limits::default().with_tensors(2).with_dims(2).with_dim(3).with_header_bytes(64).with_payload_bytes(257);
     assert_eq!(decode(&header, &exact).unwrap().tensors, tensors);
     for (limits, word) in [
-        (Limits { tensors: 1, ..exact }, "limit is 1"),
-        (Limits { dims: 1, ..exact }, "2 dimensions, and the limit is 1"),
-        (Limits { dim: 2, ..exact }, "dimension of 3"),
-        (Limits { header_bytes: 63, ..exact }, "limit is 63"),
-        (Limits { payload_bytes: 256, ..exact }, "limit is 256"),
+        (exact.with_tensors(1), "limit is 1"),
+        (exact.with_dims(1), "2 dimensions, and the limit is 1"),
+        (exact.with_dim(2), "dimension of 3"),
+        (exact.with_header_bytes(63), "limit is 63"),
+        (exact.with_payload_bytes(256), "limit is 256"),
     ] {
         let message = gradsync::Error::from(decode(&header, &limits).unwrap_err()).to_string();
         assert!(message.starts_with("tensor bundle: ") && message.contains(word), "{message}");

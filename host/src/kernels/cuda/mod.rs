@@ -3,6 +3,7 @@
 //! Every call checks lengths, dtypes and queues, then enqueues its launches into the queue of its destination. Only calls that return
 //! values wait for the queue. Sums of f32, f16 and bf16 products differ from the CPU's only in the order of their `f64` additions.
 
+#[doc(hidden)] // for measuring and tests
 pub mod baseline;
 mod elementwise;
 mod segments;

@@ -45,6 +45,7 @@ const OPERATION: &str = "adasum_all_reduce";
 
 /// The report of an Adasum all-reduce.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct AdasumReport {
     /// The algorithm that ran; never [`Algorithm::Auto`].
     pub algorithm: Algorithm,

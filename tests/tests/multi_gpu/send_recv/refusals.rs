@@ -77,14 +77,15 @@ pub(super) fn limits_and_tags(ranks: &RankContext<'_>) {
     let RankContext { queue, .. } = *ranks;
     let transfers = ranks.transfers();
     let tensors = [Owned::new(DataType::F32, &[2, 3], 0), Owned::new(DataType::U8, &[], 0)];
-    let exact = Limits { tensors: 2, dims: 2, dim: 3, header_bytes: 64, payload_bytes: 257 };
+    let exact =
+        Limits::default().with_tensors(2).with_dims(2).with_dim(3).with_header_bytes(64).with_payload_bytes(257);
     let many: Vec<Owned> = (0..100).map(|seed| Owned::new(DataType::U8, &[1, 1, 1 + seed / 99], seed as u64)).collect();
     let cases: [(&[Owned], Limits, u64, &str); 4] = [
-        (&tensors, Limits { dim: 2, ..exact }, 4, "dimension of 3"),
-        (&tensors, Limits { payload_bytes: 256, ..exact }, 4, "limit is 256"),
+        (&tensors, exact.with_dim(2), 4, "dimension of 3"),
+        (&tensors, exact.with_payload_bytes(256), 4, "limit is 256"),
         (&tensors, exact, 5, "tag 5 is expected"),
         // Found in the rest of the header.
-        (&many, Limits { dim: 1, ..Limits::default() }, 4, "dimension of 2"),
+        (&many, Limits::default().with_dim(1), 4, "dimension of 2"),
     ];
     for (tensors, limits, tag, word) in cases {
         match ranks.rank() {
@@ -105,7 +106,7 @@ pub(super) fn limits_and_tags(ranks: &RankContext<'_>) {
             refused(transfers.exchange(&bundles.map(|bundle| (1, bundle)), &[]), &["rank 1 refuses", "limit is 3"]);
         }
         1 => {
-            let tight = Expected::Described { tag: 1, limits: Limits { payload_bytes: 3, ..Limits::default() } };
+            let tight = Expected::Described { tag: 1, limits: Limits::default().with_payload_bytes(3) };
             let receives = [(0, known(own)), (0, tight), (0, Expected::described(2))];
             refused(transfers.exchange(&[], &receives), &["limit is 3"]);
         }
