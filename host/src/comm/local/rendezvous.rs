@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use super::pending::{CollectiveCall, PendingCalls, Transfer};
 use super::signal::{Signal, Wait};
-use super::windows::Epochs;
 use crate::error::{Call, CommError, Departure, Error, Operation, Result};
 use crate::trace::{Recorded, Recorder};
 
@@ -34,6 +33,15 @@ pub(super) struct State {
     pub(super) epochs: Epochs,
     /// Groups that are being split off, by colour, each with the number of ranks that have yet to enter.
     pending_groups: BTreeMap<u64, (Arc<Rendezvous>, usize)>,
+}
+
+/// The exposure epochs of a group.
+#[derive(Debug, Default)]
+pub(super) struct Epochs {
+    /// The number of ranks whose work in the current epoch has ended.
+    pub(super) ended: usize,
+    /// The number of completed epochs.
+    pub(super) over: u64,
 }
 
 #[derive(Debug)]

@@ -5,18 +5,9 @@
 //! It ends because failures and deadlines end the collectives in which the work of other ranks may be waiting.
 
 use super::pending::{CollectiveCall, Region};
-use super::rendezvous::Rendezvous;
+use super::rendezvous::{Epochs, Rendezvous};
 use super::signal::Wait;
 use crate::error::{Call, CommError, Departure, Operation, Result};
-
-/// The exposure epochs of a group.
-#[derive(Debug, Default)]
-pub(super) struct Epochs {
-    /// The number of ranks whose work in the current epoch has ended.
-    ended: usize,
-    /// The number of completed epochs.
-    over: u64,
-}
 
 impl Rendezvous {
     /// Waits for all ranks, runs `work` on the calls of all ranks, and waits until the work of all ranks has ended. `work` may make any

@@ -8,7 +8,7 @@ use super::elementwise::cast_near;
 use super::isa::{return_on_avx2, return_on_avx512};
 use super::products::{Halfway, add_weighted, blocks, check_vectors, of_one_type};
 use super::tree::{Trees, root};
-use super::{BLOCK_LEN, CHUNK_LEN, elements, for_each};
+use super::{BLOCK_LEN, CHUNK_LEN, elements, for_each, parts};
 use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};
 use crate::plan::segments;
@@ -17,11 +17,6 @@ use crate::slice::{Slice, SliceMut, with_typed};
 
 /// Negative zero, which keeps the sign of a zero that is added to it.
 const NOTHING: f64 = -0.0;
-
-/// Rounds a block of sums to `dst`, which may be shorter than the block.
-pub(super) fn narrow_block<T: Formula>(dst: &mut [T], block: &[f64; BLOCK_LEN]) {
-    cast_near(dst, block);
-}
 
 /// Computes `dst[i] = D(Σ w[s][p] × x[p][i])` for every element `i` of every segment `s`: added in `f64` in the order of the vectors,
 /// rounded once. `weights` has the shape `segments × P`; elements outside the segments are left unchanged. The dtypes of the vectors and of
@@ -53,7 +48,7 @@ pub fn combine(dst: SliceMut<'_>, vectors: &[Slice<'_>], weights: &[f64], segmen
                     Some(vectors) => weighted_sums(&mut sums, &mut halfway, vectors, &block, weights),
                     None => add_vectors(&mut sums, vectors, block, weights),
                 }
-                narrow_block(part, &sums);
+                cast_near(part, &sums);
             }
         });
     }));
@@ -171,7 +166,7 @@ fn replace<T: Element>(vectors: &mut [Operand<'_>], weights: &[f64], trees: Opti
             }
             // Rounded once; the vectors' elements have just been read, and are in the cache.
             let mut result = [T::from_f64(0.0); BLOCK_LEN];
-            narrow_block(storage_mut(&mut result[..block.len()]), &sums);
+            cast_near(storage_mut(&mut result[..block.len()]), &sums);
             for place in &mut places {
                 if let Place::Replaced(place) = place {
                     place[block.clone()].copy_from_slice(&result[..block.len()]);
@@ -223,21 +218,6 @@ fn add_vectors(sums: &mut [f64; BLOCK_LEN], vectors: &[Slice<'_>], block: Range<
     for (vector, &weight) in vectors.iter().zip(weights) {
         with_typed!(Slice, vector.range(block.clone()), data => add_weighted(sums, storage(data), weight));
     }
-}
-
-/// The chunks of the segments, each with its part of the destination.
-pub(super) fn parts<'a, T: Element>(
-    dst: &'a mut [T],
-    segments: &[Range<usize>],
-) -> Vec<(usize, Range<usize>, &'a mut [T])> {
-    let (mut rest, mut at) = (dst, 0);
-    let mut parts = Vec::new();
-    for (segment, range) in segments::chunks(segments, CHUNK_LEN) {
-        let (part, tail) = std::mem::take(&mut rest)[range.start - at..].split_at_mut(range.len());
-        (rest, at) = (tail, range.end);
-        parts.push((segment, range, part));
-    }
-    parts
 }
 
 #[cfg(test)]

@@ -36,6 +36,9 @@ pub(crate) use tree::add_tree_dots;
 #[doc(hidden)]
 pub use tree::{Trees, tree_combine, tree_dots};
 
+use crate::plan::segments;
+use crate::slice::Element;
+
 /// The number of elements that one thread takes at a time, counted from the begin of each segment, in kernels that compute no sums (sums
 /// have [chunks](crate::plan::chunks) of their own). A power of two, so that chunks keep the alignment of every dtype.
 pub const CHUNK_LEN: usize = 1 << 16;
@@ -65,4 +68,16 @@ fn has_one_thread() -> bool {
 /// The number of elements over all vectors of a call.
 fn elements(vectors: usize, segments: &[Range<usize>]) -> usize {
     vectors * segments.iter().map(Range::len).sum::<usize>()
+}
+
+/// The chunks of the segments, each with its part of the destination.
+fn parts<'a, T: Element>(dst: &'a mut [T], segments: &[Range<usize>]) -> Vec<(usize, Range<usize>, &'a mut [T])> {
+    let (mut rest, mut at) = (dst, 0);
+    let mut parts = Vec::new();
+    for (segment, range) in segments::chunks(segments, CHUNK_LEN) {
+        let (part, tail) = std::mem::take(&mut rest)[range.start - at..].split_at_mut(range.len());
+        (rest, at) = (tail, range.end);
+        parts.push((segment, range, part));
+    }
+    parts
 }

@@ -13,11 +13,10 @@ use gradsync_device::math::adasum::{self, Pair, join, pairs, product_index, prod
 use gradsync_device::math::precise::{self, Scales};
 use gradsync_device::math::wide::Wide;
 
-use super::combine::{narrow_block, parts};
 use super::elementwise::cast_near;
 use super::isa::vectorized;
 use super::products::{LANES, add_dot, blocks, check_vectors, check_world, lane_sum, sum_chunks, widen};
-use super::{BLOCK_LEN, elements, for_each};
+use super::{BLOCK_LEN, elements, for_each, parts};
 use crate::error::{Error, Result, same_len};
 use crate::plan::chunks::{Chunk, chunks_of_all};
 use crate::slice::{Slice, SliceMut, with_typed};
@@ -242,7 +241,7 @@ fn node(
 /// Rounds a block to the dtype of a vector.
 fn round<T: Formula>(block: &mut Block, _vector: &[T]) {
     let mut narrow = [T::from_f64(0.0); BLOCK_LEN];
-    narrow_block(&mut narrow, block);
+    cast_near(&mut narrow, block);
     cast_near(block, &narrow);
 }
 
@@ -339,7 +338,7 @@ pub fn tree_combine(
         for_each(parts, elements(vectors.len(), segments), |(segment, range, part)| {
             let Some(tree) = trees.wanted(segment) else { return };
             for (block, part) in blocks(range).zip(storage_mut(part).chunks_mut(BLOCK_LEN)) {
-                narrow_block(part, &root(vectors, block, tree, factor));
+                cast_near(part, &root(vectors, block, tree, factor));
             }
         });
     });
