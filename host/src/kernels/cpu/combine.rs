@@ -2,8 +2,6 @@
 
 use std::ops::{Deref, Range};
 
-use gradsync_device::math::Element as Formula;
-
 use super::elementwise::cast_near;
 use super::isa::{return_on_avx2, return_on_avx512};
 use super::products::{Halfway, add_weighted, blocks, check_vectors, of_one_type};

@@ -242,6 +242,7 @@ impl Horovod {
                 iterations: counts(0)[1],
                 graph_calls: 0,
                 ordinary_buffers: side == Side::Ordinary,
+                shared_buffers: false,
                 measurements: results.sections.iter().flat_map(of_section).collect(),
                 launches: None,
                 loads: Vec::new(),

@@ -190,6 +190,9 @@ pub(crate) struct Perf {
     /// Keep the gradients of adasum over MPI in memory of each process's own, where they would lie in memory that all map
     #[arg(long, conflicts_with_all = ["tensors", "model", "launch"])]
     ordinary_buffers: bool,
+    /// Put the gradients of all_reduce between processes of one machine into memory that all map, where they are reduced in place
+    #[arg(long, conflicts_with_all = ["tensors", "model", "launch"])]
+    shared_buffers: bool,
     /// What the hardware can do, in GB/s of busbw, where the program cannot tell
     #[arg(long, value_name = "GB/s", allow_negative_numbers = true)]
     limit: Option<f64>,
@@ -260,6 +263,7 @@ pub(crate) struct Counts {
     pub(crate) against_sum: bool,
     /// Whether gradients that processes could share lie in memory of each process's own.
     pub(crate) ordinary_buffers: bool,
+    pub(crate) shared_buffers: bool,
     /// Calls that a CUDA graph holds; none are recorded for 0.
     pub(crate) graph_calls: usize,
 }
@@ -331,9 +335,11 @@ impl Perf {
             }
         }
         let are_processes = |transport: &TransportChoice| transport.are_processes();
-        let is_adasum_over_processes =
-            operations.contains(&Operation::Adasum) && self.transport.iter().any(are_processes);
-        if self.ordinary_buffers && !is_adasum_over_processes {
+        let over_processes = |operation| operations.contains(&operation) && self.transport.iter().any(are_processes);
+        if self.shared_buffers && !over_processes(Operation::AllReduce) {
+            return refuse("--shared-buffers: only all_reduce with --transport mpi or process has others".into());
+        }
+        if self.ordinary_buffers && !over_processes(Operation::Adasum) {
             return refuse("--ordinary-buffers: only adasum with --transport mpi or process has others".into());
         }
         let algorithms = algorithms(&self.algorithms, self.per_node());
@@ -355,6 +361,7 @@ impl Perf {
                 working_set: self.working_set.map(|size| size.0),
                 against_sum: self.against_sum,
                 ordinary_buffers: self.ordinary_buffers,
+                shared_buffers: self.shared_buffers,
                 graph_calls: self.graph_calls as usize,
             },
             types: self.types.clone(),

@@ -311,6 +311,9 @@ fn header(machine: &Machine, settings: &Settings, has_gpus: bool) -> String {
     if counts.ordinary_buffers {
         rounds += "# gradients lie in memory of each process's own\n";
     }
+    if counts.shared_buffers {
+        rounds += "# vectors of all_reduce lie in memory that all processes map\n";
+    }
     let times = "# time: the median of the slowest rank's times; ratio: the baseline's time over it\n";
     machine.lines() + &rounds + times
 }
@@ -342,6 +345,7 @@ fn finish(
         iterations: settings.counts.iterations,
         graph_calls: settings.counts.graph_calls,
         ordinary_buffers: settings.counts.ordinary_buffers,
+        shared_buffers: settings.counts.shared_buffers,
         measurements,
         launches,
         loads,

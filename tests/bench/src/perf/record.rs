@@ -100,6 +100,9 @@ pub(crate) struct Document<M> {
     /// Whether gradients that processes could share lay in memory of each process's own.
     #[serde(default)]
     pub(crate) ordinary_buffers: bool,
+    /// Whether the vectors of all-reduces between processes lay in memory that all of them map.
+    #[serde(default)]
+    pub(crate) shared_buffers: bool,
     pub(crate) measurements: Vec<Measurement>,
     /// Those of `--launch`.
     #[serde(default)]

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use gradsync::GradientBuffer;
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Split};
-use gradsync::ops::{AdasumOptions, Algorithm, Nodes, adasum_all_reduce, hierarchical_adasum_all_reduce};
+use gradsync::ops::{AdasumOptions, Algorithm, Nodes, adasum_all_reduce, all_reduce, hierarchical_adasum_all_reduce};
 
 use super::vectors::{Vectors, slots};
 use crate::perf::PerfError;
@@ -74,7 +74,7 @@ pub(crate) struct Collective<'a> {
     row: Row,
     input: Vectors,
     output: Vectors,
-    /// For Adasum, in place of the vectors.
+    /// In place of the vectors: for Adasum, and for all-reduces in memory that all processes map.
     buffers: Vec<GradientBuffer>,
     groups: Option<Groups<Box<dyn Communicator + 'a>>>,
     baseline: Option<Box<dyn HostBaseline + 'a>>,
@@ -92,7 +92,12 @@ impl<'a> Collective<'a> {
     ) -> Result<Self, PerfError> {
         let (dtype, len) = (row.types.to, row.len);
         let slots = slots(counts.working_set, row.bytes());
+        // Threads reach each other's memory of any kind, and ranks of a node may where ranks of several nodes do not.
+        let may_share = comm.sharing().is_some() || row.nodes().is_some();
+        let may_share = may_share && matches!(place, Place::Ranks(transport) if transport.are_processes());
+        let is_in_windows = row.operation == Operation::AllReduce && counts.shared_buffers && may_share;
         let (input, output) = match row.operation {
+            Operation::AllReduce if is_in_windows => (0, 0),
             Operation::AllReduce => (0, len),
             Operation::AllGather => (row.shard(), len),
             Operation::ReduceScatter => (len, row.shard()),
@@ -101,13 +106,11 @@ impl<'a> Collective<'a> {
         };
         let buffers = match row.operation {
             Operation::Adasum => {
-                // Threads reach each other's memory of any kind, and ranks of a node may where those of several nodes do not.
-                let may_share = comm.sharing().is_some() || row.nodes().is_some();
-                let are_processes = matches!(place, Place::Ranks(transport) if transport.are_processes());
-                let is_shared = are_processes && may_share && !counts.ordinary_buffers;
+                let is_shared = may_share && !counts.ordinary_buffers;
                 let buffer = |_| if is_shared { shared_gradients(row) } else { gradients(row) };
                 (0..slots).map(buffer).collect::<Result<_, _>>()?
             }
+            _ if is_in_windows => (0..slots).map(|_| shared_vector(row)).collect::<Result<_, _>>()?,
             _ => Vec::new(),
         };
         let groups = row.nodes().map(|nodes| Groups::new(comm, comm.rank(), nodes.per_node)).transpose()?;
@@ -143,7 +146,15 @@ impl<'a> Collective<'a> {
         let (rank, ranks, op, row) = (self.comm.rank(), self.comm.world_size(), self.op(), self.row);
         match self.row.operation {
             Operation::Adasum => self.buffers.iter_mut().for_each(|buffer| fill_gradients(buffer, &row, rank)),
-            Operation::AllReduce => self.output.fill(|index| operand(op, ranks, rank, index)),
+            Operation::AllReduce => {
+                self.output.fill(|index| operand(op, ranks, rank, index));
+                for buffer in &mut self.buffers {
+                    fill(
+                        buffer.as_mut_slice(),
+                        |index| if index < row.len { operand(op, ranks, rank, index) } else { 0.0 },
+                    );
+                }
+            }
             _ => self.input.fill(|index| operand(op, ranks, rank, index)),
         }
     }
@@ -151,6 +162,10 @@ impl<'a> Collective<'a> {
     fn run(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
         let (comm, op, ranks) = (self.comm, self.op(), self.comm.world_size());
         match (self.row.operation, side) {
+            (Operation::AllReduce, _) if !self.buffers.is_empty() => {
+                let place = round % self.buffers.len();
+                all_reduce(comm, &mut self.buffers[place], op)?;
+            }
             (Operation::AllReduce, _) => comm.all_reduce(self.output.slice_mut(round), op)?,
             (Operation::AllGather, Side::InPlace) => comm.all_gather_in_place(self.output.slice_mut(round))?,
             (Operation::AllGather, _) => comm.all_gather(self.input.slice(round), self.output.slice_mut(round))?,
@@ -214,7 +229,8 @@ impl Subject for Collective<'_> {
             Operation::Adasum => wrong_gradients(&self.buffers[0]),
             operation => {
                 let expected = Expected::new(operation, op, &self.row, rank, ranks);
-                count_wrong(self.output.slice(0), tolerance(op), |index| expected.at(index))
+                let found = self.buffers.first().map_or_else(|| self.output.slice(0), |buffer| buffer.tensor(0).data());
+                count_wrong(found, tolerance(op), |index| expected.at(index))
             }
         })
     }
@@ -255,6 +271,11 @@ pub(crate) fn gradients(row: &Row) -> Result<GradientBuffer, PerfError> {
 /// The same where processes of one machine reach it.
 fn shared_gradients(row: &Row) -> Result<GradientBuffer, PerfError> {
     Ok(GradientBuffer::new_shared(row.types.to, row.ranks, named_tensors(row))?)
+}
+
+/// A vector that processes of one machine reach, as a buffer of one tensor.
+fn shared_vector(row: &Row) -> Result<GradientBuffer, PerfError> {
+    Ok(GradientBuffer::new_shared(row.types.to, row.ranks, [("vector", [row.len])])?)
 }
 
 fn named_tensors(row: &Row) -> impl Iterator<Item = (String, [usize; 1])> {
