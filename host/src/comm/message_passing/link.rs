@@ -6,7 +6,6 @@
 use std::cell::RefMut;
 use std::collections::VecDeque;
 use std::fmt;
-use std::io;
 #[cfg(all(feature = "cuda", feature = "mpi"))]
 use std::time::{Duration, Instant};
 
@@ -80,9 +79,6 @@ pub(in crate::comm) trait Link: fmt::Debug + Send {
     /// Whether all ranks may be processes of one machine, and reach each other's memory.
     fn is_one_machine(&self) -> bool;
 
-    /// The reader of all other ranks' memory, if reading it is permitted; equal on all ranks.
-    fn reader(&self) -> Option<&dyn MemoryReader>;
-
     /// The longest message between this rank and another.
     fn longest_message(&self, peer: usize) -> usize;
 
@@ -108,18 +104,6 @@ impl dyn Link + '_ {
         let (rank, world_size) = (self.rank(), self.world_size());
         (1..world_size).map(move |step| (rank + step) % world_size)
     }
-}
-
-/// Reads the memory of other ranks' processes, from any thread.
-pub(in crate::comm) trait MemoryReader: fmt::Debug + Send + Sync {
-    /// Copies `bytes` bytes at an address of a rank.
-    ///
-    /// # Errors
-    /// The system's error: the process has ended, or its memory at the address cannot be read.
-    ///
-    /// # Safety
-    /// `to` points to `bytes` bytes, which nothing else uses.
-    unsafe fn read(&self, rank: usize, address: u64, to: *mut u8, bytes: usize) -> io::Result<()>;
 }
 
 /// A message in flight.

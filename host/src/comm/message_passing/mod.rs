@@ -18,6 +18,7 @@ mod one_sided;
 mod pipelined;
 mod point_to_point;
 mod record;
+pub(in crate::comm) mod remote_memory;
 mod scratch;
 mod stream;
 mod transfer;
@@ -29,13 +30,15 @@ use std::time::Duration;
 use self::handshake::Handshake;
 #[cfg(feature = "mpi")]
 pub(in crate::comm) use self::handshake::Wait;
-pub(in crate::comm) use self::link::{Incoming, Link, LinkError, MemoryReader, Outgoing, Pending, Requests};
+pub(in crate::comm) use self::link::{Incoming, Link, LinkError, Outgoing, Pending, Requests};
 pub(in crate::comm) use self::point_to_point::Half;
 #[cfg(all(feature = "cuda", feature = "mpi"))]
 pub(in crate::comm) use self::point_to_point::{End, Stage, exchange};
 #[cfg(feature = "mpi")]
 pub(in crate::comm) use self::record::RECORD_BYTES;
 pub(in crate::comm) use self::record::Record;
+#[cfg(unix)]
+pub(in crate::comm) use self::remote_memory::Probe;
 #[cfg(all(feature = "cuda", feature = "mpi"))]
 pub(in crate::comm) use self::scratch::Scratch;
 pub(in crate::comm) use self::transfer::Transfer;
@@ -276,6 +279,7 @@ pub(in crate::comm) enum SetUp {
     Member,
     Map,
     Mailboxes,
+    Probes,
     Read,
     #[cfg(all(feature = "cuda", feature = "mpi"))]
     Device,

@@ -36,8 +36,7 @@ impl Transfer<'_> {
     /// See above: `data` has `len` elements to read and write.
     pub(super) unsafe fn all_reduce(self, reduction: Reduction, data: *mut u8, len: usize) -> Result<()> {
         let (world_size, size) = (self.handshake.link().world_size(), reduction.dtype.size_bytes());
-        // Two ranks exchange halves, which MPI copies once; if their cores share no cache, this is faster than mailboxes.
-        if let Some(pipeline) = self.pipeline(reduction.dtype, world_size + 1).filter(|_| world_size > 2) {
+        if let Some(pipeline) = self.pipeline(reduction.dtype, world_size + 1) {
             // SAFETY: as the caller promises.
             return unsafe { pipeline.all_reduce(reduction, data, len) };
         }

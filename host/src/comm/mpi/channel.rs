@@ -13,9 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use mpi::ffi;
 
 use super::library::Library;
-use crate::comm::message_passing::{
-    Incoming, Link, LinkError, MemoryReader, Outgoing, Pending, RECORD_BYTES, Record, Requests,
-};
+use crate::comm::message_passing::{Incoming, Link, LinkError, Outgoing, Pending, RECORD_BYTES, Record, Requests};
 use crate::error::{Departure, MpiError, Result};
 
 /// The longest message, because MPI counts in `int`.
@@ -291,10 +289,6 @@ impl Link for Channel {
     /// MPI does not report this: ranks find out when they try to share memory.
     fn is_one_machine(&self) -> bool {
         true
-    }
-
-    fn reader(&self) -> Option<&dyn MemoryReader> {
-        None
     }
 
     fn longest_message(&self, _: usize) -> usize {

@@ -2,15 +2,13 @@
 
 use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
 
 use super::connection::Kind;
 use super::lane::Answer;
 use super::mesh::{Mesh, WORLD};
 use super::message::{Received, Reference};
-use super::remote_memory;
-use crate::comm::message_passing::{Incoming, Link, LinkError, MemoryReader, Outgoing, Pending, Record, Requests};
+use crate::comm::message_passing::{Incoming, Link, LinkError, Outgoing, Pending, Record, Requests, remote_memory};
 use crate::error::{Departure, Result};
 
 /// The longest message between machines.
@@ -26,8 +24,6 @@ pub(super) struct ProcessLink {
     rank: usize,
     /// The rank in the mesh of each rank here.
     numbers: Vec<usize>,
-    /// The processes by rank, if this rank can read the memory of all of them.
-    processes: Option<Processes>,
     /// Records that were received and not yet used, by sender.
     inbox: RefCell<Vec<VecDeque<Record>>>,
 }
@@ -41,10 +37,7 @@ impl ProcessLink {
 
     fn over(mesh: Arc<Mesh>, group: u64, rank: usize, numbers: Vec<usize>) -> Self {
         let inbox = RefCell::new(vec![VecDeque::new(); numbers.len()]);
-        let own = mesh.rank();
-        let process = |&number: &usize| if number == own { Some(0) } else { mesh.peer(number).process };
-        let processes = numbers.iter().map(process).collect::<Option<Vec<u32>>>().map(Processes);
-        ProcessLink { mesh, group, rank, numbers, processes, inbox }
+        ProcessLink { mesh, group, rank, numbers, inbox }
     }
 
     fn others(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
@@ -53,24 +46,6 @@ impl ProcessLink {
 
     fn message(&self, peer: usize, number: u64) -> Message {
         Message { mesh: self.mesh.clone(), group: self.group, peer: self.numbers[peer], number }
-    }
-}
-
-/// The processes of a group, by rank.
-#[derive(Debug)]
-struct Processes(Vec<u32>);
-
-impl MemoryReader for Processes {
-    unsafe fn read(&self, rank: usize, address: u64, to: *mut u8, bytes: usize) -> io::Result<()> {
-        let mut done = 0;
-        while done < bytes {
-            // SAFETY: the caller's promise.
-            match unsafe { remote_memory::read(self.0[rank], address + done as u64, to.add(done), bytes - done) }? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                copied => done += copied,
-            }
-        }
-        Ok(())
     }
 }
 
@@ -140,10 +115,6 @@ impl Link for ProcessLink {
 
     fn is_one_machine(&self) -> bool {
         self.others().all(|(_, number)| !self.mesh.peer(number).connection.leaves_machine())
-    }
-
-    fn reader(&self) -> Option<&dyn MemoryReader> {
-        self.processes.as_ref().map(|processes| processes as &dyn MemoryReader)
     }
 
     fn longest_message(&self, peer: usize) -> usize {

@@ -8,9 +8,8 @@ use std::time::Duration;
 use super::connection::{Connection, Lanes};
 use super::lane::{Lane, bytes_of};
 use super::mesh::{Mesh, Peer};
-use super::remote_memory::Probe;
 use crate::bootstrap::{Member, Peers};
-use crate::comm::message_passing::MemoryUse;
+use crate::comm::message_passing::{MemoryUse, Probe};
 use crate::error::{CommError, Operation};
 use crate::memory::file::{FileHandle, MemoryFile};
 
@@ -21,7 +20,7 @@ const ALL_LANES_BYTES: usize = 1 << 20;
 const LEAST_LANE_BYTES: usize = 8 << 10;
 
 /// The number of words by which a rank describes its memory.
-const WORDS: usize = FileHandle::WORDS + 3;
+const WORDS: usize = FileHandle::WORDS + Probe::WORDS;
 
 /// Connects this process to all others. All ranks have to call it.
 pub(super) fn connect(member: Member, deadline: Duration, memory: MemoryUse) -> Result<Mesh, CommError> {

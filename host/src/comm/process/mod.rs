@@ -60,7 +60,6 @@ mod link;
 mod making;
 mod mesh;
 mod message;
-mod remote_memory;
 
 use std::sync::Arc;
 use std::time::Duration;
