@@ -1,4 +1,4 @@
-//! A rank that has completed a collective and fails in the next one, while others are still in the first: these complete it.
+//! A rank completes a collective and fails in the next one, while other ranks are still in the first: they still complete it.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -11,19 +11,19 @@ use gradsync::comm::{Collectives, CommError, Ranks};
 
 use super::cases::Cases;
 
-/// Elements of a broadcast whose root is done before the others, who hand each other parts of it.
+/// The number of elements of a broadcast in which the root finishes first, while the other ranks exchange parts of the payload.
 const LEN: usize = 1 << 18;
 const BYTES: usize = LEN * size_of::<f32>();
-/// The root, which fails in the next call, and the rank whose part comes late to all others.
+/// The root, which fails in its next call, and the rank that delays its part to all others.
 const ROOT: usize = 0;
 const SLOW: usize = 1;
-/// More than the time that nothing moves before a rank looks whether others have failed.
+/// Longer than the idle time after which a rank checks whether others have failed.
 const DELAY: Duration = Duration::from_millis(800);
 
-/// Where [`SlowMemory`] lies.
+/// The address of [`SlowMemory`].
 static START: AtomicUsize = AtomicUsize::new(0);
 
-/// Zeros of which the first access takes [`DELAY`].
+/// Memory of zeros; the first access to it takes [`DELAY`].
 struct SlowMemory {
     before: libc::sigaction,
 }
@@ -59,7 +59,7 @@ impl Drop for SlowMemory {
     }
 }
 
-/// Waits, and permits the access; any other that is not permitted ends the process, as it would without this.
+/// Waits and permits the access; any other forbidden access ends the process, as without this handler.
 extern "C" fn first_access(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     let start = START.load(Ordering::SeqCst);
     let delay = libc::timespec { tv_sec: 0, tv_nsec: DELAY.as_nanos() as i64 };
@@ -81,7 +81,7 @@ fn fails_behind_a_broadcast(comm: &Comm) {
     let outcome = comm.broadcast(&mut *data, ROOT);
     if rank == ROOT {
         outcome.expect("all are there");
-        // No two shards are of this length: the other ranks hear of it at once.
+        // The lengths do not match, and the other ranks hear of the failure at once.
         let refused = comm.all_gather(&[0.0f32; 2], &mut [0.0f32]);
         assert!(matches!(refused, Err(Error::LengthMismatch { .. })), "{refused:?}");
         return;
@@ -94,7 +94,7 @@ fn fails_behind_a_broadcast(comm: &Comm) {
 }
 
 pub(crate) fn run(cases: &mut Cases) {
-    // Of two ranks, nobody waits for the slow one.
+    // In a group of two ranks, nobody waits for the slow one.
     if cases.world_size() > 2 {
         cases.check_fresh("a rank fails behind a broadcast that others are in", |comm| fails_behind_a_broadcast(&comm));
     }
