@@ -1,4 +1,4 @@
-//! Files that are no safetensors files, or not all of one: an error that names the file, and nothing left behind.
+//! Files that are invalid or truncated safetensors files: an error that names the file, and nothing left behind.
 
 use gradsync_tests::oracle::Format;
 
