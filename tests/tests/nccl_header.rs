@@ -249,7 +249,7 @@ fn the_configuration_starts_with_the_headers_values() {
     let Config { size, magic, version, blocking, cga_cluster_size, min_ctas, max_ctas, net_name, split_share } =
         Config::default();
     assert_eq!((size, version), (size_of::<Config>(), 21801), "those of the version that has these fields");
-    // The values are in the order of the header's list; the first is the structure's size, and the third the version.
+    // The numbers are positions in the header's list; its first value is the structure's size and its third the version, which differ here.
     let values = [
         (1, i128::from(magic)),
         (3, blocking.into()),

@@ -85,7 +85,7 @@ fn the_standard_output_by_each_of_its_names() {
         };
         let piped = run(Stdio::piped());
         assert!(piped.status.success() && piped.stdout == expected, "{output}");
-        // The report has moved.
+        // The report is printed to standard error instead.
         assert!(String::from_utf8_lossy(&piped.stderr).contains("sum of 1 tensor"), "{output}");
         // A shell's redirection gives the program the descriptor of a file.
         let redirected = run(fs::File::create(folder.join("redirected")).unwrap().into());
