@@ -1,4 +1,4 @@
-//! Groups: several operations of different kinds at once, transfers in order, and groups that never happen.
+//! Groups: several operations of different kinds at once, transfers in order, and groups that are never submitted.
 
 use std::rc::Rc;
 
@@ -84,8 +84,7 @@ fn every_kind(cases: &Cases<'_>) {
     checks.finish();
 }
 
-/// Three messages of different lengths and dtypes between each pair of ranks, in one group with a collective in their
-/// midst.
+/// Three payloads of different lengths and dtypes between each pair of ranks, in one group with a collective among them.
 fn in_order(cases: &Cases<'_>) {
     let (comm, queue, rank, world_size) = (cases.comm, &cases.context.queue, cases.rank(), cases.world_size());
     const MESSAGES: [(Format, usize); 3] = [(Format::F32, 5), (Format::BF16, 900), (Format::F32, 33)];
@@ -136,7 +135,7 @@ fn dropped(cases: &Cases<'_>) {
     assert_works(cases, "an all_reduce after a group that was dropped");
 }
 
-/// Where the world's size is no power of two, a group refuses means of the halves, and nothing breaks.
+/// Where the world size is no power of two, a group refuses means of f16 and bf16, and the communicator stays usable.
 fn mean(cases: &Cases<'_>) {
     let (comm, queue, rank, world_size) = (cases.comm, &cases.context.queue, cases.rank(), cases.world_size());
     for format in [Format::F16, Format::BF16] {
