@@ -74,7 +74,7 @@ fn many(cases: &Cases<'_>) {
     assert_same("the last of them", &blocks.read(&comm).patterns(), &concat(&expected).patterns());
 }
 
-/// The other ranks' results are gathered over the control channel of the new communicator.
+/// Runs a sum, and compares the ranks' results over the new communicator.
 fn sums(cases: &Cases<'_>, comm: &NcclCommunicator) {
     let inputs = cases.inputs(Format::F32, 33);
     let mut data = Placed::new(&cases.context.queue, &Array::new(Format::F32, &inputs[cases.rank()]), 1);
