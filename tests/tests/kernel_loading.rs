@@ -41,7 +41,7 @@ fn report() {
 #[test]
 fn report_default_streams() {
     for handle in [0, 1] {
-        // SAFETY: that stream lives as long as the context.
+        // SAFETY: The shared default stream lives as long as the context.
         match unsafe { Queue::from_raw_stream(0, ptr::without_provenance_mut(handle)) } {
             Ok(queue) => {
                 let refused = queue.capture(|| unreachable!("nothing is recorded")).expect_err("no recording");
@@ -237,7 +237,7 @@ fn a_device_that_is_too_old_is_named() {
 
 #[test]
 fn the_default_stream_of_each_thread_is_refused() {
-    // SAFETY: that stream exists wherever there is a context.
+    // SAFETY: The per-thread default stream exists wherever there is a context.
     let error = unsafe { Queue::from_raw_stream(0, ptr::without_provenance_mut(2)) }.expect_err("no queue");
     assert_eq!(error.code, 400, "{error}");
     for part in ["stream 0x2", "per-thread default stream", "Device::new_cuda_with_stream"] {

@@ -30,7 +30,7 @@ fn report() {
             // SAFETY: NCCL refuses a null pointer by a result code.
             "refusal": unsafe { (nccl.functions.ncclGetVersion)(std::ptr::null_mut()) }.0,
             "text": nccl.error_string(UNKNOWN_CODE),
-            // SAFETY: null is not a communicator, and is allowed.
+            // SAFETY: NCCL accepts a null pointer in place of a communicator.
             "last": unsafe { nccl.last_error(std::ptr::null_mut()) },
         }),
         Err(error) => json!({ "kind": kind(&error), "error": error.to_string() }),

@@ -20,7 +20,7 @@ fn case(seed: u64, options: AdasumOptions) -> Case {
     Case::of(Kind::Random, Format::F32, 4, &SHAPES, seed).with(options.algorithm, options.granularity)
 }
 
-/// Compares the bits and the reports of three steps of an `Adasum` object with those that the function returns.
+/// Runs three steps by an `Adasum` object and by the function, and compares their bits and reports.
 fn check(
     options: AdasumOptions,
     prepare: impl Fn(&LocalCommunicator, &GradientBuffer, &mut dyn FnMut(&mut Adasum<'_>)) + Sync,

@@ -95,7 +95,8 @@ impl OnNodes {
         Case { inputs: (0..self.nodes()).map(of_node).collect(), ..self.all.clone() }
     }
 
-    /// Compares layers laid end to end, and the fields of the report: the algorithm, the nodes' weights, and the number of recomputed layers.
+    /// Compares the layers, laid end to end, and the fields of the report: the algorithm, the nodes' weights and the number of recomputed
+    /// layers.
     pub(crate) fn check(
         &self,
         what: &str,

@@ -49,7 +49,7 @@ impl Pair {
     /// Whether this rank has told the peer that it has released its memory. The first offer is the list of flags.
     fn has_let_go(&self) -> bool {
         let list = self.of_peer.borrow()[0].as_slice().address() as *const u64;
-        // SAFETY: the driver's memory is the host's; the list has a number for each rank.
+        // SAFETY: The driver's memory is host memory; the list has a number for each rank.
         unsafe { list.read_volatile() != 0 }
     }
 

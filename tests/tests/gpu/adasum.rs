@@ -30,7 +30,7 @@ fn coefficients_are_bitwise_those_of_the_cpu() {
     }
 }
 
-/// Four ranks whose pairs nearly cancel in one layer and not in the other.
+/// There are four ranks; their vectors nearly cancel in pairs in one layer and not in the other.
 #[test]
 fn cancelled_layers_take_the_exact_path() {
     let queue = queue();

@@ -161,8 +161,8 @@ fn combine_matches_the_cpu_bitwise() {
                     layers.combine(result.as_mut_slice(), &views).unwrap();
                     cpu::combine(expected.tensor_mut(0).into_data(), &slices, &coefficients.weights, &segments())
                         .unwrap();
-                    let what = format!("combine {ranks} × {from} to {to}, shift {shift}");
-                    assert_same(download(&result, 0).tensor(0).data(), expected.tensor(0).data(), &what);
+                    let label = format!("combine {ranks} × {from} to {to}, shift {shift}");
+                    assert_same(download(&result, 0).tensor(0).data(), expected.tensor(0).data(), &label);
                 }
             }
         }
@@ -199,9 +199,9 @@ fn combine_in_place_leaves_cancelled_layers_alone() {
             let weights: Vec<f64> = wanted().flat_map(|layer| weights[layer * ranks..][..ranks].to_vec()).collect();
             let segments: Vec<Range<usize>> = wanted().map(|layer| segments()[layer].clone()).collect();
             cpu::combine(expected.tensor_mut(0).into_data(), &slices, &weights, &segments).unwrap();
-            let what = format!("{ranks} × {dtype}, in place of {replaced}, shift {shift}");
+            let label = format!("{ranks} × {dtype}, in place of {replaced}, shift {shift}");
             let found = download(&devices[replaced], shift);
-            assert_same(found.tensor(0).data(), expected.tensor(0).data(), &what);
+            assert_same(found.tensor(0).data(), expected.tensor(0).data(), &label);
         }
     }
 }

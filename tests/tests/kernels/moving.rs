@@ -32,8 +32,8 @@ fn pack_casts_and_writes_only_the_segments() {
             let got = arena.values();
             for (i, source) in sources.iter().enumerate() {
                 let expected: Vec<f64> = source.values().into_iter().map(|value| to.round(value)).collect();
-                let what = format!("pack, tensor {i} of {:?} into {to:?}", source.format());
-                assert_equal(&what, &got[OFFSETS[i]..OFFSETS[i] + LENS[i]], &expected);
+                let label = format!("pack, tensor {i} of {:?} into {to:?}", source.format());
+                assert_equal(&label, &got[OFFSETS[i]..OFFSETS[i] + LENS[i]], &expected);
             }
             for (place, value) in got.iter().enumerate() {
                 assert!(inside(place) || *value == 0.0, "pack into {to:?} wrote {value} to the gap at {place}");

@@ -76,8 +76,8 @@ pub(crate) fn run(cases: &mut Cases) {
             for &algorithm in &algorithms {
                 for granularity in [Granularity::Tensor, Granularity::Whole] {
                     let options = AdasumOptions::default().with_algorithm(algorithm).with_granularity(granularity);
-                    let what = format!("{algorithm:?} {granularity:?} of {kind:?} {format:?} as over threads");
-                    cases.check(&what, |comm| {
+                    let label = format!("{algorithm:?} {granularity:?} of {kind:?} {format:?} as over threads");
+                    cases.check(&label, |comm| {
                         let over_threads = |comm: &dyn Communicator| adasum(comm, Memory::Own, kind, format, options);
                         let mut ranks = local::run_each(world_size, |comm| over_threads(&comm)).unwrap();
                         let expected = ranks.swap_remove(rank).expect("no rank panicked");

@@ -31,7 +31,7 @@ struct SlowMemory {
 impl SlowMemory {
     fn new() -> Self {
         let (kind, handler) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, first_access as extern "C" fn(_, _, _));
-        // SAFETY: new memory, and a handler that makes only calls of the system, from which signals may return.
+        // SAFETY: The memory is new, and the handler only makes system calls from which a signal may return.
         unsafe {
             let start = libc::mmap(ptr::null_mut(), BYTES, libc::PROT_NONE, kind, -1, 0);
             assert_ne!(start, libc::MAP_FAILED, "memory");
@@ -44,14 +44,14 @@ impl SlowMemory {
     }
 
     fn numbers(&mut self) -> &mut [f32] {
-        // SAFETY: so many bytes, which are zeros and belong to this object alone; an access waits, and is made then.
+        // SAFETY: The memory has `BYTES` zero bytes and belongs to this object alone; the first access to it waits, and is permitted then.
         unsafe { std::slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(START.load(Ordering::SeqCst)), LEN) }
     }
 }
 
 impl Drop for SlowMemory {
     fn drop(&mut self) {
-        // SAFETY: the action from before, and memory that nobody uses any more.
+        // SAFETY: The action is the previous one, and nobody uses the memory any more.
         unsafe {
             libc::sigaction(libc::SIGSEGV, &self.before, ptr::null_mut());
             libc::munmap(ptr::with_exposed_provenance_mut(START.load(Ordering::SeqCst)), BYTES);
@@ -63,7 +63,7 @@ impl Drop for SlowMemory {
 extern "C" fn first_access(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     let start = START.load(Ordering::SeqCst);
     let delay = libc::timespec { tv_sec: 0, tv_nsec: DELAY.as_nanos() as i64 };
-    // SAFETY: calls that a handler may make, on memory of ours.
+    // SAFETY: The calls are permitted in a signal handler, and the memory is ours.
     unsafe {
         if !(start..start + BYTES).contains(&(*info).si_addr().addr()) {
             libc::signal(libc::SIGSEGV, libc::SIG_DFL);

@@ -59,10 +59,10 @@ fn nodes(cases: &mut Cases) {
             if algorithm == Algorithm::Tree && !(world_size / per_node).is_power_of_two() {
                 continue;
             }
-            let what = format!(
+            let label = format!(
                 "Adasum across nodes of {per_node} of {kind:?} after {within_node:?} by {algorithm:?} as over threads"
             );
-            cases.check(&what, |comm| {
+            cases.check(&label, |comm| {
                 let how = (within_node, AdasumOptions::default().with_algorithm(algorithm));
                 let over_threads = |comm: &LocalCommunicator| across_nodes(comm, Memory::Own, per_node, kind, how);
                 let ranks = local::run_each(world_size, |comm| over_threads(&comm));

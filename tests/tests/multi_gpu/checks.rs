@@ -50,9 +50,9 @@ impl Expected {
     }
 }
 
-/// The reduction of one vector per rank with factors, as [`NcclCommunicator`](gradsync::comm::nccl::NcclCommunicator) documents it: maxima and minima exactly,
-/// with the roundings of the `scale` kernel where there are factors; sums and means within the bound of [`ScaledSum`].
-/// A mean's `1/P` meets the inputs where the dtype is f32 or f64 or P is a power of two, and the result otherwise.
+/// The reduction with factors of one vector per rank, as [`NcclCommunicator`](gradsync::comm::nccl::NcclCommunicator) documents it. Maxima
+/// and minima are exact, with the roundings of the `scale` kernel where there are factors; sums and means are within the bound of
+/// [`ScaledSum`]. A mean's `1/P` multiplies the inputs where the dtype is f32 or f64 or P is a power of two, and otherwise the result.
 pub(crate) fn reduced(op: ReduceOp, format: Format, scaling: Scaling, inputs: &[Vec<f64>]) -> Rc<Expected> {
     let (len, world_size) = (inputs[0].len(), inputs.len());
     let column = |index: usize| inputs.iter().map(move |input| input[index]);

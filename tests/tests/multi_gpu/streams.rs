@@ -156,8 +156,7 @@ impl Streams<'_> {
             ballast.put();
             cuda::scale(data.as_mut_slice(), base.as_slice(), (round + 1) as f64).unwrap();
             b.wait_for(&a.record().unwrap()).unwrap();
-            // SAFETY: the memory outlives the wait below; A's work on it before comes first because B waits for it, and
-            // A's work on it afterwards waits for B.
+            // SAFETY: The memory outlives the wait below. B waits for A's earlier work on the memory, and A's later work on it waits for B.
             let on_b = unsafe { DeviceSliceMut::from_raw_parts(&b, data.as_slice().address(), DType::F32, LEN) };
             comm.all_reduce(on_b, SUM).unwrap();
             a.wait_for(&b.record().unwrap()).unwrap();

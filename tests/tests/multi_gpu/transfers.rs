@@ -19,8 +19,8 @@ pub(crate) fn exchange(
 /// Exchanges elements of any type.
 ///
 /// # Safety
-/// All elements are on the queue's device, valid until it has got past the operation, and not used meanwhile by work that is not ordered on it;
-/// none that is received into overlaps another.
+/// All elements must be on the queue's device, valid until the queue has completed the operation, and not used meanwhile by work without an
+/// order to the queue. No received element may overlap another element.
 pub(crate) unsafe fn exchange_raw(
     comm: &dyn Communicator<Cuda>,
     queue: &Queue,

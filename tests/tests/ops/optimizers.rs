@@ -109,8 +109,8 @@ fn adam_with_and_without_bias_correction_and_decay() {
                         let slack = gamma(40 * if bias_correction { 1000 } else { 1 }) * magnitude;
                         bounds.push(slack + formats[2].rounding_error(exact[i].abs() + slack));
                     }
-                    let what = format!("{formats:?}, {options:?}, step {step}");
-                    assert_within(&what, formats[2], &deltas, &exact, &bounds);
+                    let label = format!("{formats:?}, {options:?}, step {step}");
+                    assert_within(&label, formats[2], &deltas, &exact, &bounds);
                 }
                 assert_eq!(adam.steps(), 3);
             }

@@ -31,8 +31,8 @@ impl Refuses {
 }
 
 impl TransferHandler<Payload> for Refuses {
-    fn send(&self, _: usize, what: &Payload) -> Result<Bundle<'_>> {
-        self.check(*what)?;
+    fn send(&self, _: usize, payload: &Payload) -> Result<Bundle<'_>> {
+        self.check(*payload)?;
         Bundle::new([&[1u8][..]])
     }
 
@@ -84,8 +84,8 @@ fn parts_that_do_not_fit_do_not_hang() {
             fn send(&self, _: usize, _: &usize) -> Result<Bundle<'_>> {
                 Bundle::new([&[0u8; 4][..]])
             }
-            fn expect(&self, _: usize, what: &usize) -> Result<Expected> {
-                Ok(Expected::known([(gradsync::DataType::U8, vec![*what])]))
+            fn expect(&self, _: usize, payload: &usize) -> Result<Expected> {
+                Ok(Expected::known([(gradsync::DataType::U8, vec![*payload])]))
             }
             fn received(&mut self, _: usize, _: &usize, _: Received) -> Result<()> {
                 Ok(())

@@ -127,9 +127,9 @@ fn refusal(parts: Vec<RankSchedule<u32>>) -> String {
 #[test]
 fn many_transfers_per_peer_and_slot() {
     let mut schedule = Schedule::new(2).unwrap();
-    for what in 0..3u32 {
-        schedule.transfer(0, 0, 1, what).unwrap();
-        schedule.transfer(0, 1, 0, 10 + what).unwrap();
+    for payload in 0..3u32 {
+        schedule.transfer(0, 0, 1, payload).unwrap();
+        schedule.transfer(0, 1, 0, 10 + payload).unwrap();
     }
     let slot = schedule.rank(0).slot(0).unwrap();
     assert_eq!((slot.sends.len(), slot.recvs.len()), (3, 3));
@@ -160,9 +160,9 @@ fn refusals_name_ranks_and_slot() {
 
     // The order of transfers is part of the match.
     let mut parts = parts_of(2);
-    for what in [1, 2] {
-        parts[0].send(0, 1, what).unwrap();
-        parts[1].recv(0, 0, 3 - what).unwrap();
+    for payload in [1, 2] {
+        parts[0].send(0, 1, payload).unwrap();
+        parts[1].recv(0, 0, 3 - payload).unwrap();
     }
     assert!(refusal(parts).contains("send 0 from rank 0 to rank 1 is 1, and its receive 0 is 2"));
 
@@ -197,8 +197,8 @@ proptest! {
     #[test]
     fn valid_schedules_run_to_their_end((world_size, transfers) in transfers()) {
         let mut schedule = Schedule::new(world_size).unwrap();
-        for (what, &(slot, from, to)) in transfers.iter().enumerate() {
-            schedule.transfer(slot, from, to, what as u32).unwrap();
+        for (payload, &(slot, from, to)) in transfers.iter().enumerate() {
+            schedule.transfer(slot, from, to, payload as u32).unwrap();
         }
         let parts: Vec<_> = (0..world_size).map(|rank| schedule.rank(rank).clone()).collect();
         prop_assert_eq!(&Schedule::from_ranks(parts).unwrap(), &schedule);
@@ -208,9 +208,9 @@ proptest! {
         by_slot.sort_by_key(|(_, transfer)| transfer.0);
         for (rank, ended) in ended.iter().enumerate() {
             let mut wanted: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
-            for &(what, &(_, from, to)) in &by_slot {
+            for &(payload, &(_, from, to)) in &by_slot {
                 if to == rank {
-                    wanted.entry(from).or_default().push(what as u32);
+                    wanted.entry(from).or_default().push(payload as u32);
                 }
             }
             prop_assert_eq!(received(ended), wanted);
@@ -228,17 +228,17 @@ proptest! {
         let fault = fault.index(transfers.len());
         let mut parts = parts_of(world_size);
         let mut order: Vec<_> = transfers.iter().enumerate().collect();
-        for &(what, &(slot, from, to)) in &order {
-            parts[from].send(slot, to, what as u32).unwrap();
+        for &(payload, &(slot, from, to)) in &order {
+            parts[from].send(slot, to, payload as u32).unwrap();
         }
         // Receives from different pairs may be added in any order.
         let mut random = Random::new(seed);
         let keys: Vec<_> = (0..world_size * world_size).map(|_| random.below(1 << 30)).collect();
         order.sort_by_key(|(_, (_, from, to))| keys[from * world_size + to]);
-        for (what, &(slot, from, to)) in order {
-            let slot = if what == fault { moved } else { Some(slot) };
+        for (payload, &(slot, from, to)) in order {
+            let slot = if payload == fault { moved } else { Some(slot) };
             if let Some(slot) = slot {
-                parts[to].recv(slot, from, what as u32).unwrap();
+                parts[to].recv(slot, from, payload as u32).unwrap();
             }
         }
         let (slot, from, to) = transfers[fault];

@@ -10,7 +10,7 @@ pub(crate) use gradsync_tests::programs::{Finished, built, fifo};
 
 /// Restores the default action of the signals that end programs, as whoever started the tests may ignore them, like `nohup`.
 pub(crate) fn heed_signals(command: &mut Command) {
-    // SAFETY: between fork and exec, a call that signal handlers may make too.
+    // SAFETY: Between fork and exec, this only makes a call that signal handlers may make too.
     unsafe {
         command.pre_exec(|| {
             for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {

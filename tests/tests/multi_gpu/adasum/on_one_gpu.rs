@@ -119,16 +119,16 @@ fn check(device: u32, comm: &OneGpu, format: Format, source: KernelSource) {
 
 /// Sums in rank order, rounded once.
 fn sums(runner: &Runner<'_>, case: &Case) {
-    let what = format!("sum, {}", case.name());
+    let label = format!("sum, {}", case.name());
     let mut buffer = runner.buffer(case);
     let mut peers =
         PeerAllReduce::new(runner.comm, &buffer, ReduceOp::Sum).unwrap().expect("kernels reach all buffers");
     peers.run(&mut buffer).unwrap();
-    let got = layers(case, &runner.bits(case, &buffer), &what);
+    let got = layers(case, &runner.bits(case, &buffer), &label);
     let inputs: Vec<Vec<f64>> = case.inputs.iter().map(|layers| layers.concat()).collect();
     let sum = |index: usize| case.format.round(inputs.iter().fold(0.0, |sum, input| sum + input[index]));
     let expected: Vec<f64> = (0..inputs[0].len()).map(sum).collect();
-    assert_equal(&what, &got.concat(), &expected);
+    assert_equal(&label, &got.concat(), &expected);
 }
 
 /// Ranks on one GPU. Only the kernels may transfer data: every collective fails.
@@ -168,11 +168,11 @@ impl Communicator<Cuda> for OneGpu {
     }
 }
 
-// SAFETY: one address of every thread, by number; rank and world size are those of the threads.
+// SAFETY: There is one address per rank, in the order of ranks; rank and world size are the thread's number and the number of threads.
 unsafe impl PeerMemory for OneGpu {
     fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
         let addresses = self.gather_words(&[data.address()])?;
-        // SAFETY: memory of the one GPU; ranks keep their buffers until all have got to the end of the last run, which they compare.
+        // SAFETY: The memory is on the one GPU, and ranks keep their buffers until all of them have compared the results of the last run.
         unsafe { SharedMemory::new(data.queue(), addresses) }.map(Some)
     }
 

@@ -21,12 +21,12 @@ use crate::report::Report;
 const SHAPES: [&[usize]; 4] = [&[300_001], &[1], &[513, 257], &[0]];
 
 pub(super) fn run(context: &Context, report: &mut Report) {
-    let each = |generation: u64, what: fn(&Cases<'_>, &NcclCommunicator, Algorithm)| {
+    let each = |generation: u64, reduction: fn(&Cases<'_>, &NcclCommunicator, Algorithm)| {
         let options = context.options().with_checks(false);
         let comm = context.communicator(generation, &options);
         for cases in Cases::new(context, &comm).each_way() {
             for &algorithm in cases.algorithms() {
-                what(&cases, &comm, algorithm);
+                reduction(&cases, &comm, algorithm);
             }
         }
     };

@@ -135,8 +135,8 @@ fn check_gather(world: &World<'_>, format: Format, lens: &[usize], owners: &Resu
     if let (Some(placed), Ok(owners)) = (run_on(world, format, &ranks[world.rank()], owners, operation), owners) {
         for (index, (tensor, &owner)) in placed.iter().zip(owners).enumerate() {
             let expected = Rc::new(Expected::Bits(Array::new(format, &ranks[owner][index])));
-            let what = format!("tensor {index} of {lens:?}, gathered from rank {owner}");
-            checks.same(what, tensor.read(world.comm), &expected);
+            let label = format!("tensor {index} of {lens:?}, gathered from rank {owner}");
+            checks.same(label, tensor.read(world.comm), &expected);
         }
         let inputs = world.place(format, &ranks[world.rank()]);
         let mut outputs = unwritten(world, format, lens);
@@ -163,8 +163,8 @@ fn check_scatter(world: &World<'_>, format: Format, lens: &[usize], owners: &Res
             } else {
                 Rc::new(Expected::Bits(Array::new(format, &own[index])))
             };
-            let what = format!("tensor {index} of {lens:?}, {op} for rank {owner}");
-            checks.own(what, tensor.read(world.comm), &expected);
+            let label = format!("tensor {index} of {lens:?}, {op} for rank {owner}");
+            checks.own(label, tensor.read(world.comm), &expected);
         }
         let inputs = world.place(format, own);
         let mut outputs = unwritten(world, format, lens);

@@ -24,12 +24,12 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
 }
 
 /// The communicator can still be used.
-fn assert_works(cases: &Cases<'_>, what: &str) {
+fn assert_works(cases: &Cases<'_>, label: &str) {
     let inputs = cases.inputs(Format::F32, 257);
     let mut data = Placed::new(&cases.context.queue, &Array::new(Format::F32, &inputs[cases.rank()]), 0);
     cases.comm.all_reduce(data.slice_mut(), ReduceOp::Sum).unwrap();
     let mut checks = Checks::new(cases.comm);
-    checks.same(what, data.read(cases.comm), &reduced(ReduceOp::Sum, Format::F32, Scaling::NONE, &inputs));
+    checks.same(label, data.read(cases.comm), &reduced(ReduceOp::Sum, Format::F32, Scaling::NONE, &inputs));
     checks.finish();
 }
 

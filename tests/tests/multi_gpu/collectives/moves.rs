@@ -79,8 +79,8 @@ fn broadcast(cases: &Cases<'_>, format: Format) {
             let begin = (root + len) % 2;
             let mut data = Placed::new(queue, &inputs[rank], begin);
             comm.broadcast(data.slice_mut(), root).unwrap();
-            let what = format!("{len} elements from {begin} on, from rank {root}");
-            checks.same(what, data.read(comm), &bits(inputs[root].clone()));
+            let label = format!("{len} elements from {begin} on, from rank {root}");
+            checks.same(label, data.read(comm), &bits(inputs[root].clone()));
         }
     }
     checks.finish();
@@ -145,8 +145,8 @@ fn all_with_all(cases: &Cases<'_>, format: Format) {
             peers().zip(outputs.iter_mut().map(Placed::slice_mut)).collect();
         crate::transfers::exchange(comm, sends, receives).unwrap();
         for (peer, output) in peers().zip(&outputs) {
-            let what = format!("up to {longest} elements from rank {peer}");
-            checks.own(what, output.read(comm), &bits(message(peer, rank)));
+            let label = format!("up to {longest} elements from rank {peer}");
+            checks.own(label, output.read(comm), &bits(message(peer, rank)));
         }
     }
     checks.finish();

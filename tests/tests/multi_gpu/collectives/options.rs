@@ -52,8 +52,8 @@ pub(super) fn of_threads(cases: &Cases<'_>, report: &mut Report) {
 fn compare(cases: &Cases<'_>, generation: u64, options: &NcclOptions) {
     let comm = cases.context.communicator(generation, options);
     let results = sample(cases, &comm).into_iter().zip(sample(cases, cases.comm));
-    for ((what, got), (_, expected)) in results {
-        assert_same(&what, &got.patterns(), &expected.patterns());
+    for ((label, got), (_, expected)) in results {
+        assert_same(&label, &got.patterns(), &expected.patterns());
     }
     sums(cases, &comm);
 }

@@ -56,8 +56,8 @@ struct Work<'c> {
 }
 
 impl TransferHandler<Payload, Cuda> for Work<'_> {
-    fn send(&self, to: usize, what: &Payload) -> Result<Bundle<'_, Cuda>> {
-        match *what {
+    fn send(&self, to: usize, payload: &Payload) -> Result<Bundle<'_, Cuda>> {
+        match *payload {
             Payload::Activation(k) => {
                 assert_eq!(to, self.stage + 1);
                 let values = self.outputs[k].as_ref().expect("computed").slice();
@@ -71,16 +71,16 @@ impl TransferHandler<Payload, Cuda> for Work<'_> {
         }
     }
 
-    fn expect(&self, _: usize, what: &Payload) -> Result<Expected> {
-        Ok(match *what {
+    fn expect(&self, _: usize, payload: &Payload) -> Result<Expected> {
+        Ok(match *payload {
             Payload::Activation(k) if k % 2 == 0 => Expected::described(k as u64),
             Payload::Activation(k) => Expected::known([(DataType::F64, vec![rows(k), 1])]),
             Payload::Gradient(k) => Expected::known([(DataType::F64, vec![rows(k)])]),
         })
     }
 
-    fn received(&mut self, from: usize, what: &Payload, tensors: Received<Cuda>) -> Result<()> {
-        match *what {
+    fn received(&mut self, from: usize, payload: &Payload, tensors: Received<Cuda>) -> Result<()> {
+        match *payload {
             Payload::Activation(k) => {
                 assert_eq!((from + 1, tensors.tensor(0).shape()), (self.stage, &[rows(k), 1][..]));
                 self.inputs[k] = Some(Vector::Came(tensors));
@@ -93,9 +93,9 @@ impl TransferHandler<Payload, Cuda> for Work<'_> {
         Ok(())
     }
 
-    fn sent(&mut self, _: usize, what: &Payload) -> Result<()> {
+    fn sent(&mut self, _: usize, payload: &Payload) -> Result<()> {
         // The memory may be dropped although no work has run yet.
-        match *what {
+        match *payload {
             Payload::Activation(k) => self.outputs[k] = None,
             Payload::Gradient(k) => self.passed[k] = None,
         }

@@ -177,14 +177,14 @@ fn check(
             .then(after);
         // In the second step, the ranks have compared the calls before.
         for step in 0..2 {
-            let what = |name: &str| format!("{name} in {format:?}, step {step}, rank {}", ranks.rank());
+            let label = |name: &str| format!("{name} in {format:?}, step {step}, rank {}", ranks.rank());
             let output = pipeline.forward(part(&whole.x).tensor(ranks, format), ranks.comm).unwrap();
-            assert_eq!(Matrix::read(&output, ranks.comm).unwrap(), part(&whole.z), "{}", what("output"));
+            assert_eq!(Matrix::read(&output, ranks.comm).unwrap(), part(&whole.z), "{}", label("output"));
             let gradient = pipeline.backward(part(&whole.dz).tensor(ranks, format), ranks.comm).unwrap();
-            assert_eq!(Matrix::read(&gradient, ranks.comm).unwrap(), part(&whole.dx), "{}", what("input"));
+            assert_eq!(Matrix::read(&gradient, ranks.comm).unwrap(), part(&whole.dx), "{}", label("input"));
             let [dv, dw] = gradients.each_ref().map(|cell| cell.lock().unwrap().take().expect("a pass backward"));
-            assert_eq!(dv, whole.dv.rows_of(ranks), "{}", what("first weight"));
-            assert_eq!(dw, whole.dw.columns_of(ranks), "{}", what("second weight"));
+            assert_eq!(dv, whole.dv.rows_of(ranks), "{}", label("first weight"));
+            assert_eq!(dw, whole.dw.columns_of(ranks), "{}", label("second weight"));
         }
     }
 }

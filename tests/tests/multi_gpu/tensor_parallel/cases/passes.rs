@@ -66,11 +66,11 @@ fn squares(ranks: &RankContext<'_>, format: Format, blocks: usize, seed: u64) ->
 }
 
 /// Asserts that `values` are as near to the sum of the vectors as any transport guarantees.
-fn assert_sum(what: &str, format: Format, values: &[f64], vectors: &[&[f64]]) {
+fn assert_sum(label: &str, format: Format, values: &[f64], vectors: &[&[f64]]) {
     let rule = ScaledSum::new(format, vectors.len(), ONE, ONE);
     let column = |index: usize| vectors.iter().map(move |vector| vector[index]);
     let (exact, bounds): (Vec<f64>, Vec<f64>) = (0..values.len()).map(|index| rule.expect(column(index))).unzip();
-    assert_within(what, format, values, &exact, &bounds);
+    assert_within(label, format, values, &exact, &bounds);
 }
 
 pub(super) fn all_reduce_of_32(ranks: &RankContext<'_>) {

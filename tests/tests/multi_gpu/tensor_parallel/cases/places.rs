@@ -74,8 +74,8 @@ const MARGIN: usize = 3;
 
 fn lend(ranks: &RankContext<'_>, owner: Owner, dtype: DType, shape: &[usize]) -> DeviceTensor {
     let address = owner.buffer.as_slice().address() + (MARGIN * dtype.size_bytes()) as u64;
-    // SAFETY: the elements lie between the margins; the buffer lives as long as its owner, goes back to its queue behind
-    // what was put there, and is only read by what waits for that queue.
+    // SAFETY: The elements lie between the margins. The buffer lives as long as its owner, returns to its queue after the work that was
+    // enqueued there, and is only read by work that waits for that queue.
     unsafe { DeviceTensor::from_raw_parts(ranks.queue, address, dtype, shape, owner) }.unwrap()
 }
 
