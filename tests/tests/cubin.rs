@@ -1,6 +1,6 @@
-//! The assembled kernels in the crate, read as ELF files: each holds its family's entry points and no other, for its folder's architecture, with
-//! as many bytes of parameters and as many threads as the host's table says. That they are what the assembler makes of the PTX is
-//! `cargo xtask ptxas`'s to prove.
+//! The assembled kernels in the crate, read as ELF files. Each file holds the entry points of its family and no others, for the
+//! architecture of its folder, with the numbers of parameter bytes and threads of the host's table. `cargo xtask ptxas` proves that they
+//! are the assembler's output for the PTX.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,13 +8,14 @@ use std::path::PathBuf;
 use gradsync_device::abi::{self, Entry};
 use object::{FileFlags, Object, ObjectSection};
 
-/// Attributes of an entry point, as `cuobjdump -elf` names them: threads of a block in three dimensions; symbol, offset and bytes of parameters.
+/// Attributes of an entry point, as `cuobjdump -elf` names them: the threads of a block in three dimensions; the symbol, offset and size of
+/// the parameters.
 const EIATTR_MAX_THREADS: u8 = 0x05;
 const EIATTR_PARAM_CBANK: u8 = 0x0a;
-/// The form of an attribute whose value follows, with its length; others are of four bytes.
+/// The form of an attribute that is followed by its length and value; attributes of other forms have four bytes.
 const EIFMT_SVAL: u8 = 0x04;
 
-/// Architecture, family and content of every file.
+/// The architecture, family and content of every file.
 fn files() -> Vec<(u32, String, Vec<u8>)> {
     let mut found = Vec::new();
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../host/cubin");
@@ -31,7 +32,7 @@ fn files() -> Vec<(u32, String, Vec<u8>)> {
     found
 }
 
-/// The attributes that `.nv.info.NAME` holds with a value.
+/// The attributes with a value in `.nv.info.NAME`.
 fn attributes(info: &[u8]) -> BTreeMap<u8, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut rest = info;
@@ -60,7 +61,7 @@ fn code_is_of_its_folders_architecture() {
         let FileFlags::Elf { abi_version, e_flags, .. } = file.flags() else {
             panic!("sm_{sm} {family} is no ELF file")
         };
-        // The first form is the one that every driver of CUDA 12 knows; the second came with 10.0.
+        // Every driver of CUDA 12 knows the first form; the second was added for architecture 10.0.
         let (form, found) = if sm < 100 { (7, e_flags & 0xff) } else { (8, (e_flags >> 8) & 0xff) };
         assert_eq!((abi_version, found), (form, sm), "sm_{sm} {family}");
     }

@@ -1,10 +1,10 @@
-//! A program built with the feature `cuda`, started on whatever machine this is: it must start without a driver and name what is
-//! missing, and with one it must find it. Whether kernels are right is the GPU tier's to tell.
+//! A program built with the feature `cuda`, started on any machine: without a driver it must start and name the missing part, and with a
+//! driver it must find it. The GPU tier tests the kernels.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// The program to start: `cargo xtask test` builds it with the feature and hands over its path.
+/// The program to start: `cargo xtask test` builds it with the feature and passes its path.
 fn program() -> PathBuf {
     let path = std::env::var_os("GRADSYNC_CUDA_BINARY");
     path.expect("GRADSYNC_CUDA_BINARY names a program built with the feature `cuda`").into()

@@ -1,7 +1,8 @@
-//! What the driver is given to load a kernel, and what becomes of its answers, with drivers made here that run nothing: no GPU is needed.
+//! The images that the driver gets to load a kernel, and the handling of its answers, tested with drivers made here that run nothing: no
+//! GPU is needed.
 //!
-//! Each case is a process of its own, this program again, whose driver is named by the variable that the forwarders of `host/libcuda.rs`
-//! heed. Whether kernels run is the GPU tier's to tell.
+//! Each case is a process of its own, running this program again. The variable that the forwarders of `host/libcuda.rs` read names its
+//! driver. The GPU tier tests whether kernels run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,12 +13,13 @@ use gradsync_tests::programs::{printed_by, shared_library};
 
 const DRIVER: &str = "GRADSYNC_LIBCUDA";
 const FORCE_PTX: &str = "GRADSYNC_FORCE_PTX";
-/// What the kernels are that are asked for: two that are in the crate as code, and one that is not.
+/// The requested kernels: two with assembled code in the crate, and one without.
 const KERNELS: [&str; 3] = ["peer_adasum_f32_p4", "peer_tree_bf16_p8", "empty"];
 const NO_BINARY_FOR_GPU: u32 = 209;
 const INVALID_PTX: u32 = 218;
 
-/// Loads the kernels on device 0 of this process's driver, whatever that is, and prints how it went. The others run this one.
+/// Loads the kernels on device 0 of this process's driver, if there is one, and prints the outcome. The other tests run this one in child
+/// processes.
 #[test]
 fn report() {
     let queue = match Queue::new(0) {
@@ -35,11 +37,11 @@ fn report() {
     }
 }
 
-/// As [`report`], of queues on the default stream that all threads have in common, by both its handles.
+/// Prints the outcome of queues on the shared default stream, made from each of its two handles; other tests run it like [`report`].
 #[test]
 fn report_default_streams() {
     for handle in [0, 1] {
-        // SAFETY: that stream lives as long as the context.
+        // SAFETY: The shared default stream lives as long as the context.
         match unsafe { Queue::from_raw_stream(0, ptr::without_provenance_mut(handle)) } {
             Ok(queue) => {
                 let refused = queue.capture(|| unreachable!("nothing is recorded")).expect_err("no recording");
@@ -50,7 +52,7 @@ fn report_default_streams() {
     }
 }
 
-/// A device, and a driver that answers what it is told to when it is given code or PTX.
+/// A simulated device and driver, with the status codes that the driver returns for a context, for code and for PTX.
 #[derive(Clone, Copy)]
 struct Driver {
     major: u32,
@@ -65,7 +67,8 @@ impl Driver {
         Driver { major, minor, context: 0, code: 0, ptx: 0 }
     }
 
-    /// A library that says what it is given: of code the word that holds the architecture, of PTX its entry points and waits.
+    /// Compiles the driver. It prints each image that it is given: the architecture of code, or the numbers of entry points and of waits of
+    /// PTX.
     fn build(self, folder: &Path) -> PathBuf {
         const SOURCE: &str = r#"
             #include <stdio.h>
@@ -115,7 +118,7 @@ impl Driver {
         path
     }
 
-    /// What [`report`] says in a process with this driver, and what the driver says in it.
+    /// The lines that [`report`] and the driver print in a process with this driver.
     fn report(self, force_ptx: Option<&str>) -> Vec<String> {
         self.printed("report", force_ptx)
     }
@@ -136,7 +139,7 @@ impl Driver {
     }
 }
 
-/// Lines of a report in which everything is loaded: what each kernel's driver is given in turn, and what it takes.
+/// The lines of a report in which every kernel is loaded: the images that the driver gets for each kernel in turn, and the accepted source.
 fn loaded(given: [&[&str]; 3], sources: [KernelSource; 3]) -> Vec<String> {
     let mut lines = Vec::new();
     for (name, given) in KERNELS.iter().zip(given) {
@@ -202,9 +205,9 @@ fn what_is_refused_twice_is_an_error_with_the_last_answer() {
     assert!(!report.iter().any(|line| line.contains(" from ")), "{report:?}");
 }
 
-/// What no header has that this program was made with.
+/// A status code that is not in the header with which this program was made.
 const UNKNOWN: u32 = 99999;
-/// `CUDA_ERROR_DEVICE_UNAVAILABLE`, which `cust` does not know: another process has the device for itself.
+/// `CUDA_ERROR_DEVICE_UNAVAILABLE`, which `cust` does not know: another process uses the device exclusively.
 const DEVICE_UNAVAILABLE: u32 = 46;
 
 #[test]
@@ -234,7 +237,7 @@ fn a_device_that_is_too_old_is_named() {
 
 #[test]
 fn the_default_stream_of_each_thread_is_refused() {
-    // SAFETY: that stream exists wherever there is a context.
+    // SAFETY: The per-thread default stream exists wherever there is a context.
     let error = unsafe { Queue::from_raw_stream(0, ptr::without_provenance_mut(2)) }.expect_err("no queue");
     assert_eq!(error.code, 400, "{error}");
     for part in ["stream 0x2", "per-thread default stream", "Device::new_cuda_with_stream"] {

@@ -1,18 +1,16 @@
 //! Linear layers of candle, split over ranks with gradsync's tensor-parallel operations, against the same layers on one
 //! rank.
 //!
-//! Outputs and gradients, with respect to the input and to every weight, for a weight split by output rows, one split
-//! by input columns, and the two in a row as a transformer's block has them. Needs the feature `demo`, which builds
-//! candle.
+//! Outputs are compared, and gradients with respect to the input and to every weight: for a weight split by output rows, for a weight split
+//! by input columns, and for both in a row, as in a transformer's block. Needs the feature `demo`, which builds candle.
 //!
 //! # Bounds
 //!
-//! Everything compared here is a product of two or three matrices, computed with its inner sums cut into parts. A sum
-//! of n products, in any order and with or without fused multiplications, errs by at most `γ_n` of the sum of the
-//! magnitudes; adding the ranks' parts in `f64` and rounding once is one more rounding of a dtype that has fewer bits,
-//! and P in `f64` itself. So with `n` the lengths of all inner sums together plus one for each rank, the split and the
-//! plain result are each within `γ_n |A||B||C|` of the exact one, and within twice that of each other, where `|A|`
-//! holds the magnitudes of the elements of `A`.
+//! Each compared value is a product of two or three matrices, with its inner sums cut into parts. A sum of n products, in any order and
+//! with or without fused multiplications, errs by at most `γ_n` times the sum of the magnitudes. Adding the ranks' parts in `f64` and
+//! rounding once is one more rounding for a narrower dtype, and P roundings for `f64` itself. Let `n` be the lengths of all inner sums
+//! together plus one for each rank. Then the split and the plain result are each within `γ_n |A||B||C|` of the exact result, and within
+//! twice this bound of each other, where `|A|` holds the magnitudes of the elements of `A`.
 
 use candle_core::{Device, Tensor, Var};
 use gradsync::comm::{Communicator, Ranks};
@@ -64,13 +62,13 @@ impl Matrix {
         Self::of(self.rows, other.columns, inner)
     }
 
-    /// Part `rank` of `world_size` by rows.
+    /// The rows of this rank's part.
     fn rows_of(&self, rank: usize, world_size: usize) -> Self {
         let rows = self.rows / world_size;
         Self::of(rows, self.columns, |row, column| self.at(rank * rows + row, column))
     }
 
-    /// Part `rank` of `world_size` by columns.
+    /// The columns of this rank's part.
     fn columns_of(&self, rank: usize, world_size: usize) -> Self {
         self.transposed().rows_of(rank, world_size).transposed()
     }
@@ -113,10 +111,10 @@ fn to_host(tensor: &Tensor) -> HostTensor {
     .unwrap()
 }
 
-/// `y = x Wᵀ` in candle, on one rank's part of the weight; it knows nothing of ranks.
+/// `y = x Wᵀ` in candle, on one rank's part of the weight, without any knowledge of ranks.
 struct Linear {
     weight: Var,
-    /// The input and the output of the last pass forward.
+    /// The input and the output of the last forward pass.
     saved: Option<(Var, Tensor)>,
     weight_gradient: Arc<Mutex<Option<Matrix>>>,
 }
@@ -144,17 +142,17 @@ impl TensorOp for Linear {
 
     fn backward(&mut self, gradient: HostTensor, _: &dyn Communicator) -> Result<HostTensor> {
         let (input, output) = self.saved.take().expect("the pipeline goes forward first");
-        // The gradient of ⟨y, g⟩ is what g gives by the chain rule.
+        // By the chain rule, the gradient of ⟨y, g⟩ is the gradient that g propagates.
         let gradients = (output * to_candle(gradient)).unwrap().sum_all().unwrap().backward().unwrap();
         *self.weight_gradient.lock().unwrap() = Some(Matrix::read(gradients.get(&self.weight).unwrap()));
         Ok(to_host(gradients.get(&input).unwrap()))
     }
 }
 
-/// Output, gradient of the input, and gradients of the weights, as one rank has them.
+/// The output, the gradient of the input, and the gradients of the weights on one rank.
 type Results = (Matrix, Matrix, Vec<Matrix>);
 
-/// Runs `layers`, with `before` and `after` them, forward on `x` and backward on `y`.
+/// Runs `layers` between the pipelines `before` and `after`: forward on `x` and backward on the output's gradient.
 fn run(
     comm: &dyn Communicator,
     format: Format,
@@ -177,12 +175,12 @@ fn run(
     (Matrix::read(&to_candle(output)), Matrix::read(&to_candle(gradient)), weight_gradients.collect())
 }
 
-/// The layers whole, on one rank.
+/// Runs the whole layers on one rank.
 fn plain(format: Format, layers: &[Matrix], data: (&Matrix, &Matrix)) -> Results {
     on_ranks(1, |comm| run(&comm, format, Pipeline::new(), layers, Pipeline::new(), data)).remove(0)
 }
 
-/// `factors` are the matrices whose product is compared.
+/// Asserts the bound of the module's documentation for the product of `factors`.
 fn assert_close(what: &str, format: Format, world_size: usize, got: &Matrix, plain: &Matrix, factors: &[&Matrix]) {
     let mut magnitude = factors[0].magnitudes();
     let mut roundings = world_size;

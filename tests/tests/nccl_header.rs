@@ -1,7 +1,7 @@
-//! Our declarations of NCCL's interface against NVIDIA's own header: the C compiler compares, and says what differs.
+//! Our declarations of NCCL's interface against NVIDIA's own header: the C compiler compares them, and reports differences.
 //!
-//! Every function is declared a second time, with the C types that ours stand for, which compilers refuse unless it is
-//! the same; values, sizes and offsets are asserted. It takes no NCCL library, no CUDA toolkit and no GPU.
+//! Every function is declared a second time, with the C types that our types stand for; compilers refuse a second declaration that differs.
+//! Values, sizes and offsets are asserted. The test needs no NCCL library, no CUDA toolkit and no GPU.
 
 use std::ffi::{c_char, c_int};
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use gradsync::sys::nccl::{
     UniqueId, Version,
 };
 
-/// What `nccl.h` takes from a CUDA toolkit, as far as C needs it.
+/// Stand-ins for the toolkit headers that `nccl.h` includes, with the declarations that C needs.
 const TOOLKIT: [(&str, &str); 3] =
     [("cuda_runtime.h", "typedef struct CUstream_st *cudaStream_t;\n"), ("cuda_fp16.h", ""), ("cuda_bf16.h", "")];
 const PROLOGUE: &str = "#include <stddef.h>\n#include <nccl.h>\n";
@@ -40,7 +40,7 @@ const PASSED: [Known; 10] = known! {
     Stream => "cudaStream_t",
     UniqueId => "ncclUniqueId",
 };
-/// Only ever behind a pointer.
+/// Types that occur only behind a pointer.
 const POINTED_AT: [(&str, &str); 2] = [("c_void", "void"), ("Config", "ncclConfig_t")];
 
 const CONSTANTS: [(&str, c_int); 20] = [
@@ -66,7 +66,7 @@ const CONSTANTS: [(&str, c_int); 20] = [
     ("NCCL_CONFIG_UNDEF_INT", UNDEFINED),
 ];
 
-/// Lets the C compiler look at `source` with `nccl.h` before it; an error is what it says.
+/// Compiles `source` after `nccl.h`; an error is the compiler's output.
 fn compile(source: &str) -> Result<(), String> {
     let include = std::env::var_os("GRADSYNC_NCCL_INCLUDE").expect("GRADSYNC_NCCL_INCLUDE names a folder with nccl.h");
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -100,7 +100,7 @@ fn refused(source: &str, about: &str) {
     assert!(words.contains(about), "nothing of {about} in {words}");
 }
 
-/// The C type that a type of ours stands for.
+/// The C type that one of our types stands for.
 fn c_type(rust: &str) -> Result<String, String> {
     if let Some(target) = rust.strip_prefix("*const ") {
         return Ok(format!("{} const *", c_type(target)?));
@@ -113,7 +113,7 @@ fn c_type(rust: &str) -> Result<String, String> {
     found.map(|(_, c)| c.into()).ok_or_else(|| format!("no C type is known for {rust}"))
 }
 
-/// C that declares the functions again. It refers to each before, because a declaration alone may be of a new one.
+/// C code that declares the functions again. It refers to each function first, because a declaration alone may introduce a new one.
 fn declared_again(declarations: &[Declaration]) -> Result<String, String> {
     let mut source = String::new();
     for Declaration { name, parameters, result } in declarations {
@@ -126,7 +126,7 @@ fn declared_again(declarations: &[Declaration]) -> Result<String, String> {
 }
 
 fn asserted<'a>(equations: impl IntoIterator<Item = (&'a str, i128)>) -> String {
-    // Quotation marks would end the message.
+    // The message must not contain quotation marks, which would end it.
     let line = |(left, right)| format!("_Static_assert({left} == {right}, \"{left} is not {right}\");\n");
     equations.into_iter().map(line).collect()
 }
@@ -143,7 +143,8 @@ fn every_function_is_declared_as_in_the_header() {
 
 #[test]
 fn a_wrong_declaration_is_refused() {
-    // Integers of two sizes; two enumerations, which are the same integer; a parameter less; another result.
+    // The wrong declarations: integers of another size; two enumerations, which are the same integer type; one parameter less; another
+    // result.
     let wrong: [(&str, &[&str], &str); 4] = [
         ("ncclSend", &["*const c_void", "DataTypeCode", "usize", "c_int", "Comm", "Stream"], "ResultCode"),
         (
@@ -206,7 +207,7 @@ fn types_have_the_headers_sizes() {
     accepted(&asserted([("NCCL_UNIQUE_ID_BYTES", size_of::<UniqueId>() as i128)]));
 }
 
-/// Each field's name in C, its offset and its size; the list is complete, or this does not compile.
+/// Each field's name in C, its offset and its size. The code compiles only if the list is complete.
 macro_rules! fields {
     ($($field:ident => $c:literal),* $(,)?) => {{
         let Config { $($field: _),* } = Config::default();
@@ -236,7 +237,7 @@ fn the_configuration_begins_like_the_headers() {
             (&*format!("sizeof(((ncclConfig_t *)0)->{name})"), size as i128),
         ]));
     }
-    // The header may have more fields, and never less.
+    // The header's structure may have more fields, but not fewer.
     accepted(&asserted([
         ("_Alignof(ncclConfig_t)", align_of::<Config>() as i128),
         (&*format!("(sizeof(ncclConfig_t) >= {})", size_of::<Config>()), 1),
@@ -248,7 +249,7 @@ fn the_configuration_starts_with_the_headers_values() {
     let Config { size, magic, version, blocking, cga_cluster_size, min_ctas, max_ctas, net_name, split_share } =
         Config::default();
     assert_eq!((size, version), (size_of::<Config>(), 21801), "those of the version that has these fields");
-    // In the order of the header's list; its first value is of its own size, and the third its own version.
+    // The numbers are positions in the header's list; its first value is the structure's size and its third the version, which differ here.
     let values = [
         (1, i128::from(magic)),
         (3, blocking.into()),

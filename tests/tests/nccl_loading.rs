@@ -1,6 +1,6 @@
 //! Finding and loading NCCL, with libraries made here that have its functions' names: no GPU and no NCCL is needed.
 //!
-//! Each case is a process of its own, this program again: which library is looked for is settled by the environment.
+//! Each case is a process of its own, running this program again, as the environment determines the library to load.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 const SEARCH_PATH: &str = "LD_LIBRARY_PATH";
 /// The functions that a library may lack.
 const OPTIONAL: [&str; 3] = ["ncclCommRegister", "ncclCommDeregister", "ncclCommShrink"];
-/// No version knows it.
+/// A result code that no version of NCCL defines.
 const UNKNOWN_CODE: ResultCode = ResultCode(99);
 
-/// Opens what the environment of this process names, whatever that is, and prints how it went. The others run this one.
+/// Opens the library that the environment of this process names, and prints the outcome. The other tests run this one in child processes.
 #[test]
 fn report() {
     let found = match Nccl::open() {
@@ -30,7 +30,7 @@ fn report() {
             // SAFETY: NCCL refuses a null pointer by a result code.
             "refusal": unsafe { (nccl.functions.ncclGetVersion)(std::ptr::null_mut()) }.0,
             "text": nccl.error_string(UNKNOWN_CODE),
-            // SAFETY: null is not a communicator, and is allowed.
+            // SAFETY: NCCL accepts a null pointer in place of a communicator.
             "last": unsafe { nccl.last_error(std::ptr::null_mut()) },
         }),
         Err(error) => json!({ "kind": kind(&error), "error": error.to_string() }),
@@ -55,7 +55,7 @@ fn kind(error: &NcclError) -> &'static str {
     }
 }
 
-/// What [`report`] prints in a process with this library named, or none, and with this folder to search, or none.
+/// The output of [`report`] in a process with this library named and this folder to search, each if given.
 fn reported(named: Option<&Path>, search: Option<&Path>) -> Value {
     let printed = printed_by("report", |command| {
         command.env_remove(VARIABLE).env_remove(SEARCH_PATH);
@@ -66,14 +66,14 @@ fn reported(named: Option<&Path>, search: Option<&Path>) -> Value {
     serde_json::from_str(line).expect("the report is JSON")
 }
 
-/// The text of the error of this kind that the report must be.
+/// Asserts that the report is an error of this kind, and returns its text.
 #[track_caller]
 fn error<'a>(report: &'a Value, kind: &str) -> &'a str {
     assert_eq!(report["kind"], kind, "{report}");
     report["error"].as_str().expect("a text")
 }
 
-/// A library that says it is NCCL of this version, and has the functions that `has` says.
+/// Compiles a library that claims to be NCCL of this version, with the functions that `has` selects.
 fn library(folder: &Path, name: &str, version: &str, has: impl Fn(&str) -> bool) -> PathBuf {
     let unknown = UNKNOWN_CODE.0;
     let mut source = String::new();
@@ -86,7 +86,7 @@ fn library(folder: &Path, name: &str, version: &str, has: impl Fn(&str) -> bool)
                 format!("const char *{function}(int code) {{ return code == {unknown} ? \"news \" : \"\"; }}\n")
             }
             "ncclGetLastError" => format!("const char *{function}(void *comm) {{ return comm; }}\n"),
-            // Never called here.
+            // The function is never called here.
             _ => format!("int {function}(void) {{ return 0; }}\n"),
         };
     }
@@ -109,7 +109,7 @@ fn without_a_library_every_name_is_listed_with_the_loaders_reason() {
         assert!(text.contains("), libnccl.so (") && text.contains("No such file"), "{text}");
         assert!(text.ends_with("; the variable GRADSYNC_LIBNCCL names another"), "{text}");
     } else {
-        // This machine has one: then it is one of those names that was opened, or is complained about.
+        // This machine has a library: the report names the file that was opened, or the file that was refused.
         assert!(report.to_string().contains("libnccl.so"), "{report}");
     }
 }
@@ -120,7 +120,7 @@ fn files_that_are_no_libraries_are_listed_with_the_loaders_reason() {
     for name in ["libnccl.so.2", "libnccl.so"] {
         fs::write(folder.path().join(name), "not a library").expect("a writable folder");
     }
-    // The folder comes before the system's own, whatever those have; the loader's reasons name the files in it.
+    // The folder is searched before the system's folders, whatever they hold; the loader's reasons name the files in it.
     let report = reported(None, Some(folder.path()));
     let text = error(&report, "not found");
     let (first, second) = text.split_once("), libnccl.so (").expect("both names");
@@ -136,7 +136,7 @@ fn the_versioned_name_is_found_first() {
     library(folder.path(), "libnccl.so", "22707", |_| true);
     let report = reported(None, Some(folder.path()));
     assert_eq!((&report["library"], &report["version"]), (&json!("libnccl.so.2"), &json!("2.28.9")));
-    // A variable that is set to nothing is not set.
+    // An empty variable counts as unset.
     assert_eq!(reported(Some("".as_ref()), Some(folder.path())), report);
 }
 

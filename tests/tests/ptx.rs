@@ -1,5 +1,5 @@
-//! The PTX in the crate, read as text: entry points, parameters and launch bounds are those of the host's table, loads are 16 bytes wide, and no
-//! instruction may be fused or flushed behind our back. That it assembles is `cargo xtask ptxas`'s to prove.
+//! The PTX in the crate, read as text: entry points, parameters and launch bounds match the host's table, loads are 16 bytes wide, and the
+//! assembler may not fuse or flush any instruction. `cargo xtask ptxas` proves that it assembles.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../host/ptx")
 }
 
-/// Every entry point of an architecture's files: name, then family, parameter types and body.
+/// Every entry point of an architecture's files: its name, and then family, parameter types and body.
 fn entry_points(arch: &str) -> BTreeMap<String, (String, Vec<String>, String)> {
     let mut found = BTreeMap::new();
     for file in std::fs::read_dir(folder().join(arch)).expect("the folder of PTX is there") {
@@ -84,7 +84,7 @@ fn streaming_kernels_move_16_bytes_at_once() {
             let dtypes = dtypes(&name);
             let (reads, writes) = match family.as_str() {
                 "zero" | "zero_segments" => (false, true),
-                // The sum is read and written; the wider operand moves 16 bytes at once, the other as many elements.
+                // The sum is read and written; the wider operand is accessed in 16 bytes at once, and the other in as many elements.
                 "accumulate" | "accumulate_segments" => (true, dtypes[0].size_bytes() >= dtypes[1].size_bytes()),
                 // Four elements at a time leave registers for more threads.
                 "combine" if dtypes.iter().all(|dtype| dtype.size_bytes() == 2) => {
@@ -95,7 +95,7 @@ fn streaming_kernels_move_16_bytes_at_once() {
                     let (from, to) = (dtypes[0].size_bytes(), dtypes[1].size_bytes());
                     (from >= to, to >= from)
                 }
-                // Eight vectors pass through shared memory.
+                // Sums over eight vectors pass the data through shared memory.
                 "gram" if arch == "sm_80" && name.ends_with("_p8") => {
                     assert!(
                         body.contains("cp.async.cg.shared.global"),
@@ -104,13 +104,14 @@ fn streaming_kernels_move_16_bytes_at_once() {
                     assert!(body.contains("ld.shared.v4.b32"), "{arch} {name} reads no 16 bytes of shared memory");
                     continue;
                 }
-                // Eight vectors of 16-bit elements fill the registers with 8 bytes each.
+                // With eight vectors of 16-bit elements, 8 bytes of each vector fill the registers.
                 "gram_cross" if dtypes[0].size_bytes() == 2 => {
                     assert!(body.contains("ld.global.v2.b32"), "{arch} {name} has no 8-byte load");
                     continue;
                 }
                 "dots" | "gram" | "gram_cross" | "squared_norms" | "all_finite" | "sweep" => (true, false),
-                // Senders move 16 bytes, five times over; whoever multiplies and writes has to as well, for each vector of its width.
+                // The sending part moves 16 bytes in five unrolled places; the part that multiplies and writes does so too, once for each
+                // vector of its width.
                 "peer_adasum" | "peer_reduce" | "peer_tree" => {
                     let width: usize = name[name.len() - 1..].parse().expect("a width");
                     let is_short = family != "peer_reduce" && width == 8 && dtypes[0].size_bytes() == 2;
@@ -122,7 +123,7 @@ fn streaming_kernels_move_16_bytes_at_once() {
                     }
                     continue;
                 }
-                // One thread an element or a layer: never the bottleneck.
+                // One thread handles one element or one layer, so these kernels are never the bottleneck.
                 "tree_dots" | "tree_combine" | "coefficients" | "combine_pair" | "fold_sums" | "peer_barrier"
                 | "empty" => {
                     continue;

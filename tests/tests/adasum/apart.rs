@@ -1,5 +1,5 @@
-//! Ranks that reach each other's memory against the same ones that send each other messages: every bit of the result and of the report is the
-//! same, whatever lies in whose part.
+//! Adasum over shared memory against Adasum by messages: every bit of the result and of the report is equal, however the layers are divided
+//! into the ranks' parts.
 
 use gradsync::Result;
 use gradsync::comm::local::LocalCommunicator;
@@ -13,7 +13,7 @@ use gradsync_tests::ranks::{agreed, guarded};
 
 use crate::case::Case;
 
-/// A communicator that tells nobody of the memory which its ranks have in common.
+/// A communicator that does not offer the memory which its ranks share.
 pub(crate) struct Apart<'a>(pub(crate) &'a LocalCommunicator);
 
 impl Ranks for Apart<'_> {
@@ -40,7 +40,7 @@ impl Communicator for Apart<'_> {
     }
 }
 
-/// The arena's bits, the weights' and how many layers were computed again: the same on all ranks.
+/// Returns the bits of the arena, the bits of the weights and the number of recomputed layers, which agree on all ranks.
 fn outcome(case: &Case, are_apart: bool) -> (Vec<u64>, Vec<u64>, usize) {
     agreed(&case.name(), case.world_size(), |comm| {
         let mut buffer = case.buffer(comm.rank());
@@ -52,7 +52,7 @@ fn outcome(case: &Case, are_apart: bool) -> (Vec<u64>, Vec<u64>, usize) {
     })
 }
 
-/// Layers of which many lie in one part, and some in several; each third one cancels, and some hold what is not finite.
+/// Several layers per part, and layers that span parts; every third layer cancels, and some layers hold NaN or infinity.
 fn mixed(format: Format, world_size: usize, shapes: &[&[usize]], seed: u64) -> Case {
     let mut case = Case::of(Kind::Random, format, world_size, shapes, seed);
     let opposite = Case::of(Kind::NearlyOpposite(1e-6), format, world_size, shapes, seed);
@@ -93,7 +93,7 @@ fn small_layers_give_the_same_bits() {
     });
 }
 
-/// Several chunks a layer, and more in a part than is kept in the caches at a time.
+/// Layers of several chunks, and parts larger than the number of bytes that is kept in the caches at a time.
 #[test]
 fn large_layers_give_the_same_bits() {
     guarded(120, || {

@@ -1,4 +1,4 @@
-//! One Adasum all-reduce as data: run it, check what the report says, and compare with the oracle.
+//! One Adasum all-reduce as data: runs it, checks the report, and compares the result with the oracle.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use gradsync_tests::ranks::agreed;
 use gradsync_tests::tolerance::adasum::{Expectation, Method, expect};
 use gradsync_tests::tolerance::assert_within;
 
-/// What goes in: every rank's layers, as exact numbers of the format.
+/// The input: the layers of every rank, as exact numbers of the format.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) format: Format,
@@ -23,7 +23,7 @@ pub(crate) struct Case {
     pub(crate) inputs: Vec<Vec<Vec<f64>>>,
 }
 
-/// What comes out on every rank.
+/// The output, which is equal on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Outcome {
     /// The bits of the whole arena, gaps included.
@@ -75,7 +75,7 @@ impl Case {
         AdasumOptions::default().with_algorithm(self.algorithm).with_granularity(self.granularity)
     }
 
-    /// This rank's buffer, filled.
+    /// The buffer of `rank`, filled with its layers.
     pub(crate) fn buffer(&self, rank: usize) -> GradientBuffer {
         let tensors = self.shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.clone()));
         let mut buffer = GradientBuffer::new(dtype(self.format), self.world_size(), tensors).unwrap();
@@ -85,7 +85,7 @@ impl Case {
         buffer
     }
 
-    /// Runs it; all ranks have to agree bit for bit, and a second run too.
+    /// Runs the case twice; all ranks and both runs have to agree bit for bit.
     pub(crate) fn run(&self) -> Outcome {
         let what = self.name();
         let first = self.run_once(&what);
@@ -119,7 +119,7 @@ impl Case {
         segments.iter().map(decode).collect()
     }
 
-    /// The exact result of what `method` computes, over the layers laid end to end.
+    /// The exact result of `method`, over the layers laid end to end.
     pub(crate) fn expectation(&self, method: Method) -> Expectation {
         let inputs: Vec<Vec<f64>> = self.inputs.iter().map(|layers| layers.concat()).collect();
         let mut end = 0;
@@ -134,7 +134,7 @@ impl Case {
         expect(method, self.format, &inputs, &segments)
     }
 
-    /// Runs it and compares everything with the oracle.
+    /// Runs the case and compares the result and the report with the oracle.
     pub(crate) fn check(&self, label: &str) {
         let what = format!("{label}, {}", self.name());
         let outcome = self.run();

@@ -1,4 +1,5 @@
-//! Short layers of `f64` against rational numbers: within 8 units of `2^-52` of the largest input, whatever the data.
+//! Short layers of `f64` against exact rational arithmetic: the error is at most 8 units of `2^-52` of the largest input, for every family
+//! of data.
 
 use gradsync::ops::{Algorithm, Granularity};
 use gradsync_tests::double::{Family, UNITS};
@@ -6,7 +7,7 @@ use gradsync_tests::oracle::{Format, rational};
 
 use crate::case::Case;
 
-/// Ranks × layers × elements, of layers of such lengths.
+/// A case of layers with lengths `lens`, as ranks × layers × elements.
 fn case(family: Family, ranks: usize, lens: &[usize], seed: u64) -> Case {
     let layers: Vec<Vec<Vec<f64>>> =
         lens.iter().zip(seed..).map(|(&len, seed)| family.vectors(ranks, len, seed)).collect();
@@ -20,7 +21,7 @@ fn case(family: Family, ranks: usize, lens: &[usize], seed: u64) -> Case {
     }
 }
 
-/// The largest error of a case in any layer, in units; fails where a layer has too large an error.
+/// The largest error in any layer of the case, in units; panics if a layer's error exceeds the tolerance.
 fn check(case: &Case, family: Family) -> f64 {
     let found = case.layers(&case.run_once(&case.name()));
     let errors = found.iter().enumerate().map(|(layer, found)| {
@@ -28,7 +29,7 @@ fn check(case: &Case, family: Family) -> f64 {
         let exact = rational::adasum(&inputs);
         let unit = rational::unit(&inputs);
         if unit < f64::MIN_POSITIVE {
-            // Zeros, or too small to tell units apart.
+            // The layer is zero, or so small that its unit would be subnormal.
             return exact.error_of(found, f64::MIN_POSITIVE);
         }
         let (error, len, ranks) = (exact.error_of(found, unit), found.len(), case.world_size());
@@ -38,13 +39,13 @@ fn check(case: &Case, family: Family) -> f64 {
     errors.fold(0.0, f64::max)
 }
 
-/// Layers in one rank's window and layers that lie in several, on every number of ranks that takes another way.
+/// Layers in one rank's window and layers that span windows, on every world size up to 16.
 #[test]
 fn short_layers_are_exact_to_eight_units() {
     for family in Family::ALL {
         let mut worst = 0.0_f64;
         for ranks in 1..=16 {
-            // Rational numbers of many ranks have many digits: fewer, shorter vectors then.
+            // The rational numbers of many ranks have many digits, so larger groups get fewer and shorter vectors.
             let lens: &[usize] = match ranks {
                 1..=4 => &[1, 1, 1, 2, 3, 4, 5, 8, 13, 33, 64, 100, 100],
                 5..=8 => &[1, 1, 2, 5, 17, 100],
@@ -56,7 +57,7 @@ fn short_layers_are_exact_to_eight_units() {
     }
 }
 
-/// The issue's own measurement: one-element tensors on eight ranks.
+/// The measurement of the issue report: one-element tensors on eight ranks.
 #[test]
 fn single_elements_are_exact() {
     for seed in 0..20 {

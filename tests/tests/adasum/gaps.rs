@@ -1,4 +1,4 @@
-//! What somebody has written between the tensors of a buffer changes neither a result nor a weight, by any path.
+//! Values that a caller has written between the tensors of a buffer change neither results nor weights, by any algorithm or transport.
 
 use gradsync::GradientBuffer;
 use gradsync::comm::local::LocalCommunicator;
@@ -14,10 +14,10 @@ use gradsync_tests::ranks::{agreed, guarded};
 use crate::apart::Apart;
 use crate::case::Case;
 
-/// Whether ranks reach each other's memory or send each other messages.
+/// Whether ranks send each other messages (`true`) or reach each other's memory (`false`).
 const ARE_APART: [bool; 2] = [false, true];
 
-/// The bits of the tensors on all ranks, and those of the weights with the number of layers that were computed again.
+/// The bits of the tensors on all ranks, the bits of the weights, and the number of recomputed layers.
 type Outcome = (Vec<u64>, Option<Vec<u64>>, usize);
 
 fn outcome(
@@ -34,7 +34,7 @@ fn outcome(
     })
 }
 
-/// With ones, other numbers and NaN in the gaps, all is as with zeros there.
+/// Ones, other numbers and NaN in the gaps give the same outcome as zeros.
 fn check(case: &Case, what: &str, reduce: impl Fn(&LocalCommunicator, &mut GradientBuffer) -> AdasumReport + Sync) {
     let clean = outcome(case, 0.0, &reduce);
     for value in [1.0, -2.0, f64::NAN] {
@@ -53,7 +53,7 @@ fn cases(format: Format, world_size: usize, kind: Kind) -> impl Iterator<Item = 
     })
 }
 
-/// Ones wherever two orthogonal vectors are not: their sum, by weights of 1.
+/// The gaps hold ones beside two orthogonal vectors; the result must still be their sum, with weights of 1.
 #[test]
 fn ones_between_orthogonal_tensors() {
     guarded(60, || {

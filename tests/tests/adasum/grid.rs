@@ -9,12 +9,12 @@ use gradsync_tests::tolerance::adasum::Method;
 
 use crate::case::Case;
 
-/// Odd sizes, empty ones, scalars, and tensors larger than a shard, so that shard boundaries fall inside layers.
+/// Odd sizes, empty tensors, scalars, and tensors larger than a shard, so that shard boundaries fall inside layers.
 const SHAPES: [&[usize]; 9] = [&[1], &[0], &[37], &[5, 51], &[], &[64], &[2, 0, 3], &[700], &[3]];
 
 const WORLD_SIZES: [usize; 8] = [1, 2, 3, 4, 5, 7, 8, 16];
 
-/// The algorithms that take this many ranks.
+/// The algorithms that support this world size.
 fn algorithms(world_size: usize) -> &'static [Algorithm] {
     if world_size.is_power_of_two() { &[Algorithm::Gram, Algorithm::Tree] } else { &[Algorithm::Gram] }
 }
@@ -104,8 +104,8 @@ fn buffers_without_elements() {
     });
 }
 
-/// Each is within its own bound of the exact result, so they are within the sum of the bounds of each other; for vectors
-/// that do not cancel that is a few units in the last place.
+/// Each result is within its own bound of the exact result, so the two results differ by at most the sum of the bounds. For vectors that do
+/// not cancel, this sum is a few units in the last place.
 #[test]
 fn gram_and_tree_agree() {
     guarded(120, || {

@@ -1,4 +1,4 @@
-//! Cases whose answer is known without an oracle: ONNX Runtime's numbers, the algebra of the rule, exact opposites.
+//! Cases with an answer that is known without an oracle: ONNX Runtime's numbers, the algebra of the rule, exact opposites.
 
 use gradsync::ops::{Algorithm, Granularity};
 use gradsync_tests::inputs::{Kind, vector};
@@ -21,8 +21,8 @@ fn results(format: Format, inputs: &[&[&[f64]]]) -> Vec<(Algorithm, Vec<Vec<f64>
         .collect()
 }
 
-/// Upstream gives four decimals, rounded in the first case and cut in the second: half and one unit of the fourth are
-/// the tolerances. Two tensors, swapped between the ranks.
+/// Upstream gives four decimals, rounded in the first case and truncated in the second, so the tolerances are half a unit and one unit of
+/// the fourth decimal. In the first case, each rank has two tensors, in swapped order.
 #[test]
 fn upstream_f32() {
     guarded(60, || {
@@ -44,7 +44,7 @@ fn upstream_f32() {
     });
 }
 
-/// The spec gives the exact halves, so nothing is tolerated.
+/// The specification gives the exact halves, so the tolerance is zero.
 #[test]
 fn upstream_f16_exact_halves() {
     guarded(60, || {
@@ -101,7 +101,8 @@ fn orthogonal_is_the_sum_and_identical_is_the_mean() {
                     case.inputs = vec![same.clone(); world_size];
                     case.check("identical");
                     if format != Format::F64 {
-                        // 1/2 may miss by a few 2⁻⁵³, far below half a unit of the narrower dtypes; f64 is left to the bound.
+                        // The coefficient 1/2 may be wrong by a few 2⁻⁵³, far below half a unit of the narrower dtypes; for f64, only the
+                        // bound is checked.
                         assert_eq!(case.layers(&case.run()), same, "{}", case.name());
                     }
                 }
@@ -110,8 +111,8 @@ fn orthogonal_is_the_sum_and_identical_is_the_mean() {
     });
 }
 
-/// Small integers make every product and sum exact in any order, so exact opposites have to vanish exactly, and what is
-/// left is the other pair. A Gram form without the exact fall-back divides 0 by 0 here.
+/// Small integers make every product and sum exact in any order, so exact opposites must vanish exactly and only the other pair remains. A
+/// Gram form without the exact fall-back divides 0 by 0 here.
 #[test]
 fn exact_opposites_vanish() {
     guarded(60, || {
@@ -134,7 +135,7 @@ fn exact_opposites_vanish() {
     });
 }
 
-/// One cancelling layer is recomputed, its neighbours are not, and the number says so.
+/// One cancelling layer is recomputed, its neighbours are not, and the report counts one layer.
 #[test]
 fn only_the_layer_that_cancels_takes_the_exact_path() {
     guarded(60, || {
@@ -153,9 +154,9 @@ fn only_the_layer_that_cancels_takes_the_exact_path() {
     });
 }
 
-/// However badly the direction of a vanishing pair is known, Cauchy-Schwarz bounds what the rule can make of it:
-/// `|k_a a| ≤ |a| + |b|/2`, so `|result| ≤ 3/2 (|a| + |b|)` for the coefficients of the vectors that are combined. Weights
-/// that belong to another rounding of the same pair have no such bound. 1e-9 is for the roundings of everything else.
+/// However badly the direction of a vanishing pair is known, Cauchy-Schwarz bounds the result of the rule: `|k_a a| ≤ |a| + |b|/2`, so
+/// `|result| ≤ 3/2 (|a| + |b|)` for the coefficients of the combined vectors. Weights that belong to another rounding of the same pair have
+/// no such bound. The allowance of 1e-9 covers all other roundings.
 #[test]
 fn a_vanishing_pair_is_never_amplified() {
     guarded(60, || {
@@ -175,14 +176,14 @@ fn a_vanishing_pair_is_never_amplified() {
     });
 }
 
-/// Homogeneous of degree 1: a power of two times the inputs is that times the result, bit for bit.
+/// The rule is homogeneous of degree 1: scaling the inputs by a power of two scales the result by the same power, bit for bit.
 #[test]
 fn scaling_by_a_power_of_two_scales_the_result() {
     guarded(60, || {
         for format in Format::ALL {
             for algorithm in BOTH {
                 let case = Case::of(Kind::Random, format, 4, &[&[77], &[300]], 9).with(algorithm, Granularity::Tensor);
-                // Far from the subnormals, where the quantum does not scale.
+                // The values stay far from the subnormals, where the spacing of numbers does not scale.
                 let mut case = case;
                 case.inputs.iter_mut().flatten().flatten().for_each(|x| *x *= 64.0);
                 let mut scaled = case.clone();
@@ -194,7 +195,7 @@ fn scaling_by_a_power_of_two_scales_the_result() {
     });
 }
 
-/// Per tensor and whole are different things: two layers, parallel in one and orthogonal in the other.
+/// The granularities differ on two layers, of which one is parallel and the other orthogonal.
 #[test]
 fn granularity_decides_what_a_layer_is() {
     guarded(60, || {
@@ -202,7 +203,7 @@ fn granularity_decides_what_a_layer_is() {
         for algorithm in BOTH {
             let tensor = Case::plain(Format::F32, &inputs).with(algorithm, Granularity::Tensor);
             assert_eq!(tensor.layers(&tensor.run()), [[1.0, 2.0], [1.0, 1.0]]);
-            // dot 5, squares 6: both coefficients are 1 - 5/12.
+            // The dot product is 5 and both squared norms are 6, so both coefficients are 1 - 5/12.
             let whole = Case::plain(Format::F32, &inputs).with(algorithm, Granularity::Whole);
             let seven = f64::from((7.0_f64 / 12.0) as f32);
             let twice = [f64::from((7.0_f64 / 6.0) as f32), f64::from((7.0_f64 / 3.0) as f32)];
@@ -211,7 +212,7 @@ fn granularity_decides_what_a_layer_is() {
     });
 }
 
-/// Twice the largest number, orthogonally: the sum overflows to infinity as IEEE says, and the rest stays right.
+/// Orthogonal vectors of the largest finite number: the sum overflows to infinity as IEEE 754 says, and the other elements stay right.
 #[test]
 fn an_overflowing_result_is_infinite_and_nothing_else() {
     guarded(60, || {
@@ -225,7 +226,7 @@ fn an_overflowing_result_is_infinite_and_nothing_else() {
     });
 }
 
-/// The threshold of the rule, from both sides: one element whose square is just at or just below it.
+/// The threshold of the rule, from both sides: the square of one element is just at the threshold or just below it.
 #[test]
 fn squares_below_the_threshold_have_the_coefficient_one() {
     guarded(60, || {

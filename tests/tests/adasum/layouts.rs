@@ -1,5 +1,5 @@
-//! A result depends on the tensors and the number of vectors alone: not on what else lies in a buffer, in which order, into how many shards ranks
-//! divide the work, or whether they reach each other's memory. To the bit, weights included.
+//! A result, weights included, depends on the tensors and the number of vectors alone, to the bit. It does not depend on other tensors in
+//! the buffer, their order, the number of shards, or on whether ranks reach each other's memory.
 
 use gradsync::GradientBuffer;
 use gradsync::comm::local::LocalCommunicator;
@@ -14,7 +14,7 @@ use gradsync_tests::ranks::agreed;
 
 use crate::apart::Apart;
 
-/// Tensors of one chunk and of many, of all three lengths of chunks, of a whole number of them and not.
+/// Lengths of one chunk and of many chunks, for all three chunk lengths; some are multiples of the chunk length and some are not.
 const LENS: [usize; 11] = [700, 300_001, 64, 20_000, 1, 16_384, 262_145, 513, 0, 50_000, 9];
 const VECTORS: usize = 4;
 
@@ -25,7 +25,7 @@ struct Tensors {
     of_vectors: Vec<Vec<Vec<f64>>>,
 }
 
-/// The bits of each tensor's result, and of its weights, if there are any.
+/// For each tensor, the bits of its result and the bits of its weights, if there are any.
 type Outcome = Vec<(Vec<u64>, Option<Vec<u64>>)>;
 
 impl Tensors {
@@ -36,8 +36,8 @@ impl Tensors {
         Self { format, of_vectors: (0..VECTORS).map(of_vector).collect() }
     }
 
-    /// Reduces these tensors, in this order, in one buffer, whose shards are as many as ranks: each vector has as many ranks, of which the first has
-    /// its values and the others zeros, which they are summed with.
+    /// Reduces these tensors, in this order, in one buffer with one shard per rank. Each vector belongs to `ranks / VECTORS` consecutive
+    /// ranks; the first of them has the vector's values, and the others have zeros.
     fn reduce(
         &self,
         order: &[usize],
@@ -64,7 +64,7 @@ impl Tensors {
     }
 }
 
-/// On as many ranks as vectors, by messages or not.
+/// Reduces over one rank per vector, by messages if `are_apart`, else over shared memory.
 fn flat(
     options: AdasumOptions,
     are_apart: bool,
@@ -76,7 +76,7 @@ fn flat(
     }
 }
 
-/// On nodes of several ranks, one node for a vector.
+/// Reduces over nodes of several ranks, one node per vector.
 fn on_nodes(options: AdasumOptions) -> impl Fn(&LocalCommunicator, &mut GradientBuffer) -> AdasumReport + Sync {
     move |all, buffer| {
         let per_node = all.world_size() / VECTORS;

@@ -1,4 +1,4 @@
-//! Hierarchical Adasum: a sum, mean or Adasum inside nodes, which are made of the threads of one process, and Adasum across.
+//! Hierarchical Adasum: sum, mean or Adasum inside nodes, which are made of threads of one process, and Adasum across nodes.
 
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Ranks, ReduceOp, Split};
@@ -17,10 +17,10 @@ use crate::case::Case;
 use crate::on_nodes::OnNodes;
 
 const SHAPES: [&[usize]; 8] = [&[1], &[0], &[37], &[5, 51], &[], &[64], &[700], &[3]];
-/// Nodes, and ranks of each.
+/// Pairs of the number of nodes and the number of ranks per node.
 const WORLDS: [(usize, usize); 9] = [(1, 1), (1, 4), (4, 1), (2, 2), (3, 2), (2, 3), (4, 2), (5, 3), (8, 2)];
 
-/// This rank's groups.
+/// The groups of this rank.
 struct Groups {
     all: LocalCommunicator,
     node: LocalCommunicator,
@@ -39,7 +39,7 @@ impl Groups {
     }
 }
 
-/// Runs a case twice on every rank, and holds it against the oracle.
+/// Runs a case twice on every rank, and compares the results with the oracle.
 fn check(case: &OnNodes, label: &str) {
     let what = format!("{label}, {}", case.name());
     let run = || {
@@ -103,7 +103,7 @@ fn every_kind_of_gradient() {
     });
 }
 
-/// Several chunks to a part, so that transport and arithmetic run side by side.
+/// Several chunks per part, so that transport and arithmetic overlap.
 #[test]
 fn layers_of_many_chunks() {
     guarded(170, || {
@@ -115,7 +115,7 @@ fn layers_of_many_chunks() {
     });
 }
 
-/// The groups of a topology are such groups: 2 nodes of 4 ranks, whose data groups have 2 ranks on each.
+/// Groups that a topology defines: the world is 2 nodes of 4 ranks, and each data group has 2 ranks on each node.
 #[test]
 fn groups_of_a_topology() {
     guarded(60, || {
@@ -130,7 +130,7 @@ fn groups_of_a_topology() {
             let (all, node, across) =
                 (split(GroupKind::Data), split(GroupKind::NodeLocalData), split(GroupKind::CrossNodeData));
             let mut buffer = GradientBuffer::new(DType::F64, 4, [("w", [4])]).unwrap();
-            // Orthogonal between the nodes of one data group, so that Adasum adds.
+            // The vectors of the two nodes of a data group are orthogonal, so Adasum adds them.
             buffer.tensor_mut(0).into_data().typed::<f64>().unwrap()[rank / 4] = (rank + 1) as f64;
             let nodes = Nodes { all: &all, node: &node, across: &across };
             hierarchical_adasum_all_reduce(nodes, &mut buffer, ReduceOp::Sum, AdasumOptions::default()).unwrap();
@@ -171,11 +171,11 @@ fn one_node_is_the_sum_and_nodes_of_one_are_adasum() {
     });
 }
 
-/// Nodes that combine by Adasum themselves: of adjacent powers of two of ranks, that is the Adasum of all.
+/// Nodes that also combine by Adasum: for adjacent ranks and powers of two, the result is Adasum over all ranks.
 #[test]
 fn adasum_of_adasums_is_the_adasum_of_all() {
     const LENS: [usize; 3] = [700, 255, 1];
-    /// From 0.5 to 1.5: no product cancels anything.
+    /// Values are from 0.5 to 1.5, so no sum of products cancels.
     fn value(rank: usize, place: usize) -> f64 {
         0.5 + ((rank * 7919 + place * 104_729) % 1009) as f64 / 1009.0
     }
@@ -213,9 +213,9 @@ fn adasum_of_adasums_is_the_adasum_of_all() {
                 let layers = if granularity == Granularity::Tensor { LENS.len() } else { 1 };
                 let (of_all, two, chosen, along_tree) = &results[0];
                 assert_eq!(two.1, Some(layers * nodes), "{what}: weights");
-                // Coefficients are at most 1, so that the result is at most the sum of the vectors. Sums of up to n positive products
-                // are wrong by n units, twice in each coefficient, of which a vector passes log2 P, and all results are; the tree rounds
-                // once more at each level.
+                // Coefficients are at most 1, so the result is at most the sum of the vectors. A sum of up to n positive products is wrong
+                // by at most n units; it enters each coefficient twice, and each vector is multiplied by log2 P coefficients. The tree also
+                // rounds at each level.
                 let terms: usize = LENS.iter().sum();
                 let bound = world_size as f64 * 1.5 * 4.0 * 3.0 * (terms + 1) as f64 * f64::EPSILON;
                 let trees = along_tree.iter().inspect(|tree| assert_eq!(tree.1, None, "{what}: weights of a tree"));
@@ -231,7 +231,7 @@ fn adasum_of_adasums_is_the_adasum_of_all() {
     });
 }
 
-/// Runs on four ranks with groups that `place` makes, and gives every rank's error.
+/// Runs on `world_size` ranks, each of which must be refused, and returns every rank's error.
 fn refusals(world_size: usize, run: impl Fn(LocalCommunicator) -> gradsync::Result<()> + Sync) -> Vec<String> {
     let outcomes = on_ranks(world_size, |comm| run(comm).map_err(|error| error.to_string()));
     outcomes.into_iter().map(|outcome| outcome.expect_err("refused on every rank")).collect()
@@ -253,7 +253,7 @@ fn what_is_refused_is_refused_on_every_rank() {
         for message in with(ReduceOp::Max, AdasumOptions::default()) {
             assert!(message.contains("max"), "{message}");
         }
-        // On one rank alone, which the others learn.
+        // One rank alone makes the mistake, and the others learn of it.
         let others = refusals(4, |comm| {
             let rank = comm.rank();
             let mut buffer = case.all.buffer(rank);
@@ -264,7 +264,7 @@ fn what_is_refused_is_refused_on_every_rank() {
         for (rank, message) in others.into_iter().enumerate() {
             assert!(message.contains("max") && (rank == 3 || message.contains("rank 3 refuses")), "{message}");
         }
-        // Three nodes of one rank.
+        // Three nodes of one rank each; the tree needs a power of two.
         for message in refusals(3, |comm| {
             let rank = comm.rank();
             let mut buffer = OnNodes::random(Format::F32, 3, 1, &SHAPES, 1).all.buffer(rank);
@@ -274,7 +274,7 @@ fn what_is_refused_is_refused_on_every_rank() {
         }) {
             assert!(message.contains("the tree algorithm needs a power of two of nodes, and there are 3"), "{message}");
         }
-        // Nodes {0, 1}, {2, 3}, and across them {0, 3}, {1, 2}.
+        // The nodes are {0, 1} and {2, 3}, and the groups across them are {0, 3} and {1, 2}.
         for message in refusals(4, |comm| {
             let rank = comm.rank();
             let mut buffer = case.all.buffer(rank);
@@ -285,7 +285,7 @@ fn what_is_refused_is_refused_on_every_rank() {
         }) {
             assert!(message.contains("ranks 0 and 3") || message.contains("ranks 1 and 2"), "{message}");
         }
-        // Nodes of 3 and of 1.
+        // Nodes of 3 ranks and of 1 rank.
         for message in refusals(4, |comm| {
             let rank = comm.rank();
             let mut buffer = case.all.buffer(rank);
@@ -295,7 +295,7 @@ fn what_is_refused_is_refused_on_every_rank() {
         }) {
             assert!(message.contains("rank 0 has 2 nodes of 3 ranks"), "{message}");
         }
-        // Two groups of two ranks; each node has a rank of both.
+        // The world is split into two groups of two ranks, and each node has a rank of both groups.
         for message in refusals(4, |comm| {
             let rank = comm.rank();
             let mut buffer = OnNodes::random(Format::F32, 1, 2, &SHAPES, 1).all.buffer(rank % 2);
@@ -306,7 +306,7 @@ fn what_is_refused_is_refused_on_every_rank() {
         }) {
             assert!(message.contains("the group \"node\" of rank 0 has ranks that are not among all"), "{message}");
         }
-        // Another tensor on one rank.
+        // One rank has other tensors.
         let odd = Case::of(Kind::Random, Format::F32, 4, &[&[5]], 1);
         for message in refusals(4, |comm| {
             let rank = comm.rank();

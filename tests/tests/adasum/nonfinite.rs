@@ -1,4 +1,4 @@
-//! NaN and infinity: they reach every element of their layer on every rank, and no other layer.
+//! NaN and infinity spread to every element of their layer on every rank, and to no other layer.
 
 use gradsync::ops::{Algorithm, Granularity};
 use gradsync_tests::inputs::Kind;
@@ -9,8 +9,8 @@ use crate::case::Case;
 
 const SHAPES: [&[usize]; 3] = [&[37], &[130], &[5]];
 
-/// With one bad element on one rank, the partner's coefficient is NaN in either reading of the threshold, and NaN times
-/// anything is NaN: the whole layer is NaN once a second rank takes part.
+/// With one non-finite element on one rank, the partner's coefficient is NaN in either reading of the threshold, and NaN times any number
+/// is NaN. The whole layer is therefore NaN as soon as a second rank takes part.
 #[test]
 fn one_bad_element_spoils_its_layer_only() {
     guarded(120, || {
@@ -45,7 +45,7 @@ fn over_the_whole_buffer_it_spoils_everything() {
         for algorithm in [Algorithm::Gram, Algorithm::Tree] {
             let mut case = Case::of(Kind::Random, Format::F32, 4, &SHAPES, 2).with(algorithm, Granularity::Whole);
             case.inputs[3][2][0] = f64::NAN;
-            // `layers` also checks that NaN did not get into the gaps.
+            // `layers` also checks that NaN did not reach the gaps.
             assert!(case.layers(&case.run()).concat().iter().all(|x| x.is_nan()), "{algorithm:?}");
         }
     });

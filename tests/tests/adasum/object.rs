@@ -1,4 +1,4 @@
-//! `Adasum` as an object: prepared once, with the results of the function at every step, on all ranks at once and on nodes.
+//! `Adasum` as an object: prepared once, it gives the results of the function at every step, over all ranks and over nodes.
 
 use gradsync::GradientBuffer;
 use gradsync::comm::local::LocalCommunicator;
@@ -20,7 +20,7 @@ fn case(seed: u64, options: AdasumOptions) -> Case {
     Case::of(Kind::Random, Format::F32, 4, &SHAPES, seed).with(options.algorithm, options.granularity)
 }
 
-/// The bits and the reports of three steps by an object, and of the same by a function.
+/// Runs three steps by an `Adasum` object and by the function, and compares their bits and reports.
 fn check(
     options: AdasumOptions,
     prepare: impl Fn(&LocalCommunicator, &GradientBuffer, &mut dyn FnMut(&mut Adasum<'_>)) + Sync,

@@ -1,4 +1,4 @@
-//! One hierarchical Adasum as data: ranks on nodes, what each brings, and what the oracle makes of the nodes' sums.
+//! One hierarchical Adasum as data: the placement of ranks on nodes, the input of each rank, and the oracle's result for the nodes' sums.
 
 use gradsync::comm::ReduceOp;
 use gradsync::ops::Algorithm;
@@ -9,10 +9,10 @@ use gradsync_tests::tolerance::assert_within;
 
 use super::case::Case;
 
-/// What all ranks bring, and which ranks make a node.
+/// The input of all ranks, and the ranks that form a node.
 #[derive(Clone, Debug)]
 pub(crate) struct OnNodes {
-    /// Of all ranks.
+    /// The input of every rank, before nodes are reduced.
     pub(crate) all: Case,
     pub(crate) per_node: usize,
     pub(crate) within_node: ReduceOp,
@@ -21,13 +21,13 @@ pub(crate) struct OnNodes {
 }
 
 impl OnNodes {
-    /// Every rank brings vectors of its own.
+    /// A case in which every rank has random vectors of its own.
     pub(crate) fn random(format: Format, nodes: usize, per_node: usize, shapes: &[&[usize]], seed: u64) -> Self {
         let all = Case::of(Kind::Random, format, nodes * per_node, shapes, seed);
         Self { all, per_node, within_node: ReduceOp::Sum, interleaved: false }
     }
 
-    /// Nodes whose sums are of a kind: each layer lies on one rank of its node, and the others bring zeros.
+    /// A case in which the nodes' sums are of one kind: in each node, one rank holds the layer, and the other ranks hold zeros.
     pub(crate) fn of_kind(
         kind: Kind,
         format: Format,
@@ -48,19 +48,19 @@ impl OnNodes {
         Self { all: Case { inputs, ..sums }, per_node, within_node: ReduceOp::Sum, interleaved: false }
     }
 
-    /// The same, where nodes average.
+    /// Reduces by mean inside nodes.
     pub(crate) fn with_mean(mut self) -> Self {
         self.within_node = ReduceOp::Mean;
         self
     }
 
-    /// The same along the tree over nodes.
+    /// Combines the nodes along the tree.
     pub(crate) fn along_tree(mut self) -> Self {
         self.all.algorithm = Algorithm::Tree;
         self
     }
 
-    /// The same with ranks dealt out to nodes in turn.
+    /// Assigns ranks to nodes in turn.
     pub(crate) fn interleaved(mut self) -> Self {
         self.interleaved = true;
         self
@@ -70,7 +70,7 @@ impl OnNodes {
         self.all.world_size() / self.per_node
     }
 
-    /// The node that a rank is on, and its place there.
+    /// The node of a rank, and the rank's index in it.
     pub(crate) fn place(&self, rank: usize) -> (usize, usize) {
         if self.interleaved {
             (rank % self.nodes(), rank / self.nodes())
@@ -79,7 +79,7 @@ impl OnNodes {
         }
     }
 
-    /// Adasum of the nodes' sums or means, formed in `f64` in the order of places and rounded once.
+    /// The Adasum case over the nodes' sums or means, which are formed in `f64` in the order of indices and rounded once.
     pub(crate) fn of_nodes(&self) -> Case {
         let divisor = if self.within_node == ReduceOp::Mean { self.per_node as f64 } else { 1.0 };
         let of_node = |node: usize| {
@@ -95,7 +95,8 @@ impl OnNodes {
         Case { inputs: (0..self.nodes()).map(of_node).collect(), ..self.all.clone() }
     }
 
-    /// Compares layers laid end to end, and the fields of the report: the algorithm, the nodes' weights, and the number of recomputed layers.
+    /// Compares the layers, laid end to end, and the fields of the report: the algorithm, the nodes' weights and the number of recomputed
+    /// layers.
     pub(crate) fn check(
         &self,
         what: &str,

@@ -1,4 +1,4 @@
-//! What Adasum refuses, on every rank.
+//! Calls that Adasum refuses on every rank.
 
 use gradsync::comm::{Ranks, ReduceOp};
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity, adasum_all_reduce, all_reduce};
@@ -18,7 +18,7 @@ fn tree_needs_a_power_of_two_and_names_the_count() {
             let outcome = on_ranks(world_size, |comm| {
                 let mut buffer = case.buffer(comm.rank());
                 let error = adasum_all_reduce(&comm, &mut buffer, case.options()).expect_err("no power of two");
-                // It was refused before anything was exchanged: the group is still usable.
+                // The call was refused before any exchange, so the group is still usable.
                 comm.barrier().unwrap();
                 error.to_string()
             });
@@ -30,7 +30,7 @@ fn tree_needs_a_power_of_two_and_names_the_count() {
     });
 }
 
-/// `odd` on one rank, `common` on the others.
+/// One rank runs `odd`, the others run `common`; every rank must refuse.
 fn assert_refused_everywhere(what: &str, common: &Case, odd: &Case) {
     for algorithm in [Algorithm::Gram, Algorithm::Tree] {
         let outcomes = on_ranks(4, |comm| {
@@ -49,13 +49,13 @@ fn ranks_with_different_lengths_or_dtypes() {
         let common = case(Format::F32, &[&[60], &[64]]);
         assert_refused_everywhere("a longer buffer", &common, &case(Format::F32, &[&[60], &[640]]));
         assert_refused_everywhere("another dtype", &common, &case(Format::F64, &[&[60], &[64]]));
-        // bf16 padded to the same number of elements: only the dtype differs.
+        // The tensor of bf16 is padded to the same number of elements, so only the dtype differs.
         assert_refused_everywhere("the same length", &case(Format::F16, &[&[128]]), &case(Format::BF16, &[&[128]]));
     });
 }
 
-/// The same number of elements in the arena, cut at other places: the collectives alone cannot see it, and the ranks would
-/// weigh elements by another layer's coefficients.
+/// The arenas have the same number of elements but different segments. The collectives alone cannot detect this, and the ranks would weight
+/// elements by another layer's coefficients.
 #[test]
 fn ranks_with_different_layouts_of_one_length() {
     guarded(60, || {
@@ -100,7 +100,7 @@ fn a_buffer_for_another_number_of_ranks() {
     });
 }
 
-/// Adasum is only as safe as its exchange: a rank that dies in the middle ends the call on the others.
+/// A rank that leaves without a call ends the call on the others.
 #[test]
 fn a_rank_that_never_comes_is_an_error_on_the_others() {
     guarded(60, || {
@@ -113,14 +113,14 @@ fn a_rank_that_never_comes_is_an_error_on_the_others() {
                 let outcome = adasum_all_reduce(&comm, &mut case.buffer(comm.rank()), case.options());
                 Some(outcome.expect_err("rank 3 left").to_string())
             });
-            // In the tree some ranks notice only through a partner that failed, so only "an error" holds for all of them.
+            // In the tree, some ranks notice only through a partner that failed, so not every error names rank 3.
             assert!(outcomes[..3].iter().all(Option::is_some));
             assert!(outcomes.iter().flatten().any(|text| text.contains("rank 3")), "{outcomes:?}");
         }
     });
 }
 
-/// Tensors of one length in another order, as parameters out of a hash map are: only their names can tell.
+/// Tensors of the same length in a different order, as when parameters come out of a hash map: only their names differ.
 #[test]
 fn ranks_with_the_same_tensors_in_another_order() {
     guarded(60, || {
@@ -132,7 +132,7 @@ fn ranks_with_the_same_tensors_in_another_order() {
             let mut gradients = buffer(comm.rank(), [2, 3]);
             let adasum = adasum_all_reduce(&comm, &mut gradients, AdasumOptions::default());
             let sum = all_reduce(&comm, &mut gradients, ReduceOp::Sum);
-            // One rank with the same names in other shapes.
+            // One rank has the same names with other shapes.
             let mut gradients = buffer(0, if comm.rank() == 2 { [3, 2] } else { [2, 3] });
             let reshaped = all_reduce(&comm, &mut gradients, ReduceOp::Sum);
             (adasum.unwrap_err().to_string(), sum.unwrap_err().to_string(), reshaped.unwrap_err().to_string())
@@ -147,7 +147,7 @@ fn ranks_with_the_same_tensors_in_another_order() {
     });
 }
 
-/// One rank alone is wrong about the world, or asks for what cannot be: the others learn it at once, not at the deadline.
+/// One rank alone has the wrong world size, or makes an impossible request: the others learn it at once, not at the deadline.
 #[test]
 fn a_rank_that_is_wrong_alone_keeps_nobody_waiting() {
     guarded(20, || {
@@ -172,7 +172,7 @@ fn a_rank_that_is_wrong_alone_keeps_nobody_waiting() {
     });
 }
 
-/// Gradients that all ranks reach where they lie are reduced window by window, each by its own rank: the reduction has to be compared.
+/// Gradients in shared memory are reduced window by window, each by its own rank, so the reduction operation has to be compared.
 #[test]
 fn another_reduction_on_one_rank() {
     guarded(20, || {

@@ -1,4 +1,4 @@
-//! `agree`: posts that fit are released, posts that cannot fit fail on all ranks, at once.
+//! `agree`: pending calls that match are released; calls that cannot match fail on all ranks at once.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use gradsync_tests::ranks::guarded;
 use crate::group::{Way, barrier, mismatch, on_members, recv, reduce, send, send_recv, sync};
 use crate::{AT_ONCE, PLENTY, WORLD_SIZES};
 
-/// What each rank posts, if it does.
+/// The calls that each rank makes; `None` for a rank that makes no call.
 type Posts<'a> = &'a [Option<&'a [Call]>];
 
-/// Each rank makes its post; what each got, those without one by waiting for the failure.
+/// Makes each rank's calls and returns every rank's error; ranks without a call wait for the failure.
 fn posts(way: Way, posts: Posts<'_>) -> Vec<CommError> {
     let start = Instant::now();
     let errors = on_members(way, posts.len(), |member| {
@@ -66,7 +66,7 @@ fn unequal_collectives_fail_on_every_rank() {
         let max = Call::new(Operation::AllReduce(ReduceOp::Max), 4, DataType::BF16);
         let bytes = Call::new(Operation::AllReduce(ReduceOp::Sum), 4, DataType::U8);
         for other in [sync(), reduce(5), max, bytes] {
-            // Rank 2 only hears of it: rank 1's post is compared with rank 0's as soon as both are there.
+            // Rank 2 makes no call and still hears of the mismatch, as rank 1's call is compared with rank 0's as soon as both are there.
             assert_mismatch(&[Some(&[reduce(4)]), Some(&[other]), None], &mismatch(0, reduce(4), 1, other));
         }
         let (left, right) = ([sync(), reduce(1)], [sync(), reduce(2)]);
@@ -85,7 +85,7 @@ fn transfers_are_released_pair_by_pair() {
                     match rank {
                         0 => member.agree(&[send(1, round)], PLENTY).unwrap(),
                         1 => member.agree(&[recv(0, round)], PLENTY).unwrap(),
-                        // Two that exchange, in both spellings.
+                        // Ranks 2 and 3 exchange: one by a single call, the other by a send and a receive.
                         2 => member.agree(&[send_recv(3, 3)], PLENTY).unwrap(),
                         _ => member.agree(&[send(2, 3), recv(2, 3)], PLENTY).unwrap(),
                     }
@@ -131,7 +131,7 @@ fn transfers_that_do_not_fit_fail_on_every_rank() {
     });
 }
 
-/// A rank waits in a collective for another, which waits for it in a transfer.
+/// One rank waits in a collective for another rank, which waits for the first one in a transfer.
 #[test]
 fn a_collective_does_not_fit_a_transfer() {
     guarded(60, || {
@@ -181,7 +181,7 @@ fn too_many_calls_fail_on_every_rank() {
     });
 }
 
-/// The deadline names who had not posted: also those that somebody else waits for.
+/// The timeout names the ranks that made no call, including ranks for which somebody else waits.
 #[test]
 fn whatever_else_does_not_complete_ends_by_the_deadline() {
     guarded(60, || {
@@ -200,7 +200,7 @@ fn whatever_else_does_not_complete_ends_by_the_deadline() {
                     let Some(calls) = lists[member.rank()] else { return (None, member.wait_failure(PLENTY)) };
                     match member.agree(calls, deadline) {
                         Err(error) => (Some(calls[0].operation), Some(error)),
-                        // Its part is complete, as it meets half of another rank's exchange.
+                        // The call of this rank is complete, as it matches half of another rank's exchange.
                         Ok(()) => (None, member.wait_failure(PLENTY)),
                     }
                 });

@@ -1,5 +1,5 @@
-//! `announce` and `confirm`: ranks run ahead of each other, and calls that do not fit are known soon after they are made,
-//! on every rank, and at the latest where a rank confirms.
+//! `announce` and `confirm`: ranks run ahead of each other, and every rank learns of calls that do not match: soon after they are made, and
+//! at the latest when it confirms.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use crate::group::{Way, barrier, mismatch, on_members, recv, reduce, send, send_
 use crate::{AT_ONCE, PLENTY, WORLD_SIZES};
 
 const DEADLINE: Duration = Duration::from_millis(500);
-/// How far ahead of the others a rank may be, in calls.
+/// The number of calls that a rank may be ahead of the others.
 const LIMIT: usize = 4096;
 
 /// As many calls as a step of training has buckets.
@@ -23,13 +23,13 @@ fn step() -> Vec<Call> {
     (0..14).map(|bucket| reduce(1000 + bucket)).collect()
 }
 
-/// Announces calls one by one, until one is refused; then confirms them.
+/// Announces calls one by one until one is refused; if none is, confirms them.
 fn announce_all(member: &Member, calls: &[Call]) -> Result<(), CommError> {
     calls.iter().try_for_each(|call| member.announce(&[*call], PLENTY))?;
     member.confirm(PLENTY)
 }
 
-/// Each rank announces its calls one by one; all hear of the same mismatch, wherever they are by then.
+/// Each rank announces its calls one by one; all ranks hear of the same mismatch, however far they are.
 #[track_caller]
 fn assert_mismatch(lists: &[Vec<Call>], expected: &CommError) {
     for way in Way::CHANNELS {
@@ -38,7 +38,7 @@ fn assert_mismatch(lists: &[Vec<Call>], expected: &CommError) {
             let calls = &lists[member.rank()];
             let error = match announce_all(&member, calls) {
                 Err(error) => error,
-                // Its own calls may have fitted before another rank's did not.
+                // The calls of this rank may have matched before another rank's did not.
                 Ok(()) => member.wait_failure(PLENTY).expect("the others cannot fit"),
             };
             let again = [member.announce(&[sync()], PLENTY), member.agree(&[sync()], PLENTY)];
@@ -61,7 +61,7 @@ fn equal_calls_are_confirmed() {
                         announce_all(&member, &step()).unwrap();
                         member.announce(&step(), PLENTY).unwrap();
                         member.announce(&[], PLENTY).unwrap();
-                        // Between announced calls, some that are waited in.
+                        // Calls that wait for the other ranks stand between the announced calls.
                         barrier(&member);
                         member.agree(&step(), PLENTY).unwrap();
                     }
@@ -74,7 +74,7 @@ fn equal_calls_are_confirmed() {
     });
 }
 
-/// The others announce nothing before rank 0 is through its step; that it goes on shows that it waits for nobody.
+/// The other ranks announce nothing before rank 0 has finished its step, so rank 0 can only go on if it waits for nobody.
 #[test]
 fn a_rank_runs_ahead_of_the_others() {
     guarded(60, || {
@@ -109,7 +109,7 @@ fn one_call_that_differs_is_named_on_every_rank() {
             for odd in [0, 2] {
                 let mut lists = vec![step(); 3];
                 lists[odd][7] = other;
-                // Whichever of the two other ranks is the first to be compared with it.
+                // Either of the two other ranks may be the first to be compared with the odd one.
                 let peers: Vec<usize> = (0..3).filter(|rank| *rank != odd).collect();
                 for way in Way::CHANNELS {
                     let errors = on_members(way, 3, |member| {
@@ -134,7 +134,7 @@ fn another_order_is_named_on_every_rank() {
         swapped.swap(5, 6);
         assert_mismatch(&[step(), swapped], &mismatch(0, reduce(1005), 1, reduce(1006)));
         let shorter = step()[..13].to_vec();
-        // One rank is at its next exchange, while the other makes a call more.
+        // One rank is at its next exchange, while the other makes one more call.
         for way in Way::CHANNELS {
             let errors = on_members(way, 2, |member| {
                 let calls = if member.rank() == 0 { &step()[..] } else { &shorter[..] };
@@ -147,7 +147,7 @@ fn another_order_is_named_on_every_rank() {
     });
 }
 
-/// What is recorded into a CUDA graph is announced when it is recorded, and each launch as a call of its own.
+/// A call that is recorded into a CUDA graph is announced when it is recorded, and each launch is announced as a call of its own.
 #[test]
 fn recordings_and_launches_are_compared() {
     guarded(60, || {
@@ -194,7 +194,7 @@ fn transfers_meet_pair_by_pair_in_order() {
     });
 }
 
-/// Calls that a rank cannot make break nothing, or name it.
+/// Invalid calls either leave the group usable, or fail with an error that names the rank.
 #[test]
 fn calls_that_cannot_be_are_refused_at_once() {
     guarded(60, || {
@@ -218,7 +218,7 @@ fn calls_that_cannot_be_are_refused_at_once() {
     });
 }
 
-/// A rank that stops announcing is named when somebody's deadline has passed, on every rank.
+/// A rank that stops announcing is named on every rank once the deadline of any rank has passed.
 #[test]
 fn a_rank_that_does_not_come_is_named_by_who_confirms() {
     guarded(60, || {
@@ -239,12 +239,12 @@ fn a_rank_that_does_not_come_is_named_by_who_confirms() {
     });
 }
 
-/// Whoever is in good order when the others' calls come has nothing to do with who leaves then.
+/// A rank may leave after it has announced its calls: the other ranks' matching calls do not need it any more.
 #[test]
 fn what_was_announced_outlives_its_rank() {
     guarded(60, || {
         for way in Way::CHANNELS {
-            // The group must not be used for the test's own steps: whatever needs rank 2 fails.
+            // The test synchronises its steps by its own barriers, as each use of the group that needs rank 2 fails.
             let (has_left, is_confirmed) = (Barrier::new(3), Barrier::new(2));
             on_members(way, 3, |member| {
                 let rank = member.rank();
@@ -258,7 +258,7 @@ fn what_was_announced_outlives_its_rank() {
                 announce_all(&member, &step()).unwrap();
                 assert_eq!(member.failure(), None);
                 is_confirmed.wait();
-                // One call more needs the rank that has left.
+                // One more call needs the rank that has left.
                 let error = announce_all(&member, &[reduce(4)]).expect_err("rank 2 has left");
                 let (operation, departure) = (reduce(4).operation, Departure::Left);
                 assert_eq!(error, CommError::PeerGone { operation, rank: 2, departure }, "{way:?}");
@@ -267,7 +267,7 @@ fn what_was_announced_outlives_its_rank() {
     });
 }
 
-/// Rank 0 leaves once its own calls are confirmed; the others, who ask only afterwards, still hear that all is well.
+/// Rank 0 leaves once its own calls are confirmed; the others, which ask only afterwards, still get the confirmation.
 #[test]
 fn rank_0_may_leave_before_the_others_confirm() {
     guarded(60, || {
@@ -287,7 +287,7 @@ fn rank_0_may_leave_before_the_others_confirm() {
     });
 }
 
-/// A rank far ahead waits for the others, and they find it there: nobody keeps more than so many calls.
+/// A rank that is far ahead waits at the limit, where the others catch up with it: no rank keeps more than `LIMIT` calls.
 #[test]
 fn a_rank_is_ahead_by_no_more_than_the_limit() {
     guarded(60, || {
@@ -321,14 +321,14 @@ fn a_rank_is_ahead_by_no_more_than_the_limit() {
     });
 }
 
-/// Memory of this process, in KiB.
+/// The resident memory of this process, in KiB.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("a system that tells");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a number");
     line.trim().trim_end_matches(" kB").parse().expect("a number")
 }
 
-/// A flood of calls, from ranks of unequal speed, arrives in order and leaves nothing behind.
+/// A flood of calls, from ranks of unequal speed, arrives in order and leaves no memory in use.
 #[test]
 fn a_flood_keeps_its_order_and_takes_no_memory() {
     guarded(300, || {
@@ -341,7 +341,7 @@ fn a_flood_keeps_its_order_and_takes_no_memory() {
                         std::thread::sleep(Duration::from_millis(20));
                     }
                     if number % 10_000 == 5000 && member.rank() == 0 {
-                        // Room for what this and other tests of this program do: far less than the records of all calls.
+                        // The allowance covers the other tests of this program; the records of all calls would need far more.
                         let grown = resident().saturating_sub(before);
                         assert!(grown < 24 << 10, "{way:?}: {grown} KiB after {number} calls");
                     }

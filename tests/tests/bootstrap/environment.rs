@@ -1,4 +1,4 @@
-//! What launchers say in variables, and what is refused; and secrets.
+//! Launcher variables, accepted and refused ones, and secrets.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ fn launch(variables: &[(&str, &str)]) -> Result<Launch, BootstrapError> {
     }
 }
 
-/// Rank 5 of 8, the second of four on its machine.
+/// The variables of rank 5 of 8, the second of four ranks on its machine.
 fn set(names: &'static [&'static str]) -> Vec<(&'static str, &'static str)> {
     names.iter().copied().zip(["5", "8", "1", "4"]).collect()
 }
@@ -114,7 +114,7 @@ fn values_that_cannot_be_are_refused_by_name() {
 
 #[test]
 fn without_a_launcher_all_variables_are_listed() {
-    // What says nothing about a rank by itself.
+    // These variables alone do not give a rank.
     let outcome = launch(&[("LOCAL_RANK", "0"), ("MASTER_ADDR", "host"), ("SLURM_LOCALID", "0")]);
     let names: Vec<&str> = [&TORCHRUN[..], &OPEN_MPI, &PMI, &SLURM].concat();
     assert_says(outcome, &names);
@@ -138,10 +138,10 @@ fn a_secret_is_a_generated_one() {
     let digits = text.strip_prefix("gradsync-secret-").expect("a form that is known when it is seen");
     assert_eq!(digits.len(), 72);
     assert_eq!(format!(" {text}\n").parse::<Secret>().unwrap().reveal(), text);
-    // The check, as a launcher of another language makes it.
+    // The last 8 digits are the check, as a launcher in another language would compute it.
     let known = format!("gradsync-secret-{}", "0123456789abcdef".repeat(4));
     assert_eq!(format!("{known}4b9a891d").parse::<Secret>().map(|secret| secret.reveal()).unwrap()[..80], known);
-    // What a person would choose, and what is no longer what was generated.
+    // Secrets that a person would choose, and altered forms of a generated secret.
     let altered = text.replacen(&digits[..8], if digits.starts_with('0') { "10000000" } else { "00000000" }, 1);
     let upper = format!("gradsync-secret-{}", "A".repeat(72));
     let foreign = format!("gradsync-secret-{}", "é".repeat(36));

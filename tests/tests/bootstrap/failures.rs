@@ -1,4 +1,4 @@
-//! Ranks that are late, fail, leave or panic: everybody hears the same, once, and only who is concerned fails.
+//! Ranks that are late, fail, leave or panic: all ranks get the same error, once, and only ranks that need the failed rank fail.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
@@ -21,7 +21,7 @@ fn gone(operation: Operation, rank: usize, departure: Departure) -> CommError {
     CommError::PeerGone { operation, rank, departure }
 }
 
-/// Rank 2 has not come to the third collective, rank 3 not to the second; they do nothing at all, and hear of it.
+/// Rank 2 has not made the third collective and rank 3 not the second; they make no further calls, and hear of the failure.
 #[test]
 fn ranks_behind_are_named_on_every_rank() {
     guarded(60, || {
@@ -89,13 +89,13 @@ fn the_first_failure_sticks_and_is_everybodys() {
             });
             let error = agree("the first failure", errors);
             let CommError::InvalidCall { reason, .. } = error else { panic!("{way:?}: {error:?}") };
-            // One that is worded at great length is shortened.
+            // A long reason is shortened.
             assert!(reason.starts_with('×') && reason.len() <= 4096, "{} bytes", reason.len());
         }
     });
 }
 
-/// Whoever is in a call gets the failure as that call's.
+/// A rank in a call gets the failure with the name of its own call.
 #[test]
 fn a_failure_names_what_each_rank_was_doing() {
     guarded(60, || {
@@ -116,12 +116,12 @@ fn a_failure_names_what_each_rank_was_doing() {
     });
 }
 
-/// A rank that leaves is no failure until somebody needs it.
+/// A rank that leaves is no failure until another rank needs it.
 #[test]
 fn ranks_that_leave_fail_only_those_that_need_them() {
     guarded(60, || {
         for way in Way::CHANNELS {
-            // The group must not be used for the test's own steps: whatever needs rank 3 fails.
+            // The test synchronises its steps by its own barrier, as each use of the group that needs rank 3 fails.
             let step = Barrier::new(3);
             on_members(way, 4, |member| {
                 (0..5).for_each(|_| assert!(member.posted(sync()) > 0));
@@ -161,7 +161,7 @@ fn ranks_that_leave_fail_only_those_that_need_them() {
     });
 }
 
-/// Whoever waits already when the rank leaves, fails then.
+/// A rank that already waits for the leaving rank fails at that moment.
 #[test]
 fn a_rank_that_leaves_or_panics_ends_the_wait_for_it() {
     guarded(60, || {
@@ -190,7 +190,7 @@ fn a_rank_that_leaves_or_panics_ends_the_wait_for_it() {
     });
 }
 
-/// The hub of a group that spans processes goes with rank 0; that is a failure only for what needs it.
+/// The coordinator of a group that spans processes ends with rank 0, which is a failure only for calls that need the coordinator.
 #[test]
 fn rank_0_may_leave_too() {
     guarded(60, || {
@@ -209,7 +209,7 @@ fn rank_0_may_leave_too() {
                 let error = match member.rank() {
                     1 => member.agree(&[sync()], PLENTY).unwrap_err(),
                     _ if way == Way::InProcess => member.agree(&[recv(0, 1)], PLENTY).unwrap_err(),
-                    // Without the hub, it is this rank's alone.
+                    // Without the coordinator, the failure stays local to this rank.
                     _ => {
                         member.fail(gone(sync().operation, 0, Departure::Panicked));
                         return assert_eq!(member.failure(), Some(gone(sync().operation, 0, Departure::Panicked)));
@@ -235,7 +235,7 @@ fn a_rank_that_has_left_is_refused() {
                     return;
                 }
                 std::thread::scope(|scope| {
-                    // One call is in progress on another thread when it leaves.
+                    // Another thread has a call in progress when the rank leaves.
                     let call = scope.spawn(|| member.agree(&[recv(1, 1)], PLENTY));
                     std::thread::sleep(Duration::from_millis(100));
                     member.leave();

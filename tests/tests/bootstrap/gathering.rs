@@ -1,4 +1,4 @@
-//! `all_gather`: everybody's bytes, of any length up to the limit.
+//! `all_gather`: byte strings of every rank, of any length up to the limit.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{PLENTY, WORLD_SIZES};
 
 const LIMIT: usize = 64 << 10;
 
-/// Some bytes of a rank in a round; the lengths differ.
+/// The bytes that a rank gathers in a round; lengths differ.
 fn bytes(rank: usize, round: usize) -> Vec<u8> {
     let len = [0, 1, 100 * rank, LIMIT - rank, LIMIT][(rank + round) % 5];
     (0..len).map(|index| (index * 7 + rank * 31 + round) as u8).collect()
@@ -34,7 +34,7 @@ fn every_rank_gets_the_bytes_of_all() {
     });
 }
 
-/// More than fits into one frame, in several.
+/// The gathered bytes exceed one frame and take several.
 #[test]
 fn twenty_ranks_at_the_limit() {
     guarded(120, || {
@@ -52,7 +52,7 @@ fn too_many_bytes_fail_on_every_rank() {
             let errors = on_members(way, 3, |member| {
                 let len = if member.rank() == 1 { LIMIT + 1 } else { 10 };
                 let error = member.all_gather(&vec![0; len], PLENTY).expect_err("one rank brings too much");
-                // It sticks.
+                // The failure is permanent.
                 assert_eq!(member.all_gather(b"", PLENTY), Err(error.clone()));
                 error
             });
@@ -66,7 +66,7 @@ fn too_many_bytes_fail_on_every_rank() {
     });
 }
 
-/// An exchange fits only an exchange of the same kind.
+/// An exchange matches only an exchange of the same kind.
 #[test]
 fn an_exchange_does_not_fit_a_collective() {
     guarded(60, || {
@@ -105,7 +105,7 @@ fn missing_ranks_are_named_on_every_rank() {
     });
 }
 
-/// Two threads of a rank may both ask: one waits for the other.
+/// Two threads of a rank may both gather: one waits for the other.
 #[test]
 fn threads_of_a_rank_take_turns() {
     guarded(60, || {

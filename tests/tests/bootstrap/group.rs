@@ -1,4 +1,4 @@
-//! Groups for tests: every way to meet, and a body for each member.
+//! Groups for tests: every kind of rendezvous, and a function that runs on each member.
 
 use std::panic::resume_unwind;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::PLENTY;
 
-/// How the ranks of a test meet.
+/// The kind of rendezvous by which the ranks of a test join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     InProcess,
@@ -24,10 +24,10 @@ pub(crate) enum Way {
 
 impl Way {
     pub(crate) const ALL: [Way; 3] = [Way::InProcess, Way::Tcp, Way::File];
-    /// One for each kind of channel: what follows a file is the same as what follows an address.
+    /// One rendezvous for each kind of channel: a rendezvous by file leads to the same channel as one by address.
     pub(crate) const CHANNELS: [Way; 2] = [Way::InProcess, Way::Tcp];
 
-    /// A place of this kind where nobody has met before.
+    /// A fresh rendezvous of this kind.
     pub(crate) fn meeting(self) -> Meeting {
         let folder = TempDir::new().expect("a temporary folder");
         let path = folder.path().join("rendezvous");
@@ -41,7 +41,7 @@ impl Way {
     }
 }
 
-/// A rendezvous, with what may be known about it.
+/// A rendezvous with its file path and its port.
 pub(crate) struct Meeting {
     pub(crate) rendezvous: Rendezvous,
     pub(crate) path: PathBuf,
@@ -49,14 +49,14 @@ pub(crate) struct Meeting {
     _folder: TempDir,
 }
 
-/// The same for all ranks of this process and its children.
+/// The secret that all ranks of this process and its children share.
 pub(crate) fn secret() -> Secret {
     static SECRET: LazyLock<Secret> = LazyLock::new(|| Secret::generate().expect("random bytes"));
     SECRET.clone()
 }
 
-/// A port of 127.0.0.1 that nobody listens on. Not one that the system would give to a connection in the meantime, and
-/// another one for every test.
+/// A port of 127.0.0.1 on which nobody listens, different for every test, outside the range from which the system assigns ports to
+/// connections.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
@@ -68,8 +68,8 @@ pub(crate) fn free_port() -> u16 {
     }
 }
 
-/// Joins as each of the ranks, each on a thread of its own, and runs `body` there; results in rank order, a panic of a
-/// rank is the panic of the test.
+/// Joins as each of the ranks, each on a thread of its own, and runs `body` there. Returns the results in rank order; the panic of a rank
+/// becomes the panic of the test.
 pub(crate) fn on_members<T: Send>(way: Way, world_size: usize, body: impl Fn(Member) -> T + Sync) -> Vec<T> {
     let meeting = way.meeting();
     on_ranks(0..world_size, |rank| {
@@ -88,7 +88,7 @@ pub(crate) fn on_ranks<T: Send>(ranks: impl IntoIterator<Item = usize>, body: im
     })
 }
 
-/// Waits for all ranks, over the channel itself.
+/// Waits for all ranks over the control channel itself.
 pub(crate) fn barrier(member: &Member) {
     member.all_gather(b"barrier", PLENTY).unwrap_or_else(|error| panic!("rank {}: {error}", member.rank()));
 }

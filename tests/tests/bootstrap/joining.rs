@@ -1,4 +1,4 @@
-//! Ranks that find each other, in every way; and those that do not come.
+//! Ranks that join by every kind of rendezvous, and ranks that never join.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,9 +9,9 @@ use gradsync_tests::ranks::guarded;
 use crate::group::{Way, barrier, free_port, on_members, on_ranks, refused, secret};
 use crate::{PLENTY, WORLD_SIZES};
 
-/// How long joins wait that nobody completes.
+/// The deadline of joins that stay incomplete.
 const SHORT: Duration = Duration::from_millis(400);
-/// What they may take on top of it.
+/// The additional time that such a join may take.
 const SLACK: Duration = Duration::from_secs(1);
 
 #[test]
@@ -30,7 +30,7 @@ fn every_way_and_size() {
     });
 }
 
-/// Rank 0 may come last: the others look for it until it is there.
+/// Rank 0 may join last: the others look for it until it is there.
 #[test]
 fn ranks_come_in_any_order() {
     guarded(60, || {
@@ -44,7 +44,7 @@ fn ranks_come_in_any_order() {
     });
 }
 
-/// One rank needs no others, no free port and no file.
+/// A group of one rank needs no others, no free port and no file.
 #[test]
 fn a_group_of_one_needs_nothing() {
     let busy = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
@@ -56,7 +56,7 @@ fn a_group_of_one_needs_nothing() {
     }
 }
 
-/// After a group, the next one can meet in the same place: after a failure, with the ranks that are left.
+/// The next group can use the same rendezvous, also with fewer ranks, as after a failure.
 #[test]
 fn a_place_can_be_used_again() {
     guarded(60, || {
@@ -131,7 +131,7 @@ fn without_rank_0_the_others_say_where_they_looked() {
     });
 }
 
-/// A listener of loopback only is not there for any other address; one of all interfaces is there for each.
+/// A listener on loopback is unreachable at other addresses; a listener on all interfaces is reachable at each of them.
 #[cfg(target_os = "linux")]
 #[test]
 fn rank_0_listens_on_all_interfaces_unless_told_loopback() {

@@ -1,5 +1,5 @@
-//! How ranks find each other and what they tell each other afterwards: as threads, over connections, and as processes
-//! that are stopped and killed. Each test runs under a guard, so that a hang is a failure.
+//! The bootstrap and the control channel: ranks as threads, over connections, and as processes that are stopped and killed. Each test runs
+//! under a guard, so that a hang is a failure.
 
 mod agreement;
 mod announcing;
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// Odd counts and powers of two, and more ranks than this machine has cores.
 const WORLD_SIZES: [usize; 5] = [1, 2, 3, 4, 8];
 
-/// A deadline that no test waits for.
+/// A deadline that no test reaches.
 const PLENTY: Duration = Duration::from_secs(60);
-/// What is found at once may take this long on a busy machine; far less than [`PLENTY`].
+/// The longest time for an immediate answer on a busy machine; far less than [`PLENTY`].
 const AT_ONCE: Duration = Duration::from_secs(15);

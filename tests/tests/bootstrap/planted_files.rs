@@ -1,5 +1,5 @@
-//! What others may have put in the place of the rendezvous file, or on the way to it: it is refused by name, and nobody
-//! waits for it.
+//! Files, links and folders that other users may have put in the place of the rendezvous file or on its path: each is refused with an error
+//! that names it, without a wait.
 
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -18,7 +18,7 @@ use crate::AT_ONCE;
 use crate::group::{Way, barrier, on_ranks, refused};
 use crate::rendezvous_file::wait_for;
 
-/// Another user, who need not exist.
+/// The id of another user, who need not exist.
 const SOMEBODY_ELSE: u32 = 54_321;
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -26,12 +26,12 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// Says what this machine does not let us test, also where the test passes: libtest would keep what `eprintln!` prints.
+/// Reports a case that this machine cannot test. It writes to standard error directly, as libtest captures `eprintln!` of tests that pass.
 fn not_tested(what: &str) {
     std::io::stderr().write_all(format!("not tested: {what}\n").as_bytes()).unwrap();
 }
 
-/// Gives a file to somebody else, which only root can; says whether it did.
+/// Gives a file to another user, which only root can do; returns whether it succeeded.
 fn give_away(path: &Path) -> bool {
     let outcome = chown(path, Some(SOMEBODY_ELSE), None);
     if let Err(error) = &outcome {
@@ -40,7 +40,7 @@ fn give_away(path: &Path) -> bool {
     outcome.is_ok()
 }
 
-/// Makes something by a program; says whether that could.
+/// Creates a file by a program; returns whether it succeeded.
 fn made_by(program: &str, path: &Path, arguments: &[&str]) -> bool {
     let outcome = Command::new(program).arg(path).args(arguments).status();
     let is_made = outcome.is_ok_and(|status| status.success());
@@ -50,7 +50,7 @@ fn made_by(program: &str, path: &Path, arguments: &[&str]) -> bool {
     is_made
 }
 
-/// Runs a join that must be refused within its deadline, whatever it is: if it is not, it hangs in a thread that nobody waits for.
+/// Runs a join that must be refused at once. It runs on a thread of its own, so that a join that hangs fails the test.
 fn refused_soon(rendezvous: &Rendezvous, rank: usize) -> BootstrapError {
     let (start, rendezvous) = (Instant::now(), rendezvous.clone());
     let join = thread::spawn(move || refused(rendezvous.join(rank, 2)));
@@ -63,7 +63,7 @@ fn refused_soon(rendezvous: &Rendezvous, rank: usize) -> BootstrapError {
 
 type Make = fn(&Path) -> bool;
 
-/// Also on rank 0, which would destroy it.
+/// Rank 0 refuses it too, as it would otherwise destroy it.
 #[test]
 fn what_is_no_file_is_refused_at_once() {
     guarded(120, || {
@@ -72,7 +72,7 @@ fn what_is_no_file_is_refused_at_once() {
             ("a folder", |path| fs::create_dir(path).is_ok()),
             ("a socket", |path| UnixListener::bind(path).is_ok()),
             ("a symbolic link", |path| symlink("elsewhere", path).is_ok()),
-            // The one of `/dev/null`.
+            // The device numbers are those of `/dev/null`.
             ("a device", |path| made_by("mknod", path, &["c", "1", "3"])),
         ];
         for (kind, make) in make {
@@ -93,13 +93,13 @@ fn what_is_no_file_is_refused_at_once() {
     });
 }
 
-/// The path as errors name it: the temporary folder may be reached by a link.
+/// The path as errors name it, without symbolic links to the temporary folder.
 fn resolved(path: &Path) -> String {
     let folder = path.parent().unwrap().canonicalize().unwrap();
     folder.join(path.file_name().unwrap()).display().to_string()
 }
 
-/// Another user who listens writes a file of their own, and waits for somebody to join.
+/// The planted file comes from another user who listens and waits for ranks to join.
 #[test]
 fn a_planted_file_leads_nobody_to_another_group() {
     guarded(120, || {
@@ -138,7 +138,7 @@ fn a_planted_file_leads_nobody_to_another_group() {
                     check(SOMEBODY_ELSE, mode);
                 }
             }
-            // Rank 0 replaces it, and the others find the new one.
+            // Rank 0 replaces the planted file, and the others find the new one.
             on_ranks([1, 0], |rank| {
                 if rank == 0 {
                     thread::sleep(SHORT);
@@ -152,7 +152,7 @@ fn a_planted_file_leads_nobody_to_another_group() {
     });
 }
 
-/// In such a folder, others can put a file in the place of ours: one that leads elsewhere, or one that never comes.
+/// In such a folder, another user can replace our file by one that leads to another group, or remove it.
 #[test]
 fn a_folder_where_others_can_replace_the_file_is_refused() {
     guarded(120, || {
@@ -185,7 +185,7 @@ fn a_folder_where_others_can_replace_the_file_is_refused() {
                 set_mode(folder, mode);
                 is_refused(folder, own, mode);
             }
-            // As in `/tmp`, only its owner can replace a file here.
+            // With the sticky bit, as in `/tmp`, only the owner can replace a file here.
             set_mode(folder, 0o1777);
             meets(&inner);
             meets(&link);

@@ -1,5 +1,5 @@
-//! Ranks as processes: launched through variables, exiting, killed and stopped. This program runs itself again for
-//! them, as the test [`child`] with a role in a variable.
+//! Ranks as processes: launched through variables, exiting, killed and stopped. This program starts itself again for them, as the test
+//! [`child`] with a role in a variable.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Barrier;
@@ -16,19 +16,19 @@ use crate::group::{Meeting, Way, barrier, mismatch, on_ranks, reduce, refused, s
 #[cfg(target_os = "linux")]
 use crate::signals::join_under_signals;
 
-/// What a child is to do; without it, [`child`] does nothing.
+/// The variable with the role of a child; without it, [`child`] does nothing.
 const ROLE: &str = "GRADSYNC_TEST_ROLE";
-/// How soon the end of a process must be known to all, on a machine with nothing else to do.
+/// The time within which all ranks must know of the end of a process, on a machine with nothing else to do.
 const SOON: Duration = Duration::from_secs(1);
 const DEADLINE: Duration = Duration::from_secs(1);
-/// Calls that processes announce without ever waiting for each other.
+/// The number of calls that processes announce without ever waiting for each other.
 const FLOOD: usize = 100_000;
 
-/// A process that is killed when the test is over, whatever its outcome.
+/// A process that is killed when the test ends, whatever the outcome.
 pub(crate) struct Process(Child);
 
 impl Process {
-    /// Starts a rank in this role. `port` is where the group meets.
+    /// Starts a rank in this role; the group joins by `port`.
     pub(crate) fn start(role: &str, rank: usize, world_size: usize, port: u16) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["processes::child", "--exact", "--nocapture", "--test-threads=1"]).env(ROLE, role);
@@ -46,7 +46,7 @@ impl Process {
         Process(command.stdout(Stdio::null()).spawn().expect("a child process"))
     }
 
-    /// Waits until it ends by itself; fails if it does so with an error.
+    /// Waits until the process ends by itself; panics if it ends with an error.
     pub(crate) fn finish(mut self) {
         let status = self.0.wait().expect("a child process");
         assert!(status.success(), "a child ended with {status}");
@@ -57,12 +57,12 @@ impl Process {
         assert!(Command::new("sh").args(["-c", &kill]).status().expect("a shell").success(), "{kill}");
     }
 
-    /// Stops it, and waits until all of its threads have.
+    /// Stops the process, and waits until all of its threads are stopped.
     pub(crate) fn stop(&self) {
         self.signal("STOP");
         let tasks = format!("/proc/{}/task", self.0.id());
         let is_stopped = |task: std::fs::DirEntry| {
-            // The state follows the name, which is in brackets.
+            // The state follows the name, which is in parentheses.
             let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
         };
@@ -76,13 +76,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended long ago.
+        // The process may have ended long ago.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The body of every child; as a test of its own it does nothing.
+/// The body of every child; it does nothing when it runs as a test.
 #[test]
 fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -106,7 +106,7 @@ fn child() {
     }
     let member = join().unwrap();
     if role == "hears" {
-        // It may be rank 0 that is killed, before it has let this rank through the barrier.
+        // The killed rank may be rank 0, before it has let this rank through the barrier.
         let _ = member.all_gather(b"barrier", PLENTY);
         member.wait_failure(PLENTY).expect("somebody is killed");
         return;
@@ -140,8 +140,8 @@ fn child() {
     }
 }
 
-/// Starts the children with their ranks, and the other ranks as threads of this process; runs `body` on those once all
-/// have joined and met.
+/// Starts the children with their ranks, and the other ranks as threads of this process. Runs `body` on these threads once all ranks have
+/// joined and passed a barrier.
 fn with_children<T: Send>(
     world_size: usize,
     children: &[(usize, &str)],
@@ -162,7 +162,7 @@ fn with_children<T: Send>(
     (outcomes, processes)
 }
 
-/// How the group fails on a rank that only waits, and when that was known.
+/// Waits for the failure of the group; returns it with the time at which this rank learned of it.
 fn failure(member: &Member) -> (CommError, Instant) {
     (member.wait_failure(PLENTY).expect("a rank is gone"), Instant::now())
 }
@@ -187,7 +187,7 @@ fn a_secret_that_is_not_set_is_asked_for() {
     guarded(120, || Process::start("knows no secret", 0, 2, 29_500).finish());
 }
 
-/// Without a word, as after an `exit` deep inside some library; or by a crash.
+/// The process ends without notice, as after an `exit` deep inside some library, or by a crash.
 #[test]
 fn a_process_that_ends_is_lost_to_everybody() {
     guarded(120, || {
@@ -220,7 +220,7 @@ fn a_process_that_is_killed_is_lost_to_everybody_soon() {
     });
 }
 
-/// Also while the others are waiting for it in a call.
+/// Ranks that wait in a call for the killed process hear of it too.
 #[test]
 fn a_process_that_is_killed_ends_the_wait_for_it() {
     guarded(120, || {
@@ -240,7 +240,7 @@ fn a_process_that_is_killed_ends_the_wait_for_it() {
     });
 }
 
-/// The hub goes with it, and every rank finds out by itself.
+/// The coordinator ends with rank 0, so every rank detects the loss by itself.
 #[test]
 fn rank_0_that_is_killed_is_lost_to_everybody_soon() {
     guarded(120, || {
@@ -258,11 +258,11 @@ fn rank_0_that_is_killed_is_lost_to_everybody_soon() {
     });
 }
 
-/// A stopped process keeps its connections; only that it does not answer gives it away.
+/// A stopped process keeps its connections, so only missing answers reveal it.
 #[test]
 fn a_stopped_process_is_named_by_who_asks() {
     guarded(120, || {
-        // The ranks that are threads of this process, between which the channel must not be used: it is what fails.
+        // The barrier is for the ranks in this process: they must not use the control channel, which is about to fail.
         let step = Barrier::new(3);
         let (errors, _) = with_children(4, &[(1, "sleeps")], |member, processes| {
             if member.rank() == 0 {
@@ -285,7 +285,7 @@ fn a_stopped_process_is_named_by_who_asks() {
             step.wait();
             failure(member).0
         });
-        // Rank 1 has come to the collective and cannot say so; the other child does answer, that it has not.
+        // Rank 1 has made the collective but cannot answer; the other child answers that it has not made it.
         assert_eq!(errors, vec![timeout(&[1, 3]); 2]);
         drop(processes);
     });
@@ -295,7 +295,7 @@ fn timeout(missing: &[usize]) -> CommError {
     CommError::Timeout { operation: sync().operation, missing: missing.to_vec(), deadline: DEADLINE }
 }
 
-/// It has announced 9 calls of 14, and the others find it behind when they ask whether theirs fit.
+/// Rank 1 has announced 9 of 14 calls, and the others find it behind when they confirm their own calls.
 #[test]
 fn a_stopped_process_is_named_by_who_confirms() {
     guarded(120, || {
@@ -344,7 +344,7 @@ fn processes_that_announce_a_flood_confirm_it() {
     });
 }
 
-/// With it stands the hub: every other rank says so by itself, and does not wait much longer than its deadline.
+/// The coordinator stops with rank 0: every other rank reports rank 0 by itself, and does not wait much longer than its deadline.
 #[test]
 fn rank_0_that_is_stopped_is_named() {
     guarded(120, || {
@@ -372,7 +372,7 @@ fn rank_0_that_is_stopped_is_named() {
     });
 }
 
-/// While ranks join, a killed one may be started again.
+/// While ranks join, a rank that was killed may be started again.
 #[test]
 fn a_rank_that_is_killed_while_joining_may_come_again() {
     guarded(120, || {
@@ -380,7 +380,7 @@ fn a_rank_that_is_killed_while_joining_may_come_again() {
         thread::scope(|scope| {
             let rank_0 = scope.spawn(|| barrier(&meeting.rendezvous.join(0, 3).unwrap()));
             let first = Process::start("sleeps", 1, 3, meeting.port);
-            // Time to come to the others, most times; the outcome is the same if it does not.
+            // The process has time to connect to the others in most runs; the outcome is the same if it does not.
             thread::sleep(Duration::from_millis(500));
             drop(first);
             thread::sleep(Duration::from_millis(100));
@@ -390,7 +390,7 @@ fn a_rank_that_is_killed_while_joining_may_come_again() {
     });
 }
 
-/// Rank 0 that is killed while ranks join: they look for it again.
+/// Rank 0 is killed while ranks join, and they look for it again.
 #[test]
 fn rank_0_that_is_killed_while_joining_may_come_again() {
     guarded(120, || {
@@ -406,13 +406,13 @@ fn rank_0_that_is_killed_while_joining_may_come_again() {
     });
 }
 
-/// Groups that end take their threads with them; those of one process have none.
+/// The threads of a group end with it; a group inside one process has no threads.
 #[test]
 fn threads_end_with_their_members() {
     guarded(120, || Process::start("threads", 0, 2, Way::Tcp.meeting().port).finish());
 }
 
-/// In a process where nothing else runs, as it counts the threads of all.
+/// Runs in a process where nothing else runs, as it counts all threads.
 fn threads_end(rendezvous: &Rendezvous) {
     let count = || std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
     let before = count();

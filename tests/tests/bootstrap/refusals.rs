@@ -1,4 +1,4 @@
-//! Ranks that do not belong: they are told why, and the others go on.
+//! Ranks that do not belong to the group: they are told the reason, and the others go on.
 
 use std::net::TcpListener;
 use std::sync::mpsc::channel;
@@ -13,9 +13,9 @@ use crate::group::{Way, barrier, on_ranks, refused, secret};
 
 const SHORT: Duration = Duration::from_millis(400);
 
-/// Joins as ranks 0 and 1, which are known to have come when `then` runs: each joins twice, and one of both is refused.
-/// Returns what became of the others. Outside this process, rank 1 cannot come before rank 0, and a second rank 0 would
-/// be refused for its port or not at all.
+/// Joins as ranks 0 and 1, and runs `then` once both are known to be present. To detect their presence, each of them joins twice, and the
+/// second join is refused. Across processes only rank 1 joins twice: it cannot join before rank 0, and a second rank 0 would be refused for
+/// its port or not at all. Returns the outcomes of the accepted joins.
 fn with_two_ranks_present<T: Send>(
     way: Way,
     rendezvous: &Rendezvous,
@@ -110,7 +110,7 @@ fn another_generation_is_refused_and_the_others_go_on() {
         for way in [Way::Tcp, Way::File] {
             let meeting = way.meeting();
             let current = meeting.rendezvous.clone().with_generation(7);
-            // By way of a file, a rank that is refused looks for another file until its deadline.
+            // With a rendezvous file, a refused rank looks for another file until its deadline.
             let stale = meeting.rendezvous.clone().with_generation(6).with_deadline(Duration::from_secs(2));
             thread::scope(|scope| {
                 let rank_0 = scope.spawn(|| barrier(&current.join(0, 2).unwrap()));
@@ -134,7 +134,7 @@ fn a_rank_of_the_next_generation_waits_for_its_group() {
                 barrier(&next.join(0, 2).unwrap());
             });
             let early = scope.spawn(|| barrier(&next.join(1, 2).unwrap()));
-            // The early one meets the group that is not its own, which takes it for neither of its ranks.
+            // The early rank reaches the former generation's group, which does not count it as one of its ranks.
             thread::sleep(SHORT);
             barrier(&now.join(1, 2).unwrap());
             early.join().unwrap();
@@ -161,7 +161,7 @@ fn a_busy_port_is_named() {
     });
 }
 
-/// A rank that gave up frees its place: only the ranks that are really missing are named.
+/// A rank that gives up frees its rank number, so only ranks that never joined are named.
 #[test]
 fn a_rank_that_gives_up_ends_it_for_all() {
     guarded(60, || {

@@ -1,4 +1,4 @@
-//! The rendezvous file: private, there only while ranks join, and never believed when it is old.
+//! The rendezvous file: private, present only while ranks join, and never trusted when it is old.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use gradsync_tests::ranks::guarded;
 use crate::PLENTY;
 use crate::group::{Way, barrier, on_ranks, refused};
 
-/// The content of the file, once it is there.
+/// Waits for the file and returns its content.
 pub(crate) fn wait_for(path: &Path) -> Vec<u8> {
     let start = Instant::now();
     loop {
@@ -23,7 +23,7 @@ pub(crate) fn wait_for(path: &Path) -> Vec<u8> {
     }
 }
 
-/// Writes a file as a rank 0 would, that only its owner may read.
+/// Writes a file as rank 0 would, readable only by its owner.
 fn leave(path: &Path, content: &[u8]) {
     fs::write(path, content).unwrap();
     #[cfg(unix)]
@@ -57,7 +57,7 @@ fn it_is_private_and_goes_when_all_have_joined() {
     });
 }
 
-/// What an old file says leads to nobody, or is no rendezvous at all: ranks wait for the new one.
+/// The content of an old file leads to nobody, or is no rendezvous at all: ranks wait for the new file.
 #[test]
 fn an_old_file_is_not_believed() {
     guarded(60, || {
@@ -82,7 +82,7 @@ fn an_old_file_is_not_believed() {
     });
 }
 
-/// The port of an old file may belong to another group by now, whose secret is another.
+/// The port of an old file may belong to another group by now, which has another secret.
 #[test]
 fn a_file_that_leads_to_another_group_is_not_believed() {
     guarded(60, || {
@@ -90,7 +90,7 @@ fn a_file_that_leads_to_another_group_is_not_believed() {
         thread::scope(|scope| {
             let their_rank_0 = scope.spawn(|| barrier(&other.rendezvous.join(0, 2).unwrap()));
             let mut bytes = wait_for(&other.path);
-            // The secret is what the file ends with.
+            // The last bytes of the file are the secret.
             *bytes.last_mut().unwrap() ^= 1;
             leave(&meeting.path, &bytes);
             let deaf = meeting.rendezvous.clone().with_deadline(Duration::from_millis(200));

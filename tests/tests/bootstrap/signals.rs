@@ -22,7 +22,7 @@ fn a_rank_that_is_stopped_while_joining_joins_when_it_goes_on() {
             let join = |rank: usize| meeting.rendezvous.join(rank, 3).unwrap();
             thread::scope(|scope| {
                 let early = scope.spawn(|| join(others[0]));
-                // Time to come to the others, most times; the outcome is the same if it does not.
+                // The process has time to connect to the others in most runs; the outcome is the same if it does not.
                 thread::sleep(Duration::from_millis(500));
                 process.stop();
                 let late = scope.spawn(|| join(others[1]));
@@ -36,7 +36,7 @@ fn a_rank_that_is_stopped_while_joining_joins_when_it_goes_on() {
     });
 }
 
-/// Profilers and runtimes send signals all the time, and no call of the control channel may take one for an error.
+/// Profilers and runtimes send signals all the time, and no call of the control channel may take a signal for an error.
 #[test]
 fn ranks_under_a_storm_of_signals_join() {
     guarded(300, || {
@@ -46,7 +46,7 @@ fn ranks_under_a_storm_of_signals_join() {
     });
 }
 
-/// Joins one group after the other, while all threads of this process are interrupted.
+/// Joins one group after another, while all threads of this process are interrupted.
 pub(crate) fn join_under_signals(launch: &Launch, rendezvous: &Rendezvous) {
     const GROUPS: u64 = 100;
     let is_over = AtomicBool::new(false);
@@ -64,7 +64,7 @@ pub(crate) fn join_under_signals(launch: &Launch, rendezvous: &Rendezvous) {
     });
 }
 
-/// Sends every thread of this process but its own a signal every 0.3 ms. Calls that it interrupts are not restarted.
+/// Sends a signal to every other thread of this process every 0.3 ms. System calls that it interrupts are not restarted.
 fn interrupt_all_threads(is_over: &AtomicBool) {
     extern "C" fn ignore(_: libc::c_int) {}
     let handler: extern "C" fn(libc::c_int) = ignore;
@@ -75,7 +75,7 @@ fn interrupt_all_threads(is_over: &AtomicBool) {
         libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut())
     };
     assert_eq!(outcome, 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: It has no conditions.
+    // SAFETY: The call has no preconditions.
     let own = unsafe { libc::gettid() };
     while !is_over.load(Ordering::Relaxed) {
         let tasks = std::fs::read_dir("/proc/self/task").expect("the threads of this process");

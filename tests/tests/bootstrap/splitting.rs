@@ -1,4 +1,4 @@
-//! `split`: groups within a group, which live on their own.
+//! `split`: groups within a group, with a life of their own.
 
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ fn colours_make_groups_ordered_by_key() {
             for world_size in WORLD_SIZES {
                 on_members(way, world_size, |member| {
                     let rank = member.rank();
-                    // Even ranks in reverse, odd ones in order of rank as their keys are equal, every third in none.
+                    // Even ranks are in reverse order, odd ranks in rank order as their keys are equal, and every third rank is in no
+                    // group.
                     let color = (rank % 3 != 2).then_some((rank % 2) as u64);
                     let key = if rank % 2 == 0 { -(rank as i64) } else { 5 };
                     let child = member.split(color, key, PLENTY).unwrap();
@@ -39,7 +40,7 @@ fn colours_make_groups_ordered_by_key() {
     });
 }
 
-/// Groups of groups, and several one after the other.
+/// Groups of groups, and several splits one after another.
 #[test]
 fn groups_split_again() {
     guarded(60, || {
@@ -51,7 +52,7 @@ fn groups_split_again() {
                 assert_eq!((pair.rank(), pair.world_size()), (1 - rank % 2, 2));
                 let again = member.split(Some(9), 0, PLENTY).unwrap().unwrap();
                 assert_eq!((again.rank(), again.world_size()), (rank, 8));
-                // The groups between may be gone.
+                // The intermediate groups may be gone.
                 drop(half);
                 barrier(&pair);
                 barrier(&again);
@@ -73,7 +74,7 @@ fn groups_fail_and_end_on_their_own() {
                 barrier(&member);
                 assert_eq!(child.failure().is_some(), rank < 2, "{way:?}");
                 assert_eq!(member.failure(), None, "{way:?}");
-                // The parent's end is none of the child's; rank 0 leaves it first or last.
+                // The end of the parent does not end the child; rank 0 leaves the parent first or last.
                 drop(member);
                 if rank >= 2 {
                     barrier(&child);

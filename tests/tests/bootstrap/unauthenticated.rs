@@ -57,7 +57,7 @@ fn garbage_is_refused_while_the_others_join() {
             for opening in openings() {
                 let mut connection = connect(&meeting);
                 connection.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-                // It may be closed before all is written.
+                // The connection may be closed before all bytes are written.
                 let _ = connection.write_all(&opening);
                 let _ = connection.shutdown(std::net::Shutdown::Write);
                 let mut answer = Vec::new();
@@ -188,7 +188,7 @@ fn crowd() {
                             *connection = TcpStream::connect_timeout(&address, Duration::from_millis(200)).ok();
                             let Some(connection) = connection else { continue };
                             connection.set_nonblocking(true).unwrap();
-                            // It may be closed again by now.
+                            // The connection may be closed again by now.
                             let _ = connection.write_all(&words);
                         }
                     }
@@ -226,7 +226,7 @@ impl Crowd {
 
 impl Drop for Crowd {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -126,8 +126,8 @@ fn broadcast_from_every_root() {
     });
 }
 
-/// NaN wins over any maximum and minimum, infinities of both signs make NaN, and the sum of two halves of the range is not
-/// lost on the way: max + max − max is max, because sums run in f64.
+/// NaN is the result of any maximum or minimum with a NaN, and infinities of both signs sum to NaN. The sum max + max − max is max, not
+/// infinity, because sums run in f64.
 #[test]
 fn edge_values() {
     guarded(60, || {

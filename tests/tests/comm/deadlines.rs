@@ -1,4 +1,4 @@
-//! Deadlines of ranks as threads: given to `run`, and what they end when ranks cannot run at the same time.
+//! Deadlines of ranks as threads: deadlines given to `run`, and deadlines that pass because ranks cannot run at the same time.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use gradsync::{Error, Result};
 use gradsync_tests::ranks::guarded;
 
 const DEADLINE: Duration = Duration::from_millis(300);
-/// What the machine may need on top of the deadline.
+/// The time that the machine may need on top of the deadline.
 const SLACK: Duration = Duration::from_secs(2);
 
 fn sum(comm: &LocalCommunicator) -> Result<f32> {
@@ -18,7 +18,7 @@ fn sum(comm: &LocalCommunicator) -> Result<f32> {
     comm.all_reduce(&mut data, ReduceOp::Sum).map(|()| data[0])
 }
 
-/// Every rank learns which ranks had not come, in words too.
+/// Every rank's error lists the missing ranks, and its text names them.
 #[track_caller]
 fn assert_names(missing: &[usize], outcomes: impl IntoIterator<Item = Result<f32>>) {
     for (rank, outcome) in outcomes.into_iter().enumerate() {
@@ -87,7 +87,7 @@ fn ranks_that_are_tasks_of_too_small_a_pool() {
     });
 }
 
-/// `run` needs no pool, so that a task of one may call it, whatever the pool's size.
+/// `run` needs no thread pool, so a task of a pool of any size may call it.
 #[test]
 fn run_inside_a_task_of_a_small_pool() {
     guarded(30, || {

@@ -1,4 +1,4 @@
-//! `exchange`: any number of transfers at once, which never wait for each other.
+//! `exchange`: any number of transfers at once, none of which waits for another.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use gradsync_tests::ranks::{exchange_bytes, guarded, on_ranks};
 
 use crate::WORLD_SIZES;
 
-/// What the `index`-th transfer from one rank to another carries: of another length and content each.
+/// The payload of the `index`-th transfer from one rank to another; lengths and contents differ.
 fn payload(from: usize, to: usize, index: usize) -> Vec<u8> {
     let len = (from * 7 + to * 3 + index * 11) % 40;
     (0..len).map(|place| (from * 31 + to * 17 + index * 5 + place) as u8).collect()
@@ -36,7 +36,7 @@ fn everybody_with_everybody_several_times_in_any_order() {
                 on_ranks(world_size, |comm| {
                     let rank = comm.rank();
                     let mut peers: Vec<usize> = (0..world_size).filter(|&peer| peer != rank).collect();
-                    // Each rank has its peers in another order, and sends in another than it receives.
+                    // Each rank has its peers in another order, and its sends in another order than its receives.
                     let count = peers.len();
                     peers.rotate_left((rank * 5).checked_rem(count).unwrap_or(0));
                     let pairs = |peers: &[usize]| -> Vec<(usize, usize)> {
@@ -65,7 +65,7 @@ fn everybody_with_everybody_several_times_in_any_order() {
     });
 }
 
-/// Rank 0's two transfers are over in the order that ranks 1 and 2 choose.
+/// Rank 0's two transfers complete in the order that ranks 1 and 2 choose.
 #[test]
 fn a_transfer_does_not_wait_for_another_of_its_call() {
     guarded(20, || {
@@ -92,8 +92,8 @@ fn a_transfer_does_not_wait_for_another_of_its_call() {
     });
 }
 
-/// Rank 0 lists first what comes last: rank 1 sends once it has heard from rank 2, which has to get rid of its own
-/// before.
+/// The first transfer in rank 0's list completes last: rank 1 sends only once it has heard from rank 2, which must have completed its own
+/// send to rank 0 before.
 #[test]
 fn whatever_is_ready_is_received_first() {
     guarded(20, || {
@@ -117,8 +117,8 @@ fn whatever_is_ready_is_received_first() {
     });
 }
 
-/// One forward, one backward: in the steady state a stage sends an activation and receives a gradient of the same
-/// peer in one call, which as calls of their own would leave neighbours sending to each other.
+/// One forward, one backward: in the steady state a stage sends an activation to a peer and receives a gradient from it in one call. In
+/// separate calls, neighbours would both be sending to each other.
 #[test]
 fn a_pipeline_of_one_forward_one_backward() {
     guarded(60, || {
@@ -134,8 +134,8 @@ fn a_pipeline_of_one_forward_one_backward() {
                     exchange_bytes(&comm, &sends, &mut receives).unwrap();
                     got[0]
                 };
-                // Stages add 1 to an activation; the last gives back 100 more as the gradient; stages add 1 to that
-                // too.
+                // Stages add 1 to an activation; the last stage returns the activation plus 100 as the gradient; stages add 1 to the
+                // gradient too.
                 let turn = |activation: u8| activation + 100;
                 let mut begun = 0..batches;
                 let mut first = || begun.next().unwrap_or(0) as u8 * 10;
@@ -170,7 +170,7 @@ fn a_pipeline_of_one_forward_one_backward() {
     });
 }
 
-/// Nothing at all is no call; nothing for a peer is one.
+/// A call with an empty list completes at once; an empty transfer waits for its peer.
 #[test]
 fn empty_lists_return_and_empty_transfers_meet() {
     guarded(20, || {
@@ -190,7 +190,7 @@ fn empty_lists_return_and_empty_transfers_meet() {
     });
 }
 
-/// Calls need not be cut alike on both sides.
+/// The two sides of a transfer may group their transfers into calls differently.
 #[test]
 fn one_call_meets_several() {
     guarded(20, || {
@@ -229,7 +229,7 @@ fn typed_transfers_meet_bytes_only_as_bytes() {
     });
 }
 
-/// Also in the middle of a list, behind a transfer that is right.
+/// The mismatch is detected also in the middle of a list, after a transfer that matches.
 #[test]
 fn lengths_that_differ_are_an_error_on_all_that_names_both() {
     guarded(20, || {
@@ -301,7 +301,7 @@ fn transfers_left_over_on_both_sides_are_a_mismatch() {
 #[test]
 fn ranks_that_wait_in_a_circle_are_a_mismatch() {
     guarded(20, || {
-        // Which of them comes last decides which two are named.
+        // The order in which the ranks call decides which two of them are named.
         for world_size in [3, 5] {
             let errors = on_ranks(world_size, |comm| {
                 let error = send(&comm, (comm.rank() + 1) % world_size, &[1]).expect_err("nobody receives");
@@ -310,7 +310,7 @@ fn ranks_that_wait_in_a_circle_are_a_mismatch() {
             });
             assert!(errors.iter().all(|text| *text == errors[0] && text.contains("send(to rank")), "{errors:?}");
         }
-        // Rank 2 waits for rank 1, which waits for rank 0; that one is in a collective, and waits for both.
+        // Rank 2 waits for rank 1, which waits for rank 0; rank 0 is in a collective, and waits for both.
         let errors = on_ranks(3, |comm| {
             let outcome = match comm.rank() {
                 0 => comm.barrier(),
@@ -342,7 +342,7 @@ fn an_invalid_peer_is_refused_and_breaks_nothing() {
                     );
                 }
             }
-            // The first transfers of those lists are nowhere.
+            // The refused lists left no trace of their first transfers.
             comm.barrier().unwrap();
             let mut got = [0];
             both(&comm, other, &[rank as u8], (rank + 2) % 3, &mut got).unwrap();

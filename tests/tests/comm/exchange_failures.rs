@@ -1,5 +1,4 @@
-//! `exchange` when a rank leaves, panics or is late: an error on the others that names it, and no memory that is
-//! reused while it is read.
+//! `exchange` when a rank leaves, panics or is late: the others get an error that names it, and no memory is reused while it is read.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -9,7 +8,7 @@ use gradsync::comm::local::{LocalCommunicator, group_with_deadline};
 use gradsync::comm::{CommError, Departure, Ranks};
 use gradsync_tests::ranks::{exchange_bytes, guarded, on_ranks};
 
-/// Ranks 0 and 1 exchange with each other and with rank 2, which goes after rank 0 has its part.
+/// Ranks 0 and 1 exchange with each other and with rank 2, which ends by `go` once rank 0 has its part.
 fn errors_without_rank_2(go: impl Fn(LocalCommunicator) + Sync) -> Vec<Option<Error>> {
     on_ranks(3, |comm| {
         let rank = comm.rank();
@@ -50,7 +49,7 @@ fn a_rank_that_goes_in_the_middle_is_named() {
     });
 }
 
-/// Rank 0 waits for rank 1, which waits for rank 2: that one is late, and not rank 1.
+/// Rank 0 waits for rank 1, which waits for rank 2: rank 2 is named as late, and rank 1 is not.
 #[test]
 fn the_rank_that_all_wait_for_is_late() {
     guarded(30, || {
@@ -75,12 +74,12 @@ fn the_rank_that_all_wait_for_is_late() {
     });
 }
 
-/// The sender's call fails while its data are copied: it returns, and its memory is reused, only after the copy.
+/// The sender's call fails while its data are copied: the call returns, and its memory is reused, only after the copy.
 #[test]
 fn memory_stays_while_it_is_copied_whatever_fails() {
     guarded(60, || {
         let mut complete = 0;
-        // In the last round the copy is over by far.
+        // The pause of the last round is far longer than the copy.
         for pause in (0..60).map(|round| 50 * round).chain([500_000]) {
             let outcomes = on_ranks(3, |comm| match comm.rank() {
                 0 => {

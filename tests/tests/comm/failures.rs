@@ -1,4 +1,4 @@
-//! A rank that panics, leaves, or sleeps: the others get an error that names it, in time, and every time after.
+//! A rank that panics, leaves, or sleeps: the others get an error that names it, in time, and again at every later call.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ use gradsync_tests::oracle::Format;
 use gradsync_tests::ranks::guarded;
 
 const DEADLINE: Duration = Duration::from_secs(2);
-/// What the machine may need on top of the deadline.
+/// The time that the machine may need on top of the deadline.
 const SLACK: Duration = Duration::from_secs(2);
 
 type Step = fn(&LocalCommunicator) -> gradsync::Result<()>;
 
-/// Every way of waiting for the others.
+/// Every call that waits for the other ranks.
 const WAITS: [(&str, Step); 7] = [
     ("barrier", |comm| comm.barrier()),
     ("all_reduce", |comm| comm.all_reduce(Array::unwritten(Format::F32, 100).slice_mut(), ReduceOp::Sum)),
@@ -36,7 +36,7 @@ const WAITS: [(&str, Step); 7] = [
     }),
 ];
 
-/// Runs `lost` on one rank and `step` on the others; returns the others' errors with the time each took.
+/// Runs `lost` on one rank and `step` on the others; returns the others' errors with the time that each took.
 fn run(
     world_size: usize,
     gone: usize,
@@ -67,7 +67,7 @@ fn run(
             })
             .collect();
         let errors = others.into_iter().map(|other| other.join().unwrap()).collect();
-        // A panic of the deviant is what was asked for.
+        // The test may have asked for a panic of this rank.
         let _ = deviant.join();
         errors
     })
@@ -123,7 +123,7 @@ fn a_rank_that_leaves_is_named() {
     });
 }
 
-/// It takes part twice and then leaves: what was complete before stays right.
+/// The rank takes part twice and then leaves: the completed calls stay right.
 #[test]
 fn a_rank_that_leaves_later_is_named() {
     guarded(60, || {
@@ -190,7 +190,7 @@ fn a_receiver_times_out() {
     });
 }
 
-/// All ranks return from the same successful call and some leave at once: the slow ones must not see a failure.
+/// All ranks return from the same successful call and some leave at once: the slow ranks must not see a failure.
 #[test]
 fn leaving_after_the_last_call_is_no_failure() {
     guarded(60, || {

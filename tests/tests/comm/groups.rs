@@ -15,8 +15,7 @@ fn sizes(local: usize, data: usize, horizontal: usize, pipeline: usize) -> Sizes
     Sizes { world: data * horizontal * pipeline, local, data, horizontal, pipeline }
 }
 
-/// One node, nodes across data groups, nodes that cut through tensor groups, uneven nodes; every direction alone; one
-/// rank.
+/// The worlds: one node; nodes across data groups; nodes that cut through tensor groups; uneven nodes; each direction alone; one rank.
 fn worlds() -> Vec<Sizes> {
     vec![
         sizes(4, 2, 3, 4),
@@ -34,8 +33,7 @@ fn worlds() -> Vec<Sizes> {
     ]
 }
 
-/// The ranks of a rank's group, by the grid of section 1.3 of the specification; `None` where nodes share a data
-/// group unevenly.
+/// The ranks of a rank's group, by the grid of section 1.3 of the specification; `None` where nodes share a data group unevenly.
 fn members(sizes: Sizes, kind: GroupKind, rank: usize) -> Option<Vec<usize>> {
     let Sizes { world, local, data, horizontal, .. } = sizes;
     let place = |rank: usize| (rank % horizontal, rank / horizontal % data, rank / (horizontal * data));
@@ -74,7 +72,7 @@ fn every_kind_has_exactly_its_ranks() {
                     let rank = comm.rank();
                     let groups = Groups::new(comm, sizes).unwrap();
                     assert_eq!(groups.topology().rank(), rank);
-                    // Whichever is first: those that share a communicator are in the same order with all.
+                    // Groups may be created in any order that is the same on all ranks.
                     for kind in GroupKind::ALL.into_iter().cycle().skip(first).take(GroupKind::ALL.len()) {
                         let what = format!("{kind} of rank {rank}, {sizes:?}");
                         match members(sizes, kind, rank) {
@@ -138,7 +136,7 @@ fn a_group_is_split_off_once_and_by_one_of_its_kinds() {
                     let comm = groups.get(kind).unwrap();
                     assert!(std::ptr::eq(comm, groups.get(kind).unwrap()), "{kind}, {sizes:?}");
                 }
-                // The world is there already.
+                // The world's communicator exists already.
                 assert_eq!(splits.load(Ordering::SeqCst), distinct.len() - 1, "{sizes:?}");
                 for &one in &kinds {
                     for &other in &kinds {
@@ -152,15 +150,14 @@ fn a_group_is_split_off_once_and_by_one_of_its_kinds() {
     });
 }
 
-/// The sum over a kind of group of a bit for each rank.
+/// The sum of one bit per rank over the ranks of a kind of group.
 fn ranks_summed(groups: &Groups<LocalCommunicator>, kind: GroupKind) -> u64 {
     let mut bits = [(1u64 << groups.topology().rank()) as f64];
     groups.get(kind).unwrap().all_reduce(&mut bits, ReduceOp::Sum).unwrap();
     bits[0] as u64
 }
 
-/// ONNX Runtime forms the intersection of the ranks across nodes with the data group, and then stores the list
-/// without it.
+/// ONNX Runtime forms the intersection of the ranks across nodes with the data group, and then stores the list without the intersection.
 #[test]
 fn reductions_across_nodes_stay_in_the_data_group() {
     guarded(20, || {
@@ -176,7 +173,7 @@ fn reductions_across_nodes_stay_in_the_data_group() {
     });
 }
 
-/// ONNX Runtime's graphs for ZeRO shard over the data group, and leave the collectives to the world.
+/// ONNX Runtime's graphs for ZeRO shard over the data group, but run the collectives over the world.
 #[test]
 fn shards_of_the_data_group_are_reduced_over_the_data_group() {
     guarded(20, || {
@@ -185,7 +182,7 @@ fn shards_of_the_data_group_are_reduced_over_the_data_group() {
             let rank = comm.rank();
             let groups = Groups::new(comm, shapes).unwrap();
             let data = groups.get(GroupKind::Data).unwrap();
-            // As many shards as the data group has ranks, each of 3 gradients.
+            // There is one shard per rank of the data group, and each shard has 3 gradients.
             let gradients: Vec<f32> = (0..3 * data.world_size()).map(|place| (100 * rank + place) as f32).collect();
             let mut shard = [0.0f32; 3];
             data.reduce_scatter(&gradients, &mut shard, ReduceOp::Sum).unwrap();
@@ -194,7 +191,7 @@ fn shards_of_the_data_group_are_reduced_over_the_data_group() {
             weights
         });
         for (rank, weights) in outcomes.into_iter().enumerate() {
-            // Ranks 0 and 2, 1 and 3, 4 and 6, 5 and 7.
+            // The data groups are ranks 0 and 2, 1 and 3, 4 and 6, 5 and 7.
             let pair = rank & !2;
             let expected = [0, 1, 2, 3, 4, 5].map(|place| (100 * (2 * pair + 2) + 2 * place) as f32);
             assert_eq!(weights, expected, "rank {rank}");
@@ -211,7 +208,7 @@ fn sizes_that_differ_are_an_error_on_every_rank_that_names_two() {
             ("local", Sizes { local: 2, ..right }),
             ("data", Sizes { data: 4, pipeline: 1, ..right }),
             ("horizontal", Sizes { horizontal: 4, pipeline: 1, ..right }),
-            // Not only sizes that some world could have.
+            // These sizes belong to no world at all, and are compared nevertheless.
             ("pipeline", Sizes { pipeline: 0, ..right }),
         ];
         for (name, wrong) in wrong {
@@ -256,13 +253,13 @@ fn ranks_that_ask_for_other_kinds_are_told() {
             let kind = if rank == 5 { GroupKind::Pipeline } else { GroupKind::Horizontal };
             let text = groups.get(kind).map(|_| ()).expect_err("rank 5 asks for another").to_string();
             assert_eq!(text, "ranks disagree: rank 0 called groups(horizontal), rank 5 called groups(pipeline)");
-            // All are still in step.
+            // All ranks still make their calls in the same order.
             groups.get(GroupKind::Horizontal).unwrap().barrier().unwrap();
         });
     });
 }
 
-/// Neither the refusal nor what follows from it waits for anybody.
+/// Neither the refusal nor the next call on another group waits for ranks that did not ask.
 #[test]
 fn a_refused_kind_is_refused_without_the_others() {
     guarded(20, || {
@@ -289,7 +286,7 @@ fn a_rank_that_leaves_is_an_error_on_the_others() {
             }
             let error = groups.get(GroupKind::Horizontal).map(|_| ()).expect_err("rank 2 is gone");
             assert!(matches!(error, Error::Comm(CommError::PeerGone { rank: 2, .. })), "{error:?}");
-            // What was split off lives on.
+            // Groups that were split off before remain usable.
             let outcome = groups.get(GroupKind::Data).unwrap().barrier();
             assert_eq!(outcome.is_ok(), rank != 0, "rank {rank}: {outcome:?}");
         });

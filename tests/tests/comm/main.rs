@@ -1,5 +1,5 @@
-//! Ranks as threads of one process: every collective against the oracle, transfers, groups within groups, and every
-//! way in which a rank can let the others down. Each test runs under a guard, so that a hang is a failure.
+//! Ranks as threads of one process: every collective against the oracle, transfers, groups within groups, and every way in which a rank can
+//! fail the others. Each test runs under a guard, so that a hang is a failure.
 
 mod collectives;
 mod deadlines;
@@ -20,7 +20,7 @@ use gradsync::comm::{Collectives, Communicator};
 /// Powers of two, odd counts, more ranks than this machine has cores.
 const WORLD_SIZES: [usize; 8] = [1, 2, 3, 4, 5, 7, 8, 16];
 
-/// A number of every rank, in rank order.
+/// The numbers of all ranks, in rank order.
 fn gathered(comm: &dyn Communicator, own: usize) -> Vec<usize> {
     let mut all = vec![0.0f64; comm.world_size()];
     comm.all_gather(&[own as f64], &mut all).unwrap();

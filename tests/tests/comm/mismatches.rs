@@ -1,4 +1,4 @@
-//! Ranks that do not call the same thing: an error on every rank that names both sides, and no data moved.
+//! Ranks with different calls: an error on every rank that names both calls, and no data moved.
 
 use gradsync::Error;
 use gradsync::comm::{Collectives, Communicator, Ranks};
@@ -13,7 +13,7 @@ fn f32s(len: usize) -> Array {
     Array::unwritten(Format::F32, len)
 }
 
-/// One rank calls `odd`, all others `common`; every rank gets an error whose text holds both words.
+/// One rank calls `odd`, all others call `common`; every rank gets an error with both words in its text.
 #[track_caller]
 fn assert_mismatch(common: Call, odd: Call, words: [&str; 2]) {
     for world_size in [2, 3, 8] {
@@ -107,7 +107,7 @@ fn dtype() {
             |comm| comm.all_reduce(Array::unwritten(Format::BF16, 5).slice_mut(), ReduceOp::Sum),
             ["f32", "bf16"],
         );
-        // The same number of bytes is not the same thing.
+        // An equal number of bytes does not make the dtypes match.
         assert_mismatch(
             |comm| comm.broadcast(Array::unwritten(Format::F16, 6).slice_mut(), 0),
             |comm| comm.broadcast(Array::unwritten(Format::BF16, 6).slice_mut(), 0),
@@ -139,7 +139,7 @@ fn a_mismatch_moves_no_data() {
     });
 }
 
-/// Wrong in the same way on every rank: still an error, and not a wait for the deadline.
+/// A call that is invalid in the same way on every rank is an error too, and does not wait for the deadline.
 #[test]
 fn calls_that_no_rank_can_make() {
     guarded(20, || {
@@ -170,7 +170,7 @@ fn calls_that_no_rank_can_make() {
     });
 }
 
-/// A root that does not exist, on one rank alone: the others learn it at once.
+/// One rank alone names a root that does not exist: the others learn it at once.
 #[test]
 fn an_impossible_root_on_one_rank_is_an_error_on_all() {
     guarded(20, || {

@@ -63,7 +63,7 @@ fn a_ring_exchanges_without_deadlock() {
     });
 }
 
-/// Adasum's tree exchanges the two halves of a slice: the lengths differ when the slice is odd.
+/// Adasum's tree exchanges the two halves of a slice, which differ in length if the slice is odd.
 #[test]
 fn partners_may_send_different_lengths() {
     guarded(60, || {
@@ -122,7 +122,7 @@ fn count_and_dtype_mismatches_are_errors_on_both_ends_naming_both() {
     });
 }
 
-/// As ONNX Runtime's Send has it: a rank is no peer of itself.
+/// A rank is no peer of itself, as in ONNX Runtime's Send.
 #[test]
 fn a_rank_is_not_its_own_peer() {
     guarded(60, || {

@@ -1,4 +1,4 @@
-//! `split`: groups within a group, which live on their own.
+//! `split`: groups within a group, with a life of their own.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn colours_make_groups_ordered_by_key_and_rank() {
         for world_size in WORLD_SIZES {
             on_ranks(world_size, |comm| {
                 let rank = comm.rank();
-                // Even ranks in reverse, odd ones in order of rank as their keys are equal, every third in none.
+                // Even ranks are in reverse order, odd ranks in rank order as their keys are equal, and every third rank is in no group.
                 let color = (rank % 3 != 2).then_some(if rank % 2 == 0 { 0 } else { u64::MAX });
                 let key = if rank % 2 == 0 { -(rank as i64) } else { i64::MAX };
                 let mut group: Vec<usize> =
@@ -32,7 +32,7 @@ fn colours_make_groups_ordered_by_key_and_rank() {
     });
 }
 
-/// A colour of 0 is none of the ranks without one.
+/// Ranks with the colour 0 and ranks without a colour are not in one group.
 #[test]
 fn no_colour_is_no_group() {
     guarded(20, || {
@@ -45,7 +45,7 @@ fn no_colour_is_no_group() {
     });
 }
 
-/// Groups of groups, and many with the same colours one after the other.
+/// Groups of groups, and many splits with the same colours one after another.
 #[test]
 fn groups_split_again() {
     guarded(60, || {
@@ -86,7 +86,7 @@ fn groups_fail_and_end_on_their_own() {
     });
 }
 
-/// One rank does something else instead of a split; what the others' split comes to.
+/// Rank 1 runs `lost` instead of a split; returns the errors of all ranks that have one.
 fn errors(lost: impl Fn(LocalCommunicator) -> Result<()> + Sync) -> Vec<Error> {
     let deadline = Duration::from_millis(400);
     let lost = &lost;
@@ -139,7 +139,7 @@ fn a_rank_that_does_not_split_is_an_error_on_the_others() {
     });
 }
 
-/// The deadline is the parent's: without it, this would take ten minutes.
+/// The group inherits its parent's deadline: with the default deadline, this would take ten minutes.
 #[test]
 fn a_group_has_the_deadline_of_the_one_it_came_from() {
     guarded(30, || {

@@ -1,4 +1,4 @@
-//! Many small calls in a random but common order, so that a lost wake-up or a slot reused too early shows.
+//! Many small calls in a random order that all ranks share, which reveals a lost wake-up or a slot that is reused too early.
 
 use gradsync::comm::ReduceOp;
 use gradsync::comm::{Collectives, Communicator, Ranks};
@@ -8,7 +8,7 @@ use gradsync_tests::oracle::Format;
 use gradsync_tests::oracle::reduce::{self, Op};
 use gradsync_tests::ranks::{guarded, on_ranks};
 
-/// One call chosen by `random`, which is in the same state on every rank, checked on the spot.
+/// Makes one call chosen by `random`, which is in the same state on every rank, and checks its result at once.
 fn step(comm: &dyn Communicator, random: &mut Random, round: usize) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let format = Format::ALL[random.below(4) as usize];
@@ -16,7 +16,7 @@ fn step(comm: &dyn Communicator, random: &mut Random, round: usize) {
     let seed = random.bits() % 1_000_000;
     let input = |rank: usize, len: usize| vector(format, len, seed + rank as u64);
     let all = |len: usize| -> Vec<Vec<f64>> { (0..world_size).map(|rank| input(rank, len)).collect() };
-    // A rank alone has nobody to exchange with.
+    // A single rank has no peer to exchange with.
     let (what, got, expected) = match random.below(if world_size > 1 { 6 } else { 5 }) {
         0 => {
             let mut data = Array::new(format, &input(rank, len));

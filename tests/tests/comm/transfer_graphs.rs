@@ -1,8 +1,8 @@
-//! Random graphs of transfers, cut into calls at random, so that ranks meet in orders that nobody thought of.
+//! Random graphs of transfers, cut into calls at random, so that ranks meet in unforeseen orders.
 //!
-//! A list of transfers is put in one order for all. Each rank goes through its own in that order, in calls of several
-//! consecutive ones that it lists in any order that keeps those of one pair of ranks. Such calls never deadlock: the
-//! first transfer in the list that is not over belongs to the current call on both sides.
+//! All ranks share one ordered list of transfers. Each rank takes its own transfers in that order and cuts them into calls of consecutive
+//! transfers; inside a call, it may list them in any order that keeps the order of transfers of the same pair of ranks. Such calls never
+//! deadlock: the first transfer in the list that is not complete belongs to the current call on both sides.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ struct Transfer {
     data: Vec<u8>,
 }
 
-/// One rank's call: which transfers it sends, and which it receives.
+/// One call of a rank: the indices of the transfers that it sends and that it receives.
 #[derive(Clone, Debug, Default)]
 struct Call {
     sends: Vec<usize>,
@@ -37,7 +37,7 @@ fn transfers(world_size: usize, random: &mut Random, count: usize) -> Vec<Transf
     (0..count).map(transfer).collect()
 }
 
-/// Puts a list in a random order in which those of equal keys keep theirs.
+/// Shuffles a list; elements with equal keys keep their order.
 fn shuffled(list: Vec<usize>, random: &mut Random, key: impl Fn(usize) -> usize) -> Vec<usize> {
     let mut queues: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for &index in list.iter().rev() {
@@ -75,7 +75,7 @@ fn calls(rank: usize, transfers: &[Transfer], longest: usize, random: &mut Rando
     calls
 }
 
-/// Makes a rank's calls and compares what it receives.
+/// Makes a rank's calls and compares the received payloads.
 fn make(comm: &LocalCommunicator, transfers: &[Transfer], calls: &[Call]) -> Result<()> {
     for call in calls {
         let sends: Vec<(usize, &[u8])> =
@@ -96,7 +96,7 @@ fn make(comm: &LocalCommunicator, transfers: &[Transfer], calls: &[Call]) -> Res
     Ok(())
 }
 
-/// What each rank's calls come to.
+/// The outcome of each rank's calls.
 fn outcomes(transfers: Vec<Transfer>, calls: Vec<Vec<Call>>) -> Vec<Result<()>> {
     guarded(20, move || {
         let ranks = run_each(calls.len(), |comm| make(&comm, &transfers, &calls[comm.rank()])).unwrap();
@@ -117,8 +117,7 @@ proptest! {
         }
     }
 
-    /// Without one end of a transfer, its other end fails, and whoever else depends on that; nobody waits for the
-    /// deadline.
+    /// A transfer with one end missing fails at its other end and on every rank that depends on that end; nobody waits for the deadline.
     #[test]
     fn a_missing_end_is_an_error(
         world_size in 2usize..7,
@@ -137,8 +136,8 @@ proptest! {
             let list = if is_sent { &mut call.receives } else { &mut call.sends };
             list.retain(|index| *index != lost);
         }
-        // The content of later transfers of the pair would be another's: only lengths are compared, and by the
-        // communicator.
+        // After the missing end, later transfers of the pair are matched with each other's payloads: only the communicator compares them,
+        // by length, so all payloads have the same content.
         let transfers: Vec<_> = transfers
             .into_iter()
             .map(|transfer| Transfer { data: vec![1; transfer.data.len()], ..transfer })

@@ -1,4 +1,4 @@
-//! Ranks that lend each other windows of their vectors: who gets what, and that no memory goes back while anybody uses it.
+//! Ranks in an exposure epoch: each gets its window of every vector, and no rank gets its memory back while another uses it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -10,7 +10,7 @@ use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
 use gradsync::{Error, Result, SliceMut};
 use gradsync_tests::ranks::{guarded, on_ranks};
 
-/// Well under the deadline of the group: what takes longer has waited for it.
+/// Well under the deadline of the group: a call that takes longer has waited for the deadline.
 const AT_ONCE: Duration = Duration::from_secs(20);
 
 fn lend(
@@ -82,7 +82,7 @@ fn collectives_and_further_loans_run_inside() {
     });
 }
 
-/// Rank 1 leaves its work at once, in some way; the others are slow with theirs, and use its memory to the end.
+/// Rank 1 ends its work at once by `leave`; the others work slowly, and use its memory to the end.
 fn assert_stays(what: &str, leave: fn() -> Result<()>, is_right: fn(&Error) -> bool) {
     let working = AtomicUsize::new(2);
     let outcomes = on_ranks(3, |comm| {
@@ -130,7 +130,7 @@ fn nobody_gets_memory_back_that_is_in_use() {
         assert_stays("an error", refuse, |error| {
             matches!(error, Error::Comm(CommError::InvalidCall { rank: 1, .. })) && error.to_string().contains("wrong")
         });
-        // It believes that it is done, and the others have a collective to go.
+        // Rank 1 considers its work done, while the others still have a collective to call.
         assert_stays("an early end", || Ok(()), |error| matches!(error, Error::Comm(CommError::Mismatch { .. })));
     });
 }

@@ -1,4 +1,4 @@
-//! What errors say, over threads.
+//! The texts of errors, over threads.
 
 use gradsync::comm::Ranks;
 use gradsync::comm::Split;

@@ -1,7 +1,8 @@
-//! What graphs, queues and memory that peers have mapped make of the rules of a driver, with a driver made here that runs nothing: no GPU is needed.
+//! How graphs, queues and memory that peers have mapped obey the rules of the driver, tested with a driver made here that runs nothing: no
+//! GPU is needed.
 //!
-//! Each case is a process of its own, this program again, whose driver is named by the variable that the forwarders of `host/libcuda.rs` heed:
-//! `driver.c`. Whether graphs compute what they should is the GPU tier's to tell.
+//! Each case is a process of its own, running this program again. The variable that the forwarders of `host/libcuda.rs` read names its
+//! driver, `driver.c`. The GPU tier tests the results of graphs.
 
 mod peers;
 mod recording;
@@ -13,12 +14,12 @@ use gradsync_tests::programs::{printed_by, shared_library};
 
 const DRIVER: &str = "GRADSYNC_LIBCUDA";
 
-/// Prints a line between those of the driver.
+/// Prints a marker line between the lines of the driver.
 fn say(what: &str) {
     println!("\ndriver: -- {what}");
 }
 
-/// A queue of the driver that the environment names; none where that is not this program's.
+/// A queue of the driver that the environment names, or `None` where it names none, as in the parent process.
 fn queue_of(device: u32) -> Option<Queue> {
     std::env::var_os(DRIVER)?;
     Some(Queue::new(device).expect("the driver of this program"))
@@ -28,7 +29,7 @@ fn queue() -> Option<Queue> {
     queue_of(0)
 }
 
-/// The lines of a case in a process with the driver.
+/// The lines that a case prints in a process with the driver.
 fn lines(case: &str) -> Vec<String> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (library, source) = (folder.path().join("driver.so"), folder.path().join("driver.c"));
@@ -40,7 +41,7 @@ fn lines(case: &str) -> Vec<String> {
     printed.lines().filter_map(|line| line.strip_prefix("driver: ")).map(str::to_owned).collect()
 }
 
-/// The lines from what was [said](say) up to what is said next.
+/// The lines from one [marker](say) up to the next.
 fn after<'a>(lines: &'a [String], what: &str) -> Vec<&'a str> {
     let begin = lines.iter().position(|line| line.strip_prefix("-- ") == Some(what)).expect("said");
     lines[begin + 1..].iter().map(String::as_str).take_while(|line| !line.starts_with("-- ")).collect()

@@ -1,5 +1,5 @@
-//! Memory that the kernels of peers reach: what becomes of it where setting it up fails half-way, where it is dropped while work is recorded, and
-//! where its queue has no owner any more; and that recorded kernels keep their part of the GPU.
+//! Memory that the kernels of peers reach: its end where setting it up fails half-way, where it is dropped during a recording, and where
+//! its queue has no owner any more. Recorded kernels keep their part of the GPU.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -13,26 +13,27 @@ use gradsync::{DType, Error, GradientBuffer, Result};
 
 use crate::{after, lines, queue, queue_of, say};
 
-/// Elements of a gradient buffer: enough for all blocks that a GPU has room for.
+/// The number of elements of a gradient buffer: enough for all blocks that fit on a GPU.
 const LEN: usize = 1 << 20;
-/// Longer than the time between two looks at what is pending.
+/// Longer than the interval at which pending releases are checked.
 const PAUSE: Duration = Duration::from_millis(30);
 
-/// Rank 0 of two. The other rank does what this one does, and lets go of this one's memory when it is told to.
+/// Rank 0 of two. The simulated peer offers memory of its own for each offer of this rank, and releases this rank's memory when it is told
+/// to.
 struct Pair {
     peer: Queue,
-    /// Where this rank's memory is that was offered to the other, in turn, and the other's.
+    /// The addresses that this rank has offered, in order; `of_peer` holds the peer's memory.
     offers: RefCell<Vec<u64>>,
     of_peer: RefCell<Vec<DeviceBuffer>>,
     fault: Cell<Option<(usize, Fault)>>,
 }
 
-/// What becomes of the offer of some number.
+/// The outcome of the offer with a given number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
-    /// The ranks agree that some cannot be reached.
+    /// The ranks agree that one of them cannot reach the memory.
     Unreachable,
-    /// This rank does not hear from the other.
+    /// The answer of the other rank is lost.
     Broken,
 }
 
@@ -45,14 +46,14 @@ impl Pair {
         self.offers.borrow().clone()
     }
 
-    /// Whether this rank has told the other that it has let go of its memory: what is offered first is the list of flags.
+    /// Whether this rank has told the peer that it has released its memory. The first offer is the list of flags.
     fn has_let_go(&self) -> bool {
         let list = self.of_peer.borrow()[0].as_slice().address() as *const u64;
-        // SAFETY: the driver's memory is the host's; the list has a number for each rank.
+        // SAFETY: The driver's memory is host memory; the list has a number for each rank.
         unsafe { list.read_volatile() != 0 }
     }
 
-    /// Has the other rank let go of this one's memory.
+    /// Sets the flag by which the peer reports that it has released this rank's memory.
     fn let_go(&self) {
         let list = self.offers()[0] as *mut u64;
         // SAFETY: as above.
@@ -124,9 +125,9 @@ fn case_of_half_a_set_up() {
     let Some(peer) = queue() else { return };
     for (number, fault) in (1..=4).flat_map(|number| [(number, Fault::Unreachable), (number, Fault::Broken)]) {
         let what = format!("{fault:?} at offer {number}");
-        // Of its own, so that the memory of other rounds is not mistaken for this one's.
+        // Each round has a queue of its own, so that its memory is not mistaken for another round's.
         let queue = queue().expect("as before");
-        // What this round has mapped stays so, away from the next round.
+        // The mappings of this round are leaked, so that they cannot disturb the next round.
         let pairs: &[Pair; 3] = Box::leak(Box::new([0, 1, 2].map(|_| Pair::new(peer.clone()))));
         pairs[0].fault.set(Some((number, fault)));
         let first = buffer(&queue);
@@ -233,7 +234,7 @@ fn case_of_another_thread() {
 fn a_queue_without_an_owner_is_destroyed_where_waiting_does_no_harm() {
     let lines = lines("peers::case_of_another_thread");
     assert!(after(&lines, "a thread of another device").is_empty(), "{lines:?}");
-    // Stream 1 is the thread's own, 2 the peer's, 3 the one that was left behind, and 4 carries the flags.
+    // Stream 1 is the thread's own, 2 is the peer's, 3 is the abandoned one, and 4 carries the flags.
     assert_eq!(after(&lines, "a queue of that device ends"), ["stream 3 ends", "stream 5 ends"], "{lines:?}");
 }
 

@@ -1,4 +1,4 @@
-//! How graphs are ordered with the queues that they work in, and what they keep.
+//! The order between graphs and the queues that they use, and the resources that graphs keep.
 
 use gradsync::DType;
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
@@ -17,7 +17,7 @@ fn with_branch(main: &Queue, branch: &Queue) -> Graph {
     let record = || {
         branch.wait_for(&main.record()?)?;
         cuda::zero(data.as_mut_slice())?;
-        // Twice, as any work may join a queue again.
+        // The branch joins twice, as any work may join a queue again.
         branch.wait_for(&main.record()?)?;
         Ok(main.wait_for(&branch.record()?)?)
     };
@@ -29,7 +29,7 @@ fn case_of_a_branch() {
     let (Some(main), Some(branch), Some(other)) = (queue(), queue(), queue()) else { return };
     let early = other.record().unwrap();
     let graph = main.capture(|| {
-        // A queue that waits for something else while work is recorded has no part in the recording.
+        // A queue that waits for an earlier event during a recording takes no part in the recording.
         Queue::new(0)?.wait_for(&early)?;
         Ok(())
     });
@@ -123,7 +123,7 @@ fn a_branch_may_begin_on_another_thread() {
 fn case_of_tables() {
     let Some(queue) = queue() else { return };
     let mut data = buffer(&queue);
-    // Each length is a table of its own.
+    // Each length needs a table of its own.
     let mut zero = |len: usize| cuda::zero_all(&mut [data.as_mut_slice().range_mut(0..len)]);
     say("recorded");
     zero(1).unwrap();

@@ -1,4 +1,4 @@
-//! Adasum's weights on the device: bitwise the CPU's for equal inner products, and through the exact path where norms cancel.
+//! Adasum's weights on the device: for equal inner products bitwise equal to the CPU's, and computed by the exact path where norms cancel.
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice};
 use gradsync::kernels::cpu::{self, Coefficients, Trees};
@@ -30,7 +30,7 @@ fn coefficients_are_bitwise_those_of_the_cpu() {
     }
 }
 
-/// Four ranks whose pairs nearly cancel in one layer and not in the other.
+/// There are four ranks; their vectors nearly cancel in pairs in one layer and not in the other.
 #[test]
 fn cancelled_layers_take_the_exact_path() {
     let queue = queue();
@@ -43,7 +43,7 @@ fn cancelled_layers_take_the_exact_path() {
                 let sign = if rank % 2 == 0 { 1.0 } else { -1.0 };
                 let layer = |index: usize| if index < 2500 { sign * base[index] } else { bits.unit() };
                 let mut values: Vec<f64> = (0..len).map(layer).collect();
-                // A perturbation that every dtype resolves, and that leaves a norm of about 1 % of the vectors'.
+                // The perturbation is representable in every dtype, and the norm of the difference is about 1 % of the vectors' norms.
                 values.iter_mut().step_by(100).for_each(|value| *value *= 1.0 + 0.0625 * f64::from(rank));
                 values
             })
@@ -83,16 +83,16 @@ fn cancelled_layers_take_the_exact_path() {
         layers.adasum(result.as_mut_slice(), &views).unwrap();
         let actual = layers.read_coefficients().unwrap();
         assert_eq!(actual.cancelled, found.cancelled, "{dtype}");
-        // Both sides form the same values at every element and add 2500 of them in another order, which moves a sum of squares by
-        // at most 2500 units; a dot product of the two sides, at most 2500 units of the product of their norms. The norms of the
-        // sides are within a factor of 4 of each other here, so a coefficient 1 - dot / 2 norm² moves by at most 3 × 4 × 2500
-        // units, two of them make a weight, and their own roundings are nothing beside that.
+        // Both backends form the same values at every element and add 2500 of them in another order, which changes a sum of squares by at
+        // most 2500 units, and a dot product of two vectors by at most 2500 units of the product of their norms. The norms of the vectors
+        // are within a factor of 4 of each other here, so a coefficient 1 - dot / 2 norm² changes by at most 3 × 4 × 2500 units. Two
+        // coefficients make a weight; their own roundings are negligible.
         let bound = 2.0 * 3.0 * 4.0 * 2500.0 * f64::EPSILON;
         for (index, (actual, expected)) in actual.weights.iter().zip(&expected).enumerate() {
             let close = (actual - expected).abs() <= bound * expected.abs().max(1.0);
             assert!(close, "{dtype} weight {index}: {actual} {expected}");
         }
-        // A result moves with the weights, which multiply vectors below 3.5 in magnitude, and then by one unit of its dtype.
+        // A result changes with the weights, which multiply vectors below 3.5 in magnitude, and then by one unit of its dtype.
         let unit = match dtype {
             DType::F64 => f64::EPSILON,
             DType::F32 => f64::from(f32::EPSILON),
@@ -108,14 +108,14 @@ fn cancelled_layers_take_the_exact_path() {
     }
 }
 
-/// Short layers of `f64` against rational numbers, as the CPU is: within 8 units of `2^-52` of the largest input, whatever the data.
+/// Short layers of `f64` against exact rational arithmetic, as on the CPU: the error is at most 8 units of `2^-52` of the largest input.
 #[test]
 fn short_layers_of_double_are_exact_to_eight_units() {
     let queue = queue();
     for family in Family::ALL {
         let mut worst = 0.0_f64;
         for ranks in 1..=16 {
-            // Rational numbers of many ranks have many digits: fewer, shorter vectors then.
+            // The rational numbers of many ranks have many digits, so larger groups get fewer and shorter vectors.
             let lens: &[usize] = match ranks {
                 1..=4 => &[1, 1, 2, 3, 5, 33, 100],
                 5..=8 => &[1, 1, 2, 17, 100],

@@ -41,7 +41,7 @@ fn check(len: usize) {
     drop(value);
     let mut result = DeviceBuffer::zeroed(&queue, DType::BF16, len).unwrap();
     layers.combine(result.as_mut_slice(), &[sum.as_slice(), ones.as_slice()]).unwrap();
-    // Parallel vectors give their mean.
+    // The vectors are parallel, so the result is their mean.
     assert_eq!(last(&result, 4), [0.0, 1.5, 1.5, 1.5], "combine over {len}");
     cuda::zero(result.as_mut_slice()).unwrap();
     assert_eq!(last(&result, 4), [0.0; 4], "zero over {len}");

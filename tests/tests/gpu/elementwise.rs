@@ -1,4 +1,4 @@
-//! Element by element: bitwise what the CPU backend gives, for every pair of dtypes, border length and alignment.
+//! Element-wise kernels: bitwise equal to the CPU backend, for every pair of dtypes, border length and alignment.
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::kernels::{cpu, cuda};
@@ -68,7 +68,7 @@ fn scale_matches_the_cpu() {
     });
 }
 
-/// `f32` values at, and one unit around, every 16-bit value and every midpoint between two neighbours.
+/// `f32` values at every 16-bit value and every midpoint between two neighbours, and one unit on either side.
 fn around_halves(to_f32: impl Fn(u16) -> f32) -> Vec<f32> {
     (0..=u16::MAX)
         .flat_map(|bits| {
@@ -124,7 +124,7 @@ fn zero_clears_exactly_its_range() {
     }
 }
 
-/// Gradient control on memory that belongs to no gradient buffer, as the results of a framework's backward pass do.
+/// Gradient control on memory outside a gradient buffer, as the results of a framework's backward pass are.
 #[test]
 fn gradient_control_on_loose_memory_matches_the_cpu() {
     for_each_case(|queue, sum, value, len, shift_sum, shift_value| {
@@ -230,7 +230,7 @@ fn many_tensors_in_one_launch() {
     for arena_dtype in DType::ALL {
         let tensors: Vec<_> =
             lens.iter().enumerate().map(|(index, &len)| any_bits(kinds[index % 4], len, index as u64)).collect();
-        // Offsets with gaps, and not all of them aligned.
+        // The offsets leave gaps, and some are not aligned.
         let mut end = 0;
         let offsets: Vec<usize> = lens
             .iter()
@@ -272,7 +272,7 @@ fn many_tensors_in_one_launch() {
     }
 }
 
-/// Runs `all` over tensors of many lengths and pairs of dtypes, and `one` over each on the host.
+/// Runs `all` over tensors of many lengths and pairs of dtypes, and compares it with `one` on each tensor on the host.
 fn many_in_one_launch(
     all: impl Fn(&mut [DeviceSliceMut<'_>], &[DeviceSlice<'_>]) -> gradsync::Result<()>,
     one: impl Fn(SliceMut<'_>, Slice<'_>) -> gradsync::Result<()>,

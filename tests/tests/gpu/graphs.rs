@@ -1,4 +1,4 @@
-//! A graph owns what its work uses: dropping buffers and queues before a launch gives their memory to nobody else.
+//! A graph owns the resources that its work uses: buffers and queues dropped before a launch keep their memory until the graph ends.
 
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
 use gradsync::kernels::cpu::Coefficients;
@@ -17,7 +17,7 @@ fn numbers(buffer: &DeviceBuffer) -> Vec<f64> {
     download(buffer, 0).tensor(0).data().to_f64_vec()
 }
 
-/// A graph that clears a buffer, which is dropped, and where the buffer was.
+/// A graph that clears a buffer, and the address of the buffer, which is dropped.
 fn clearing(queue: &Queue) -> (Graph, u64) {
     let mut cleared = buffer(queue, 1);
     let address = cleared.as_slice().address();
@@ -68,7 +68,7 @@ fn a_graph_keeps_the_queues_and_the_memory_of_its_branches() {
     let mut cleared = buffer(&branch, 1);
     let address = cleared.as_slice().address();
     branch.synchronize().unwrap();
-    // Kernels are loaded before, as in a training loop.
+    // Kernels are loaded before the recording, as in a training loop.
     cuda::zero(cleared.as_mut_slice()).unwrap();
     let graph = main
         .capture(|| {
@@ -158,7 +158,7 @@ fn copies_of_the_hosts_memory_are_refused_before_they_are_recorded() {
     let mut data = buffer(&queue, 6);
     let mut host = vec![7.0f32; LEN];
     let mut refusals = Vec::new();
-    // The closure passes no refusal on: what was refused must not be in the recording.
+    // The closure returns no error although calls were refused: the refused work must not be in the recording.
     let graph = queue.capture(|| {
         refusals.push(data.as_slice().copy_to_host((&mut host[..]).into()).unwrap_err());
         refusals.push(data.as_mut_slice().copy_from_host((&host[..]).into()).unwrap_err());

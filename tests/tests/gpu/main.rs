@@ -1,7 +1,7 @@
-//! The GPU tier: every kernel on a real device against the CPU backend, which the other tiers hold against the oracle.
+//! The GPU tier: every kernel on a real device against the CPU backend, which the other tiers compare with the oracle.
 //!
-//! Run by `cargo xtask bundle`'s runner on a machine with an NVIDIA GPU. Without one every test here fails, naming what is
-//! missing: nothing is skipped. Never tests more than one GPU.
+//! `cargo xtask bundle`'s runner starts it on a machine with an NVIDIA GPU. Without a GPU every test here fails with an error that names
+//! the missing part; nothing is skipped. It never tests more than one GPU.
 
 mod adasum;
 mod counts;
@@ -12,18 +12,18 @@ mod reductions;
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::{DType, Element, GradientBuffer, Slice, SliceMut};
 
-/// The device of this process's tests.
+/// The queue on device 0 that a test uses.
 fn queue() -> Queue {
     Queue::new(0).expect("the GPU tier needs an NVIDIA GPU and its driver")
 }
 
-/// Lengths around every border that kernels have: warps, blocks, vectors, tiles, chunks.
+/// Lengths around every border in the kernels: warps, blocks, vectors, tiles, chunks.
 const LENS: [usize; 22] = [
     0, 1, 2, 31, 32, 33, 255, 256, 257, 511, 1023, 1024, 1025, 2047, 2048, 2049, 4095, 4096, 4097, 16_383, 16_385,
     100_003,
 ];
 
-/// A generator of bits, splitmix64: the same numbers in every run.
+/// The generator splitmix64, which gives the same bits in every run.
 struct Bits(u64);
 
 impl Bits {
@@ -72,14 +72,14 @@ fn uniform(dtype: DType, len: usize, seed: u64) -> GradientBuffer {
     vector
 }
 
-/// A copy on the device that begins `shift` elements behind an aligned address.
+/// A copy on the device that begins `shift` elements after an aligned address.
 fn upload(queue: &Queue, data: Slice<'_>, shift: usize) -> DeviceBuffer {
     let mut buffer = DeviceBuffer::zeroed(queue, data.dtype(), data.len() + shift).unwrap();
     buffer.as_mut_slice().range_mut(shift..shift + data.len()).copy_from_host(data).unwrap();
     buffer
 }
 
-/// The elements behind the first `shift`.
+/// The elements after the first `shift`.
 fn download(buffer: &DeviceBuffer, shift: usize) -> GradientBuffer {
     let view = buffer.as_slice();
     let view = view.range(shift..view.len());
@@ -88,7 +88,7 @@ fn download(buffer: &DeviceBuffer, shift: usize) -> GradientBuffer {
     vector
 }
 
-/// Asserts the same bits, where all NaNs count as one: IEEE 754 leaves their payload open.
+/// Asserts equal bits, where all NaNs count as equal: IEEE 754 leaves their payload open.
 fn assert_same(actual: Slice<'_>, expected: Slice<'_>, what: &str) {
     assert_eq!((actual.dtype(), actual.len()), (expected.dtype(), expected.len()), "{what}");
     let (left, right) = (actual.to_f64_vec(), expected.to_f64_vec());

@@ -1,4 +1,4 @@
-//! Inner products per segment: within the rounding of a sum in another order, the same in every run and at every alignment.
+//! Inner products per segment: within the rounding of a sum in another order, with equal bits in every run and at every alignment.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -12,7 +12,7 @@ use half::{bf16, f16};
 
 use crate::{assert_same, download, host, queue, uniform, upload};
 
-/// Segments that begin anywhere, are empty, tiny and longer than a chunk, with gaps.
+/// Segments at any offset, with gaps: empty, tiny, and longer than a chunk.
 fn segments() -> Vec<Range<usize>> {
     vec![0..1, 1..1, 1..257, 300..301, 301..5000, 5001..5001, 5001..70_000, 70_003..100_003]
 }
@@ -22,8 +22,8 @@ fn vectors(dtype: DType, count: usize, len: usize) -> Vec<GradientBuffer> {
     (0..count).map(|rank| uniform(dtype, len, rank as u64 + 10)).collect()
 }
 
-/// The bound for a sum of `len` products, added in `f64` in any order: `len × 2^-53 × Σ|x||y|` on each side of the comparison
-/// (Higham, Accuracy and Stability, 4.2), with `|x|, |y| ≤ 1`; one more unit a term for f64 products, which round themselves.
+/// The bound for a sum of `len` products, added in `f64` in any order: `len × 2^-53 × Σ|x||y|` on each side of the comparison (Higham,
+/// Accuracy and Stability, 4.2), with `|x|, |y| ≤ 1`. f64 products are rounded themselves, which is one more unit per term.
 fn bound(len: usize) -> f64 {
     2.0 * (len as f64 + 1.0) * f64::EPSILON / 2.0 * len as f64
 }
@@ -37,7 +37,7 @@ fn gram_matches_the_cpu_for_any_number_of_vectors() {
             let slices: Vec<Slice<'_>> = hosts.iter().map(|vector| vector.tensor(0).data()).collect();
             let expected = cpu::gram(&slices, &segments()).unwrap();
             let mut runs = Vec::new();
-            // The same vectors aligned, aligned again, and one element off.
+            // The same vectors are tested aligned, aligned again, and one element off.
             for shift in [0, 0, 1] {
                 let devices: Vec<_> = slices.iter().map(|slice| upload(&queue, *slice, shift)).collect();
                 let views: Vec<DeviceSlice<'_>> =
@@ -97,7 +97,7 @@ fn products_of_huge_and_tiny_values_keep_their_range() {
         let mut layers = SegmentWorkspace::new(&queue, 1000, &[0..1000], 1).unwrap();
         layers.squared_norms(device.as_slice()).unwrap();
         let norm = layers.read_totals(1).unwrap()[0];
-        // A thousand equal terms: each addition rounds once.
+        // A thousand equal terms are added, and each addition rounds once.
         assert!(
             (norm / (element * element) - 1000.0).abs() <= 1000.0 * 1000.0 * f64::EPSILON,
             "{dtype} {value}: {norm}"
@@ -105,11 +105,12 @@ fn products_of_huge_and_tiny_values_keep_their_range() {
     }
 }
 
-/// Blocks tell by its bits whether a partial sum has come: no NaN may be taken for one that has not, and none may stay behind.
+/// Blocks recognise from its bits whether a partial sum has arrived: no NaN may be mistaken for a missing one, and none may stay in the
+/// workspace.
 #[test]
 fn sums_of_any_nan_come_and_leave_nothing_behind() {
     let queue = queue();
-    // All bits set, and one.
+    // One vector holds NaNs with all bits set, the other one holds ones.
     let both = |dtype| {
         let of = |slice: Slice<'_>| DeviceBuffer::from_host(&queue, slice).unwrap();
         match dtype {
@@ -160,20 +161,21 @@ fn combine_matches_the_cpu_bitwise() {
                     layers.combine(result.as_mut_slice(), &views).unwrap();
                     cpu::combine(expected.tensor_mut(0).into_data(), &slices, &coefficients.weights, &segments())
                         .unwrap();
-                    let what = format!("combine {ranks} × {from} to {to}, shift {shift}");
-                    assert_same(download(&result, 0).tensor(0).data(), expected.tensor(0).data(), &what);
+                    let label = format!("combine {ranks} × {from} to {to}, shift {shift}");
+                    assert_same(download(&result, 0).tensor(0).data(), expected.tensor(0).data(), &label);
                 }
             }
         }
     }
 }
 
-/// Where the result goes to one of the vectors, what the exact path will read must still be there.
+/// Combining into one of the input vectors must leave cancelled layers intact, as the exact path reads them afterwards.
 #[test]
 fn combine_in_place_leaves_cancelled_layers_alone() {
     let queue = queue();
     for dtype in DType::ALL {
-        // The first vector, which is read for those that are not there, one that is not, and memory that is not aligned.
+        // The replaced vector is the first, which is read in place of absent vectors, or another one; in the last case memory is not
+        // aligned.
         let cases = [2, 3, 4, 6, 7, 8, 11].into_iter().flat_map(|ranks| [(ranks, 0, 0), (ranks, 1, 0), (ranks, 0, 1)]);
         for (ranks, replaced, shift) in cases {
             let hosts = vectors(dtype, ranks, LEN);
@@ -197,9 +199,9 @@ fn combine_in_place_leaves_cancelled_layers_alone() {
             let weights: Vec<f64> = wanted().flat_map(|layer| weights[layer * ranks..][..ranks].to_vec()).collect();
             let segments: Vec<Range<usize>> = wanted().map(|layer| segments()[layer].clone()).collect();
             cpu::combine(expected.tensor_mut(0).into_data(), &slices, &weights, &segments).unwrap();
-            let what = format!("{ranks} × {dtype}, in place of {replaced}, shift {shift}");
+            let label = format!("{ranks} × {dtype}, in place of {replaced}, shift {shift}");
             let found = download(&devices[replaced], shift);
-            assert_same(found.tensor(0).data(), expected.tensor(0).data(), &what);
+            assert_same(found.tensor(0).data(), expected.tensor(0).data(), &label);
         }
     }
 }
@@ -216,13 +218,13 @@ fn one_buffer_can_be_the_source_of_many_launches_in_order() {
     assert!(download(&sum, 0).tensor(0).data().to_f64_vec().iter().all(|&value| value == 100.0));
 }
 
-/// So many elements that the chunks of weighted sums differ between dtypes, and from those of reductions.
+/// This length makes the chunks of weighted sums differ between dtypes, and differ from the chunks of reductions.
 #[test]
 fn long_vectors_of_every_dtype_match_the_cpu() {
     const LONG: usize = 40_000_003;
     let segments = [0..7, 7..20_000_011, 20_000_100..LONG];
     let queue = queue();
-    // One object for all of them.
+    // One workspace serves all dtypes.
     let mut layers = SegmentWorkspace::new(&queue, LONG, &segments, 2).unwrap();
     let weights = vec![0.25, 1.75, -1.0, 0.5, 3.0, 0.125];
     let coefficients = cpu::Coefficients { weights, cancelled: vec![false; segments.len()] };
@@ -248,7 +250,8 @@ fn long_vectors_of_every_dtype_match_the_cpu() {
     }
 }
 
-/// The default stream that all threads have in common orders the work of all of them; it cannot be recorded, and each thread's own is refused.
+/// The legacy default stream is shared by all threads and orders their work. It cannot be recorded, and per-thread default streams are
+/// refused.
 #[test]
 fn threads_share_the_legacy_default_stream() {
     const LEN: usize = 1 << 20;
@@ -276,7 +279,7 @@ fn threads_share_the_legacy_default_stream() {
     assert!(error.contains("per-thread default stream"), "{error}");
 }
 
-/// Kernels, copies and clearing in turn on the stream that everybody has: each finds what the one before has left.
+/// Kernels, copies and clearing take turns on the shared default stream; each sees the result of the one before.
 #[test]
 fn kernels_and_copies_take_turns_on_the_default_stream() {
     const LEN: usize = 1 << 20;
@@ -295,11 +298,11 @@ fn kernels_and_copies_take_turns_on_the_default_stream() {
     assert!(download(&sum, 0).tensor(0).data().to_f64_vec().iter().all(|&value| value == 100.0));
 }
 
-/// Nor do they depend on how many chunks a block takes, which follows from the length of all segments.
+/// A segment's sum does not depend on the number of chunks per block either, which follows from the length of all segments.
 #[test]
 fn sums_over_a_segment_do_not_depend_on_the_others() {
     const LENS: [usize; 5] = [1, 700, 20_000, 300_001, 16_384];
-    /// Zeros behind them, for which blocks take several chunks, of every length of chunks.
+    /// The number of zeros after the segments, large enough for blocks to take several chunks, for every chunk length.
     const BEHIND: usize = 160_000_000;
     const VECTORS: usize = 3;
     let queue = queue();
@@ -308,7 +311,7 @@ fn sums_over_a_segment_do_not_depend_on_the_others() {
             (0..VECTORS).map(|vector| uniform(dtype, len, (index * VECTORS + vector) as u64)).collect()
         };
         let hosts: Vec<Vec<GradientBuffer>> = LENS.iter().enumerate().map(of_segment).collect();
-        // The bits of all products of the segments of these numbers, which lie in this order, with so many elements behind them.
+        // Returns the bits of all products of the segments with these numbers, laid out in this order and followed by `behind` elements.
         let sums = |order: &[usize], behind: usize| {
             let mut end = 0;
             let mut segments: Vec<Range<usize>> = Vec::new();

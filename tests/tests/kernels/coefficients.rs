@@ -7,7 +7,7 @@ use gradsync_tests::oracle::exact::dot_f64;
 use gradsync_tests::tolerance::adasum::{Method, expect};
 use gradsync_tests::tolerance::assert_within;
 
-/// The upper triangle by rows.
+/// The upper triangle of the Gram matrix, by rows.
 fn gram(inputs: &[Vec<f64>]) -> Vec<f64> {
     let rows = (0..inputs.len()).flat_map(|i| (i..inputs.len()).map(move |j| (i, j)));
     rows.map(|(i, j)| dot_f64(&inputs[i], &inputs[j])).collect()
@@ -60,7 +60,7 @@ fn known_pairs() {
     assert!((upstream[1] - (1.0 - 122.0 / 388.0)).abs() < 4e-16, "(4,5,6) and (7,8,9): {upstream:?}");
 }
 
-/// The rule's threshold is the square root of the smallest normal f64, the number itself included among the divisors.
+/// The rule's threshold is the square root of the smallest normal f64; a squared norm equal to the threshold is still used as a divisor.
 #[test]
 fn the_threshold_of_the_rule() {
     let threshold = f64::MIN_POSITIVE.sqrt();

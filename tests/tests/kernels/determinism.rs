@@ -1,4 +1,4 @@
-//! The same bits in every run, whatever the number of threads.
+//! Equal bits in every run, for any number of threads.
 
 use gradsync::Slice;
 use gradsync::kernels::cpu;
@@ -6,7 +6,7 @@ use gradsync_tests::array::Array;
 use gradsync_tests::inputs::{Kind, generate};
 use gradsync_tests::oracle::Format;
 
-/// Every kernel that could depend on the order of additions or on how work is cut.
+/// The results of every kernel that could depend on the order of additions or on the division of work.
 fn everything(format: Format) -> Vec<u64> {
     let len = 400_003;
     let arrays: Vec<Array> =
@@ -37,7 +37,7 @@ fn two_runs_and_any_number_of_threads_give_the_same_bits() {
     }
 }
 
-/// What else runs at the same time does not change a sum.
+/// Work that runs at the same time does not change a sum.
 #[test]
 fn concurrent_callers_do_not_disturb_each_other() {
     let first = everything(Format::F32);

@@ -8,8 +8,8 @@ use gradsync_tests::tolerance::assert_equal;
 
 use crate::{GUARD, PAST_F32, SIZES};
 
-/// Runs `kernel(dst, src)` on slices that start at every one of these element offsets and checks every element, and that
-/// nothing beside the destination was written.
+/// Runs `kernel(dst, src)` on slices that start at each of these element offsets. Checks every element, and that nothing beside the
+/// destination was written.
 fn check(
     what: &str,
     (sums, values): (&Array, &Array),
@@ -101,7 +101,7 @@ fn every_edge_value_against_every_other() {
 
 #[test]
 fn scaling_rounds_once() {
-    // 3 · 0.1 in f32, and in f64 for f64; and 2^-24 · 0.5, a tie among the subnormals of f16, goes to even.
+    // 3 · 0.1 is computed in f32, and in f64 for f64 operands. 2^-24 · 0.5 is a tie among the subnormals of f16 and rounds to even.
     let mut dst = [0.0_f32; 1];
     cpu::scale((&mut dst[..]).into(), (&[3.0_f32][..]).into(), 0.1).unwrap();
     assert_eq!(dst[0], 3.0_f32 * 0.1_f32);

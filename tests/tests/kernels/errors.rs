@@ -1,11 +1,11 @@
-//! What a kernel refuses: typed errors that name both lengths, and no element written.
+//! Calls that a kernel refuses: typed errors that name both lengths, and no element written.
 
 use gradsync::Error;
 use gradsync::kernels::cpu;
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 
-/// The error is about lengths and its text holds both.
+/// Asserts that the error is about lengths and that its text holds both.
 #[track_caller]
 fn assert_lengths<T: std::fmt::Debug>(what: &str, outcome: Result<T, Error>, lengths: [usize; 2]) {
     let error = outcome.expect_err(what);

@@ -56,8 +56,8 @@ fn accumulate_takes_all_patterns() {
     }
 }
 
-/// Around the midpoint of every two neighbours, subnormals and the overflow threshold included: exactly on it, and the
-/// nearest numbers of `from` on either side.
+/// Values around the midpoint of every two neighbours, subnormals and the overflow threshold included: the midpoint itself, and the nearest
+/// numbers of `from` on either side.
 #[test]
 fn every_midpoint_rounds_to_even_and_its_neighbours_do_not() {
     for to in HALVES {
@@ -67,7 +67,8 @@ fn every_midpoint_rounds_to_even_and_its_neighbours_do_not() {
                 (0..u64::from(u16::MAX) / 2).map(|pattern| to.decode(pattern)).filter(|value| value.is_finite());
             for low in finite {
                 let quantum = to.next_away(low) - low;
-                // Past the largest number the neighbour is infinite; the threshold is half the last quantum above.
+                // Above the largest number the neighbour is infinite; the overflow threshold is half the last quantum above the largest
+                // number.
                 let half = if quantum.is_finite() {
                     quantum / 2.0
                 } else {
@@ -90,9 +91,9 @@ fn every_midpoint_rounds_to_even_and_its_neighbours_do_not() {
 
 #[test]
 fn element_from_f64_rounds_once() {
-    // Just above a tie by the last bit of f64: rounding through f32 first would land on the tie and go down.
+    // The value is above a tie by the last bit of f64: rounding through f32 first would land on the tie and go down.
     let above = |tie: f64| f64::from_bits(tie.to_bits() + 1);
-    // Qualified: the inherent `from_f64` of `half` looks at the upper 32 bits only and goes down here.
+    // The call is qualified, as the inherent `from_f64` of `half` looks at the upper 32 bits only and goes down here.
     assert_eq!(<f16 as Element>::from_f64(above(1.0 + 2.0_f64.powi(-11))).to_bits(), 0x3c01);
     assert_eq!(<bf16 as Element>::from_f64(above(1.0 + 2.0_f64.powi(-8))).to_bits(), 0x3f81);
     assert_eq!(<f32 as Element>::from_f64(above(1.0 + 2.0_f64.powi(-24))), 1.0 + f32::EPSILON);
@@ -160,12 +161,12 @@ proptest! {
     }
 }
 
-/// Whose payload is in bits that a narrower format has not: cut off, it would be an infinity.
+/// The payload may lie in bits that a narrower format lacks; a truncated payload would turn the NaN into an infinity.
 #[test]
 fn nan_of_every_payload_stays_nan() {
     for bit in 0..23 {
         for sign in [0, 0x8000_0000] {
-            // Enough for whole registers, and for what is left over.
+            // 41 elements fill whole vector registers and leave a remainder.
             let values = vec![f32::from_bits(0x7f80_0000 | sign | 1 << bit); 41];
             let (mut brain, mut half) = (vec![bf16::ZERO; 41], vec![f16::ZERO; 41]);
             cpu::cast((&mut brain).into(), (&values).into()).unwrap();

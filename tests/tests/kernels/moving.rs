@@ -1,4 +1,4 @@
-//! pack and unpack: many tensors to and from one arena, with a cast, nothing written outside.
+//! pack and unpack: many tensors to and from one arena, with a cast, and nothing written outside the tensors.
 
 use gradsync::kernels::cpu;
 use gradsync::{Slice, SliceMut};
@@ -8,7 +8,7 @@ use gradsync_tests::oracle::Format;
 use gradsync_tests::tolerance::assert_equal;
 
 const LENS: [usize; 7] = [33, 0, 1, 4097, 256, 0, 31];
-/// Odd places, gaps, and not in order.
+/// Odd offsets, with gaps, out of order.
 const OFFSETS: [usize; 7] = [5000, 17, 3, 64, 4200, 6000, 5033];
 const ARENA: usize = 6000;
 
@@ -32,8 +32,8 @@ fn pack_casts_and_writes_only_the_segments() {
             let got = arena.values();
             for (i, source) in sources.iter().enumerate() {
                 let expected: Vec<f64> = source.values().into_iter().map(|value| to.round(value)).collect();
-                let what = format!("pack, tensor {i} of {:?} into {to:?}", source.format());
-                assert_equal(&what, &got[OFFSETS[i]..OFFSETS[i] + LENS[i]], &expected);
+                let label = format!("pack, tensor {i} of {:?} into {to:?}", source.format());
+                assert_equal(&label, &got[OFFSETS[i]..OFFSETS[i] + LENS[i]], &expected);
             }
             for (place, value) in got.iter().enumerate() {
                 assert!(inside(place) || *value == 0.0, "pack into {to:?} wrote {value} to the gap at {place}");

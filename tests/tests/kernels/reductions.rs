@@ -103,7 +103,7 @@ fn gram_of_every_size() {
     }
 }
 
-/// f32 near its maximum must not overflow its own square, and subnormals must not vanish in theirs.
+/// Values of f32 near its maximum must not overflow when squared, and subnormals must not vanish.
 #[test]
 fn huge_and_subnormal_products_keep_their_value() {
     for format in [Format::F32, Format::F16, Format::BF16] {
@@ -124,7 +124,7 @@ fn huge_and_subnormal_products_keep_their_value() {
     }
 }
 
-/// The largest cancellation: Σ of products of both signs whose total is 0 or 1, which integers make exact in any order.
+/// The largest cancellation: a sum of products of both signs with a total of 0 or 1. Integers make it exact in any order.
 #[test]
 fn integer_sums_are_exact() {
     for format in Format::ALL {
@@ -146,7 +146,7 @@ fn integer_sums_are_exact() {
     }
 }
 
-/// Vectors of different dtypes meet in f64, where each is exact.
+/// Products of vectors of different dtypes are formed in f64, where each operand is exact.
 #[test]
 fn products_of_different_dtypes() {
     for left in Format::ALL {
@@ -185,7 +185,7 @@ fn nan_and_infinity_reach_their_segment_and_no_other() {
 
 #[test]
 fn more_elements_than_f32_can_count() {
-    // All ones: the sum is the count, exactly.
+    // The sum of ones is exactly their count.
     let a = Array::F32(vec![1.0; PAST_F32]);
     let whole = std::slice::from_ref(&(0..PAST_F32));
     assert_eq!(cpu::squared_norms(a.slice(), whole).unwrap(), [PAST_F32 as f64]);

@@ -1,4 +1,4 @@
-//! combine: a weighted sum of P vectors per segment, f64 inside, one rounding, any output dtype.
+//! combine: a weighted sum of P vectors per segment, computed in f64 with one rounding into any output dtype.
 
 use gradsync::Slice;
 use gradsync::kernels::cpu;

@@ -1,4 +1,4 @@
-//! `gradsync doctor`: ranks that are well, and planted problems.
+//! `gradsync doctor`: healthy ranks, and planted problems.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::job::gradsync;
 use crate::program::binary;
 
-/// A rank of the doctor with these variables.
+/// The command of a doctor's rank with these variables.
 fn rank(variables: &[(&str, &str)], options: &[&str]) -> Command {
     let mut command = gradsync(&["doctor"]);
     command.args(options).envs(variables.iter().copied());
@@ -36,7 +36,7 @@ fn json_has_the_facts_of_every_rank() {
     let doctor = Finished::of(gradsync(&["doctor", "-n", "2", "--json"]).env("CUDA_VISIBLE_DEVICES", ""));
     let json: Value = serde_json::from_str(&doctor.succeeded("two ranks").stdout).unwrap();
     assert_eq!((&json["ranks"][1]["rank"], json["problems"].as_array().map(Vec::len)), (&1.into(), Some(0)));
-    // One machine has one clock.
+    // All ranks on one machine have the same clock.
     let clock = &json["clocks"][1];
     let (seconds, uncertainty) = (clock["seconds"].as_f64().unwrap(), clock["uncertainty"].as_f64().unwrap());
     assert!(seconds.abs() <= uncertainty, "{seconds} ± {uncertainty}");

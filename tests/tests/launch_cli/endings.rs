@@ -39,7 +39,7 @@ fn signals_reach_the_ranks_and_the_exit_status() {
     }
 }
 
-/// Processes that ranks have started go with the job, however it ends.
+/// Processes that ranks have started end with the job, however it ends.
 #[test]
 fn nothing_is_left_of_a_job() {
     let processes = |job: &mut Running| -> Vec<i32> {
@@ -57,7 +57,7 @@ fn nothing_is_left_of_a_job() {
     }
 }
 
-/// A launcher that is killed cannot remove its private folder; the guard does.
+/// A launcher that is killed cannot remove its private folder; the guard process does.
 #[test]
 fn the_private_folder_goes_with_the_launcher() {
     for signal in [Signal::KILL, Signal::TERM] {

@@ -49,12 +49,12 @@ fn a_rank_that_was_killed_is_named_with_the_signal() {
     contains(&stderr, &["rank 2 was ended by SIGKILL", "; rank 2 has written none"]);
 }
 
-/// Whoever sees no progress asks the launcher.
+/// A user who sees no progress asks the launcher by a signal.
 #[test]
 fn a_job_that_hangs_is_explained_on_request_and_goes_on() {
     let mut job = Running::start(launch(&["-n", "3"], &["hang", "0", "60000"]));
     job.lines(3);
-    // The others come to their call soon.
+    // The pause lets the other ranks reach their call.
     std::thread::sleep(std::time::Duration::from_millis(200));
     job.signal(Signal::USR1);
     let mut stderr = std::io::BufReader::new(job.launcher.stderr.take().unwrap());
@@ -68,7 +68,7 @@ fn a_job_that_hangs_is_explained_on_request_and_goes_on() {
     assert_eq!(job.launcher.try_wait().unwrap(), None, "it goes on");
 }
 
-/// Without the launcher's own explanation: the folder is the user's.
+/// The trace folder is the user's, and `gradsync trace` reads it without the launcher's own explanation.
 #[test]
 fn trace_reads_the_folder_of_a_failed_job() {
     let folder = TempDir::new().unwrap();
@@ -85,7 +85,7 @@ fn trace_reads_the_folder_of_a_failed_job() {
     let json: Value = serde_json::from_str(&read(&["--json"])).unwrap();
     assert_eq!(json["differences"][0]["sequence"], 3);
     assert_eq!(json["differences"][0]["calls"][1], serde_json::json!(["all_gather of 500 × f32", [0]]));
-    // A rank whose file is gone, and one more that is expected.
+    // The file of one rank is removed, and one more rank is expected.
     fs::remove_file(folder.path().join("rank-2.json")).unwrap();
     contains(&read(&["-n", "4"]), &["the last calls of 4 ranks; ranks 2, 3 have written none"]);
     for entry in fs::read_dir(folder.path()).unwrap() {
@@ -94,7 +94,7 @@ fn trace_reads_the_folder_of_a_failed_job() {
     }
 }
 
-/// Gradients travel by a communicator of its own; the call that hangs is a step of an operation on several tensors.
+/// Gradients travel over a communicator of their own; the call that hangs is one step of an operation on several tensors.
 #[test]
 fn an_operation_on_several_tensors_is_named_with_its_step() {
     let job = run(&["-n", "3"], &["communicator", "2"]);
@@ -109,7 +109,7 @@ fn an_operation_on_several_tensors_is_named_with_its_step() {
     contains(&job.stderr, &words);
 }
 
-/// Without a launcher: one process writes the files of all of its ranks.
+/// Ranks run without a launcher: one process writes the files of all of its ranks.
 #[test]
 fn ranks_that_are_threads_are_explained_too() {
     let folder = TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! Jobs that the launcher runs: the program of the ranks, and what is left of both.
+//! Jobs that the launcher runs: the ranks' program, and the output and processes of a job.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -9,13 +9,13 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use crate::program::binary;
 
-/// Longer than anything takes on a busy machine.
+/// Longer than any step takes on a busy machine.
 pub(crate) const PLENTY: Duration = Duration::from_secs(30);
 
-/// The program of the ranks.
+/// The path of the ranks' program.
 pub(crate) const RANK: &str = env!("CARGO_BIN_EXE_launched_rank");
 
-/// A command of the program, without what the environment of the tests may have for ranks.
+/// A command of the program, without rank variables from the environment of the tests.
 pub(crate) fn gradsync(arguments: &[&str]) -> Command {
     let mut command = Command::new(binary());
     for name in ["RANK", "WORLD_SIZE", "GRADSYNC_SECRET", "GRADSYNC_TRACE_DIR", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"]
@@ -26,19 +26,19 @@ pub(crate) fn gradsync(arguments: &[&str]) -> Command {
     command
 }
 
-/// A launch of ranks with these arguments, after options of the launcher.
+/// A launch of ranks with these arguments, with these options of the launcher.
 pub(crate) fn launch(options: &[&str], arguments: &[&str]) -> Command {
     let mut command = gradsync(&["launch"]);
     command.args(options).args(["--", RANK]).args(arguments);
     command
 }
 
-/// Runs it to its end.
+/// Runs a launch to its end.
 pub(crate) fn run(options: &[&str], arguments: &[&str]) -> Finished {
     Finished::of(&mut launch(options, arguments))
 }
 
-/// A job that runs beside the test, and is ended with it.
+/// A job that runs beside the test, and is ended when it is dropped.
 pub(crate) struct Running {
     pub(crate) launcher: Child,
     pub(crate) stdout: BufReader<ChildStdout>,
@@ -51,7 +51,7 @@ impl Running {
         Running { launcher, stdout }
     }
 
-    /// The next lines of the ranks.
+    /// The next lines of the ranks' output.
     pub(crate) fn lines(&mut self, count: usize) -> Vec<String> {
         let mut line = || {
             let mut line = String::new();
@@ -66,7 +66,7 @@ impl Running {
         kill_process(Pid::from_child(&self.launcher), signal).expect("the launcher runs");
     }
 
-    /// Its exit code, and what it said.
+    /// Waits for the end; returns the exit code and the text of standard error.
     pub(crate) fn end(mut self) -> (Option<i32>, String) {
         let mut stderr = self.launcher.stderr.take().expect("a pipe");
         let mut text = String::new();
@@ -77,13 +77,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Its ranks end with it. It may have ended long ago.
+        // The ranks end with the launcher, which may have ended long ago.
         let _ = self.launcher.kill();
         let _ = self.launcher.wait();
     }
 }
 
-/// Fails unless all these processes end soon. A process that nobody has reaped has ended too.
+/// Asserts that all these processes end soon. A process that is not reaped yet has ended too.
 pub(crate) fn assert_gone(processes: &[i32]) {
     let start = Instant::now();
     for &process in processes {
@@ -100,7 +100,7 @@ fn is_alive(process: i32) -> bool {
     exists && stat.rsplit(") ").next().is_some_and(|state| !state.is_empty() && !state.starts_with('Z'))
 }
 
-/// The lines of the ranks in order, for outputs in which each rank has one.
+/// The lines of the ranks, sorted, for outputs with one line per rank.
 pub(crate) fn sorted(text: &str) -> Vec<&str> {
     let mut lines: Vec<&str> = text.lines().collect();
     lines.sort_unstable();

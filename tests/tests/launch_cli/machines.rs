@@ -1,4 +1,4 @@
-//! Several machines, which are launchers on this one here.
+//! Several machines, simulated by several launchers on this machine.
 
 use std::fs;
 use std::net::TcpListener;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::job::{Running, gradsync, launch};
 
-/// A secret in a file, and a port.
+/// A secret in a file, and the address of rank 0.
 struct Meeting {
     folder: TempDir,
     master: String,
@@ -35,7 +35,7 @@ impl Meeting {
         fs::set_permissions(self.file(), fs::Permissions::from_mode(mode)).unwrap();
     }
 
-    /// The launcher of one of two machines.
+    /// Starts the launcher of one of two machines.
     fn machine(&self, number: usize, ranks: usize, restarts: usize, arguments: &[&str]) -> Running {
         let (ranks, number, restarts) = (ranks.to_string(), number.to_string(), restarts.to_string());
         let file = self.file();
@@ -77,7 +77,7 @@ fn a_failure_ends_the_ranks_of_all_machines() {
     assert!(stderr.contains("machine 1: rank 2 ended with exit code 5"), "{stderr}");
 }
 
-/// Every launcher explains the calls of all machines' ranks.
+/// Every launcher explains the calls of the ranks of all machines.
 #[test]
 fn a_rank_that_hangs_is_named_on_all_machines() {
     let meeting = Meeting::new();
@@ -94,7 +94,7 @@ fn a_rank_that_hangs_is_named_on_all_machines() {
     }
 }
 
-/// Its launcher takes part in the comparison before it ends.
+/// The signalled launcher takes part in the comparison before it ends.
 #[test]
 fn a_signal_to_one_launcher_ends_the_ranks_of_all_machines() {
     let meeting = Meeting::new();

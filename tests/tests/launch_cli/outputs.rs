@@ -1,4 +1,4 @@
-//! The lines of ranks: whole, with the number of the rank, and in files.
+//! The output lines of ranks: unbroken, prefixed by the rank, and in files.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::job::{gradsync, run};
 
-/// The lines of one rank's stream.
+/// The expected lines of one stream of a rank.
 fn expected(stream: &str, count: usize) -> Vec<String> {
     (0..count).map(|number| format!("line {number} of {stream}")).collect()
 }

@@ -1,4 +1,4 @@
-//! Restarts: all ranks again, as a new generation.
+//! Restarts: all ranks start again, as a new generation.
 
 use crate::job::run;
 

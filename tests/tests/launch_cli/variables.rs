@@ -1,4 +1,4 @@
-//! The variables of ranks, and their share of the machine.
+//! The variables of ranks, and each rank's share of the machine's cores.
 
 use std::collections::HashSet;
 
@@ -21,7 +21,7 @@ fn ranks_get_the_variables_of_torchrun_and_a_secret() {
     assert_ne!(secrets(), secrets(), "each start has a secret of its own");
 }
 
-/// As inside a job of another launcher, which has set its own variables for the shell.
+/// The launch runs inside a job of another launcher, which has set its own variables.
 #[test]
 fn variables_of_other_launchers_are_removed() {
     let names = ["variables", "SLURM_PROCID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "RANK"];

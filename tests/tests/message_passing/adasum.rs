@@ -1,4 +1,4 @@
-//! What runs over any communicator gives the same bits over processes as over threads.
+//! Operations on any communicator give the same bits over processes as over threads.
 
 use gradsync::GradientBuffer;
 use gradsync::comm::{Communicator, ReduceOp, local};
@@ -11,7 +11,7 @@ use super::cases::Cases;
 
 const SHAPES: [&[usize]; 4] = [&[33], &[257, 3], &[1], &[20, 5, 5]];
 
-/// Whose memory a buffer's is.
+/// The owner of a buffer's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Memory {
     Own,
@@ -19,7 +19,7 @@ pub(crate) enum Memory {
 }
 
 impl Memory {
-    /// What this system has.
+    /// The kinds of memory that this system has.
     pub(crate) const ALL: &[Self] =
         if cfg!(target_os = "linux") { &[Memory::Own, Memory::Shared] } else { &[Memory::Own] };
 
@@ -48,7 +48,8 @@ fn fill(buffer: &mut GradientBuffer, (kind, seed): (Kind, u64), format: Format, 
 
 type Bits = (Vec<u64>, Option<Vec<u64>>);
 
-/// What three steps in one buffer leave in it, of which the second works where the first did, and the third where nobody has.
+/// Returns the results of three steps in one buffer: the second step reuses the scratch memory of the first, and the third has fresh
+/// memory.
 fn adasum(comm: &dyn Communicator, memory: Memory, kind: Kind, format: Format, options: AdasumOptions) -> Vec<Bits> {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let mut buffer = buffer(memory, format, rank, world_size);
@@ -75,8 +76,8 @@ pub(crate) fn run(cases: &mut Cases) {
             for &algorithm in &algorithms {
                 for granularity in [Granularity::Tensor, Granularity::Whole] {
                     let options = AdasumOptions::default().with_algorithm(algorithm).with_granularity(granularity);
-                    let what = format!("{algorithm:?} {granularity:?} of {kind:?} {format:?} as over threads");
-                    cases.check(&what, |comm| {
+                    let label = format!("{algorithm:?} {granularity:?} of {kind:?} {format:?} as over threads");
+                    cases.check(&label, |comm| {
                         let over_threads = |comm: &dyn Communicator| adasum(comm, Memory::Own, kind, format, options);
                         let mut ranks = local::run_each(world_size, |comm| over_threads(&comm)).unwrap();
                         let expected = ranks.swap_remove(rank).expect("no rank panicked");

@@ -1,4 +1,4 @@
-//! A rank that has completed a collective and fails in the next one, while others are still in the first: these complete it.
+//! A rank completes a collective and fails in the next one, while other ranks are still in the first: they still complete it.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -11,19 +11,19 @@ use gradsync::comm::{Collectives, CommError, Ranks};
 
 use super::cases::Cases;
 
-/// Elements of a broadcast whose root is done before the others, who hand each other parts of it.
+/// The number of elements of a broadcast in which the root finishes first, while the other ranks exchange parts of the payload.
 const LEN: usize = 1 << 18;
 const BYTES: usize = LEN * size_of::<f32>();
-/// The root, which fails in the next call, and the rank whose part comes late to all others.
+/// The root, which fails in its next call, and the rank that delays its part to all others.
 const ROOT: usize = 0;
 const SLOW: usize = 1;
-/// More than the time that nothing moves before a rank looks whether others have failed.
+/// Longer than the idle time after which a rank checks whether others have failed.
 const DELAY: Duration = Duration::from_millis(800);
 
-/// Where [`SlowMemory`] lies.
+/// The address of [`SlowMemory`].
 static START: AtomicUsize = AtomicUsize::new(0);
 
-/// Zeros of which the first access takes [`DELAY`].
+/// Memory of zeros; the first access to it takes [`DELAY`].
 struct SlowMemory {
     before: libc::sigaction,
 }
@@ -31,7 +31,7 @@ struct SlowMemory {
 impl SlowMemory {
     fn new() -> Self {
         let (kind, handler) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, first_access as extern "C" fn(_, _, _));
-        // SAFETY: new memory, and a handler that makes only calls of the system, from which signals may return.
+        // SAFETY: The memory is new, and the handler only makes system calls from which a signal may return.
         unsafe {
             let start = libc::mmap(ptr::null_mut(), BYTES, libc::PROT_NONE, kind, -1, 0);
             assert_ne!(start, libc::MAP_FAILED, "memory");
@@ -44,14 +44,14 @@ impl SlowMemory {
     }
 
     fn numbers(&mut self) -> &mut [f32] {
-        // SAFETY: so many bytes, which are zeros and belong to this object alone; an access waits, and is made then.
+        // SAFETY: The memory has `BYTES` zero bytes and belongs to this object alone; the first access to it waits, and is permitted then.
         unsafe { std::slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(START.load(Ordering::SeqCst)), LEN) }
     }
 }
 
 impl Drop for SlowMemory {
     fn drop(&mut self) {
-        // SAFETY: the action from before, and memory that nobody uses any more.
+        // SAFETY: The action is the previous one, and nobody uses the memory any more.
         unsafe {
             libc::sigaction(libc::SIGSEGV, &self.before, ptr::null_mut());
             libc::munmap(ptr::with_exposed_provenance_mut(START.load(Ordering::SeqCst)), BYTES);
@@ -59,11 +59,11 @@ impl Drop for SlowMemory {
     }
 }
 
-/// Waits, and permits the access; any other that is not permitted ends the process, as it would without this.
+/// Waits and permits the access; any other forbidden access ends the process, as without this handler.
 extern "C" fn first_access(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     let start = START.load(Ordering::SeqCst);
     let delay = libc::timespec { tv_sec: 0, tv_nsec: DELAY.as_nanos() as i64 };
-    // SAFETY: calls that a handler may make, on memory of ours.
+    // SAFETY: The calls are permitted in a signal handler, and the memory is ours.
     unsafe {
         if !(start..start + BYTES).contains(&(*info).si_addr().addr()) {
             libc::signal(libc::SIGSEGV, libc::SIG_DFL);
@@ -81,7 +81,7 @@ fn fails_behind_a_broadcast(comm: &Comm) {
     let outcome = comm.broadcast(&mut *data, ROOT);
     if rank == ROOT {
         outcome.expect("all are there");
-        // No two shards are of this length: the other ranks hear of it at once.
+        // The lengths do not match, and the other ranks hear of the failure at once.
         let refused = comm.all_gather(&[0.0f32; 2], &mut [0.0f32]);
         assert!(matches!(refused, Err(Error::LengthMismatch { .. })), "{refused:?}");
         return;
@@ -94,7 +94,7 @@ fn fails_behind_a_broadcast(comm: &Comm) {
 }
 
 pub(crate) fn run(cases: &mut Cases) {
-    // Of two ranks, nobody waits for the slow one.
+    // In a group of two ranks, nobody waits for the slow one.
     if cases.world_size() > 2 {
         cases.check_fresh("a rank fails behind a broadcast that others are in", |comm| fails_behind_a_broadcast(&comm));
     }

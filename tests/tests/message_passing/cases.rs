@@ -1,4 +1,4 @@
-//! Runs cases on this rank, keeps what failed, and sums it up over all ranks.
+//! Runs cases on this rank, records failures, and sums them up over all ranks.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,15 +11,15 @@ use gradsync_tests::array::Array;
 pub(crate) use crate::transport::fresh;
 use crate::transport::{self, Comm};
 
-/// How long ranks wait for each other, unless a case is about that.
+/// The deadline of ranks, unless a case has its own.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 thread_local! {
-    /// The last panic's message and place.
+    /// The last panic's message and location.
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// The cases so far.
+/// The counts and the communicator of the cases so far.
 pub(crate) struct Cases {
     comm: Comm,
     count: usize,
@@ -44,13 +44,13 @@ impl Cases {
         self.comm.world_size()
     }
 
-    /// A case on the communicator that all good cases share.
+    /// Runs a case on the communicator that all successful cases share.
     pub(crate) fn check(&mut self, what: &str, body: impl FnOnce(&Comm)) {
         let outcome = catch_unwind(AssertUnwindSafe(|| body(&self.comm)));
         self.count(what, outcome.is_err());
     }
 
-    /// A case that fails its communicator, and gets one of its own.
+    /// Runs a case that breaks its communicator, on a communicator of its own.
     pub(crate) fn check_fresh(&mut self, what: &str, body: impl FnOnce(Comm)) {
         let outcome = catch_unwind(AssertUnwindSafe(|| body(fresh())));
         self.count(what, outcome.is_err());
@@ -65,7 +65,7 @@ impl Cases {
         }
     }
 
-    /// Says how long a group of cases took.
+    /// Prints the duration of a group of cases.
     pub(crate) fn done(&mut self, stage: &str) {
         if self.rank() == 0 {
             println!("  {stage}: {:.2} s", self.stage.elapsed().as_secs_f64());
@@ -73,7 +73,7 @@ impl Cases {
         self.stage = Instant::now();
     }
 
-    /// Sums up what failed, over a communicator that nothing has happened on.
+    /// Sums up the failures over `comm`, which no case has used.
     pub(crate) fn finish(self, comm: &Comm) -> ExitCode {
         let world_size = self.world_size();
         let mut failed = vec![self.failed as f64];
@@ -90,7 +90,7 @@ impl Cases {
     }
 }
 
-/// Fails unless all ranks have the same bits.
+/// Panics unless all ranks have the same bits.
 pub(crate) fn assert_agreed(comm: &Comm, what: &str, array: &Array) {
     let own: Vec<f64> = array.patterns().into_iter().map(f64::from_bits).collect();
     let mut all = vec![0.0f64; own.len() * comm.world_size()];

@@ -10,7 +10,8 @@ use gradsync_tests::tolerance::assert_equal;
 
 use super::cases::{Cases, assert_agreed};
 
-/// As for every transport, and around the 3 KiB that travel with a call here: of 16-bit numbers the last that do, and the first that do not.
+/// The lengths of every transport, and the border of the 3 KiB that travel eagerly with a call here: the longest eager payload of 16-bit
+/// numbers, and one element more.
 fn lens() -> impl Iterator<Item = usize> {
     LENS.into_iter().chain([1536, 1537])
 }
@@ -22,7 +23,7 @@ pub(crate) fn run(cases: &mut Cases) {
     cases.done("long collectives");
 }
 
-/// The cases in which no call has more bytes than that.
+/// Runs the cases in which no call has more than `most_bytes` bytes.
 pub(crate) fn run_up_to(cases: &mut Cases, most_bytes: usize) {
     // Results are compared by gathering them as f64.
     let longest = most_bytes / size_of::<f64>() / cases.world_size();
@@ -101,7 +102,7 @@ fn broadcasts(cases: &mut Cases, format: Format, longest: usize) {
     }
 }
 
-/// NaN, infinities, subnormals and the limits; and NaN on one rank alone, whose bits are the same everywhere.
+/// NaN, infinities, subnormals and the limits; also a NaN on one rank alone, which gives the same bits on every rank.
 fn edge_values(cases: &mut Cases, format: Format) {
     let (rank, world_size) = (cases.rank(), cases.world_size());
     for op in [Op::Sum, Op::Max, Op::Min] {
@@ -127,7 +128,7 @@ fn edge_values(cases: &mut Cases, format: Format) {
     }
 }
 
-/// Longer than what a reduction holds at a time, and no multiple of it: sums of small integers are exact.
+/// The length exceeds the window that a reduction holds at a time, and is no multiple of it. Sums of small integers are exact.
 fn several_windows(cases: &mut Cases) {
     let (rank, world_size) = (cases.rank(), cases.world_size());
     let value = |rank: usize, i: usize| ((i % 1013) * (rank + 1)) as f32;
@@ -148,8 +149,8 @@ fn several_windows(cases: &mut Cases) {
     });
 }
 
-/// Collectives one behind the other, with ranks that are late in turn, of as many elements as travel with a call in the memory of one machine,
-/// and of as many as go there in whole chunks, a few more and a few less: none may touch what a slower rank still reads of the one before.
+/// Collectives in direct succession, with ranks that are late in turn. The lengths are around the largest payload that travels eagerly with
+/// a call in shared memory, and around payloads of whole chunks. No call may touch data of the call before that a slower rank still reads.
 fn back_to_back(cases: &mut Cases) {
     const ON_A_BOARD: usize = (256 << 10) / size_of::<f64>();
     let (rank, world_size) = (cases.rank(), cases.world_size());

@@ -7,7 +7,7 @@ use gradsync::comm::{Collectives, CommError, Communicator, Ranks};
 
 use super::cases::Cases;
 
-/// Message `number` from one rank to another.
+/// Payload `number` from one rank to another.
 fn message(from: usize, to: usize, number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|index| (index * 7 + from * 31 + to * 57 + number * 101) as u8).collect()
 }
@@ -16,7 +16,7 @@ fn room(len: usize) -> Vec<u8> {
     vec![0x77; len]
 }
 
-/// One receive, as a call of its own.
+/// Receives one payload, in a call of its own.
 fn receive(comm: &dyn Communicator, from: usize, len: usize) -> Vec<u8> {
     let mut data = room(len);
     comm.exchange(&[], &mut [(from, (&mut data).into())]).unwrap();
@@ -45,7 +45,8 @@ fn all_with_all(comm: &dyn Communicator) {
     let shift = rank * 3 % peers.len();
     peers.rotate_left(shift);
     let lens = || LENS.into_iter().enumerate();
-    // By message and by peer here, by peer and by message there: the order counts for each pair alone.
+    // Sends are ordered by payload and then by peer, receives by peer and then by payload: the order matters only within each pair of
+    // ranks.
     let sent: Vec<(usize, Vec<u8>)> = lens()
         .flat_map(|(number, len)| peers.iter().map(move |&peer| (peer, message(rank, peer, number, len))))
         .collect();
@@ -63,7 +64,7 @@ fn all_with_all(comm: &dyn Communicator) {
     }
 }
 
-/// Rank 0 does both at once; each of the others receives before it sends.
+/// Rank 0 sends and receives in one call; every other rank receives before it sends.
 fn crossing(comm: &dyn Communicator, len: usize) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let (next, last) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
@@ -80,7 +81,7 @@ fn crossing(comm: &dyn Communicator, len: usize) {
     assert!(received == message(last, rank, 0, len), "bytes differ");
 }
 
-/// Rank 0 makes one call, rank 1 four.
+/// Rank 0 makes one call, and rank 1 makes four.
 fn one_after_the_other(comm: &dyn Communicator) {
     const LEN: usize = 100_003;
     match comm.rank() {
@@ -105,7 +106,7 @@ fn one_after_the_other(comm: &dyn Communicator) {
     }
 }
 
-/// Both send first, but one of them receives meanwhile: that is no mismatch.
+/// Both ranks send first, but rank 1 receives in the same call, which is no mismatch.
 fn unheard(comm: &dyn Communicator) {
     let rank = comm.rank();
     if rank > 1 {
@@ -122,7 +123,7 @@ fn unheard(comm: &dyn Communicator) {
     assert!(data == message(peer, rank, 0, 5000), "bytes differ");
 }
 
-/// In each step a rank passes on what it got in the last, while the next comes in.
+/// In each step a rank passes on the payload of the last step, while it receives the next.
 fn pipeline(comm: &dyn Communicator) {
     const STEPS: usize = 20;
     let (rank, world_size) = (comm.rank(), comm.world_size());
@@ -147,7 +148,7 @@ fn no_peers(comm: &dyn Communicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let (other, sent, mut data) = ((rank + 1) % world_size, [1u8], [2u8]);
     for peer in [rank, world_size, usize::MAX] {
-        // The transfer that would be possible is not begun either.
+        // The valid transfer of a refused call is not started either.
         let outcomes = [
             comm.exchange(&[(other, (&sent).into()), (peer, (&sent).into())], &mut []),
             comm.exchange(&[(other, (&sent).into())], &mut [(peer, (&mut data).into())]),
@@ -164,7 +165,7 @@ fn no_peers(comm: &dyn Communicator) {
 
 fn refusals(cases: &mut Cases) {
     let (rank, world_size) = (cases.rank(), cases.world_size());
-    // Two messages in the other order on the two sides.
+    // Two payloads of different lengths, in opposite order on the two sides.
     cases.check_fresh("lengths that meet in another order", |comm| {
         let (short, long) = (message(0, 1, 0, 1010), message(0, 1, 1, 1011));
         let (mut one, mut other) = (room(1011), room(1010));
@@ -176,7 +177,7 @@ fn refusals(cases: &mut Cases) {
         assert_mismatch(outcome, &["1010", "1011"]);
         assert_eq!((one, other), (room(1011), room(1010)));
     });
-    // The message between 0 and 1 does not fit; every other one may have moved, and nobody hangs.
+    // The transfer from 0 to 1 does not match; every other transfer may have completed, and no rank hangs.
     cases.check_fresh("one of many transfers does not fit", |comm| {
         let peers = || (0..world_size).filter(|&peer| peer != rank);
         let len = |from: usize, to: usize| if (from, to) == (0, 1) { 40_001 } else { 40_000 };
@@ -210,7 +211,7 @@ fn refusals(cases: &mut Cases) {
     cases.check_fresh("a peer that does not come is named", |comm| {
         let comm = comm.with_deadline(Duration::from_millis(300));
         let (start, sent, mut data) = (Instant::now(), message(0, 1, 0, 10), room(10));
-        // Rank 1 takes the one and never sends the other.
+        // Rank 1 receives the first payload and never sends the second.
         let outcome = match rank {
             0 => comm.exchange(&[(1, (&sent).into())], &mut [(1, (&mut data).into())]),
             1 => comm.exchange(&[], &mut [(0, (&mut data).into())]).and_then(|()| {

@@ -1,4 +1,4 @@
-//! Ranks that are late or panic: an error on all others, in time, and never a rank that moves data alone.
+//! Ranks that are late or panic: all other ranks get an error in time, and no rank moves data alone.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -17,7 +17,8 @@ pub(crate) fn run(cases: &mut Cases) {
         }
         assert_timeout(comm.barrier(), &[0]);
     });
-    // The first to give up takes all with it, although all others wait long enough to see the late one; whoever hears of it first.
+    // The first rank to give up ends the call for all, although all others would wait long enough for the late one, whichever rank hears of
+    // it first.
     for impatient in [1, world_size - 1] {
         cases.check_fresh(&format!("deadlines of different lengths, the shortest of rank {impatient}"), |comm| {
             let comm = comm.with_deadline(Duration::from_millis(if rank == impatient { 200 } else { 20_000 }));
@@ -30,7 +31,7 @@ pub(crate) fn run(cases: &mut Cases) {
             assert_eq!(data, [1.0; 1000]);
         });
     }
-    // What the others' calls bring along may have come only in part: where an MPI waits for the receiver, their senders are needed for more.
+    // The eager payloads of the others may have arrived only in part: an MPI that waits for the receiver needs the senders for the rest.
     cases.check_fresh("ranks that have given up and are silent", |comm| {
         let comm = comm.with_deadline(Duration::from_millis(200));
         let call = || comm.all_reduce(&mut vec![1.0f32; 700], ReduceOp::Sum);
@@ -49,7 +50,7 @@ pub(crate) fn run(cases: &mut Cases) {
         let comm = comm.with_deadline(Duration::from_millis(200));
         let mut data = [1.0f32];
         let outcome = if rank == 1 { comm.recv(&mut data, 0) } else { Ok(()) };
-        // The others learn of it in their next call.
+        // The ranks that do not receive learn of it in their next call.
         assert_timeout(outcome.and_then(|()| sleep_and_meet(&comm)), &[0]);
     });
     cases.check_fresh("a rank panics", |comm| {

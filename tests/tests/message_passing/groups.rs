@@ -1,4 +1,4 @@
-//! Several communicators: splits, and another thread.
+//! Several communicators: splits, and use from another thread.
 
 use crate::transport::Comm;
 use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split};
@@ -11,14 +11,14 @@ fn sum_of_ranks(comm: &dyn Communicator, rank: usize) -> f64 {
     data[0]
 }
 
-/// Every rank's number in the job, by its rank in this communicator.
+/// The job's rank numbers of all ranks, ordered by rank in this communicator.
 fn members(comm: &Comm, rank: usize) -> Vec<usize> {
     let mut all = vec![0.0f64; comm.world_size()];
     comm.all_gather(&[rank as f64], &mut all).expect("every rank's number");
     all.into_iter().map(|number| number as usize).collect()
 }
 
-/// Each rank sends its number to the next one, and receives that of the one before.
+/// Sends this rank's number to the next rank, and receives the number of the previous one.
 fn pass_on(comm: &Comm, rank: usize) -> usize {
     let (next, last) =
         ((comm.rank() + 1) % comm.world_size(), (comm.rank() + comm.world_size() - 1) % comm.world_size());
@@ -53,7 +53,7 @@ pub(crate) fn run(cases: &mut Cases) {
         let is_in = halves.rank() > 0;
         let rest = halves.split(is_in.then_some(7), 0).unwrap();
         assert_eq!(rest.is_some(), is_in);
-        // The rank that is in no group goes on in its half alone, and in all ranks' communicator.
+        // The rank without a group goes on alone in its half, and in the communicator of all ranks.
         if let Some(rest) = rest {
             assert_eq!(members(&rest, rank), half[1..]);
             if rest.world_size() > 1 {

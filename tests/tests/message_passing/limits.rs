@@ -1,5 +1,5 @@
-//! Ranks that have no room for memory in common, or no descriptor left for it: all of them send messages, or have an error, and none is ended by
-//! a signal. What is made goes again, and other users reach none of it.
+//! Ranks without space for shared memory, or without a free descriptor for it: all ranks fall back to messages or get an error, and no
+//! signal ends them. Created files disappear again, and no other user can reach them.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
@@ -12,10 +12,10 @@ use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use super::cases::{Cases, fresh};
 
-/// The user that may do least, almost everywhere.
+/// The user id of `nobody`, which has the fewest rights on almost every system.
 const NOBODY: u32 = 65534;
 
-/// Runs something under a limit of this process.
+/// Runs `body` under a limit of this process.
 fn under<T>(resource: Resource, limit: Option<u64>, body: impl FnOnce() -> T) -> T {
     let before = getrlimit(resource);
     if limit.is_some() {
@@ -30,13 +30,15 @@ fn shared() -> Result<GradientBuffer> {
     GradientBuffer::new_shared(DType::F32, 2, [("vector", [1 << 16])])
 }
 
-/// The limit with which this process has no descriptor left. It is no lower than need be: `poll`, which MPIs call, counts as well.
+/// The number of descriptors at which this process has none left. The limit is no lower than necessary: `poll`, which MPIs call, counts
+/// too.
 fn descriptors_in_use() -> u64 {
     let next = std::io::stdout().as_fd().try_clone_to_owned().expect("a descriptor");
     next.as_raw_fd() as u64
 }
 
-/// Rank 1 makes its communicator under a limit, or a group where it could not connect under that: nobody meets in memory, messages do as well, and a buffer that others could map is an error.
+/// Rank 1 creates its communicator under a limit; where a limit on descriptors would already prevent the connection, it creates a group of
+/// an earlier one. No rank uses shared memory, messages work as well, and a buffer that other ranks could map is an error.
 fn limited(rank: usize, resource: Resource, limit: u64) {
     let limit = (rank == 1).then_some(limit);
     let in_time = (NEEDS_DESCRIPTORS && resource == Resource::Nofile).then(fresh);
@@ -57,7 +59,7 @@ fn limited(rank: usize, resource: Resource, limit: u64) {
     }
 }
 
-/// Descriptors of this process, and files of ours that it has mapped.
+/// The number of descriptors of this process, and of our files that it has mapped.
 fn held() -> (usize, usize) {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("the maps");
     let descriptors = std::fs::read_dir("/proc/self/fd").expect("the descriptors").count();
@@ -80,7 +82,7 @@ fn becomes_another_user() -> bool {
     geteuid().is_root() && Command::new("true").uid(NOBODY).gid(NOBODY).status().is_ok()
 }
 
-/// Nobody but this user opens the memory: it has no name in any folder, and its descriptors are this user's.
+/// No other user can open the memory: it has no name in any folder, and its descriptors belong to this user.
 fn is_out_of_reach_of_others(others: bool) {
     let buffer = shared().expect("a buffer");
     let own = std::process::id();

@@ -1,4 +1,4 @@
-//! Ranks that do not call the same thing: an error on every rank that names both sides, and no data moved.
+//! Ranks with different calls: an error on every rank that names both calls, and no data moved.
 
 use gradsync::Error;
 use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
@@ -13,7 +13,7 @@ fn f32s(len: usize) -> Array {
     Array::unwritten(Format::F32, len)
 }
 
-/// What most ranks call, what one calls instead, and a word of each.
+/// The call of most ranks, the different call of one rank, and a word of each that the error must hold.
 const MISMATCHES: [(Call, Call, [&str; 2]); 8] = [
     (
         |comm| comm.all_reduce(f32s(5).slice_mut(), ReduceOp::Sum),
@@ -46,7 +46,7 @@ const MISMATCHES: [(Call, Call, [&str; 2]); 8] = [
         |comm| comm.broadcast(f32s(5).slice_mut(), 1),
         ["root 0", "root 1"],
     ),
-    // A transfer meets a collective.
+    // One rank makes a transfer while the others are in a collective.
     (
         |comm| comm.barrier(),
         |comm| comm.send(f32s(5).slice(), (comm.rank() + 1) % comm.world_size()),
@@ -54,7 +54,7 @@ const MISMATCHES: [(Call, Call, [&str; 2]); 8] = [
     ),
 ];
 
-/// Wrong operands, of which only the rank that has them can tell, and a word of its error.
+/// Invalid operands that only their own rank can detect, and a word of its error.
 const INVALID: [(Call, Call, &str); 5] = [
     (|comm| comm.broadcast(f32s(5).slice_mut(), 0), |comm| comm.broadcast(f32s(5).slice_mut(), 77), "77"),
     (
@@ -90,14 +90,14 @@ pub(crate) fn run(cases: &mut Cases) {
                 for word in words.into_iter().chain([format!("rank {deviant}").as_str()]) {
                     assert!(text.contains(word), "\"{text}\" does not name {word}");
                 }
-                // It sticks, and costs no time.
+                // The failure is permanent, and later calls fail without a wait.
                 comm.barrier().expect_err("a communicator that has failed");
             });
         }
     }
     for (usual, odd, word) in INVALID {
         let deviant = world_size / 2;
-        // 1237 is prime, and no rank count divides it.
+        // 1237 is prime, so no world size divides it.
         cases.check_fresh(&format!("operands that do not fit, {word}"), |comm| {
             let error = if rank == deviant { odd } else { usual }(&comm).expect_err("operands do not fit");
             let text = error.to_string();

@@ -1,5 +1,5 @@
-//! The cases of every transport between processes. The program that has them brings the transport, as its module `transport`: the type of the
-//! communicator, and how one is made.
+//! The cases of every transport between processes. The program that includes them provides the transport as its module `transport`, with
+//! the communicator type and its constructor.
 //!
 //! Every rank goes through the same cases in the same order. A case that fails is named with its rank.
 
@@ -26,7 +26,7 @@ pub(crate) mod words;
 
 use self::cases::Cases;
 
-/// All of them.
+/// Runs all cases.
 pub(crate) fn run(cases: &mut Cases) {
     collectives::run(cases);
     point_to_point::run(cases);

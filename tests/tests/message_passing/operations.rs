@@ -1,4 +1,4 @@
-//! What runs over any communicator, over processes: hierarchical Adasum as over threads, Send and Recv, and the groups of a topology.
+//! Operations on any communicator, over processes: hierarchical Adasum as over threads, Send and Recv, and the groups of a topology.
 
 use gradsync::GradientBuffer;
 use gradsync::comm::local::LocalCommunicator;
@@ -17,7 +17,7 @@ use super::adasum::Memory;
 use super::cases::{Cases, fresh};
 
 const SHAPES: [&[usize]; 4] = [&[33], &[257, 3], &[1], &[20, 5, 5]];
-/// Elements of each rank's part that take more than one chunk.
+/// The number of elements that makes each rank's part longer than one chunk.
 const LONG: usize = 300_000;
 
 pub(crate) fn run(cases: &mut Cases) {
@@ -28,7 +28,7 @@ pub(crate) fn run(cases: &mut Cases) {
     for case in transfers::FATAL.iter().filter(|case| case.ranks <= world_size) {
         cases.check_fresh(case.name, |comm| {
             (case.run)(&comm);
-            // Nobody leaves before all have heard of it.
+            // No rank leaves before all have heard of the failure.
             fresh().barrier().expect("another communicator");
         });
     }
@@ -45,7 +45,7 @@ pub(crate) fn run(cases: &mut Cases) {
     groups(cases);
 }
 
-/// Nodes are runs of ranks, of every size that divides their number.
+/// Nodes are runs of consecutive ranks, of every size that divides the world size.
 fn nodes(cases: &mut Cases) {
     let (rank, world_size) = (cases.rank(), cases.world_size());
     for per_node in (1..=world_size).filter(|per_node| world_size % per_node == 0) {
@@ -59,10 +59,10 @@ fn nodes(cases: &mut Cases) {
             if algorithm == Algorithm::Tree && !(world_size / per_node).is_power_of_two() {
                 continue;
             }
-            let what = format!(
+            let label = format!(
                 "Adasum across nodes of {per_node} of {kind:?} after {within_node:?} by {algorithm:?} as over threads"
             );
-            cases.check(&what, |comm| {
+            cases.check(&label, |comm| {
                 let how = (within_node, AdasumOptions::default().with_algorithm(algorithm));
                 let over_threads = |comm: &LocalCommunicator| across_nodes(comm, Memory::Own, per_node, kind, how);
                 let ranks = local::run_each(world_size, |comm| over_threads(&comm));
@@ -121,7 +121,7 @@ fn across_nodes<C: Communicator + Split>(
     patterns_of(buffer.as_slice())
 }
 
-/// Every kind of group has the ranks that its plan says.
+/// Every kind of group has the ranks of its plan.
 fn groups(cases: &mut Cases) {
     let world = cases.world_size();
     let (data, horizontal) = if world % 2 == 0 { (world / 2, 2) } else { (world, 1) };

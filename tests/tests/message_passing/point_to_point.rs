@@ -104,7 +104,7 @@ fn refusals(cases: &mut Cases) {
         };
         assert_mismatch(outcome, ["f32", "f16"]);
     });
-    // Every direction but the one into rank 0 fits: whoever can move data does, and nobody hangs.
+    // Every transfer matches except the one into rank 0: each rank moves the data that it can, and no rank hangs.
     cases.check_fresh("one direction of a ring differs", |comm| {
         let world_size = comm.world_size();
         let (to, from) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);

@@ -1,4 +1,4 @@
-//! A rank whose process is stopped (SIGSTOP) while communicators are made: the others give up in time, and go on with those that they have.
+//! A rank's process is stopped (SIGSTOP) while communicators are made: the others give up in time, and go on with existing communicators.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -10,16 +10,16 @@ use super::cases::{Cases, fresh};
 use super::stopped::{AFTER, MOST_RANKS, SHORT, STOP, STOPPED, is_timeout, stop};
 use crate::transport::Comm;
 
-/// When a rank is stopped.
+/// The moment at which a rank is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moment {
-    /// Before it makes a communicator, which the others do at once.
+    /// Before it makes a communicator, while the others start to make one.
     Before,
-    /// While all ranks make one after the other.
+    /// While all ranks make communicators, one after another.
     Amid,
 }
 
-/// Makes communicators until that fails.
+/// Makes communicators until one fails or the time is over.
 pub(crate) fn stopped_while_making(comm: &Comm, moment: Moment, make: &dyn Fn() -> Result<()>) -> Result<()> {
     let is_stopped = comm.rank() == STOPPED;
     comm.barrier().expect("all are here");
@@ -41,7 +41,7 @@ pub(crate) fn stopped_while_making(comm: &Comm, moment: Moment, make: &dyn Fn() 
     outcome
 }
 
-/// Sleeps a moment at a time until one has taken as long as only a stopped process takes.
+/// Sleeps in short intervals until one interval has taken so long that the process must have been stopped.
 fn wait_for_the_stop() {
     loop {
         let start = Instant::now();
@@ -60,7 +60,7 @@ pub(crate) fn run(cases: &mut Cases) {
         let parent = fresh().with_deadline(SHORT);
         let outcome = stopped_while_making(&comm, Moment::Amid, &|| parent.split(Some(0), 0).map(drop));
         if comm.rank() == STOPPED {
-            // Its last group may be made although the others have given that up; then it waits for them in vain.
+            // The stopped rank's last group may succeed although the others have given it up; then the rank waits for them in vain.
             assert!(matches!(outcome, Err(Error::Comm(CommError::Timeout { .. }))), "{outcome:?}");
         } else {
             is_timeout(&outcome);

@@ -1,5 +1,5 @@
-//! A rank whose process is stopped (SIGSTOP), at every stage that it can be in: one that goes on in time is as if it had not been stopped; one
-//! that does not is a timeout which names it, on every rank and in time, itself included when it goes on.
+//! A rank's process is stopped (SIGSTOP), at every stage of a call. If it goes on in time, the stop has no effect. If not, every rank gets
+//! in time a timeout that names it; the stopped rank gets a timeout too when it goes on.
 
 use std::process::{Child, Command};
 use std::thread::sleep;
@@ -12,31 +12,31 @@ use gradsync::{DType, Error, GradientBuffer, Result, SliceMut};
 
 use super::cases::{Cases, fresh};
 
-/// Who is stopped.
+/// The rank that is stopped.
 pub(crate) const STOPPED: usize = 1;
-/// More ranks than that share the cores of a small machine for too long.
+/// More ranks would share the cores of a small machine for too long.
 pub(crate) const MOST_RANKS: usize = 4;
-/// When it is stopped.
+/// The delay before it is stopped.
 pub(crate) const AFTER: Duration = Duration::from_millis(60);
-/// A deadline, how long a process is stopped that outlasts it, and how long one is that goes on in time.
+/// A short deadline, the duration of a stop that exceeds it, and a deadline that is long enough for a short stop.
 pub(crate) const SHORT: Duration = Duration::from_millis(500);
 pub(crate) const STOP: Duration = Duration::from_millis(2000);
 const LONG: Duration = Duration::from_secs(20);
 const BREAK: Duration = Duration::from_millis(400);
-/// Elements that travel with a call, and of a call with the longest messages that ranks do not wait for without a deadline.
+/// The number of elements of an eager call, and of a call with the longest messages that ranks do not wait for without a deadline.
 const LENGTHS: [usize; 2] = [100, 1 << 19];
 
-/// Stops this process in a moment, and has it go on later.
+/// Stops this process after [`AFTER`], and continues it after `how_long`.
 pub(crate) fn stop(how_long: Duration) -> Child {
     let (after, stop) = (AFTER.as_secs_f64(), how_long.as_secs_f64());
     let script = format!("sleep {after}; kill -STOP $PPID; sleep {stop}; kill -CONT $PPID");
     Command::new("sh").args(["-c", &script]).spawn().expect("a shell")
 }
 
-/// What a rank does over and over.
+/// The call that a rank repeats.
 type Step<'a> = &'a dyn Fn(&Comm) -> Result<()>;
 
-/// Has all ranks take steps, and one of them stopped on the way, for longer than the deadline or not.
+/// Repeats a step on all ranks while one of them is stopped, for longer than the deadline if `is_late`.
 fn stopped_in(comm: Comm, is_late: bool, step: Step<'_>) {
     let (deadline, how_long) = if is_late { (SHORT, STOP) } else { (LONG, BREAK) };
     let is_stopped = comm.rank() == STOPPED;
@@ -64,14 +64,14 @@ fn stopped_in(comm: Comm, is_late: bool, step: Step<'_>) {
     is_timeout(&comm.barrier());
 }
 
-/// It names the rank that was stopped; and others, if whoever waited for both was the first to give up.
+/// Asserts a timeout that names the stopped rank. It may name others, if a rank that waited for several was the first to give up.
 #[track_caller]
 pub(crate) fn is_timeout(outcome: &Result<()>) {
     let Err(Error::Comm(CommError::Timeout { missing, .. })) = outcome else { panic!("{outcome:?}") };
     assert!(missing.contains(&STOPPED), "{missing:?}");
 }
 
-/// A rank is stopped with what it was lent, and uses it when it goes on; its owners have theirs by then.
+/// A rank is stopped inside its exposure epoch, and writes to its windows when it goes on; the owners have their memory back by then.
 fn stopped_with_windows(comm: Comm, is_behind_a_collective: bool) {
     let world_size = comm.world_size();
     let mut buffer = GradientBuffer::new_shared(DType::F32, world_size, [("vector", [world_size * 1024])]).unwrap();
@@ -96,7 +96,7 @@ fn stopped_with_windows(comm: Comm, is_behind_a_collective: bool) {
     if let Some(child) = &mut child {
         child.wait().expect("the shell's end");
     }
-    // What was taken back is a buffer as any other, and so is that of the rank that was stopped.
+    // The returned memory can be shared again, and so can the buffer of the stopped rank.
     drop(comm);
     let again = fresh();
     let lent = again.with_windows(buffer.as_mut_slice(), &mut |windows: Vec<SliceMut<'_>>| {
@@ -108,7 +108,7 @@ fn stopped_with_windows(comm: Comm, is_behind_a_collective: bool) {
     assert!(lent.expect("all lend theirs"));
 }
 
-/// Every rank sends to the next one, and receives from the one before.
+/// Sends to the next rank, and receives from the previous one.
 fn pass_on(comm: &Comm, len: usize) -> Result<()> {
     let (rank, world_size, mut data) = (comm.rank(), comm.world_size(), vec![0.0f32; len]);
     let (next, last) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);

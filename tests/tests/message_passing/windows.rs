@@ -1,5 +1,5 @@
-//! Ranks that lend each other windows of vectors in memory that all can map: who gets what, that no memory goes back while anybody uses it, and
-//! what happens where it cannot be mapped.
+//! Exposure epochs over memory that all ranks can map: each rank gets its window of every vector, no rank gets its memory back while
+//! another uses it, and ranks fall back where memory cannot be mapped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::sleep;
@@ -15,9 +15,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::cases::{Cases, fresh};
 use super::failures::assert_timeout;
 
-/// Well under the deadline of the communicators: what takes longer has waited for it.
+/// Well under the deadline of the communicators: a call that takes longer has waited for the deadline.
 const AT_ONCE: Duration = Duration::from_secs(10);
-/// Elements of a window; with them, the arena has no padding.
+/// The number of elements of a window for which the arena has no padding.
 const WINDOW: usize = 1024;
 
 fn shared(world_size: usize, window: usize) -> GradientBuffer {
@@ -37,9 +37,9 @@ fn numbers(buffer: &mut GradientBuffer) -> &mut [f32] {
 fn each_rank_has_its_window(comm: &Comm) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     for window in [0, 64, WINDOW, 300 * WINDOW] {
-        // Two buffers in turn: what is mapped for one stays when the other's is.
+        // Two buffers in turn: the mappings of one buffer stay while the other is mapped.
         let mut buffers = [shared(world_size, window), shared(world_size, window)];
-        // Shards begin at chunks of the tensor, so that short ones are longer than was asked for.
+        // Shards begin at chunks of the tensor, so a short shard is longer than requested.
         let window = buffers[0].shard_len();
         for (number, buffer) in buffers.iter_mut().enumerate() {
             let values = numbers(buffer).iter_mut().enumerate();
@@ -91,7 +91,7 @@ fn collectives_and_loans_run_inside(comm: &Comm) {
     assert!(numbers(&mut outer).iter().all(|&value| value == rank as f32), "each wrote the owner's number");
 }
 
-/// Rank 1 leaves its work at once, in some way; the others are slow with theirs, and use its memory to the end.
+/// Rank 1 ends its work at once by `leave`; the others work slowly, and use its memory to the end.
 fn stays(comm: Comm, leave: fn() -> Result<()>, is_right: fn(&Error) -> bool) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let mut buffer = shared(world_size, WINDOW);
@@ -132,7 +132,7 @@ fn what_has_no_windows(comm: Comm, is_longer: bool) {
     assert!(outcome.is_err() && start.elapsed() < AT_ONCE, "{outcome:?}");
 }
 
-/// A rank has no file left to open: nobody is lent anything, then and later, and Adasum sends messages instead.
+/// Rank 1 can open no further file: no memory is shared, then or later, and Adasum sends messages instead.
 fn apart(comm: Comm) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let mut buffer = shared(world_size, WINDOW);
@@ -153,12 +153,12 @@ fn apart(comm: Comm) {
     assert_eq!(numbers(&mut buffer), numbers(&mut mapped));
 }
 
-/// Files that this process has mapped: its own and others'.
+/// The number of files that this process has mapped, its own and other ranks'.
 fn mapped_files() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains("/memfd:gradsync")).count()
 }
 
-/// What is mapped of buffers that are gone goes when others come, be they everybody's or only one rank's.
+/// Mappings of dropped buffers are evicted when new buffers are mapped, whether all ranks or only one replace theirs.
 fn buffers_come_and_go(comm: &Comm, who: impl Fn(usize) -> bool) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let before = mapped_files();
@@ -167,21 +167,21 @@ fn buffers_come_and_go(comm: &Comm, who: impl Fn(usize) -> bool) {
         let mut new = kept.is_none().then(|| shared(world_size, WINDOW));
         let buffer = new.as_mut().or(kept.as_mut()).unwrap();
         assert!(lend(comm, buffer, |_| Ok(())).unwrap());
-        // Of these buffers and the ones before, if another rank had not dropped its own yet.
+        // Mappings may exist for the current buffers, and for the previous ones if another rank had not dropped its own yet.
         let files = mapped_files();
         assert!(files <= before + 2 * world_size, "{before} files before, {files} now");
     }
 }
 
-/// Rank 1, the last one to end a loan inside of another, fails right behind it: the inner loan was good for all, and the others get to know of the
-/// failure in the outer one, at once.
+/// Rank 1 ends the inner of two nested epochs last, and fails right after it. The inner epoch succeeds on all ranks, and the others learn
+/// of the failure in the outer epoch, at once.
 fn fails_behind_an_inner_loan(comm: Comm) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let (mut outer, mut inner) = (shared(world_size, WINDOW), shared(world_size, WINDOW));
     let start = Instant::now();
     let outcome = lend(&comm, &mut outer, |_| {
         let lent = lend(&comm, &mut inner, |_| {
-            // Long enough for the others to nap.
+            // The pause is long enough for the other ranks to sleep while they wait.
             sleep(Duration::from_millis(if rank == 1 { 50 } else { 0 }));
             Ok(())
         });
@@ -196,7 +196,7 @@ fn fails_behind_an_inner_loan(comm: Comm) {
     assert!(rank == 1 || matches!(error, Error::Comm(CommError::InvalidCall { rank: 1, .. })), "{error}");
 }
 
-/// A rank comes to a collective of its work when another has given up: all get to know why, and everyone their memory.
+/// A rank enters a collective of its epoch after another has given up: all ranks learn the reason, and all get their memory back.
 fn late_in_a_collective(comm: Comm) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let comm = comm.with_deadline(Duration::from_millis(if rank + 1 == world_size { 1000 } else { 20_000 }));
@@ -209,13 +209,13 @@ fn late_in_a_collective(comm: Comm) {
     assert_timeout(outcome.map(drop), &[0]);
 }
 
-/// A number of the machine that this rank is on.
+/// A number for the machine of this rank.
 fn machine() -> Option<u64> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a host name");
     Some(name.bytes().fold(0, |number, byte| number.wrapping_mul(31) + u64::from(byte)))
 }
 
-/// Whether this launch was told to have its ranks talk as those of several machines.
+/// Whether this launch makes its ranks communicate as if on several machines.
 fn messages_only() -> bool {
     std::env::var(MESSAGES_ONLY).is_ok_and(|value| value != "0")
 }
@@ -258,7 +258,7 @@ pub(crate) fn run(cases: &mut Cases) {
             matches!(error, Error::Comm(CommError::InvalidCall { rank: 1, .. })) && error.to_string().contains("wrong")
         });
     });
-    // It believes that it is done, and the others have a collective to go.
+    // Rank 1 considers its work done, while the others still have a collective to call.
     cases.check_fresh("a rank's work ends early", |comm| {
         stays(comm, || Ok(()), |error| matches!(error, Error::Comm(CommError::Mismatch { .. })));
     });

@@ -1,4 +1,4 @@
-//! What errors say, over processes.
+//! The texts of errors, over processes.
 
 use gradsync::comm::Split;
 use gradsync_tests::words;
@@ -10,7 +10,7 @@ pub(crate) fn run(cases: &mut Cases) {
     cases.check("every rank is told the first difference", |comm| words::disagreements(comm));
     cases.check("another call is told by what was called", |comm| {
         let pair = |rank: usize| comm.split((rank < 2).then_some(0), 0).unwrap();
-        // Each case has a group of its own, which fails; the other ranks only take part in making them.
+        // Each case breaks a group of its own; the other ranks only take part in creating the groups.
         if rank < 2 {
             words::another_call(rank, || pair(rank).expect("a colour"));
         } else {

@@ -1,13 +1,13 @@
-//! More bytes than MPI can count in one message. Only where `GRADSYNC_MPI_LARGE` is set, for two ranks: each needs 2.2 GB.
+//! Payloads of more bytes than MPI can count in one message. Runs only where `GRADSYNC_MPI_LARGE` is set, on two ranks: each needs 2.2 GB.
 
 use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::{Slice, SliceMut, f16};
 
 use crate::message_passing::cases::Cases;
 
-/// 2.2e9 bytes, beyond 2³¹.
+/// The payload has 2.2e9 bytes, more than 2³¹.
 const LEN: usize = 1_100_000_000;
-/// Values repeat after so many elements, which divides no power of two.
+/// The period of the values in elements, which is no divisor of a power of two.
 const PERIOD: usize = 7 * 9 * 1009;
 
 fn period(value: impl Fn(usize) -> usize) -> Vec<f16> {

@@ -1,4 +1,5 @@
-//! One rank of the tests of the MPI transport: `mpirun -n N` starts N of it, and `cargo xtask test --only mpi` starts that.
+//! One rank of the tests of the MPI transport: `mpirun -n N` starts N of these processes, and `cargo xtask test --only mpi` starts
+//! `mpirun`.
 //!
 //! Every rank goes through the same cases in the same order. A case that fails is named with its rank; the exit code is 0 only if none
 //! failed on any rank. Never starts processes itself.

@@ -1,4 +1,4 @@
-//! The control channel of an MPI job: made over MPI alone, and good for everything that one made otherwise is good for.
+//! The control channel of an MPI job: it is created over MPI alone, and supports everything that a channel from a rendezvous supports.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(crate) fn run(cases: &mut Cases) {
         assert_eq!(names, expected);
         let call = Call::new(Operation::AllReduce(ReduceOp::Sum), 1010, DataType::BF16);
         member.agree(&[call], DEADLINE).unwrap();
-        // MPI goes on beside it.
+        // MPI communicators still work beside the control channel.
         comm.barrier().unwrap();
         let other = Call::new(call.operation, 1010 + usize::from(rank == 1), DataType::BF16);
         let error = member.agree(&[other], DEADLINE).expect_err("lengths differ");

@@ -17,7 +17,7 @@ pub(crate) fn run(cases: &mut Cases) {
         let message = rank as u64;
         mpi::request::scope(|scope| {
             let process = world.process_at_rank(next as i32);
-            // The tags are those of the transport: what keeps them apart is the communicator.
+            // The tags equal the transport's; only the separate communicator keeps the messages apart.
             let _sent: Vec<_> = [1, 2]
                 .map(|tag| WaitGuard::from(process.immediate_send_with_tag(scope, &message, tag)))
                 .into_iter()

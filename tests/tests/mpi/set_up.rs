@@ -1,4 +1,5 @@
-//! A rank whose process is stopped (SIGSTOP) while communicators of all ranks are made: the others give up in time, and go on with those that they have.
+//! A rank's process is stopped (SIGSTOP) while communicators of all ranks are made: the others give up in time, and go on with existing
+//! communicators.
 
 use gradsync::Error;
 use gradsync::comm::mpi::{MpiCommunicator, MpiError};
@@ -8,7 +9,7 @@ use crate::message_passing::cases::Cases;
 use crate::message_passing::set_up::{Moment, stopped_while_making};
 use crate::message_passing::stopped::{MOST_RANKS, SHORT, STOPPED};
 
-/// The last case: the job makes no other communicator of all then.
+/// The last case: afterwards the job can make no other communicator of all ranks.
 pub(crate) fn run_last(cases: &mut Cases) {
     let world_size = cases.world_size();
     if world_size > MOST_RANKS {
@@ -20,13 +21,13 @@ pub(crate) fn run_last(cases: &mut Cases) {
         let Err(Error::Comm(CommError::Timeout { missing, deadline, .. })) = outcome else { panic!("{outcome:?}") };
         assert_eq!(deadline, SHORT);
         if moment == Moment::Before {
-            // The rank that was stopped comes when the others have gone, all of them.
+            // The stopped rank arrives when all others have given up.
             let expected: &[usize] = if comm.rank() == STOPPED { &[] } else { &[STOPPED] };
             assert_eq!(missing, expected);
             let again = MpiCommunicator::world();
             assert!(matches!(again, Err(Error::Mpi(MpiError::GivenUp))), "{again:?}");
         } else {
-            // The one that was stopped may have its communicator although the others have given that up, and waits for them in vain.
+            // The stopped rank may have its communicator although the others have given it up; then it waits for them in vain.
             let is_right = missing.is_empty() || missing.contains(&STOPPED) || comm.rank() == STOPPED;
             assert!(is_right, "{missing:?}");
         }

@@ -1,7 +1,6 @@
-//! What a case has computed, compared with the other ranks first and with what was expected afterwards.
+//! Results of a case, compared with the other ranks first and with the expected values afterwards.
 //!
-//! Ranks that are each within tolerance but differ from one another would drift apart in training, so that agreement,
-//! bit for bit, comes before any tolerance.
+//! Ranks within tolerance that differ from one another would drift apart in training, so bit-identical results come before any tolerance.
 
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,19 +15,19 @@ use gradsync_tests::oracle::reduce::{Op, reduce};
 use gradsync_tests::tolerance::transport::{Factor, ScaledSum};
 use gradsync_tests::tolerance::{assert_equal, assert_within};
 
-/// What an array must be.
+/// The expected content of an array.
 #[derive(Clone, Debug)]
 pub(crate) enum Expected {
-    /// These very bits.
+    /// Exactly these bits.
     Bits(Array),
-    /// These numbers, where 0 may have either sign.
+    /// Exactly these numbers, where 0 may have either sign.
     Values(Vec<f64>),
-    /// As far from the exact numbers as the bounds allow.
+    /// Numbers within these bounds of the exact ones.
     Within { exact: Vec<f64>, bounds: Vec<f64> },
 }
 
 impl Expected {
-    /// The part of one rank.
+    /// The expectation for the shard of one rank.
     pub(crate) fn shard(&self, rank: usize, len: usize) -> Expected {
         let range = rank * len..(rank + 1) * len;
         match self {
@@ -51,9 +50,9 @@ impl Expected {
     }
 }
 
-/// The reduction of one vector per rank with factors, as [`NcclCommunicator`](gradsync::comm::nccl::NcclCommunicator) documents it: maxima and minima exactly,
-/// with the roundings of the `scale` kernel where there are factors; sums and means within the bound of [`ScaledSum`].
-/// A mean's `1/P` meets the inputs where the dtype is f32 or f64 or P is a power of two, and the result otherwise.
+/// The reduction with factors of one vector per rank, as [`NcclCommunicator`](gradsync::comm::nccl::NcclCommunicator) documents it. Maxima
+/// and minima are exact, with the roundings of the `scale` kernel where there are factors; sums and means are within the bound of
+/// [`ScaledSum`]. A mean's `1/P` multiplies the inputs where the dtype is f32 or f64 or P is a power of two, and otherwise the result.
 pub(crate) fn reduced(op: ReduceOp, format: Format, scaling: Scaling, inputs: &[Vec<f64>]) -> Rc<Expected> {
     let (len, world_size) = (inputs[0].len(), inputs.len());
     let column = |index: usize| inputs.iter().map(move |input| input[index]);
@@ -81,7 +80,7 @@ pub(crate) fn reduced(op: ReduceOp, format: Format, scaling: Scaling, inputs: &[
     Rc::new(Expected::Within { exact, bounds })
 }
 
-/// Fails, naming `what` and the first element that differs.
+/// Panics with `what` and the first element that differs.
 pub(crate) fn assert_same<T: PartialEq + Debug>(what: &str, got: &[T], expected: &[T]) {
     assert_eq!(got.len(), expected.len(), "{what}: wrong number of elements");
     let different = got.iter().zip(expected).position(|(got, expected)| got != expected);
@@ -90,34 +89,34 @@ pub(crate) fn assert_same<T: PartialEq + Debug>(what: &str, got: &[T], expected:
     }
 }
 
-/// The results of a case.
+/// The results of a case and their pending checks.
 pub(crate) struct Checks<'c> {
     comm: &'c dyn Communicator<Cuda>,
-    /// What all ranks must have the same bits of: its name, and their hash.
+    /// The results that must be bit-identical on all ranks: their names and hashes.
     shared: Vec<(String, u64)>,
     checks: Vec<Box<dyn FnOnce() + 'c>>,
 }
 
 impl<'c> Checks<'c> {
-    /// `comm` is what ranks compare their results over.
+    /// Results will be compared over `comm`.
     pub(crate) fn new(comm: &'c dyn Communicator<Cuda>) -> Self {
         Checks { comm, shared: Vec::new(), checks: Vec::new() }
     }
 
-    /// A result that is the same on all ranks.
+    /// Adds a result that is equal on all ranks.
     pub(crate) fn same(&mut self, what: impl Into<String>, got: Array, expected: &Rc<Expected>) {
         let what = what.into();
         self.share(&what, &got.patterns());
         self.own(what, got, expected);
     }
 
-    /// A result of this rank alone.
+    /// Adds a result of this rank alone.
     pub(crate) fn own(&mut self, what: impl Into<String>, got: Array, expected: &Rc<Expected>) {
         let (what, expected) = (what.into(), expected.clone());
         self.checks.push(Box::new(move || expected.check(&what, &got)));
     }
 
-    /// As [`same`](Self::same), of what is no array.
+    /// Like [`same`](Self::same), for lists.
     pub(crate) fn same_list<T>(&mut self, what: impl Into<String>, got: Vec<T>, expected: Vec<T>)
     where
         T: Hash + PartialEq + Debug + 'c,
@@ -127,7 +126,7 @@ impl<'c> Checks<'c> {
         self.own_list(what, got, expected);
     }
 
-    /// As [`own`](Self::own), of what is no array.
+    /// Like [`own`](Self::own), for lists.
     pub(crate) fn own_list<T: PartialEq + Debug + 'c>(
         &mut self,
         what: impl Into<String>,
@@ -144,8 +143,7 @@ impl<'c> Checks<'c> {
         self.shared.push((what.to_owned(), hasher.finish()));
     }
 
-    /// Compares hashes with all ranks, then everything with what was expected. Every rank must call it at the same
-    /// place.
+    /// Compares hashes with all ranks, then every result with its expectation. All ranks must call it at the same point.
     pub(crate) fn finish(self) {
         let hashes: Vec<u64> = self.shared.iter().map(|(_, hash)| *hash).collect();
         let all = self.comm.gather_words(&hashes).unwrap();

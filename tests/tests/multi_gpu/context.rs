@@ -1,4 +1,4 @@
-//! What a rank of a suite is given: its number, its GPU, and communicators with the others.
+//! The context of a rank in a suite: its rank, its GPU, and communicators with the others.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ use crate::report::Report;
 pub(crate) struct Context {
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
-    /// How ranks are spread over GPUs and nodes.
+    /// The placement of ranks on GPUs and nodes.
     pub(crate) layout: Layout,
     /// A queue on this rank's GPU.
     pub(crate) queue: Queue,
@@ -32,17 +32,17 @@ pub(crate) struct Context {
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 impl Context {
-    /// What communicators of these tests are made with: calls are checked.
+    /// The options of most communicators in these tests: calls are checked.
     pub(crate) fn options(&self) -> NcclOptions {
         NcclOptions::default().with_deadline(DEADLINE).with_shared_gpu(self.layout.shares_gpus())
     }
 
-    /// A communicator of all ranks. `generation` tells the groups of one launch apart.
+    /// A communicator of all ranks. `generation` distinguishes the groups of one launch.
     pub(crate) fn communicator(&self, generation: u64, options: &NcclOptions) -> NcclCommunicator {
         self.communicator_of(self.rank, self.world_size, generation, options)
     }
 
-    /// A communicator of some ranks, where this one has another number.
+    /// A communicator of some ranks, where this rank may have another number.
     pub(crate) fn communicator_of(
         &self,
         rank: usize,
@@ -56,29 +56,29 @@ impl Context {
         NcclCommunicator::new(member, &self.queue, options).unwrap_or_else(|error| panic!("communicator: {error}"))
     }
 
-    /// All ranks of the MPI job, on host memory; for suites that run in one.
+    /// The host communicator of all ranks of the MPI job, for suites that run in one.
     pub(crate) fn job(&self) -> &MpiCommunicator {
         self.job.as_ref().expect("a suite whose ranks are an MPI job")
     }
 
-    /// Another communicator of all ranks of the MPI job, on host memory. All ranks have to call it.
+    /// Another host communicator of all ranks of the MPI job. All ranks have to call it.
     pub(crate) fn world(&self) -> MpiCommunicator {
         MpiCommunicator::world().unwrap_or_else(|error| panic!("world: {error}")).with_deadline(DEADLINE)
     }
 
-    /// A communicator of all ranks of the MPI job, on device memory. All ranks have to call it.
+    /// A device communicator of all ranks of the MPI job. All ranks have to call it.
     pub(crate) fn mpi_communicator(&self, options: MpiDeviceOptions) -> MpiDeviceCommunicator {
         let comm = MpiDeviceCommunicator::new(self.world(), &self.queue, options);
         comm.unwrap_or_else(|error| panic!("communicator over MPI: {error}"))
     }
 
-    /// The control channel of some ranks, without a communicator.
+    /// Joins the control channel of some ranks, without a communicator.
     pub(crate) fn join(&self, rank: usize, world_size: usize, generation: u64, deadline: Duration) -> Result<Member> {
         self.rendezvous.clone().with_generation(generation).with_deadline(deadline).join(rank, world_size)
     }
 }
 
-/// Whether a new process can work on the first GPU: a server of CUDA MPS needs some seconds after a client was killed.
+/// Tests whether a new process can use the first GPU: a server of CUDA MPS needs some seconds after a client was killed.
 pub(crate) fn probe() -> ExitCode {
     match Queue::new(0).map_err(gradsync::Error::from).and_then(|queue| Ok(queue.synchronize()?)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -110,7 +110,7 @@ fn run_process(suite: &Suite) -> bool {
     run_rank(suite, &context, true)
 }
 
-/// As a rank of the MPI job that `mpirun` has started. Rank 0 speaks for all.
+/// Runs a rank of the MPI job that `mpirun` has started. Rank 0 prints for all.
 fn run_job(suite: &Suite) -> bool {
     let job = MpiCommunicator::world().unwrap_or_else(|error| panic!("{error}")).with_deadline(DEADLINE);
     let launch = Launch::from_env().unwrap_or_else(|error| panic!("{error}"));
@@ -123,9 +123,9 @@ fn run_job(suite: &Suite) -> bool {
     run_rank(suite, &context, rank == 0)
 }
 
-/// One for the ranks of an MPI job, which are on one machine: a free port and a secret of rank 0's.
+/// The rendezvous of the ranks of an MPI job, which are on one machine: rank 0 chooses a free port and a secret.
 fn rendezvous(job: &MpiCommunicator) -> Rendezvous {
-    // As much text as every secret has, and the port.
+    // The words hold the text of a secret, which has a fixed length, and the port.
     let mut words = [0.0; 12];
     if job.rank() == 0 {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());

@@ -1,4 +1,4 @@
-//! Reductions that are recorded once and launched as CUDA graphs: each launch leaves the bits that the plain call leaves.
+//! Reductions that are recorded once and launched as CUDA graphs: each launch gives the bits of the plain call.
 
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split};
@@ -97,7 +97,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     report.case("what cannot be recorded", || refusals(queue));
 }
 
-/// This rank's buffer, with numbers of its own in each round.
+/// This rank's buffer, with other numbers in each round.
 fn filled(comm: &NcclCommunicator, round: usize) -> GradientBuffer {
     let tensors = LENS.iter().enumerate().map(|(index, &len)| (format!("tensor {index}"), vec![len]));
     let mut host = GradientBuffer::new(DType::F32, comm.world_size(), tensors).unwrap();
@@ -146,6 +146,6 @@ fn refusals(queue: &Queue) {
     let mut host = [0.0f32; 100];
     let error = queue.capture(|| data.as_slice().copy_to_host((&mut host[..]).into())).unwrap_err();
     assert!(matches!(&error, Error::Cuda(cuda) if cuda.code >= 900), "{error}");
-    // The queue goes on.
+    // The queue stays usable.
     data.as_slice().copy_to_host((&mut host[..]).into()).unwrap();
 }

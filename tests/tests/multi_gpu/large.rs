@@ -1,8 +1,7 @@
-//! Collectives over more than 2 GiB and more than 2³¹ elements, where 32 bits no longer count bytes or elements.
+//! Collectives over more than 2 GiB and more than 2³¹ elements, where 32 bits cannot count bytes or elements.
 //!
-//! Numbers are integers, so that sums are exact. They repeat with a period that is no power of two, so that memory
-//! which lies at a wrong place shows. Windows are compared at the ends, around the powers of two that matter, and at
-//! pseudo-random places.
+//! Numbers are integers, so sums are exact. They repeat with a period that is no power of two, so that data at a wrong offset are detected.
+//! Windows are compared at the ends, around the relevant powers of two, and at pseudo-random offsets.
 
 use std::ops::Range;
 
@@ -17,9 +16,9 @@ use crate::checks::Checks;
 use crate::context::Context;
 use crate::report::Report;
 
-/// 2 GiB and 4100 bytes of f32.
+/// The length in f32: 2 GiB and 4100 bytes.
 const LEN: usize = (1 << 29) + 1025;
-/// A prime.
+/// The period of the numbers is a prime.
 const PERIOD: usize = 1_000_003;
 const WINDOW: usize = 64;
 
@@ -42,7 +41,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         checks.finish();
     });
 
-    // The same memory for both: every rank's shard is itself longer than 2 GiB.
+    // Input and output share the memory: every rank's shard is itself longer than 2 GiB.
     report.case("all_gather", || {
         let pattern = DeviceBuffer::from_host(queue, (&pattern).into()).unwrap();
         let mut data = DeviceBuffer::zeroed(queue, DType::F32, world_size * LEN).unwrap();
@@ -57,7 +56,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         check(&mut checks, data.as_slice(), &edges, gathered);
         checks.finish();
 
-        // As bytes, a shard has more than 2³¹ elements.
+        // In bytes, a shard has more than 2³¹ elements.
         cuda::zero(data.as_mut_slice()).unwrap();
         fill(data.as_mut_slice().range_mut(own.clone()), &pattern);
         let (shard, whole) = (data.as_slice().range(own).address(), data.as_slice().address());
@@ -78,7 +77,7 @@ fn number(rank: usize, index: usize) -> f32 {
     ((place * 7919 + rank * 613) % 2001) as f32 - 1000.0
 }
 
-/// Writes a rank's numbers, of which `pattern` has one period.
+/// Writes a rank's numbers; `pattern` holds one period of them.
 fn fill(data: DeviceSliceMut<'_>, pattern: &DeviceBuffer) {
     let mut rest = data;
     while !rest.as_slice().is_empty() {
@@ -89,7 +88,7 @@ fn fill(data: DeviceSliceMut<'_>, pattern: &DeviceBuffer) {
     }
 }
 
-/// Where to look: the ends, around each multiple of 2³¹ bytes, around the places given, and anywhere.
+/// The windows to compare: at the ends, around each multiple of 2³¹ bytes, around the given offsets, and at random offsets.
 fn windows(len: usize, around: &[usize]) -> Vec<Range<usize>> {
     let mut random = Random::new(len as u64);
     let mut begins = vec![0, len - WINDOW];
@@ -99,7 +98,7 @@ fn windows(len: usize, around: &[usize]) -> Vec<Range<usize>> {
     begins.into_iter().map(|begin| begin.min(len - WINDOW)).map(|begin| begin..begin + WINDOW).collect()
 }
 
-/// Compares the windows with what `expected` says about each index.
+/// Compares the windows with the number that `expected` gives for each index.
 fn check(checks: &mut Checks<'_>, data: DeviceSlice<'_>, around: &[usize], expected: impl Fn(usize) -> f32) {
     for window in windows(data.len(), around) {
         let mut values = vec![0f32; WINDOW];

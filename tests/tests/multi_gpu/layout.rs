@@ -1,11 +1,11 @@
-//! How the ranks of a launch are spread over GPUs and nodes, as `cargo xtask test-multi-gpu` says by two variables; one rank a GPU on
-//! one node where it says nothing.
+//! The placement of ranks on GPUs and nodes. `cargo xtask test-multi-gpu` describes it in two variables; the default is one rank per GPU on
+//! one node.
 //!
-//! Consecutive ranks fill a GPU, and a node. Nodes may be made up: then `NCCL_HOSTID` makes them, and they have the same GPUs.
+//! Consecutive ranks fill a GPU, and a node. Nodes may be simulated: then `NCCL_HOSTID` separates them, and they have the same GPUs.
 
-/// How many consecutive ranks are on one GPU.
+/// The number of consecutive ranks on one GPU.
 const RANKS_PER_GPU: &str = "GRADSYNC_TEST_RANKS_PER_GPU";
-/// How many nodes there are.
+/// The number of nodes.
 const NODES: &str = "GRADSYNC_TEST_NODES";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! Communicators from their making to their end: in good order, with work under way, in turn, at once, on another
-//! thread, and by an abort.
+//! Communicators from creation to end: regular ends, ends with work in progress, several in turn, several at once, on another thread, and
+//! by an abort.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::placed::Placed;
 use crate::report::Report;
 
-/// What "at once" means, on a busy machine; the deadline is several times as long.
+/// The longest time that counts as immediate on a busy machine; the deadline is several times as long.
 const QUICK: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
@@ -51,7 +51,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     });
     report.case("a group dropped half full", || {
         let comm = comm(9);
-        // On one rank alone: it has not happened.
+        // The call is invalid on one rank alone and has no effect.
         if context.rank == 0 {
             let mut data = DeviceBuffer::zeroed(queue, DType::F32, 5).unwrap();
             let mut group = comm.group();
@@ -63,7 +63,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     report.case("on another thread", || {
         let comm = comm(10);
         std::thread::scope(|scope| {
-            // A panic there is this case's.
+            // A panic on that thread fails this case.
             scope
                 .spawn(move || assert_works(queue, &comm))
                 .join()
@@ -79,7 +79,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     }
 }
 
-/// An all-reduce, with the right result.
+/// Runs an all-reduce and checks its result.
 fn assert_works(queue: &Queue, comm: &NcclCommunicator) {
     assert!(comm.failure().is_none(), "a communicator that works has a failure");
     let world_size = comm.world_size();
@@ -103,7 +103,7 @@ fn abort(context: &Context, who: usize, is_blocking: bool, generation: u64) {
         comm.abort();
     } else {
         let mut data = DeviceBuffer::zeroed(&context.queue, DType::F32, 16 << 20).unwrap();
-        // Over a network NCCL connects in the call, which may be where the abort arrives.
+        // Over a network, NCCL connects inside the call, where the abort may arrive.
         let called = comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum);
         let outcome = called.and_then(|()| comm.synchronize(&context.queue));
         let error = outcome.expect_err("a rank has aborted");

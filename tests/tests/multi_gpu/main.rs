@@ -1,8 +1,8 @@
-//! One rank of the multi-GPU tests: `multi-gpu list` says which suites there are, `multi-gpu run SUITE` runs one rank of one, and
-//! `multi-gpu probe` tells whether a GPU can be used at all.
+//! One rank of the multi-GPU tests: `multi-gpu list` lists the suites, `multi-gpu run SUITE` runs one rank of one, and `multi-gpu probe`
+//! tells whether a GPU is usable.
 //!
-//! `cargo xtask test-multi-gpu` starts it, one process a rank, one for all, or by `mpirun`, and reads what it prints: lines that begin
-//! with `@` are results. It never starts ranks in other processes itself, and never decides whether the whole passed.
+//! `cargo xtask test-multi-gpu` starts it, as one process per rank, as one process for all ranks, or by `mpirun`, and reads its output:
+//! lines that begin with `@` are results. It never starts ranks in other processes itself, and never decides whether the whole run passed.
 
 mod adasum;
 mod bundles;
@@ -40,17 +40,17 @@ struct Suite {
     in_threads: bool,
     /// Whether ranks are the processes of an MPI job, which `mpirun` starts.
     in_job: bool,
-    /// Ranks whose process is expected to end badly.
+    /// Ranks whose process is expected to end abnormally.
     victims: &'static [usize],
-    /// Longest time of a launch.
+    /// The time limit of a launch, in seconds.
     seconds: u64,
-    /// Whether it means something under compute-sanitizer.
+    /// Whether a run under compute-sanitizer is useful.
     sanitizer: bool,
-    /// Why it does not run where ranks share GPUs, if that is so.
+    /// The reason, if any, for which it does not run where ranks share GPUs.
     needs_own_gpus: Option<&'static str>,
-    /// Why it does not run on several nodes, if that is so.
+    /// The reason, if any, for which it does not run on several nodes.
     needs_one_node: Option<&'static str>,
-    /// Variables that the driver and the libraries are to find.
+    /// Variables for the driver and the libraries.
     environment: &'static [(&'static str, &'static str)],
     run: fn(&Context, &mut Report),
 }
@@ -74,9 +74,9 @@ impl Suite {
 }
 
 const ANY: &[usize] = &[1, 2, 3, 4, 8];
-/// Any but one.
+/// Every world size except one.
 const SEVERAL: &[usize] = &[2, 3, 4, 8];
-/// Found by trying, on 2 and 4 ranks: they wait for each other until a deadline passes.
+/// Found by experiment on 2 and 4 ranks, which wait for each other until a deadline passes.
 const ONE_CONTEXT: Option<&str> = Some(
     "ranks that are threads share a context of the driver on one GPU, in which loading a kernel and freeing memory wait for the kernels of all",
 );
@@ -114,7 +114,7 @@ fn suites() -> Vec<Suite> {
         Suite { seconds: 300, ..Suite::new("adasum-layouts", SEVERAL, adasum::run_layouts) },
         Suite { sanitizer: true, ..Suite::new("adasum-nodes", ANY, adasum::run_nodes) },
         Suite { seconds: 300, ..Suite::new("adasum-large", &[2, 4], adasum::run_large) },
-        // Its matrices are few elements wide, for sums that are exact in every dtype, and divide by no more ranks.
+        // The matrices are few elements wide, so that sums are exact in every dtype, and they divide by at most 4 ranks.
         Suite { sanitizer: true, ..Suite::new("tensor-parallel", &[1, 2, 3, 4], tensor_parallel::run) },
         Suite::new("tensor-parallel-remembered", SEVERAL, tensor_parallel::run_remembered),
         Suite { seconds: 240, sanitizer: true, ..Suite::new("send-recv", SEVERAL, send_recv::run) },

@@ -1,5 +1,6 @@
-//! Who owns what kernels reach: memory that a rank has dropped is nobody else's while a peer or a graph may write to it, and comes back when
-//! all have let go. And launches that wait for their peers, of two communicators on the same GPUs, in another order on each rank.
+//! Ownership of memory that kernels reach: memory that a rank has dropped is not reused while a peer or a graph may write to it, and is
+//! released when all of them have let go. Also launches that wait for their peers, of two communicators on the same GPUs, in another order
+//! on each rank.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use gradsync::{DType, Error, GradientBuffer};
 use crate::context::Context;
 use crate::report::Report;
 
-/// Elements of a gradient buffer: windows of several tiles for every number of ranks.
+/// The number of elements of a gradient buffer, which gives windows of several tiles for every number of ranks.
 const LEN: usize = 1 << 20;
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
@@ -37,7 +38,7 @@ fn adasum<'c>(comm: &'c NcclCommunicator, buffer: &GradientBuffer<Cuda>) -> Adas
     adasum
 }
 
-/// Buffers of the sizes that a dropped Adasum has left, filled with ones.
+/// Buffers of the sizes of a dropped Adasum object's memory, filled with ones.
 fn successors(queue: &Queue, world_size: usize) -> Vec<DeviceBuffer> {
     let shard = LEN / world_size;
     let lens = [LEN, shard * (world_size - 1), LEN + 4096, shard * (world_size - 1) + 4096];
@@ -54,7 +55,7 @@ fn assert_ones(buffers: &[DeviceBuffer]) {
     }
 }
 
-/// Rank 0 drops its object and its buffer after a step, and the others begin another one: their kernels send before they wait.
+/// Rank 0 drops its object and its buffer after a step, and the others begin another step: their kernels send before they wait.
 fn peer_goes_on(context: &Context, generation: u64) {
     let queue = &context.queue;
     // A comparison of calls would keep ranks that are threads of one process from launching.
@@ -82,7 +83,7 @@ fn peer_goes_on(context: &Context, generation: u64) {
     let _next = context.communicator(generation + 1, &context.options());
 }
 
-/// After all ranks have dropped theirs, the memory is used again.
+/// After all ranks have dropped their objects, the memory is used again.
 fn comes_back(context: &Context, generation: u64) {
     let queue = &context.queue;
     let comm = context.communicator(generation, &context.options());
@@ -98,7 +99,7 @@ fn comes_back(context: &Context, generation: u64) {
     await_memory(context, &addresses);
 }
 
-/// Waits until a buffer is made where one of others has been that all ranks have dropped.
+/// Waits until a new buffer is allocated at one of the addresses that all ranks have dropped.
 fn await_memory(context: &Context, addresses: &[u64]) {
     if context.world_size == 1 {
         return;
@@ -116,7 +117,7 @@ fn await_memory(context: &Context, addresses: &[u64]) {
     }
 }
 
-/// Communicator, object and buffer are dropped; the graph goes on with what it keeps, and nobody else's memory changes.
+/// Communicator, object and buffer are dropped; the graph keeps the memory that it needs, and no other memory changes.
 fn graph_outlives(context: &Context, generation: u64) {
     let queue = &context.queue;
     let comm = context.communicator(generation, &context.options());
@@ -142,11 +143,11 @@ fn graph_outlives(context: &Context, generation: u64) {
     assert_ones(&others);
 }
 
-/// Each rank launches sums of two communicators on two queues, one rank the first before the second and its neighbour the other way round.
-/// Each has its part of the places on the GPU, so that neither waits for the other's end.
+/// Each rank launches sums of two communicators on two queues; neighbours launch them in opposite order. Each communicator has its share of
+/// the GPU's resident blocks, so neither waits for the other's end.
 fn other_order(context: &Context, generations: [u64; 2]) {
     let queues = [context.queue.clone(), Queue::new(context.queue.ordinal()).unwrap()];
-    // A comparison of calls would hold back ranks that are threads of one process until the others have called the same.
+    // A comparison of calls would hold back ranks that are threads of one process until the others have made the same call.
     let options = context.options().with_checks(false);
     let comms = generations.map(|generation| context.communicator(generation, &options));
     let mut buffers = [0, 1].map(|index: usize| buffer(&queues[index], context.world_size));
@@ -166,7 +167,8 @@ fn other_order(context: &Context, generations: [u64; 2]) {
     }
 }
 
-/// The buffer goes before the object that was made for it: the object keeps its memory, and refuses another buffer at the same place.
+/// The buffer is dropped before the object that was made for it: the object keeps its memory, and refuses another buffer at the same
+/// address.
 fn dropped_first(context: &Context, generation: u64) {
     let queue = &context.queue;
     let comm = context.communicator(generation, &context.options());
@@ -183,7 +185,7 @@ fn dropped_first(context: &Context, generation: u64) {
     assert_ones(&others);
 }
 
-/// What is dropped has no part in the recording, which goes on as if nothing were; the memory comes back once the graph is gone.
+/// Memory dropped during a recording takes no part in it, and the recording continues; the memory is released once the graph is gone.
 fn dropped_in_a_recording(context: &Context, generation: u64) {
     let queue = &context.queue;
     let comm = context.communicator(generation, &context.options());
@@ -209,7 +211,7 @@ fn dropped_in_a_recording(context: &Context, generation: u64) {
     await_memory(context, &[address]);
 }
 
-/// A second communicator would take places on the GPU that each launch of the graph fills.
+/// A second communicator would need resident blocks on the GPU that each launch of the graph occupies.
 fn keeps_its_part(context: &Context, generations: [u64; 2]) {
     let queue = &context.queue;
     let comms = generations.map(|generation| context.communicator(generation, &context.options()));
@@ -221,7 +223,7 @@ fn keeps_its_part(context: &Context, generations: [u64; 2]) {
     let error = PeerAllReduce::new(&comms[1], &buffers[1], ReduceOp::Mean).expect_err("the graph needs the places");
     assert!(matches!(&error, Error::Cuda(cuda) if cuda.code == 720), "{error}");
     drop(graph);
-    // Ranks that are threads share the places: all of their graphs have to be gone.
+    // Ranks that are threads share the resident blocks: the graphs of all of them have to be gone.
     comms[0].barrier().unwrap();
     let mut second = PeerAllReduce::new(&comms[1], &buffers[1], ReduceOp::Mean).unwrap().expect("as the first");
     let graph = queue.capture(|| first.run(&mut buffers[0])).unwrap();
@@ -232,7 +234,7 @@ fn keeps_its_part(context: &Context, generations: [u64; 2]) {
     comms[1].synchronize(queue).unwrap();
 }
 
-/// Kernels of one communicator run one after the other, also in a graph whose branches would run at the same time.
+/// Kernels of one communicator run one after another, even in a graph with branches that could run at the same time.
 fn branches(context: &Context, generation: u64) {
     let queues = [context.queue.clone(), Queue::new(context.queue.ordinal()).unwrap()];
     let comm = context.communicator(generation, &context.options());

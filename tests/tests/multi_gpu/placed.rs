@@ -1,4 +1,4 @@
-//! Data of a case on the device, between guards that show a write beside it, and the way back.
+//! Data of a case on the device, between guards that reveal a write beside them, and the copy back.
 
 use gradsync::DType;
 use gradsync::comm::Communicator;
@@ -9,12 +9,12 @@ use gradsync::memory::{Cuda, RawSlice};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 
-/// Elements of the guard behind the data.
+/// The number of guard elements after the data.
 const BEHIND: usize = 3;
-/// What guards are filled with.
+/// The fill byte of guards.
 const GUARD: u8 = 0x77;
 
-/// An array on the device that begins any number of elements behind an aligned address.
+/// An array on the device that begins any number of elements after an aligned address.
 pub(crate) struct Placed {
     buffer: DeviceBuffer,
     format: Format,
@@ -29,7 +29,7 @@ impl Placed {
         placed
     }
 
-    /// Room in which an element that is not written shows.
+    /// Memory in which an unwritten element is recognisable.
     pub(crate) fn unwritten(queue: &Queue, format: Format, len: usize, begin: usize) -> Self {
         let whole = Array::unwritten(format, begin + len + BEHIND);
         let buffer = DeviceBuffer::from_host(queue, whole.slice()).unwrap();
@@ -50,7 +50,7 @@ impl Placed {
         self.read_after_failure()
     }
 
-    /// As [`read`](Self::read), where the communicator has failed and only the queue is waited for.
+    /// Like [`read`](Self::read), after a failure of the communicator: waits for the queue only.
     pub(crate) fn read_after_failure(&self) -> Array {
         let mut whole = Array::unwritten(self.format, self.begin + self.len + BEHIND);
         self.buffer.as_slice().copy_to_host(whole.slice_mut()).unwrap();
@@ -63,7 +63,7 @@ impl Placed {
     }
 }
 
-/// Bytes on the device, for the types that only raw calls take; the buffer's own dtype means nothing.
+/// Bytes on the device, for types that only raw calls accept; the buffer's own dtype has no meaning.
 pub(crate) struct RawBytes {
     buffer: DeviceBuffer,
     begin: usize,
@@ -80,7 +80,7 @@ impl RawBytes {
         RawBytes { buffer, begin, len: bytes.len() }
     }
 
-    /// Room in which a byte that is not written shows.
+    /// Memory in which an unwritten byte is recognisable.
     pub(crate) fn unwritten(queue: &Queue, len: usize, begin: usize) -> Self {
         Self::new(queue, &vec![GUARD; len], begin)
     }
@@ -89,7 +89,7 @@ impl RawBytes {
         self.buffer.as_slice().address() + self.begin as u64
     }
 
-    /// All of it, as elements of a type whose size divides the length.
+    /// All bytes, as elements of a type whose size divides the length.
     pub(crate) fn elements(&self, dtype: DataType) -> RawSlice {
         assert_eq!(self.len % dtype.size_bytes(), 0, "{} bytes are no {dtype}", self.len);
         RawSlice { address: self.address(), len: self.len / dtype.size_bytes(), dtype }

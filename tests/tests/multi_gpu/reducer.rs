@@ -1,4 +1,5 @@
-//! Reducers of gradients on GPUs: bits that buckets do not change, two queues that wait for each other, votes, recorded steps, and the same start.
+//! Reducers of gradients on GPUs: bits that do not depend on buckets, two queues that wait for each other, votes, recorded steps, and
+//! identical initial values.
 
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Call, Communicator, Operation, Ranks};
@@ -20,7 +21,7 @@ use crate::context::Context;
 use crate::report::Report;
 
 const SHAPES: [&[usize]; 7] = [&[5], &[40, 13], &[], &[0, 3], &[70_001], &[3, 3, 3], &[513]];
-/// Bytes of the first bucket and of the others: one gradient each, all in one, and between.
+/// The sizes of the first bucket and of the others in bytes: one gradient per bucket, all gradients in one bucket, and a size between.
 const BYTES: [(usize, usize); 3] = [(0, 0), (usize::MAX, usize::MAX), (100, 3000)];
 
 type Reducing<'c> = Reducer<'c, Cuda>;
@@ -58,7 +59,7 @@ fn len(index: usize) -> usize {
     SHAPES[index].iter().product()
 }
 
-/// Small integers, whose sums over ranks are exact in every dtype; and ordinary numbers.
+/// The values of gradients: small integers, whose sums over ranks are exact in every dtype, or ordinary numbers.
 #[derive(Clone, Copy)]
 enum Numbers {
     Integers,
@@ -92,7 +93,7 @@ fn read(format: Format, buffer: &DeviceBuffer) -> Array {
     array
 }
 
-/// Three steps; gradients appear in another order on every rank, one by one, at once, or in place. The results replace them.
+/// Three steps; gradients appear in another order on every rank, one by one, at once, or in place. The results replace the gradients.
 fn train(
     queue: &Queue,
     comm: &NcclCommunicator,
@@ -160,7 +161,7 @@ fn ordered_sums(queue: &Queue, comm: &NcclCommunicator) {
     Format::ALL.into_iter().for_each(|format| sums(queue, comm, (format, Numbers::Ordinary), true));
 }
 
-/// Bits that neither buckets nor queues nor the order of gradients change, on all ranks.
+/// The bits on all ranks do not depend on buckets, queues or the order of gradients.
 fn same_bits(queue: &Queue, comm: &NcclCommunicator, what: &str, chosen: ReducerOptions) {
     for format in [Format::F32, Format::BF16] {
         let mut runs = Vec::new();
@@ -179,7 +180,8 @@ fn same_bits(queue: &Queue, comm: &NcclCommunicator, what: &str, chosen: Reducer
     }
 }
 
-/// The queue of the gradients is busy before it computes them, overwrites them right after they are handed in, and reads results right after the step.
+/// The queue of the gradients is busy before it computes them, overwrites them right after they are handed in, and reads results right
+/// after the step.
 fn waits(queue: &Queue, comm: &NcclCommunicator) {
     const LEN: usize = 1 << 20;
     let zeros = || DeviceBuffer::zeroed(queue, DType::F32, 64 << 20).unwrap();
@@ -230,14 +232,14 @@ fn micro_batches(queue: &Queue, comm: &NcclCommunicator) {
         step.ready_all(&views(2)).unwrap();
         let reduced = step.finish().unwrap();
         for index in 0..SHAPES.len() {
-            // Sums that took memory of the reducer are reduced there, with one rank too.
+            // Sums that use the reducer's memory are reduced there, even with one rank.
             assert_eq!(reduced.state(index), GradientState::Reduced);
             let mut found = on_device(queue, format, &vec![7.0; len(index)]);
             reducer.copy_gradients(&mut [(index, found.as_mut_slice())]).unwrap();
             let sum = |micro: usize| total(Numbers::Integers, format, comm.world_size(), (index, 3 * number + micro));
             let sums: Vec<Vec<f64>> = (0..3).map(sum).collect();
             let expected: Vec<f64> = (0..len(index)).map(|at| sums.iter().map(|sum| sum[at]).sum()).collect();
-            // At most 8 ranks × 3 × 8: integers that bf16 holds.
+            // The sums are at most 8 ranks × 3 × 8, which are integers that bf16 represents.
             assert_equal(&format!("{index} in step {number}"), &read(format, &found).values(), &expected);
         }
     }
@@ -248,7 +250,7 @@ fn absent(queue: &Queue, comm: &NcclCommunicator) {
     let format = Format::F32;
     let mut reducer = Reducing::on_queue(queue, comm, parameters(format), ReducerOptions::default()).unwrap();
     for number in 0..3 {
-        // Rank r has data in r + 1 steps, 1 on no rank, 4 on rank 0 alone.
+        // Rank r has gradients in r + 1 steps: gradient 1 appears on no rank, and gradient 4 on rank 0 alone.
         let has_data = number <= comm.rank();
         let Some(mut step) = reducer.step_of(if has_data { 4 } else { 0 }).unwrap() else {
             assert_eq!(number, comm.world_size());
@@ -324,7 +326,8 @@ fn refusals(queue: &Queue, comm: &NcclCommunicator) {
     comm.synchronize(queue).unwrap();
 }
 
-/// Copies into buckets, reductions in the other queue and copies of the results, recorded once: three launches leave what three plain steps leave.
+/// Copies into buckets, reductions in the other queue and copies of the results are recorded once: three launches give the results of three
+/// plain steps.
 fn recorded(queue: &Queue, comm: &NcclCommunicator) {
     for reduction in [Reduction::Sum, Reduction::Adasum(AdasumOptions::default())] {
         let options = options(reduction, (100, 3000), true).with_static_graph(true);

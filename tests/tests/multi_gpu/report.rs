@@ -1,4 +1,4 @@
-//! What a rank says about its cases, in lines that the launcher reads.
+//! A rank's report about its cases, in lines that the launcher reads.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -7,7 +7,7 @@ use serde_json::json;
 
 /// The results of one rank.
 pub(crate) struct Report {
-    /// Whether this rank prints what went well; with ranks as threads, one of them prints for all.
+    /// Whether this rank prints successes; with ranks as threads, one of them prints for all.
     is_speaker: bool,
     pub(crate) has_failed: bool,
 }
@@ -17,8 +17,8 @@ impl Report {
         Report { is_speaker, has_failed: false }
     }
 
-    /// Runs a case; a panic is its failure. After one, the ranks have parted ways, and the remaining cases are not run here: the
-    /// launcher counts them as failed, because nobody reports them.
+    /// Runs a case, which fails by a panic. After a failure the ranks may be out of step, so the remaining cases are not run here: the
+    /// launcher counts them as failed, because no rank reports them.
     pub(crate) fn case(&mut self, name: &str, body: impl FnOnce()) {
         if self.has_failed {
             return;
@@ -43,7 +43,7 @@ impl Report {
         }
     }
 
-    /// Says why a case is not run; every rank has the same reason.
+    /// Reports the reason why a case is not run, which is the same on every rank.
     pub(crate) fn not_run(&self, name: &str, why: &str) {
         if self.is_speaker && !self.has_failed {
             println!("@{}", json!({"case": name, "outcome": "not-run", "seconds": 0.0, "note": why}));

@@ -1,4 +1,4 @@
-//! The shortest way through everything: a communicator, an all-reduce, Adasum.
+//! A short test of the main features: a communicator, an all-reduce, Adasum.
 
 use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::DeviceBuffer;

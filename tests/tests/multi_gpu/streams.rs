@@ -1,6 +1,6 @@
-//! Streams: several communicators and queues on one GPU, and memory that is used again while collectives are under way.
+//! Streams: several communicators and queues on one GPU, and memory that is reused while collectives are in progress.
 //!
-//! All numbers are small integers, so that every sum is exact in f32 and each result tells which call it belongs to.
+//! All numbers are small integers, so that every sum is exact in f32 and each result identifies its call.
 
 use gradsync::DType;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
@@ -39,12 +39,12 @@ fn total(world_size: usize, factor: usize) -> Vec<f32> {
     (0..LEN).map(|index| (0..world_size).map(|rank| number(rank, index, factor)).sum::<usize>() as f32).collect()
 }
 
-/// The elements of result `index`, of many in one buffer.
+/// The elements of one of the results in a buffer.
 fn slot(index: usize) -> std::ops::Range<usize> {
     index * LEN..(index + 1) * LEN
 }
 
-/// Work that keeps a queue busy for some milliseconds, so that nothing behind it runs before its host has gone on.
+/// Work that keeps a queue busy for some milliseconds, so that later work in the queue starts only after the host has gone on.
 struct Ballast {
     from: DeviceBuffer,
     to: DeviceBuffer,
@@ -73,7 +73,7 @@ impl Streams<'_> {
         &self.context.queue
     }
 
-    /// Calls that return before the other ranks have made them.
+    /// Options under which calls return before the other ranks have made them.
     fn unchecked(&self) -> NcclOptions {
         self.context.options().with_checks(false)
     }
@@ -84,12 +84,12 @@ impl Streams<'_> {
         DeviceBuffer::from_host(queue, (&values).into()).unwrap()
     }
 
-    /// Room for `count` results.
+    /// A buffer for `count` results.
     fn results(&self, queue: &Queue, count: usize) -> DeviceBuffer {
         DeviceBuffer::zeroed(queue, DType::F32, count * LEN).unwrap()
     }
 
-    /// Checks that result `index` is the sum with factor `factor(index)`, once the queue has got past everything.
+    /// Checks that result `index` is the sum with factor `factor(index)`, once the queue has completed all its work.
     fn check(&self, results: &DeviceBuffer, factor: impl Fn(usize) -> usize) {
         let view = results.as_slice();
         let mut values = vec![0f32; view.len()];
@@ -103,7 +103,7 @@ impl Streams<'_> {
         checks.finish();
     }
 
-    /// All ranks use them in the same order, on one queue, without waiting in between.
+    /// All ranks use the communicators in the same order, on one queue, without waiting in between.
     fn in_turn(&self) {
         const ROUNDS: usize = 20;
         let queue = self.queue();
@@ -121,8 +121,7 @@ impl Streams<'_> {
         self.check(&results, |round| round + 1);
     }
 
-    /// All ranks use them in the same order, each on a queue of its own, so that their collectives run at the same
-    /// time.
+    /// All ranks use the communicators in the same order, each on a queue of its own, so that their collectives run at the same time.
     fn side_by_side(&self) {
         const ROUNDS: usize = 20;
         let queues = [self.queue().clone(), Queue::new(self.queue().ordinal()).unwrap()];
@@ -157,8 +156,7 @@ impl Streams<'_> {
             ballast.put();
             cuda::scale(data.as_mut_slice(), base.as_slice(), (round + 1) as f64).unwrap();
             b.wait_for(&a.record().unwrap()).unwrap();
-            // SAFETY: the memory outlives the wait below; A's work on it before comes first because B waits for it, and
-            // A's work on it afterwards waits for B.
+            // SAFETY: The memory outlives the wait below. B waits for A's earlier work on the memory, and A's later work on it waits for B.
             let on_b = unsafe { DeviceSliceMut::from_raw_parts(&b, data.as_slice().address(), DType::F32, LEN) };
             comm.all_reduce(on_b, SUM).unwrap();
             a.wait_for(&b.record().unwrap()).unwrap();
@@ -171,7 +169,7 @@ impl Streams<'_> {
         self.check(&results, |round| if round == ROUNDS { ROUNDS * (ROUNDS + 1) / 2 } else { round + 1 });
     }
 
-    /// The input of each call is overwritten right behind it, 50 times, while nothing has run yet.
+    /// The input of each call is overwritten right after it, 50 times, before any of the work has started.
     fn overwritten(&self) {
         const ROUNDS: usize = 50;
         let queue = self.queue();
@@ -191,8 +189,7 @@ impl Streams<'_> {
         self.check(&results, |round| round + 1);
     }
 
-    /// The input of each call is dropped right behind it, and a new buffer of its size takes its memory over and is
-    /// written to.
+    /// The input of each call is dropped right after it; a new buffer of the same size takes over its memory and is written.
     fn dropped(&self) {
         const ROUNDS: usize = 50;
         let queue = self.queue();
@@ -216,7 +213,7 @@ impl Streams<'_> {
         self.check(&results, |round| round + 1);
     }
 
-    /// Dropping waits for what was begun.
+    /// Dropping a communicator waits for its calls.
     fn communicator_dropped(&self) {
         const ROUNDS: usize = 100;
         let queue = self.queue();
@@ -224,7 +221,7 @@ impl Streams<'_> {
         let base = self.base(queue);
         let mut results = self.results(queue, ROUNDS);
         let mut ballast = Ballast::new(queue);
-        // The first call connects the ranks, for which the host may wait: not with the others behind it.
+        // The first call connects the ranks, during which the host may wait; so it precedes the ballast and the other calls.
         comm.all_reduce(results.as_mut_slice().range_mut(slot(0)), SUM).unwrap();
         ballast.put();
         for round in 0..ROUNDS {

@@ -1,11 +1,11 @@
-//! Exchanges of device memory, as most cases have it at hand.
+//! Exchanges of device memory, with operands in the form that most cases have.
 
 use gradsync::Result;
 use gradsync::comm::Communicator;
 use gradsync::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
 
-/// Of slices.
+/// Exchanges slices.
 pub(crate) fn exchange(
     comm: &dyn Communicator<Cuda>,
     sends: Vec<(usize, DeviceSlice<'_>)>,
@@ -16,11 +16,11 @@ pub(crate) fn exchange(
     comm.exchange(&sends, &mut receives)
 }
 
-/// Of elements of any type.
+/// Exchanges elements of any type.
 ///
 /// # Safety
-/// All elements are on the queue's device, valid until it has got past the operation, and not used meanwhile by work that is not ordered on it;
-/// none that is received into overlaps another.
+/// All elements must be on the queue's device, valid until the queue has completed the operation, and not used meanwhile by work without an
+/// order to the queue. No received element may overlap another element.
 pub(crate) unsafe fn exchange_raw(
     comm: &dyn Communicator<Cuda>,
     queue: &Queue,

@@ -1,6 +1,6 @@
-//! Ranges as a profiler sees them: a tool of our own, compiled here, is loaded as Nsight's is, and writes down what it is told.
+//! Ranges as a profiler sees them: a recording tool, compiled here, is loaded like Nsight's tool, and writes the ranges to a file.
 //!
-//! One test in a process of its own: a program looks for a tool once.
+//! There is one test in a process of its own, as a program looks for a tool only once.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +23,7 @@ fn compile(folder: &Path) -> PathBuf {
     tool
 }
 
-/// What one thread told: names with colours where a range begins, and nothing where one ends.
+/// The events of one thread: the name and the colour at the start of a range, and `None` at its end.
 type Told = Vec<Option<(String, String)>>;
 
 fn read(path: &Path) -> Vec<Told> {
@@ -34,7 +34,7 @@ fn read(path: &Path) -> Vec<Told> {
         let (_, told) = threads.entry(thread.parse().unwrap()).or_insert((first, Told::new()));
         match event.strip_prefix("push ") {
             Some(range) => {
-                // Version 3, the size of the structure, a colour in ARGB, a message in ASCII.
+                // The fields are version 3, the size of the structure, a colour in ARGB, and a message in ASCII.
                 let range = range.strip_prefix("3 1 1 1 ").unwrap_or_else(|| panic!("{line}"));
                 let (color, name) = range.split_once(' ').unwrap();
                 told.push(Some((name.to_owned(), color.to_owned())));
@@ -48,7 +48,7 @@ fn read(path: &Path) -> Vec<Told> {
     threads.into_values().map(|(_, told)| told).collect()
 }
 
-/// Each range ends before the next begins.
+/// The events of ranges that each end before the next begins.
 fn in_turn(names: &[&str], color: &str) -> Told {
     names.iter().flat_map(|name| [Some(((*name).to_owned(), color.to_owned())), None]).collect()
 }
@@ -65,12 +65,12 @@ fn a_profiler_sees_every_phase() {
     }
     let taken = || {
         let told = read(&ranges);
-        // The tool goes on in the same file.
+        // The tool continues to write to the same file.
         fs::File::options().write(true).open(&ranges).unwrap().set_len(0).unwrap();
         told
     };
 
-    // Between ranks 1 and 3, one of which is slower than the other in nothing that is seen.
+    // The transfers are between ranks 1 and 3, whose relative speed does not show in the ranges.
     on_ranks(4, |comm| {
         let values = [1.0f32, 2.0];
         let pair = || Bundle::new([&values[..1], &values[1..]]).unwrap();
@@ -104,7 +104,7 @@ fn a_profiler_sees_every_phase() {
     told.sort_by_key(|told| told[0].clone().map(|(_, color)| color));
     assert_eq!(told, [twice(receiver, GREEN), twice(sender, RED)]);
 
-    // Both ways at once: ranges nest, sends around receives, and the batch is over.
+    // Both directions run at once: ranges nest, with sends outside receives, and the batch is complete.
     let outcomes = on_ranks(2, |comm| {
         let (peer, values) = (1 - comm.rank(), [comm.rank() as u8; 3]);
         let expected = Expected::known([(gradsync::DataType::U8, vec![3])]);

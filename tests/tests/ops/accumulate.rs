@@ -16,7 +16,7 @@ fn view_mut<'a>(array: &'a mut Array, shape: &'a [usize]) -> TensorViewMut<'a> {
     TensorViewMut::new(array.slice_mut(), shape).unwrap()
 }
 
-/// ONNX Runtime's case: (1,2,3) + (4,5,6), for its pairs and all others.
+/// ONNX Runtime's case, (1,2,3) + (4,5,6), for its pairs of dtypes and all others.
 #[test]
 fn upstream_accumulator_case() {
     for to in Format::ALL {
@@ -45,7 +45,7 @@ fn an_update_that_is_off_changes_no_bit() {
     }
 }
 
-/// ONNX Runtime's V2 case, with the flag that says that something was updated.
+/// ONNX Runtime's V2 case, with the flag that reports an update.
 #[test]
 fn upstream_v2_cases() {
     for to in Format::ALL {
@@ -60,7 +60,7 @@ fn upstream_v2_cases() {
     }
 }
 
-/// Overwriting replaces NaN, which adding would keep, and rounds once.
+/// Overwriting replaces NaN, which an addition would keep, and rounds once.
 #[test]
 fn overwrite_casts_every_edge_value() {
     for to in Format::ALL {
@@ -90,7 +90,7 @@ fn zero_gradient_clears_nan_and_every_shape() {
     }
 }
 
-/// Upstream's CPU kernel broadcasts and its CUDA kernel does not look; here every difference is an error naming both.
+/// Upstream's CPU kernel broadcasts and its CUDA kernel does not check shapes; here every difference is an error that names both shapes.
 #[test]
 fn shapes_have_to_be_equal() {
     let cases: [(&[usize], &[usize]); 6] =
@@ -129,7 +129,7 @@ fn a_view_has_to_fit_its_data() {
     }
 }
 
-/// fp16 accumulators must not lose the low bits of an f32 value before the addition, as upstream's do.
+/// fp16 accumulators must not lose the low bits of an f32 value before the addition, as upstream's accumulators do.
 #[test]
 fn the_value_is_not_rounded_to_the_accumulators_dtype_first() {
     // 2048 + 1.25 + ... in f16 has steps of 2: 2048 + 1.0009765625 rounds up, 2048 + 1 is a tie and goes down.

@@ -1,4 +1,4 @@
-//! The layout of a gradient buffer: alignment, padding, shards, names, and gaps that are and stay zero.
+//! The layout of a gradient buffer: alignment, padding, shards, names, and gaps that are zero and stay zero.
 
 use gradsync::plan::chunks::chunk_len;
 use gradsync::{GradientBuffer, TensorView};
@@ -23,7 +23,7 @@ fn check_layout(format: Format, world_size: usize, shapes: &[Vec<usize>]) {
     assert_eq!(buffer.as_slice().len(), buffer.len(), "{what}");
     assert_eq!(buffer.shard_len() * world_size, buffer.len(), "{what}: shards cover the buffer");
     assert_eq!(buffer.shard_len() * size % 16, 0, "{what}: shards are not 16-byte multiples");
-    // No more room is wasted than alignment asks for, and the chunks that no edge of a shard may cut.
+    // The only wasted space is for alignment, and for chunks that no shard boundary may cut.
     let chunk = |len: usize| chunk_len(len).min(len.next_power_of_two()) * size;
     let longest = shapes.iter().map(|shape| chunk(shape.iter().product())).max().unwrap_or(0).max(256);
     let mut end = 0;

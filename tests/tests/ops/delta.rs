@@ -19,8 +19,8 @@ fn segments() -> Vec<std::ops::Range<usize>> {
     LENS.iter().scan(0, |end, &len| Some(std::mem::replace(end, *end + len)..*end)).collect()
 }
 
-/// Runs `body` on `nodes × on_node` ranks, each with all ranks, those of its node, and those in its place on every node;
-/// results node by node.
+/// Runs `body` on `nodes × on_node` ranks, each with three communicators: over all ranks, over the ranks of its node, and over the ranks
+/// with its index on every node. Returns the results node by node.
 pub(crate) fn on_nodes<T: Send>(nodes: usize, on_node: usize, body: impl Fn(Nodes<'_>) -> T + Sync) -> Vec<Vec<T>> {
     let group = |size| gradsync::comm::local::group(size).unwrap();
     let mut all = group(nodes * on_node).into_iter();
@@ -45,16 +45,16 @@ pub(crate) fn sgd(rate: f64) -> Sgd {
     Sgd::new(SgdOptions::default().with_rate(rate)).unwrap()
 }
 
-/// Adasum of the ranks' steps, with nothing else to choose.
+/// Adasum of the ranks' steps, with default options.
 pub(crate) fn adasum() -> Reduction {
     Reduction::Adasum(AdasumOptions::default())
 }
 
 /// ONNX Runtime's hierarchical Adam: two ranks on one node, moments as given, no bias correction.
 ///
-/// The published numbers have four digits, hence 1e-4; to that come the roundings of the formats. Sums and halves of
-/// the gradients are exact, moments are kept in f32 as given (a relative 2^-24 of numbers below 1, inside the 1e-4),
-/// the delta is below 0.55 and rounded once, and so is the weight.
+/// The published numbers have four digits, hence the tolerance of 1e-4, plus the roundings of the formats. Sums and halves of the gradients
+/// are exact. Moments are kept in f32 as given (an error of 2^-24 relative to numbers below 1, inside the 1e-4). The delta is below 0.55
+/// and rounded once, and so is the weight.
 #[test]
 fn upstream_hierarchical_adam() {
     guarded(60, || {
@@ -88,8 +88,8 @@ fn upstream_hierarchical_adam() {
     });
 }
 
-/// What a step of plain SGD has to give: gradients scaled as `elementwise::scale` says, deltas rounded once, Adasum
-/// within its own bound, and weights rounded once.
+/// The expected result of a step of plain SGD: gradients scaled by `elementwise::scale`, deltas rounded once, Adasum within its own bound,
+/// and weights rounded once.
 struct Expected {
     exact: Vec<f64>,
     bounds: Vec<f64>,
@@ -110,8 +110,7 @@ fn expected(
     let method = if options.algorithm == Algorithm::Tree { Method::Tree } else { Method::Gram };
     let adasum = expect(method, delta_format, &deltas, &layers);
     let exact: Vec<f64> = weights.iter().zip(&adasum.exact).map(|(weight, delta)| weight + delta).collect();
-    // The sum itself is rounded to the working precision first, which is that of the weights or wider: once more at
-    // most.
+    // The sum itself is first rounded to the working precision, which is the weights' dtype or wider: at most one more rounding.
     let bounds = exact.iter().zip(&adasum.bounds).map(|(x, bound)| {
         let once = bound + weight_format.rounding_error(x.abs() + bound);
         once + Format::F32.rounding_error(x.abs() + once)
@@ -183,7 +182,7 @@ fn check(formats: [Format; 3], world_size: usize, options: StepOptions, adasum: 
     assert_within(&what, formats[1], &got, &expected.exact, &expected.bounds);
 }
 
-/// Means over nodes first, then Adasum across: every rank of every node ends with the same weights.
+/// Means inside nodes first, then Adasum across nodes: every rank of every node ends with the same weights.
 #[test]
 fn nodes_against_the_oracle() {
     guarded(120, || {
@@ -218,7 +217,7 @@ fn nodes_against_the_oracle() {
     });
 }
 
-/// Many steps with state: ranks stay together bit for bit, and a skipped step leaves no trace.
+/// Many steps with state: ranks stay bit-identical, and a skipped step changes nothing.
 #[test]
 fn weights_stay_equal_over_many_steps() {
     guarded(60, || {

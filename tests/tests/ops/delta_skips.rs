@@ -1,4 +1,4 @@
-//! Steps that do not move the weights: values that are not finite, optimizers that fail, and calls that are refused.
+//! Steps that do not move the weights: non-finite values, optimizers that fail, and refused calls.
 
 use gradsync::comm::Ranks;
 use gradsync::ops::{AdasumOptions, Algorithm};
@@ -10,7 +10,7 @@ use gradsync_tests::ranks::{agreed, guarded, on_ranks};
 use crate::delta::{adasum, on_nodes, random, sgd};
 use crate::optimizers::{filled, flat};
 
-/// Counts its calls, and gives what it is told to.
+/// An optimizer that counts its calls and returns a prescribed outcome.
 struct Probe {
     calls: usize,
     outcome: fn(usize) -> Result<f64>,
@@ -32,7 +32,7 @@ impl DeltaOptimizer for Probe {
     }
 }
 
-/// What is not finite and lies between tensors belongs to nobody.
+/// Non-finite values between tensors belong to no tensor, and skip no step.
 #[test]
 fn gaps_that_are_not_finite_skip_nothing() {
     guarded(60, || {
@@ -49,7 +49,7 @@ fn gaps_that_are_not_finite_skip_nothing() {
     });
 }
 
-/// NaN or an infinity on one rank: no rank steps, no optimizer runs, and all know where it was.
+/// NaN or an infinity on one rank: no rank steps, no optimizer runs, and all ranks learn which rank had it.
 #[test]
 fn gradients_that_are_not_finite_skip_the_step_everywhere() {
     guarded(60, || {
@@ -75,7 +75,7 @@ fn gradients_that_are_not_finite_skip_the_step_everywhere() {
                 }
             }
         }
-        // On one node of three.
+        // The value is on one node of three.
         for (bad, culprits) in [
             ([1.0, f64::NAN], vec![3]),
             ([f64::INFINITY, 1.0], vec![2]),
@@ -94,7 +94,7 @@ fn gradients_that_are_not_finite_skip_the_step_everywhere() {
     });
 }
 
-/// A combined step that is not finite moves no weight; the optimizers have run by then.
+/// A combined step that is not finite moves no weight, although the optimizers have run by then.
 #[test]
 fn deltas_that_are_not_finite_move_nothing() {
     guarded(60, || {
@@ -113,7 +113,7 @@ fn deltas_that_are_not_finite_move_nothing() {
     });
 }
 
-/// One rank's optimizer fails: it says why, the others say where, and nobody's weights move.
+/// One rank's optimizer fails: its own error gives the reason, the others' errors name the rank, and no weights move.
 #[test]
 fn an_optimizer_that_fails_alone_keeps_nobody_waiting() {
     guarded(20, || {
@@ -138,7 +138,7 @@ fn an_optimizer_that_fails_alone_keeps_nobody_waiting() {
     });
 }
 
-/// What a rank passes: lengths of its gradients and weights, and options.
+/// A rank's arguments: the lengths of its gradients, the lengths of its weights, and its options.
 type Arguments = (Vec<usize>, Vec<usize>, StepOptions);
 
 fn refused(words: &[&str], arguments: impl Fn(usize) -> Arguments + Sync) {
@@ -180,7 +180,7 @@ fn refusals_are_everywhere_and_change_nothing() {
     });
 }
 
-/// One rank of one node is wrong: every rank of every node learns it.
+/// One rank of one node makes an invalid call: every rank of every node learns it.
 #[test]
 fn a_rank_that_is_wrong_alone_stops_every_node() {
     guarded(20, || {

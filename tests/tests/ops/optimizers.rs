@@ -1,4 +1,4 @@
-//! The optimizers as makers of steps: their formulas against a plain restatement, their states, and what they refuse.
+//! The optimizers that compute steps: their formulas against a plain restatement, their states, and their refusals.
 
 use gradsync::train::{Adam, AdamOptions, DeltaOptimizer, Sgd, SgdOptions};
 use gradsync::{DType, Error, GradientBuffer};
@@ -7,10 +7,10 @@ use gradsync_tests::inputs::vector;
 use gradsync_tests::oracle::Format;
 use gradsync_tests::tolerance::{assert_within, gamma};
 
-/// More than one block of the widest kind, one that ends inside a block, none, and one element.
+/// Lengths of more than one block of the widest kind, of one that ends inside a block, of no element, and of one element.
 const LENS: [usize; 4] = [1300, 512, 0, 1];
 
-/// A buffer of one tensor of each length, filled with the values of a seed.
+/// A buffer with one tensor per length, filled with the values that `value` gives for its index and length.
 pub(crate) fn filled(format: Format, lens: &[usize], value: impl Fn(usize, usize) -> Vec<f64>) -> GradientBuffer {
     let tensors = lens.iter().enumerate().map(|(index, &len)| (format!("t{index}"), vec![len]));
     let mut buffer = GradientBuffer::new(dtype(format), 1, tensors).unwrap();
@@ -20,7 +20,7 @@ pub(crate) fn filled(format: Format, lens: &[usize], value: impl Fn(usize, usize
     buffer
 }
 
-/// All tensors of a buffer, end to end.
+/// The values of all tensors of a buffer, end to end.
 pub(crate) fn flat(buffer: &GradientBuffer) -> Vec<f64> {
     (0..buffer.tensor_count()).flat_map(|index| values_of(buffer.tensor(index).data())).collect()
 }
@@ -29,7 +29,7 @@ fn random(format: Format, seed: usize) -> GradientBuffer {
     filled(format, &LENS, |index, len| vector(format, len, (100 * seed + index) as u64))
 }
 
-/// Three steps of an optimizer: per step the gradients, the weights and the deltas, all `f64` values.
+/// Three steps of an optimizer: for each step the gradients, the weights and the deltas, as `f64` values.
 fn three_steps(optimizer: &mut dyn DeltaOptimizer, formats: [Format; 3]) -> Vec<[Vec<f64>; 3]> {
     (0..3)
         .map(|step| {
@@ -41,8 +41,7 @@ fn three_steps(optimizer: &mut dyn DeltaOptimizer, formats: [Format; 3]) -> Vec<
         .collect()
 }
 
-/// With one operand in `f64` states are `f64` too, so that only roundings of `f64` and the delta's own are in the
-/// bound.
+/// With one operand in `f64`, states are `f64` too, so the bound only holds roundings of `f64` and the rounding of the delta.
 const FORMATS: [[Format; 3]; 4] = [
     [Format::F64, Format::F64, Format::F64],
     [Format::F64, Format::F32, Format::F16],
@@ -50,7 +49,7 @@ const FORMATS: [[Format; 3]; 4] = [
     [Format::F16, Format::F32, Format::F64],
 ];
 
-/// A velocity after t steps is a sum in which every gradient meets at most 2t roundings, and the delta one more.
+/// A velocity after t steps is a sum in which every gradient passes at most 2t roundings; the delta has one more.
 #[test]
 fn sgd_with_and_without_momentum() {
     for formats in FORMATS {
@@ -65,7 +64,7 @@ fn sgd_with_and_without_momentum() {
                     *magnitude = momentum * *magnitude + gradient.abs();
                 }
                 let exact: Vec<f64> = velocity.iter().map(|velocity| -rate * velocity).collect();
-                // Twice the roundings: this restatement rounds in f64 as well.
+                // The roundings count twice, as this restatement rounds in f64 as well.
                 let slack = |size: f64| 2.0 * gamma(2 * (step + 1) + 1) * rate * size;
                 let bounds: Vec<f64> = exact
                     .iter()
@@ -79,8 +78,8 @@ fn sgd_with_and_without_momentum() {
     }
 }
 
-/// Every number of the formula is a sum of terms of one sign or bounded by the magnitudes taken here; 40 roundings are
-/// more than three steps and the quotient have together, in the code and in this restatement.
+/// Every number of the formula is a sum of terms of one sign, or bounded by the magnitudes taken here. Three steps and the quotient have
+/// fewer than 40 roundings together, in the code and in this restatement.
 #[test]
 fn adam_with_and_without_bias_correction_and_decay() {
     for formats in FORMATS {
@@ -106,12 +105,12 @@ fn adam_with_and_without_bias_correction_and_decay() {
                         let root = correct(second[i], 0.999).sqrt() + 1e-8;
                         exact.push(-0.5 * (correct(first[i], 0.9) / root + weight_decay * weights[i]));
                         let magnitude = 0.5 * (correct(size[i], 0.9) / root + weight_decay * weights[i].abs());
-                        // 1 - β₂ᵗ keeps its error against 1: at most 1000 times as much of it.
+                        // 1 - β₂ᵗ keeps its absolute error, which is at most 1000 times as much relative to the difference.
                         let slack = gamma(40 * if bias_correction { 1000 } else { 1 }) * magnitude;
                         bounds.push(slack + formats[2].rounding_error(exact[i].abs() + slack));
                     }
-                    let what = format!("{formats:?}, {options:?}, step {step}");
-                    assert_within(&what, formats[2], &deltas, &exact, &bounds);
+                    let label = format!("{formats:?}, {options:?}, step {step}");
+                    assert_within(&label, formats[2], &deltas, &exact, &bounds);
                 }
                 assert_eq!(adam.steps(), 3);
             }
@@ -119,7 +118,7 @@ fn adam_with_and_without_bias_correction_and_decay() {
     }
 }
 
-/// States are kept in `f32` unless something is `f64`, and a saved optimizer goes on as the one that was saved.
+/// States are kept in `f32` unless an operand is `f64`, and a restored optimizer continues like the saved one.
 #[test]
 fn states_survive() {
     let halves = [Format::F16, Format::F32, Format::BF16];
@@ -139,7 +138,7 @@ fn states_survive() {
     assert_eq!(three_steps(&mut restored, halves), three_steps(&mut adam, halves));
     let mut restored = Sgd::with_velocity(sgd.options(), copy(sgd.velocity().unwrap())).unwrap();
     assert_eq!(three_steps(&mut restored, halves), three_steps(&mut sgd, halves));
-    // Other tensors than it was saved with.
+    // The state was saved for other tensors.
     let (one, two) =
         (filled(Format::F32, &[3], |_, len| vec![0.0; len]), filled(Format::F32, &[4], |_, len| vec![0.0; len]));
     let error = Adam::with_moments(options, one, two, 1).unwrap_err().to_string();
@@ -170,8 +169,8 @@ fn refusals_change_nothing() {
     assert_eq!(adam.steps(), 1);
 }
 
-/// Every option that makes no sense is refused by name and value, when an optimizer is made, restored or changed; and what
-/// is at the edge of its range is not.
+/// Every invalid option is refused by name and value, when an optimizer is made, restored or changed; values at the edge of the range are
+/// accepted.
 #[test]
 fn options_out_of_range_are_refused() {
     let (nan, infinity) = (f64::NAN, f64::INFINITY);
@@ -247,8 +246,8 @@ fn refused(name: &str, value: f64, outcomes: [gradsync::Result<()>; 3]) {
     }
 }
 
-/// What is not finite, or overflows a state, would stay there for ever: it is refused by tensor and value, the state is as
-/// it was, and the next step is as if there had been none. Without a state there is nothing to keep.
+/// Gradients that are not finite, or that overflow a state, would spoil the state for ever: they are refused by tensor and value, the state
+/// is unchanged, and the next step is as if there had been none. Without a state nothing is refused.
 #[test]
 fn gradients_that_would_poison_a_state_are_refused() {
     let of = |value: f64| {
@@ -263,7 +262,7 @@ fn gradients_that_would_poison_a_state_are_refused() {
     let momentum = || Sgd::new(SgdOptions::default().with_rate(0.5).with_momentum(0.9)).unwrap();
     let adam = || Adam::new(AdamOptions::default()).unwrap();
     type Make<'a> = &'a dyn Fn() -> Box<dyn DeltaOptimizer>;
-    // Largest squares, and largest sums: 1 / (1 - 0.9) times as large as the gradients.
+    // The largest squares and the largest sums are tested; a sum is up to 1 / (1 - 0.9) times as large as the gradients.
     let cases: [(Make<'_>, f64, f64); 2] =
         [(&|| Box::new(adam()), 1e19, 2e19), (&|| Box::new(momentum()), 1.6e37, 3.5e37)];
     for (make, good, bad) in cases {
@@ -271,13 +270,13 @@ fn gradients_that_would_poison_a_state_are_refused() {
         for step_number in 0..3 {
             for bad in [bad, -bad, f64::NAN, f64::INFINITY] {
                 let error = step(&mut *poisoned, bad).expect_err("refused").to_string();
-                // As the buffer has it.
+                // The value is rounded to the buffer's dtype.
                 let value = f64::from(bad as f32);
                 assert!(error.contains(&format!("{value:e}")) && error.contains("\"t0\""), "{error}");
             }
             assert_eq!(step(&mut *poisoned, 1.0).unwrap(), step(&mut *clean, 1.0).unwrap(), "step {step_number}");
         }
-        // As much as is allowed, for ever.
+        // The largest allowed gradients stay finite in any number of steps.
         for _ in 0..200 {
             assert!(step(&mut *clean, good).unwrap().iter().all(|delta| delta.is_finite()));
         }
@@ -286,7 +285,7 @@ fn gradients_that_would_poison_a_state_are_refused() {
     assert!(step(&mut fresh, f64::NAN).is_err() && fresh.moments().is_none() && fresh.steps() == 0);
     let plain = step(&mut Sgd::new(SgdOptions::default().with_rate(0.5)).unwrap(), 3e38).unwrap();
     assert!(plain.iter().all(|delta| delta.is_finite()));
-    // A checkpoint that is poisoned already.
+    // The moments come from a checkpoint that is spoiled already.
     for (first, second) in [(f64::NAN, 1.0), (1.0, f64::INFINITY)] {
         let error = Adam::with_moments(AdamOptions::default(), of(first), of(second), 1).unwrap_err().to_string();
         assert!(error.contains("moments of \"t0\" have"), "{error}");

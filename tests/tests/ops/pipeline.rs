@@ -1,4 +1,4 @@
-//! Pipelines between threads: one forward and one backward pass in turn, many at once, and work that fails.
+//! Pipelines between threads: one forward and one backward pass in turn, many micro-batches at once, and work that fails.
 
 use gradsync::comm::{Ranks, local};
 use gradsync::ops::send_recv::{
@@ -18,7 +18,7 @@ fn one_forward_one_backward_of_every_size() {
     });
 }
 
-/// Work that has nothing, and refuses one thing.
+/// Pipeline work with empty payloads that refuses one payload.
 struct Refuses(Payload);
 
 impl Refuses {
@@ -31,8 +31,8 @@ impl Refuses {
 }
 
 impl TransferHandler<Payload> for Refuses {
-    fn send(&self, _: usize, what: &Payload) -> Result<Bundle<'_>> {
-        self.check(*what)?;
+    fn send(&self, _: usize, payload: &Payload) -> Result<Bundle<'_>> {
+        self.check(*payload)?;
         Bundle::new([&[1u8][..]])
     }
 
@@ -56,7 +56,7 @@ impl StageWork for Refuses {
     }
 }
 
-/// The rank whose work fails has its own error, and no other waits for ever.
+/// The rank with the failing work gets its own error, and no other rank waits for ever.
 #[test]
 fn work_that_fails_ends_the_pipeline() {
     guarded(60, || {
@@ -75,7 +75,7 @@ fn work_that_fails_ends_the_pipeline() {
     });
 }
 
-/// A part of a schedule that nobody meets ends at the deadline, and a peer that has another part is named at once.
+/// A part of a schedule without counterpart ends at the deadline, and a peer with another part is named at once.
 #[test]
 fn parts_that_do_not_fit_do_not_hang() {
     guarded(60, || {
@@ -84,8 +84,8 @@ fn parts_that_do_not_fit_do_not_hang() {
             fn send(&self, _: usize, _: &usize) -> Result<Bundle<'_>> {
                 Bundle::new([&[0u8; 4][..]])
             }
-            fn expect(&self, _: usize, what: &usize) -> Result<Expected> {
-                Ok(Expected::known([(gradsync::DataType::U8, vec![*what])]))
+            fn expect(&self, _: usize, payload: &usize) -> Result<Expected> {
+                Ok(Expected::known([(gradsync::DataType::U8, vec![*payload])]))
             }
             fn received(&mut self, _: usize, _: &usize, _: Received) -> Result<()> {
                 Ok(())

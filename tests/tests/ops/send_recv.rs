@@ -1,4 +1,4 @@
-//! Send and Recv between threads: every case of [`transfers`], and what only this transport can be made to do.
+//! Send and Recv between threads: every case of [`transfers`], and cases that only this transport allows.
 
 use gradsync::comm::{Collectives, Ranks};
 use gradsync::ops::send_recv::{SendRecv, WireTensor, WireTensorMut, recv_described};
@@ -29,7 +29,7 @@ fn cases_that_break_it_on_both_ranks() {
         for world_size in WORLD_SIZES {
             for case in FATAL {
                 println!("{} of {world_size}", case.name);
-                // All ranks stay until the end: whoever leaves is an error of another kind.
+                // All ranks stay until the end, as a rank that leaves is an error of another kind.
                 let done = std::sync::Barrier::new(world_size);
                 on_ranks(world_size, |comm| {
                     (case.run)(&comm);
@@ -40,7 +40,7 @@ fn cases_that_break_it_on_both_ranks() {
     });
 }
 
-/// A rank that begins a header and leaves: the other says what was wrong with the header, not that nobody heard it.
+/// A rank sends an invalid header and leaves: the other rank's error describes the header, not a missing peer.
 #[test]
 fn a_liar_that_leaves() {
     guarded(60, || {
@@ -59,7 +59,7 @@ fn a_liar_that_leaves() {
     });
 }
 
-/// Memory that cannot be had is an error on both ranks, and nothing else is.
+/// Memory that cannot be allocated is an error on both ranks, and the only error.
 #[test]
 fn memory_that_there_is_not() {
     guarded(60, || {
@@ -79,8 +79,8 @@ fn memory_that_there_is_not() {
     });
 }
 
-/// A process whose memory is limited has room for the payload once and not twice: one of the two ranks does not get its own, and the other learns
-/// why at once, whichever it is.
+/// The memory limit of a process leaves room for the payload once and not twice: one of the two ranks cannot allocate it, and the other
+/// learns the reason at once, whichever rank it is.
 #[cfg(target_os = "linux")]
 #[test]
 fn memory_for_one_of_two() {
@@ -102,7 +102,7 @@ fn memory_for_one_of_two() {
     );
 }
 
-/// 2 GiB, four times the same 512 MiB, in 3.5 GiB of addresses.
+/// The payload has 2 GiB, four times the same 512 MiB, and the limit is 3.5 GiB of address space.
 #[cfg(target_os = "linux")]
 fn one_of_two() {
     use gradsync::ops::send_recv::{Bundle, send};
@@ -150,7 +150,7 @@ fn small_integers_and_truth_values() {
     let names =
         [DataType::I16, DataType::U16, DataType::Bool].map(|dtype| format!("{dtype} of {}", dtype.size_bytes()));
     assert_eq!(names, ["i16 of 2", "u16 of 2", "bool of 1"]);
-    // A byte that is no truth value never becomes one.
+    // A byte that is no valid boolean never becomes one.
     assert_eq!(WireTensor::new(DataType::Bool, &[2][..], &[1, 2]).unwrap().typed::<bool>(), None);
     let refusal = WireTensor::new(DataType::U16, &[3][..], &[0; 3]).unwrap_err().to_string();
     assert!(refusal.contains("u16 [3] has 6 bytes"), "{refusal}");
@@ -182,7 +182,7 @@ fn bytes(ids: &[i64; 2]) -> &[u8] {
     WireTensor::from(&ids[..]).bytes()
 }
 
-/// More than 2^32 bytes lie where they should, though nobody has so much: the layout is arithmetic.
+/// Offsets beyond 2^32 bytes are right, without so much memory: the layout is arithmetic only.
 #[test]
 fn sizes_beyond_32_bits() {
     let expected = gradsync::plan::bundle::BundleLayout::new(&[3 << 30, 3 << 30, 5]).unwrap();

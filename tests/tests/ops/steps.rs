@@ -1,4 +1,4 @@
-//! Steps by mean and sum, and what the first step of any kind compares: weights and groups.
+//! Steps by mean and sum, and the comparison of weights and groups in the first step of any kind.
 
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Communicator, Ranks, Split};
@@ -16,8 +16,8 @@ fn all() -> [Reduction; 3] {
     [Reduction::Mean, Reduction::Sum, adasum()]
 }
 
-/// Plain SGD by 1/2 of the ranks' means and sums, element by element: gradients divided by the accumulation steps, joined,
-/// and added to the weights, each rounded once; a half is exact.
+/// Plain SGD with the rate 1/2 on the ranks' means and sums, element by element: gradients divided by the accumulation steps, reduced, and
+/// added to the weights, each rounded once; the half is exact.
 #[test]
 fn means_and_sums_against_the_oracle() {
     guarded(60, || {
@@ -48,7 +48,7 @@ fn means_and_sums_against_the_oracle() {
     });
 }
 
-/// Nodes change nothing of a mean over all ranks, and many steps with state keep all ranks equal.
+/// Nodes do not change a mean over all ranks, and many steps with state keep all ranks equal.
 #[test]
 fn means_on_nodes_over_many_steps() {
     guarded(60, || {
@@ -67,14 +67,14 @@ fn means_on_nodes_over_many_steps() {
     });
 }
 
-/// The bits of Adam's moments, and its steps.
+/// The bits of Adam's moments, and its number of steps.
 fn state(adam: &Adam) -> (Vec<u64>, u64) {
     let moments = adam.moments().expect("after a step");
     (moments.into_iter().flat_map(|moment| patterns_of(moment.as_slice())).collect(), adam.steps())
 }
 
-/// One NaN on one rank: whatever is joined, moments and weights of all ranks stay as they were, bit for bit, and the next
-/// step is as if there had been none.
+/// One rank has one NaN: for every kind of reduction, moments and weights of all ranks stay unchanged, bit for bit, and the next step is as
+/// if there had been none.
 #[test]
 fn one_nan_leaves_every_moment_and_weight_alone() {
     guarded(60, || {
@@ -108,7 +108,7 @@ fn one_nan_leaves_every_moment_and_weight_alone() {
     });
 }
 
-/// Finite gradients whose sum is not: no rank brought it, and all have it.
+/// Finite gradients have a sum that is not finite: no single rank caused it, and all ranks are named.
 #[test]
 fn a_sum_that_overflows_skips_the_step() {
     guarded(20, || {
@@ -122,7 +122,7 @@ fn a_sum_that_overflows_skips_the_step() {
     });
 }
 
-/// Weights of which some ranks have other ones: by the last bit of one element of tensor `t1`.
+/// Weights, changed by the last bit of one element of tensor `t1` if `is_other`.
 fn weights(is_other: bool) -> GradientBuffer {
     let mut weights = random(Format::F32, 77);
     if is_other {
@@ -153,7 +153,7 @@ fn weights_that_differ_are_refused_with_the_ranks_named() {
                 let error = stepper.step(&gradients, &mut odd, &mut sgd(0.1)).expect_err("weights differ");
                 assert!(matches!(error, Error::InvalidArgument { .. }), "{error:?}");
                 assert_eq!(patterns_of(odd.as_slice()), before, "weights moved");
-                // Nothing is broken: with equal weights the same stepper goes on.
+                // The group stays usable: with equal weights the same stepper goes on.
                 let report = stepper.step(&gradients, &mut weights(false), &mut sgd(0.1)).unwrap();
                 assert_eq!(report.outcome, StepOutcome::Applied);
                 error.to_string()
@@ -163,8 +163,8 @@ fn weights_that_differ_are_refused_with_the_ranks_named() {
     });
 }
 
-/// After a mean or a sum, optimizers with other options or states would take the ranks' weights apart: no weight moves. After
-/// Adasum they may differ.
+/// After a mean or a sum, optimizers with different options or states would make the ranks' weights diverge: no weight moves. After Adasum
+/// they may differ.
 #[test]
 fn optimizers_that_differ_are_refused_where_they_would_part_the_weights() {
     guarded(20, || {
@@ -189,7 +189,7 @@ fn optimizers_that_differ_are_refused_where_they_would_part_the_weights() {
     });
 }
 
-/// What lies between tensors is nobody's weight, and whoever leaves the comparison out gets none.
+/// Values between tensors are not compared, and callers can disable the comparison.
 #[test]
 fn weights_that_may_differ() {
     guarded(20, || {
@@ -206,7 +206,7 @@ fn weights_that_may_differ() {
     });
 }
 
-/// Every rank's error of a first step on groups that `groups` splits off its world.
+/// The error of every rank in a first step on groups that `groups` splits off its world.
 fn refusals(world_size: usize, groups: impl Fn(&LocalCommunicator) -> [LocalCommunicator; 3] + Sync) -> Vec<String> {
     on_ranks(world_size, |comm| {
         let [all, node, across] = groups(&comm);
@@ -227,24 +227,24 @@ fn split(comm: &LocalCommunicator, color: usize) -> LocalCommunicator {
 #[test]
 fn groups_that_are_no_nodes_of_all_ranks_are_refused() {
     guarded(60, || {
-        // Two groups of two; each node has a rank of both.
+        // The world is split into two groups of two ranks, and each node has a rank of both groups.
         for text in refusals(4, |comm| [comm.rank() / 2, comm.rank() % 2, comm.rank()].map(|color| split(comm, color)))
         {
             assert!(text.contains("the group \"node\" of rank 0 has ranks that are not among all 2 ranks"), "{text}");
         }
-        // One rank of a node in all, the other outside.
+        // One rank of a node is in the group of all ranks, the other is not.
         for text in refusals(4, |comm| [comm.rank() / 2, comm.rank(), comm.rank() % 2].map(|color| split(comm, color)))
         {
             assert!(text.contains("the group \"across\" of rank 0 has ranks that are not among all 2 ranks"), "{text}");
         }
-        // Adasum over all ranks of steps that are a node's already.
+        // Adasum over all ranks would combine steps that nodes have already reduced.
         for text in refusals(4, |comm| [0, comm.rank() / 2, 0].map(|color| split(comm, color))) {
             assert!(text.contains("4 nodes of 2 ranks, and there are 4 ranks in all"), "{text}");
         }
     });
 }
 
-/// A rank that knows of no nodes does not keep the others waiting.
+/// A rank without nodes does not keep the others waiting.
 #[test]
 fn ranks_with_and_without_nodes_are_refused() {
     guarded(20, || {

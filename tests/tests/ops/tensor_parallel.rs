@@ -25,7 +25,7 @@ fn start(tensor: &HostTensor) -> *const u8 {
     tensor.as_slice().as_bytes().as_ptr()
 }
 
-/// Shape and bits.
+/// The shape and the bits of a tensor.
 type Seen = (Vec<usize>, Vec<u64>);
 
 fn seen(tensor: &HostTensor) -> Seen {
@@ -34,7 +34,7 @@ fn seen(tensor: &HostTensor) -> Seen {
 
 type Pass = fn(HostTensor, &dyn Communicator) -> Result<HostTensor>;
 
-/// Every pass that moves data, by what it is to do.
+/// Every pass that moves data, grouped by its effect.
 const SUMS: [Pass; 2] = [|t, comm| AllReduce.forward(t, comm), |t, comm| AllReduceGradient.backward(t, comm)];
 const GATHERS: [Pass; 2] = [|t, comm| AllGather.forward(t, comm), |t, comm| ReduceScatter.backward(t, comm)];
 const SCATTERS: [Pass; 2] = [|t, comm| ReduceScatter.forward(t, comm), |t, comm| AllGather.backward(t, comm)];
@@ -42,7 +42,8 @@ const IDENTITIES: [Pass; 2] = [|t, comm| AllReduceGradient.forward(t, comm), |t,
 
 const TAILS: [&[usize]; 5] = [&[], &[1], &[7], &[3, 5], &[2, 0]];
 
-/// Bit for bit: a sum over ranks is specified as `f64` in rank order with one rounding, and everything else moves bits.
+/// Results are compared bit for bit: a sum over ranks is specified as `f64` in rank order with one rounding, and all other passes move
+/// bits.
 #[test]
 fn every_pass_dtype_shape_and_rank_count() {
     guarded(120, || {
@@ -87,7 +88,7 @@ fn check(format: Format, world_size: usize, shape: &[usize]) {
     }
 }
 
-/// Nothing is copied where nothing is to do, and sums are made where the tensor already lies.
+/// Passes without work copy nothing, and sums are formed in the memory of the given tensor.
 #[test]
 fn tensors_stay_where_they_are() {
     guarded(60, || {
@@ -110,7 +111,7 @@ fn tensors_stay_where_they_are() {
                 in_place::<bf16>(&comm, passes, 1.5);
             });
         }
-        // A pipeline of one rank neither, and not even a scalar is looked at.
+        // A pipeline on one rank moves nothing either, and does not even check a scalar.
         on_ranks(1, |comm| {
             let mut pipeline =
                 Pipeline::new().then(AllGather).then(AllReduce).then(ReduceScatter).then(AllReduceGradient);
@@ -123,7 +124,7 @@ fn tensors_stay_where_they_are() {
     });
 }
 
-/// A clone is what the caller keeps; the operation works in the tensor that it was given.
+/// The caller keeps a clone, and the operation works in the tensor that it was given.
 #[test]
 fn what_the_caller_keeps_is_not_written() {
     guarded(60, || {
@@ -138,7 +139,7 @@ fn what_the_caller_keeps_is_not_written() {
     });
 }
 
-/// The group can go on afterwards: whatever was refused was refused before any data moved.
+/// The group stays usable: the calls are refused before any data moves.
 fn refused_everywhere(
     world_size: usize,
     words: &[&str],
@@ -172,7 +173,7 @@ fn dimension_0_is_missing_or_not_divided() {
     });
 }
 
-/// One rank alone is wrong: every rank learns which, and what it and rank 0 called.
+/// One rank alone makes another call: every rank learns which rank it is, and the calls of that rank and of rank 0.
 #[test]
 fn ranks_that_disagree() {
     guarded(60, || {
@@ -185,7 +186,7 @@ fn ranks_that_disagree() {
             refused_everywhere(4, &["dtype: rank 0 has f16, rank 1 has f64"], |comm| {
                 pass(ones(if comm.rank() == 1 { Format::F64 } else { Format::F16 }, &[8]), comm)
             });
-            // Only one of them would have refused it alone.
+            // Only one of the ranks would have refused its call alone.
             refused_everywhere(2, &["shape: rank 0 has shape [2], rank 1 has shape []"], |comm| {
                 pass(ones(Format::F32, if comm.rank() == 1 { &[] } else { &[2] }), comm)
             });
@@ -223,10 +224,10 @@ fn a_shape_has_to_fit_its_elements() {
     assert!(debug.contains("[2, 3]") && debug.contains("F32"), "{debug}");
 }
 
-/// `<A x, y> = <x, Aᵀ y>`, summed over the ranks: the way back is the adjoint of the way forward, for each operation
-/// and a pipeline.
+/// `<A x, y> = <x, Aᵀ y>`, summed over the ranks: the backward pass is the adjoint of the forward pass, for each operation and for a
+/// pipeline.
 ///
-/// Numbers are small integers, so that every sum is exact.
+/// Numbers are small integers, so every sum is exact.
 #[test]
 fn the_way_back_is_the_adjoint() {
     guarded(60, || {
@@ -258,7 +259,7 @@ fn the_way_back_is_the_adjoint() {
     });
 }
 
-/// The order of a pipeline's operations, as they see it.
+/// An operation that records the order in which a pipeline runs its operations.
 struct Digit(f64);
 
 impl TensorOp for Digit {
@@ -286,7 +287,7 @@ fn a_pipeline_goes_back_in_reverse() {
     });
 }
 
-/// An operation of the caller's that is written once for every kind of tensor.
+/// An operation of a caller, written once for every kind of tensor.
 struct Twice<O>(O);
 
 impl<T: Tensor, O: TensorOp<T>> TensorOp<T> for Twice<O> {
@@ -317,7 +318,7 @@ fn operations_for_every_kind_of_tensor() {
             let joined = [4.0, 8.0, 16.0, 8.0, 16.0, 32.0];
             assert_eq!(output.as_slice().to_f64_vec(), [joined, joined].concat());
             let gradient = pipeline.backward(output, &comm).unwrap();
-            // Two sums over two ranks that have the same.
+            // The gradient passes two sums over two ranks with equal values.
             let own = &joined[3 * comm.rank()..][..3];
             assert_eq!(gradient.as_slice().to_f64_vec(), own.iter().map(|value| value * 4.0).collect::<Vec<_>>());
             assert_eq!(pipeline.names().collect::<Vec<_>>(), ["Twice", "Twice"]);
@@ -325,7 +326,7 @@ fn operations_for_every_kind_of_tensor() {
     });
 }
 
-/// A way back without a way forward, once or twice, on one rank or all, or with a gradient that does not fit.
+/// A backward pass without a forward pass, a second backward pass, on one rank or all, or a gradient of the wrong shape.
 #[test]
 fn a_pipeline_goes_back_only_where_it_came_from() {
     guarded(60, || {
@@ -352,7 +353,7 @@ fn a_pipeline_goes_back_only_where_it_came_from() {
             let mut pipeline = pipeline();
             pipeline.forward(ones(Format::F32, 2), comm).unwrap();
             let outcome = pipeline.backward(ones(Format::F32, 6), comm);
-            // The pass forward still counts.
+            // The forward pass is still recorded.
             assert_eq!(pipeline.backward(ones(Format::F32, 4), comm).unwrap().shape(), [2]);
             outcome
         });
@@ -361,7 +362,7 @@ fn a_pipeline_goes_back_only_where_it_came_from() {
             pipeline.forward(ones(Format::F32, 2), comm).unwrap();
             pipeline.backward(ones(Format::BF16, 4), comm)
         });
-        // A pass forward that failed is none.
+        // A failed forward pass does not count.
         refused_everywhere(2, &["no pass forward"], |comm| {
             let mut pipeline = Pipeline::new().then(ReduceScatter);
             let output = pipeline.forward(ones(Format::F32, 2), comm).unwrap();

@@ -1,4 +1,4 @@
-//! Collectives on tensors that lie anywhere, between threads, and the kernels on many tensors.
+//! Collectives between threads on tensors in separate memory, and the kernels on many tensors.
 
 use gradsync::comm::{CommError, Ranks, local};
 use gradsync::kernels::cpu;
@@ -23,7 +23,7 @@ fn every_case_between_threads() {
     });
 }
 
-/// The same bits as tensor by tensor, in every pair of dtypes, of few and of many elements.
+/// The results have the bits of one call per tensor, in every pair of dtypes, for few and for many elements.
 #[test]
 fn many_tensors_are_updated_as_one_by_one() {
     for to in Format::ALL {
@@ -88,7 +88,7 @@ fn tensors_of_a_buffer_by_name_and_two_at_once() {
     assert!(buffer.as_slice().to_f64_vec().iter().all(|&value| value == 0.0));
 }
 
-/// The rank that fails by itself is the one whose error is handed on, not those that it leaves behind.
+/// The error of the rank that fails by itself is returned, not the errors of the ranks that wait for it.
 #[test]
 fn run_gives_results_in_order_or_the_first_error() {
     guarded(60, || {

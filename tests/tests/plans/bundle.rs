@@ -1,4 +1,4 @@
-//! Bundles of tensors: their places, and headers that are right, wrong in one place, and any bytes at all.
+//! Bundles of tensors: their offsets, and headers that are valid, wrong in one place, or arbitrary bytes.
 
 use gradsync::DataType;
 use gradsync::plan::bundle::{
@@ -12,7 +12,7 @@ fn spec(dtype: DataType, dims: &[u64]) -> TensorSpec {
     TensorSpec { dtype, dims: dims.to_vec() }
 }
 
-/// The layout that section 5 of the specification gives.
+/// The tensors of the example layout in section 5 of the specification.
 fn three() -> Vec<TensorSpec> {
     vec![spec(DataType::F32, &[1]), spec(DataType::F32, &[75]), spec(DataType::F32, &[64])]
 }
@@ -38,7 +38,7 @@ fn tensors_lie_as_upstream_has_them() {
     let header = decode(&encode(&three(), 7).unwrap(), &Limits::default()).unwrap();
     assert_eq!(header.layout, BundleLayout::new(&[4, 300, 256]).unwrap());
     assert_eq!(BundleLayout::new(&[]).unwrap(), BundleLayout { places: vec![], len: 0 });
-    // No padding at the end, and an empty tensor has a place too.
+    // There is no padding at the end, and an empty tensor has an offset too.
     assert_eq!(BundleLayout::new(&[5, 0]).unwrap(), BundleLayout { places: vec![0..5, 256..256], len: 256 });
     assert_eq!(BundleLayout::new(&[0, 0, 1]).unwrap(), BundleLayout { places: vec![0..0, 0..0, 0..1], len: 1 });
 }
@@ -61,7 +61,7 @@ fn headers_are_these_bytes() {
         &[8, 7, 6, 5, 4, 3, 2, 1],
         &[2, 0, 0, 0],
         &[64, 0, 0, 0],
-        // 1548 bytes, the next multiple of 256 is 1792, and one more byte.
+        // The payload has 1548 bytes, which are padded to 1792, the next multiple of 256, and one more byte.
         &[0x01, 0x07, 0, 0, 0, 0, 0, 0],
         &[4, 0, 0, 0, 2, 0, 0, 0],
         &[3, 0, 0, 0, 0, 0, 0, 0],
@@ -119,7 +119,7 @@ fn each_fault_has_its_error() {
     rest(HeaderError::DType { tensor: 1, offset: 48, found: 0 }, with(good.clone(), 48, &[0]));
     rest(HeaderError::TooManyDims { tensor: 1, offset: 52, found: 17, limit: 16 }, with(good.clone(), 52, &[17]));
     rest(HeaderError::EndsEarly { tensor: 2, offset: 64 }, with(good.clone(), 68, &[2]));
-    // The second of two scalars becomes the first one's dimension.
+    // The second of two scalars is read as the first one's dimension.
     let scalars = encode(&[spec(DataType::U8, &[]), spec(DataType::U8, &[])], 0).unwrap();
     rest(HeaderError::EndsEarly { tensor: 1, offset: 48 }, with(scalars, 36, &[1]));
     rest(HeaderError::TooLong { found: 80, needed: 72 }, with(good.clone(), 68, &[0]));
@@ -160,7 +160,7 @@ fn limits_are_the_largest_that_pass() {
     }
 }
 
-/// Dimensions that a payload of some KiB holds, zeros among them.
+/// Dimensions of tensors whose payload has at most some KiB; some dimensions are zero.
 fn tensors() -> impl Strategy<Value = Vec<TensorSpec>> {
     let dims = prop::collection::vec(prop_oneof![0u64..4, 0u64..20], 0..4);
     let tensor = (prop::sample::select(&DataType::ALL[..]), dims);
@@ -180,7 +180,7 @@ proptest! {
         bundle_header::check(&header);
     }
 
-    /// Bytes at random hardly ever pass the magic: these do, and some pass all but the last check.
+    /// Random bytes hardly ever pass the magic number: these headers do, and some pass all but the last check.
     #[test]
     fn damaged_headers_are_refused_or_other_headers(
         tensors in tensors(),

@@ -1,4 +1,4 @@
-//! The groups of every rank of simulated worlds, against a grid filled as section 1.3 of the specification says.
+//! The groups of every rank of simulated worlds, against a grid filled according to section 1.3 of the specification.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +13,14 @@ fn group(rank: usize, sizes: Sizes, kind: GroupKind) -> Group {
     Topology::new(rank, sizes).unwrap().group(kind).unwrap()
 }
 
-/// Id, members and index.
+/// The id, the members and the index in a group.
 fn parts(rank: usize, sizes: Sizes, kind: GroupKind) -> (usize, Vec<usize>, usize) {
     let group = group(rank, sizes, kind);
     assert_eq!(group.kind, kind);
     (group.id, group.ranks, group.index)
 }
 
-/// Ranks of equal keys, in groups that ascend by their lowest ranks.
+/// Ranks grouped by equal keys, in groups ordered by their lowest ranks.
 fn divided<K: Ord>(world: usize, key: impl Fn(usize) -> K) -> Vec<Vec<usize>> {
     let mut groups = BTreeMap::new();
     for rank in 0..world {
@@ -31,8 +31,7 @@ fn divided<K: Ord>(world: usize, key: impl Fn(usize) -> K) -> Vec<Vec<usize>> {
     groups
 }
 
-/// All groups of a kind, in order; for cross-node data groups, the number of a data group that nodes share unevenly if
-/// there is one.
+/// All groups of a kind, in order. For cross-node data groups, the error is the number of a data group that nodes share unevenly.
 fn expected(sizes: Sizes, kind: GroupKind) -> Result<Vec<Vec<usize>>, usize> {
     let Sizes { world, local, data, horizontal, pipeline } = sizes;
     let mut grid = Vec::new();
@@ -129,21 +128,21 @@ fn sizes_that_upstream_refuses() {
     }
 }
 
-/// ONNX Runtime stores ranks 1, 5, 9 and so on for local number 1, of which half are in another data group.
+/// ONNX Runtime stores ranks 1, 5, 9 and so on for local number 1, but half of them are in another data group.
 #[test]
 fn cross_node_groups_stay_in_the_data_group() {
     // 4 nodes of 4 ranks, 2 pipeline stages: ranks 0 to 7 see different data from ranks 8 to 15.
     let two_stages = sizes(4, 8, 1, 2);
     assert_eq!(group(1, two_stages, GroupKind::CrossNodeData).ranks, [1, 5]);
     assert_eq!(group(13, two_stages, GroupKind::CrossNodeData).ranks, [9, 13]);
-    // Tensor parallelism in pairs: local number 1 is always horizontal place 1.
+    // With tensor parallelism in pairs, local number 1 always has the horizontal index 1.
     assert_eq!(group(5, sizes(4, 8, 2, 1), GroupKind::CrossNodeData).ranks, [1, 5, 9, 13]);
     // Pairs of stages share nodes of 4: rank 2 begins a data group that ends on its node.
     assert_eq!(group(2, sizes(4, 2, 1, 2), GroupKind::CrossNodeData).ranks, [2]);
 }
 
-/// Where a data group has other local numbers on its next node, the index decides: upstream's lists would miss each
-/// other even within the data group.
+/// Where a data group has other local numbers on its next node, the index in the node-local group decides: upstream's lists would not match
+/// each other even within the data group.
 #[test]
 fn cross_node_groups_go_by_the_index_in_the_node_local_group() {
     let nodes_of_4_by_3 = sizes(4, 2, 3, 4);

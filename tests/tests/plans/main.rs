@@ -1,5 +1,5 @@
-//! Plans of tensor ownership and of ZeRO, of groups, bundles and schedules, against what sections 1.2, 1.3, 1.5 and 1.6
-//! of the specification say, on ranks simulated in memory: plain vectors and the two collectives below.
+//! Plans of tensor ownership and of ZeRO, of groups, bundles and schedules, against sections 1.2, 1.3, 1.5 and 1.6 of the specification.
+//! Ranks are simulated in memory, by plain vectors and the two collectives below.
 
 mod bundle;
 #[path = "../../fuzz/bundle_header.rs"]
@@ -14,14 +14,14 @@ use std::ops::Range;
 
 use gradsync_tests::inputs::Random;
 
-/// Every world that the simulations go through.
+/// The world sizes of the simulations.
 const WORLD_SIZES: Range<usize> = 1..10;
 
-/// What the specification says about a list of tensors, counted in bytes and found by search.
+/// The specification's result for a list of tensors, counted in bytes and found by search.
 struct Expected {
     padded: usize,
     window: usize,
-    /// The owner of each tensor, or the first tensor that no rank owns all of.
+    /// The owner of each tensor, or the first tensor without a rank that owns it entirely.
     owners: Result<Vec<usize>, usize>,
 }
 
@@ -50,7 +50,7 @@ fn expected(world_size: usize, lens: &[usize], element_bytes: usize) -> Expected
     Expected { padded, window, owners }
 }
 
-/// Cuts every element run at multiples of the window, element by element, and drops empty tensors in here and there.
+/// Cuts the elements at multiples of the window, and inserts empty tensors at random.
 fn cut(world_size: usize, lens: &[usize], random: &mut Random) -> Vec<usize> {
     let window = expected(world_size, lens, 1).window;
     let mut cut = Vec::new();
@@ -89,7 +89,7 @@ fn values(len: usize, random: &mut Random) -> Vec<f32> {
     (0..len).map(|_| ((random.unit() - 0.5) * (random.below(64) + 1) as f64) as f32).collect()
 }
 
-/// Bit patterns that tell a wrong place from a right one: quiet NaNs with random payloads.
+/// Bit patterns that reveal a wrong offset: quiet NaNs with random payloads.
 fn garbage(len: usize, random: &mut Random) -> Vec<f32> {
     (0..len).map(|_| f32::from_bits(0x7fc0_0000 | random.below(1 << 22) as u32)).collect()
 }
@@ -98,13 +98,13 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// The collective: every rank gives one window, and every rank gets all of them in rank order.
+/// The collective all-gather: every rank gives one window, and every rank gets all windows in rank order.
 fn all_gather(windows: &[&[f32]]) -> Vec<f32> {
     assert!(windows.iter().all(|window| window.len() == windows[0].len()), "windows differ in length");
     windows.concat()
 }
 
-/// The collective: every rank gives a whole buffer, and rank r gets window r of the sum, added in rank order.
+/// The collective reduce-scatter: every rank gives a whole buffer, and rank r gets window r of the sum, added in rank order.
 fn reduce_scatter(buffers: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let len = buffers[0].len();
     assert!(buffers.iter().all(|buffer| buffer.len() == len), "buffers differ in length");

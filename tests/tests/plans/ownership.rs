@@ -1,4 +1,4 @@
-//! Whole tensors gathered from their owners and summed into them, over every rank of worlds of 1 to 9.
+//! Whole tensors gathered from their owners and reduced to their owners, over every rank of worlds of 1 to 9.
 
 use gradsync::Error;
 use gradsync::plan::ownership::{Moves, Ownership, PaddedLayout};
@@ -56,7 +56,7 @@ fn scatter(ownership: &Ownership, ranks: &mut [Tensors], random: &mut Random) {
 fn check_gather(world_size: usize, lens: &[usize], random: &mut Random) {
     let ownership = Ownership::new("all_gather", world_size, lens).unwrap();
     let owners = expected(world_size, lens, 4).owners.unwrap();
-    // Payloads of NaNs have to arrive too.
+    // The values are NaNs, as their payloads have to arrive too.
     let truth: Tensors = lens.iter().map(|&len| garbage(len, random)).collect();
     let mut ranks: Vec<Tensors> = Vec::new();
     for rank in 0..world_size {
@@ -175,7 +175,7 @@ fn one_element_over_the_edge_is_one_too_many() {
     // A tensor longer than any window has no owner, wherever it starts; on one rank there is no edge.
     assert!(!check_plan(2, &[950]));
     assert!(check_plan(1, &[950]));
-    // Padding follows the last tensor, so that few elements lie in the first window alone.
+    // Padding follows the last tensor, so the few elements may all lie in the first windows.
     assert!(check_plan(9, &[1, 0, 30, 1, 0]));
     assert_eq!(Ownership::new("plan", 9, &[1, 0, 30, 1, 0]).unwrap().owners(), [0, 0, 0, 0, 1]);
 }

@@ -14,7 +14,7 @@ fn passes(stage: &Stage) -> Vec<Step> {
     stage.steps.iter().copied().filter(|step| !matches!(step, Step::Slot(_))).collect()
 }
 
-/// Passes count 2k forward and 2k + 1 backward.
+/// Forward pass k has the number 2k, and backward pass k the number 2k + 1.
 fn program<'a>(stage: &'a Stage, [forward, backward]: [u64; 2]) -> Vec<Action<'a, Payload>> {
     let action = |step: &Step| match *step {
         Step::Forward(k) => Action::Compute { number: 2 * k, ticks: forward },
@@ -24,8 +24,8 @@ fn program<'a>(stage: &'a Stage, [forward, backward]: [u64; 2]) -> Vec<Action<'a
     stage.steps.iter().map(action).collect()
 }
 
-/// Everything that a stage's pass needs has happened before it, and everything happens once. Returns the most
-/// micro-batches whose activations it keeps, and the most that wait for their forward pass.
+/// Checks that all inputs of a stage's pass are present before it, and that every event happens once. Returns the largest number of
+/// micro-batches for which the stage keeps activations, and the largest number that wait for their forward pass.
 fn check_stage(stage: usize, stages: usize, micro_batches: usize, events: &[Event<Payload>]) -> (usize, usize) {
     let at = |wanted: Event<Payload>| events.iter().position(|event| *event == wanted);
     let computed = |number| at(Event::Computed { number }).expect("every pass happens");
@@ -62,7 +62,7 @@ fn check_stage(stage: usize, stages: usize, micro_batches: usize, events: &[Even
     (most_kept, most_waiting)
 }
 
-/// Returns how long the pipeline takes.
+/// Checks a pipeline, and returns its total duration.
 fn check(stages: usize, micro_batches: usize, ticks: [u64; 2]) -> u64 {
     let plan = pipeline(stages, micro_batches);
     let parts: Vec<RankSchedule<Payload>> = plan.iter().map(|stage| stage.transfers.clone()).collect();
@@ -73,7 +73,7 @@ fn check(stages: usize, micro_batches: usize, ticks: [u64; 2]) -> u64 {
         let (kept, waiting) = check_stage(stage, stages, micro_batches, &ended.events);
         assert_eq!(kept, micro_batches.min(stages - stage), "stage {stage} of {stages}, {micro_batches} micro-batches");
         assert!(waiting <= usize::from(stage > 0), "{waiting} activations wait at stage {stage} of {stages}");
-        // Each slot that the stage has is one of its steps, once, and in order.
+        // Each slot of the stage is one of its steps, once, and in order.
         let slots = plan[stage].steps.iter().filter_map(|step| match step {
             Step::Slot(slot) => Some(*slot),
             _ => None,
@@ -93,7 +93,7 @@ fn every_small_pipeline() {
                 2 * (micro_batches + stages - 1) as u64,
                 "{stages} stages, {micro_batches} micro-batches"
             );
-            // Neighbours need not keep step: passes of unequal length take no longer than one after the other would.
+            // Neighbours need not run in lockstep: passes of unequal length take no longer than their sum in sequence.
             let ticks = check(stages, micro_batches, [1, 2]);
             assert_eq!(
                 ticks,
@@ -114,7 +114,7 @@ fn passes_in_turn() {
     let alone = pipeline(1, 2).remove(0);
     assert_eq!((alone.steps, alone.transfers.slots().len()), (vec![F(0), B(0), F(1), B(1)], 0));
     assert_eq!(pipeline(2, 1)[0].steps, [F(0), Slot(0), Slot(2), B(0)]);
-    // The second activation goes as soon as it can, not together with the first gradient.
+    // The second activation is sent as early as possible, not together with the first gradient.
     let first = pipeline(2, 2).remove(0);
     assert_eq!(first.steps, [F(0), Slot(0), F(1), Slot(1), Slot(2), B(0), Slot(4), B(1)]);
     assert_eq!(pipeline(2, 1)[1].steps, [Slot(0), F(0), B(0), Slot(2)]);

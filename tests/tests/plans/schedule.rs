@@ -1,4 +1,4 @@
-//! Schedules of transfers, run by the simulator below, which knows nothing of slots but their order on each rank.
+//! Schedules of transfers, run by the simulator below, which only uses the order of slots on each rank.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
@@ -7,40 +7,40 @@ use gradsync::plan::schedule::{RankSchedule, Schedule, Slot};
 use gradsync_tests::inputs::Random;
 use proptest::prelude::*;
 
-/// What one rank does next.
+/// The next action of one rank.
 pub(crate) enum Action<'a, T> {
-    /// Something that takes `ticks` and needs nobody; by number.
+    /// A computation that takes `ticks` and needs no other rank, with its number.
     Compute { number: usize, ticks: u64 },
     /// One group call.
     Group(&'a Slot<T>),
 }
 
-/// What happened on a rank.
+/// An event on a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event<T> {
     Computed { number: usize },
     Received { from: usize, what: T },
 }
 
-/// A rank that has come to its end.
+/// The result of a rank that has finished its program.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Ended<T> {
     pub(crate) events: Vec<Event<T>>,
     pub(crate) clock: u64,
 }
 
-/// One rank in a run.
+/// The state of one rank during a run.
 struct Running {
     next: usize,
     clock: u64,
-    /// Transfers of the group call that it is in that have not met.
+    /// The transfers of the current group call that are not matched yet.
     open: usize,
     inside: bool,
 }
 
-/// Runs all ranks to their ends: a group call starts all its transfers when the rank comes to it, and is over when they
-/// have all met. As NCCL does, the n-th send from one rank to another meets the n-th receive, whichever calls they are
-/// in. Nothing is buffered. Returns what happened on each rank and its clock at the end, or the ranks that are stuck.
+/// Runs all ranks to their ends. A group call starts all its transfers when the rank reaches it, and ends when all of them are matched. As
+/// in NCCL, the n-th send from one rank to another matches the n-th receive, whichever calls they are in. Nothing is buffered. Returns the
+/// events on each rank and its clock at the end, or the ranks that are stuck.
 pub(crate) fn run<T: Clone + PartialEq + Debug>(programs: &[Vec<Action<'_, T>>]) -> Result<Vec<Ended<T>>, Vec<usize>> {
     let mut ranks: Vec<_> = programs.iter().map(|_| Running { next: 0, clock: 0, open: 0, inside: false }).collect();
     let mut events = vec![Vec::new(); programs.len()];
@@ -104,7 +104,7 @@ fn groups<T>(part: &RankSchedule<T>) -> Vec<Action<'_, T>> {
     part.slots().map(|(_, slot)| Action::Group(slot)).collect()
 }
 
-/// What a rank has received from each other, in order.
+/// The values that a rank has received from each peer, in order.
 fn received(ended: &Ended<u32>) -> BTreeMap<usize, Vec<u32>> {
     let mut received: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
     for event in &ended.events {
@@ -123,13 +123,13 @@ fn refusal(parts: Vec<RankSchedule<u32>>) -> String {
     Schedule::from_ranks(parts).unwrap_err().to_string()
 }
 
-/// NcclService refuses this: two sends to one peer in a slot.
+/// NcclService refuses two sends to one peer in a slot, which this schedule allows.
 #[test]
 fn many_transfers_per_peer_and_slot() {
     let mut schedule = Schedule::new(2).unwrap();
-    for what in 0..3u32 {
-        schedule.transfer(0, 0, 1, what).unwrap();
-        schedule.transfer(0, 1, 0, 10 + what).unwrap();
+    for payload in 0..3u32 {
+        schedule.transfer(0, 0, 1, payload).unwrap();
+        schedule.transfer(0, 1, 0, 10 + payload).unwrap();
     }
     let slot = schedule.rank(0).slot(0).unwrap();
     assert_eq!((slot.sends.len(), slot.recvs.len()), (3, 3));
@@ -140,7 +140,7 @@ fn many_transfers_per_peer_and_slot() {
 
 #[test]
 fn refusals_name_ranks_and_slot() {
-    // A ring in which everybody sends first and receives one slot later: nobody's send is ever met.
+    // In a ring, every rank sends first and receives one slot later, so no send is ever matched.
     let mut parts = parts_of(3);
     for (rank, part) in parts.iter_mut().enumerate() {
         part.send(4, (rank + 1) % 3, 0).unwrap();
@@ -158,11 +158,11 @@ fn refusals_name_ranks_and_slot() {
     let message = refusal(parts);
     assert!(message.contains("slot 2: send 0 from rank 0 to rank 1 is 8, and its receive 0 is 7"), "{message}");
 
-    // The order is part of the match.
+    // The order of transfers is part of the match.
     let mut parts = parts_of(2);
-    for what in [1, 2] {
-        parts[0].send(0, 1, what).unwrap();
-        parts[1].recv(0, 0, 3 - what).unwrap();
+    for payload in [1, 2] {
+        parts[0].send(0, 1, payload).unwrap();
+        parts[1].recv(0, 0, 3 - payload).unwrap();
     }
     assert!(refusal(parts).contains("send 0 from rank 0 to rank 1 is 1, and its receive 0 is 2"));
 
@@ -184,7 +184,7 @@ fn refusals_name_ranks_and_slot() {
     assert_eq!(schedule, Schedule::new(2).unwrap());
 }
 
-/// Transfers at random: slot, from, to.
+/// Random transfers, as slot, sender and receiver.
 fn transfers() -> impl Strategy<Value = (usize, Vec<(usize, usize, usize)>)> {
     (2usize..6).prop_flat_map(|world_size| {
         let transfer = (0usize..5, 0..world_size, 1..world_size)
@@ -197,8 +197,8 @@ proptest! {
     #[test]
     fn valid_schedules_run_to_their_end((world_size, transfers) in transfers()) {
         let mut schedule = Schedule::new(world_size).unwrap();
-        for (what, &(slot, from, to)) in transfers.iter().enumerate() {
-            schedule.transfer(slot, from, to, what as u32).unwrap();
+        for (payload, &(slot, from, to)) in transfers.iter().enumerate() {
+            schedule.transfer(slot, from, to, payload as u32).unwrap();
         }
         let parts: Vec<_> = (0..world_size).map(|rank| schedule.rank(rank).clone()).collect();
         prop_assert_eq!(&Schedule::from_ranks(parts).unwrap(), &schedule);
@@ -208,16 +208,16 @@ proptest! {
         by_slot.sort_by_key(|(_, transfer)| transfer.0);
         for (rank, ended) in ended.iter().enumerate() {
             let mut wanted: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
-            for &(what, &(_, from, to)) in &by_slot {
+            for &(payload, &(_, from, to)) in &by_slot {
                 if to == rank {
-                    wanted.entry(from).or_default().push(what as u32);
+                    wanted.entry(from).or_default().push(payload as u32);
                 }
             }
             prop_assert_eq!(received(ended), wanted);
         }
     }
 
-    /// One receive is missing, or in another slot: refused for the first slot that this leaves wrong.
+    /// One receive is missing, or in another slot: the schedule is refused for the first slot that becomes wrong.
     #[test]
     fn a_schedule_with_one_fault_is_refused(
         (world_size, transfers) in transfers(),
@@ -228,17 +228,17 @@ proptest! {
         let fault = fault.index(transfers.len());
         let mut parts = parts_of(world_size);
         let mut order: Vec<_> = transfers.iter().enumerate().collect();
-        for &(what, &(slot, from, to)) in &order {
-            parts[from].send(slot, to, what as u32).unwrap();
+        for &(payload, &(slot, from, to)) in &order {
+            parts[from].send(slot, to, payload as u32).unwrap();
         }
-        // Receives of other pairs may be added in any order.
+        // Receives from different pairs may be added in any order.
         let mut random = Random::new(seed);
         let keys: Vec<_> = (0..world_size * world_size).map(|_| random.below(1 << 30)).collect();
         order.sort_by_key(|(_, (_, from, to))| keys[from * world_size + to]);
-        for (what, &(slot, from, to)) in order {
-            let slot = if what == fault { moved } else { Some(slot) };
+        for (payload, &(slot, from, to)) in order {
+            let slot = if payload == fault { moved } else { Some(slot) };
             if let Some(slot) = slot {
-                parts[to].recv(slot, from, what as u32).unwrap();
+                parts[to].recv(slot, from, payload as u32).unwrap();
             }
         }
         let (slot, from, to) = transfers[fault];

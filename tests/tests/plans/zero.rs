@@ -1,4 +1,4 @@
-//! An optimizer step with its state shared out over ranks, against the same step on one rank: the same bits.
+//! An optimizer step with its state divided over ranks, against the same step on one rank: the bits are equal.
 
 use gradsync::DType;
 use gradsync::plan::layout::Layout;
@@ -11,15 +11,15 @@ use crate::{WORLD_SIZES, all_gather, bits, expected, lists, reduce_scatter, sum,
 
 const STEPS: usize = 3;
 
-/// Momentum for one element of a tensor, with a rate that differs between tensors and between their elements, so that
-/// an element updated as another shows.
+/// Momentum for one element of a tensor. The rate differs between tensors and between elements, so that an update of the wrong element is
+/// detected.
 fn update(tensor: usize, index: usize, gradient: f32, momentum: &mut f32, parameter: &mut f32) {
     let rate = 0.1 / (1 + tensor) as f32 + 1e-4 * (index % 101) as f32;
     *momentum = 0.9 * *momentum + gradient;
     *parameter -= rate * *momentum;
 }
 
-/// A training job: parameters to begin with, and gradients by step, rank and tensor.
+/// A training job: initial parameters, and gradients by step, rank and tensor.
 struct Job {
     parameters: Vec<Vec<f32>>,
     gradients: Vec<Vec<Vec<Vec<f32>>>>,
@@ -33,7 +33,7 @@ impl Job {
         Job { parameters, gradients }
     }
 
-    /// The parameters after all steps of one rank that holds every gradient and all state.
+    /// The final parameters of a single rank that holds every gradient and all state.
     fn unsharded(&self) -> Vec<Vec<f32>> {
         let mut parameters = self.parameters.clone();
         let mut momentum: Vec<Vec<f32>> = parameters.iter().map(|tensor| vec![0.0; tensor.len()]).collect();
@@ -49,7 +49,7 @@ impl Job {
     }
 }
 
-/// State of the views of every rank: nothing else is kept anywhere.
+/// The state for the views of every rank; no other state is kept.
 fn states(views: &[View], world_size: usize) -> Vec<Vec<Vec<f32>>> {
     let state = |rank| views_of(views, rank).iter().map(|view| vec![0.0; view.within.len()]).collect::<Vec<_>>();
     let states: Vec<_> = (0..world_size).map(state).collect();
@@ -58,7 +58,7 @@ fn states(views: &[View], world_size: usize) -> Vec<Vec<Vec<f32>>> {
     states
 }
 
-/// Updates one view, of which `gradient`, `momentum` and `parameter` hold the elements.
+/// Updates one view, whose elements are in `gradient`, `momentum` and `parameter`.
 fn update_view(view: &View, gradient: &[f32], momentum: &mut [f32], parameter: &mut [f32]) {
     assert!([gradient.len(), momentum.len(), parameter.len()] == [view.within.len(); 3], "{view:?}");
     for (i, index) in view.within.clone().enumerate() {
@@ -75,7 +75,7 @@ fn arena(tensors: &[Vec<f32>], layout: &Layout, world_size: usize, gap: f32) -> 
     arena
 }
 
-/// The job with arenas as a gradient buffer lays them out: reduce-scatter, update of own views, all-gather in place.
+/// The job with arenas in the layout of a gradient buffer: reduce-scatter, update of the rank's own views, all-gather in place.
 fn check_arena(world_size: usize, lens: &[usize], random: &mut Random) {
     let job = Job::new(world_size, lens, random);
     let layout = Layout::new(DType::F32, world_size, lens).unwrap();
@@ -105,7 +105,7 @@ fn check_arena(world_size: usize, lens: &[usize], random: &mut Random) {
     }
 }
 
-/// The job as ONNX Runtime runs it: the views are tensors of their own, scattered and gathered by ownership.
+/// The job in ONNX Runtime's form: the views are tensors of their own, scattered and gathered by ownership.
 fn check_padded(world_size: usize, lens: &[usize], random: &mut Random) {
     let job = Job::new(world_size, lens, random);
     let views = partition_padded(world_size, lens).unwrap();
@@ -130,7 +130,7 @@ fn check_padded(world_size: usize, lens: &[usize], random: &mut Random) {
         let mut windows = vec![vec![f32::NAN; ownership.window_len()]; world_size];
         for rank in 0..world_size {
             let begin = ownership.window(rank).start;
-            // A view that its rank owns is a tensor that the scatter reduces there and the gather sends from there.
+            // A rank's own view is a tensor that the scatter reduces to this rank and that the gather sends from it.
             for (step, momentum) in ownership.scatter_moves(rank).copy_out.iter().zip(&mut states[rank]) {
                 let inside = step.place.start - begin..step.place.end - begin;
                 let parameter = &mut parameters[rank][step.tensor];
@@ -156,7 +156,7 @@ fn check_padded(world_size: usize, lens: &[usize], random: &mut Random) {
     }
 }
 
-/// Element by element: each is in exactly one view, at its place, in the window that holds it.
+/// Checks that each element is in exactly one view, at its offset, in the window that contains it.
 fn check_cover(views: &[View], offsets: &[usize], lens: &[usize], window: usize) {
     let mut wanted = Vec::new();
     for (tensor, (&offset, &len)) in offsets.iter().zip(lens).enumerate() {
@@ -169,7 +169,7 @@ fn check_cover(views: &[View], offsets: &[usize], lens: &[usize], window: usize)
         found.extend(elements.map(|(index, place)| (view.tensor, index, place, view.rank)));
     }
     assert_eq!(found, wanted);
-    // No cut but at an edge.
+    // Tensors are cut only at the edges of windows.
     let same = |pair: &[View]| pair[0].tensor == pair[1].tensor && pair[0].rank == pair[1].rank;
     assert!(!views.windows(2).any(same), "{views:?}");
 }
@@ -187,7 +187,7 @@ fn a_sharded_step_is_the_whole_step() {
 
 #[test]
 fn pieces_are_previous_current_and_next() {
-    // 1024 elements on 4 ranks: 1152 with padding, windows of 288. Tensor 1 begins in rank 0's and ends in rank 2's.
+    // 1024 elements on 4 ranks become 1152 with padding, in windows of 288. Tensor 1 begins in rank 0's window and ends in rank 2's.
     let views = partition_padded(4, &[100, 700, 0, 224]).unwrap();
     let found: Vec<_> = views.iter().map(|view| (view.tensor, view.within.clone(), view.rank)).collect();
     let wanted = [(0, 0..100, 0), (1, 0..188, 0), (1, 188..476, 1), (1, 476..700, 2), (3, 0..64, 2), (3, 64..224, 3)];

@@ -1,4 +1,4 @@
-//! Processes that end at any moment, in any way: a named error on all others, soon, and nothing that stays.
+//! Processes that end at any moment, in any way: all others soon get an error that names them, and nothing is left behind.
 
 use std::fs;
 use std::process::exit;
@@ -12,16 +12,16 @@ use gradsync::{DType, Error, GradientBuffer, Result};
 use crate::launch::{Launched, turn};
 use crate::transport::{self, Comm, MESSAGES_ONLY};
 
-/// How soon the end of a process must be known to all others, on a machine that has more to do.
+/// The time within which all others must know of the end of a process, on a machine with other work.
 const SOON: Duration = Duration::from_secs(2);
 const RANKS: usize = 3;
 const VICTIM: usize = 1;
-/// After so many rounds, a victim that ends by itself does.
+/// The number of rounds after which a victim ends by itself.
 const ROUNDS: usize = 40;
-/// Tells the launcher that a rank is at work.
+/// The line that tells the launcher that a rank is at work.
 const STARTED: &str = "GRADSYNC_TEST_STARTED";
 
-/// One round of work, another one each time: short and long calls of all kinds.
+/// One round of work, which varies with its number: short and long calls of all kinds.
 fn work(comm: &Comm, buffer: &mut GradientBuffer, round: usize) -> Result<()> {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let len = [7, 3_000, 40_000, 700_000][round % 4];
@@ -44,7 +44,7 @@ fn work(comm: &Comm, buffer: &mut GradientBuffer, round: usize) -> Result<()> {
     }
 }
 
-/// What each rank does.
+/// The body of each rank.
 pub(crate) fn run(role: &str) {
     let comm = transport::start().expect("ranks that find each other");
     let mut buffer = GradientBuffer::new_shared(DType::F32, RANKS, [("vector", [RANKS << 14])]).expect("a buffer");
@@ -61,7 +61,7 @@ pub(crate) fn run(role: &str) {
                 "exits" => exit(0),
                 "aborts" => std::process::abort(),
                 "panics" => {
-                    // Its communicator is dropped while the thread panics.
+                    // The communicator is dropped while the thread panics.
                     let panicked = std::thread::spawn(move || {
                         let _held = comm;
                         std::panic::resume_unwind(Box::new("as it is meant to"));
@@ -87,7 +87,7 @@ pub(crate) fn run(role: &str) {
     assert!(comm.barrier().is_err(), "a communicator that failed was usable again");
 }
 
-/// Launches ranks of which one ends; when it has, the others do soon, and say why.
+/// Launches ranks of which one ends by itself; the others must end soon after it, and report the reason.
 fn ends_by_itself(role: &'static str) {
     let _turn = turn();
     for messages_only in ["0", "1"] {
@@ -122,13 +122,13 @@ fn a_rank_that_returns_has_left() {
     ends_by_itself("returns");
 }
 
-/// Names of ours in a file.
+/// The lines of a file that hold names of ours.
 fn names(path: &str) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap_or_default();
     text.lines().filter(|line| line.contains("gradsync-")).map(str::to_owned).collect()
 }
 
-/// What lies in a folder.
+/// The entries of a folder.
 fn entries(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut entries: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
@@ -159,7 +159,7 @@ fn a_hundred_kills_at_any_moment_are_known_to_all_and_leave_nothing() {
         while !started.exists() {
             sleep(Duration::from_millis(1));
         }
-        // Another moment each time.
+        // The process is killed at another moment each time.
         sleep(Duration::from_micros(kill * 7919 % 40_000));
         launched.process(VICTIM).kill().expect("a child");
         let killed = Instant::now();

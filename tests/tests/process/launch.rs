@@ -1,4 +1,4 @@
-//! Starts ranks as processes of this program, in a role; and is what such a process does.
+//! Starts ranks as processes of this program with a role, and holds the body of these processes.
 
 use std::process::{Child, ExitStatus};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use gradsync_tests::programs::started_as_ranks;
 
-/// What a process is to do; without it, [`rank`] does nothing.
+/// The variable with the role of a process; without it, [`rank`] does nothing.
 const ROLE: &str = "GRADSYNC_TEST_ROLE";
-/// For one launch, on a machine that has more to do.
+/// The time limit of one launch, on a machine with other work.
 const PLENTY: Duration = Duration::from_secs(240);
 
-/// One launch at a time: many cases are about time, and there may be few cores.
+/// Runs one launch at a time: many cases measure time, and there may be few cores.
 pub(crate) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The processes of a launch, which are killed if they are still there at its end.
+/// The processes of a launch, which are killed when it is dropped.
 pub(crate) struct Launched(Vec<Child>);
 
 impl Launched {
@@ -53,7 +53,7 @@ impl Launched {
         }
     }
 
-    /// Fails unless every process ends well.
+    /// Asserts that every process ends with success.
     pub(crate) fn finish(self) {
         for (rank, end) in self.ends().into_iter().enumerate() {
             assert!(end.success(), "rank {rank} ended with {end}");
@@ -64,14 +64,14 @@ impl Launched {
 impl Drop for Launched {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // It may have ended long ago.
+            // The process may have ended long ago.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// The body of every process; as a test of its own it does nothing.
+/// The body of every process; it does nothing when it runs as a test.
 #[test]
 fn rank() {
     let Ok(role) = std::env::var(ROLE) else { return };

@@ -1,4 +1,4 @@
-//! Ranks on several machines, as far as they know: they connect by TCP, and carry small data.
+//! Ranks that are told that they are on several machines: they connect by TCP, and transfer small payloads.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::message_passing::cases::{Cases, DEADLINE};
 use crate::message_passing::{collectives, failures, groups, mismatches, words};
 use crate::transport::{self, Comm};
 
-/// Elements of the longest call.
+/// The number of elements of the longest call.
 const LONGEST: usize = NETWORK_BYTES / size_of::<f32>();
 
 fn longest_calls(comm: &Comm) {
@@ -32,7 +32,7 @@ fn longest_calls(comm: &Comm) {
     assert!(received.iter().all(|&value| value == last as f32));
 }
 
-/// Every rank refuses the call by itself, at once, and names what it may be.
+/// Every rank refuses the call by itself, at once, with an error that names the limit.
 fn too_long(comm: Comm, call: fn(&Comm) -> gradsync::Result<()>) {
     let start = Instant::now();
     let error = call(&comm).expect_err("more than goes between machines");
@@ -42,13 +42,13 @@ fn too_long(comm: Comm, call: fn(&Comm) -> gradsync::Result<()>) {
             let words = ["1048580 bytes", "at most 1048576 between machines", "NCCL and MPI carry gradients"];
             assert!(words.iter().all(|word| reason.contains(word)), "{error}");
         }
-        // Another rank was faster.
+        // Another rank refused the call first.
         Error::Comm(CommError::InvalidCall { reason, .. }) => assert!(reason.contains("1048580 bytes"), "{error}"),
         other => panic!("{other:?}"),
     }
 }
 
-/// What each rank does.
+/// The body of each rank.
 pub(crate) fn run() {
     let mut cases = Cases::start().expect("ranks that find each other");
     cases.check("calls of 1 MiB", longest_calls);
@@ -56,7 +56,7 @@ pub(crate) fn run() {
         too_long(comm, |comm| comm.all_reduce(&mut vec![0.0f32; LONGEST + 1], ReduceOp::Sum));
     });
     cases.check_fresh("a transfer of more", |comm| {
-        // The last rank has a machine of its own.
+        // The last rank is on a machine of its own.
         too_long(comm, |comm| {
             let mut data = vec![0.0f32; LONGEST + 1];
             match comm.rank() {
@@ -75,7 +75,7 @@ pub(crate) fn run() {
     assert_eq!(cases.finish(&summary), ExitCode::SUCCESS);
 }
 
-/// Starts ranks on nodes of so many each.
+/// Starts ranks on nodes of `each` ranks.
 fn launch(world_size: usize, each: usize) {
     let _turn = turn();
     let variables = |rank: usize| vec![("GRADSYNC_HOSTID", format!("node {}", rank / each))];

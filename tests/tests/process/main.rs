@@ -1,4 +1,5 @@
-//! The process transport, without MPI: this program runs itself again for every rank, as the test [`launch::rank`] with a role in a variable.
+//! The process transport, without MPI: this program starts itself again for every rank, as the test [`launch::rank`] with a role in a
+//! variable.
 
 #![cfg(unix)]
 

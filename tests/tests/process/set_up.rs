@@ -1,4 +1,4 @@
-//! Ranks that cannot connect: an error on every rank that names the one which cannot, and the reason.
+//! Ranks that cannot connect: an error on every rank that names the failing rank and the reason.
 
 use gradsync::Error;
 use gradsync::comm::process::ProcessCommunicator;
@@ -9,10 +9,10 @@ use crate::launch::{Launched, turn};
 use crate::message_passing::cases::DEADLINE;
 use crate::transport;
 
-/// The rank that has no descriptor left.
+/// The rank without a free descriptor.
 const POOR: usize = 1;
 
-/// What each rank does.
+/// The body of each rank.
 pub(crate) fn run() {
     let first = transport::start().expect("ranks that find each other");
     let member = transport::member().expect("another control channel");

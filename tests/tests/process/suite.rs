@@ -1,4 +1,4 @@
-//! The cases of every transport between processes, with 2, 3 and 4 ranks: in memory of each other, and by sockets alone.
+//! The cases of every transport between processes, with 2, 3 and 4 ranks: over shared memory, and over sockets alone.
 
 use std::process::ExitCode;
 
@@ -6,7 +6,7 @@ use crate::launch::{Launched, turn};
 use crate::message_passing::{self, cases::Cases};
 use crate::transport::{self, MESSAGES_ONLY};
 
-/// What each rank does.
+/// The body of each rank.
 pub(crate) fn run() {
     let mut cases = Cases::start().expect("ranks that find each other");
     message_passing::run(&mut cases);

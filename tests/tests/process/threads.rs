@@ -1,4 +1,4 @@
-//! Ranks that are threads of one process, which connect as processes do.
+//! Ranks that are threads of one process and connect as processes do.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ fn threads_reduce_and_split() {
     });
 }
 
-/// A rank that leaves after its last call is missed only by calls that need it, and by those at once.
+/// A rank that leaves after its last call fails only later calls that need it, and these fail at once.
 #[test]
 fn a_rank_that_leaves_is_gone_for_later_calls() {
     guarded(60, || {

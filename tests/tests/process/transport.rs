@@ -1,4 +1,4 @@
-//! Ranks as processes that meet by their launcher's variables, for the cases of every transport between processes.
+//! Ranks as processes that join by their launcher's variables, for the cases of every transport between processes.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use gradsync::comm::process::ProcessCommunicator;
 use crate::message_passing::cases::DEADLINE;
 
 pub(crate) type Comm = ProcessCommunicator;
-/// The variable that has ranks send messages where they could share memory.
+/// The variable that makes ranks send messages where they could share memory.
 #[cfg(target_os = "linux")]
 pub(crate) const MESSAGES_ONLY: &str = "GRADSYNC_PROCESS_MESSAGES_ONLY";
-/// Whether a communicator of all ranks can be made without a descriptor.
+/// Whether creating a communicator of all ranks needs a descriptor.
 #[cfg(target_os = "linux")]
 pub(crate) const NEEDS_DESCRIPTORS: bool = true;
 
-/// How long a rank waits for others that are busy with a case.
+/// The time that a rank waits for others that are busy with a case.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The group that nothing ever happens to, of which all others are split off.
+/// The group from which all other groups are split; no case runs on it.
 static ROOT: OnceLock<Member> = OnceLock::new();
 
-/// Joins, and makes the first communicator of all ranks.
+/// Joins, and creates the first communicator of all ranks.
 pub(crate) fn start() -> Result<Comm> {
     let launch = Launch::from_env()?;
     let member = launch.join()?;
@@ -31,7 +31,7 @@ pub(crate) fn start() -> Result<Comm> {
     try_fresh(DEADLINE)
 }
 
-/// A control channel of all ranks.
+/// Creates a control channel of all ranks.
 pub(crate) fn member() -> Result<Member> {
     let root = ROOT.get().expect("it has started");
     Ok(root.split(Some(0), root.rank() as i64, PATIENCE)?.expect("it has a colour"))
@@ -41,7 +41,7 @@ pub(crate) fn try_fresh(deadline: Duration) -> Result<Comm> {
     Comm::new_within(member()?, deadline)
 }
 
-/// A communicator of all ranks that nothing has happened on.
+/// Creates a communicator of all ranks that no call has used.
 pub(crate) fn fresh() -> Comm {
     try_fresh(DEADLINE).expect("another communicator of all ranks")
 }

@@ -1,4 +1,4 @@
-//! Files that are no safetensors files, or not all of one: an error that names the file, and nothing left behind.
+//! Files that are invalid or truncated safetensors files: an error that names the file, and nothing left behind.
 
 use gradsync_tests::oracle::Format;
 
@@ -11,20 +11,20 @@ fn two() -> Ranks {
 
 /// Replaces the second input and expects a refusal that names it.
 #[track_caller]
-fn refuses_bytes(what: &str, bytes: &[u8]) {
+fn refuses_bytes(label: &str, bytes: &[u8]) {
     let ranks = two();
     std::fs::write(&ranks.inputs[1], bytes).unwrap();
     for op in ["sum", "adasum"] {
-        ranks.refuses(what, &["--op", op], &["in1.safetensors"]);
+        ranks.refuses(label, &["--op", op], &["in1.safetensors"]);
         std::fs::remove_file(ranks.output()).unwrap();
     }
 }
 
 #[track_caller]
-fn refuses_header(what: &str, header: &str, data: usize) {
+fn refuses_header(label: &str, header: &str, data: usize) {
     let ranks = two();
     save_raw(&ranks.inputs[1], header, &vec![0; data]);
-    ranks.refuses(what, &["--op", "sum"], &["in1.safetensors"]);
+    ranks.refuses(label, &["--op", "sum"], &["in1.safetensors"]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Inputs that do not belong together, or hold what cannot be reduced: refused by file and tensor name.
+//! Inputs that do not match each other, or that cannot be reduced: refused by file and tensor name.
 
 use gradsync_tests::oracle::Format;
 
@@ -10,7 +10,7 @@ fn good() -> Vec<Tensor> {
     vec![tensor("first", Format::F32, &[4], &[1.0; 4]), tensor("second", Format::F32, &[2, 3], &[2.0; 6])]
 }
 
-/// Three ranks, of which rank 2 holds `odd`.
+/// The inputs of three ranks; rank 2 holds `odd`.
 fn with_odd(odd: Vec<Tensor>) -> Ranks {
     Ranks::new(&[good(), good(), odd])
 }
@@ -53,7 +53,7 @@ fn another_dtype() {
     }
 }
 
-/// Integers have no place in a gradient, and even one that all ranks agree on is refused by name.
+/// Integers cannot be gradients, and even an integer dtype that all ranks share is refused by name.
 #[test]
 fn a_dtype_that_is_not_supported() {
     for dtype in ["I64", "I32", "U8", "BOOL"] {

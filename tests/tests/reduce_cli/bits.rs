@@ -1,4 +1,4 @@
-//! `--op adasum` gives the bits of the library's Adasum on ranks that hold the same tensors in buffers, by both algorithms.
+//! `--op adasum` gives the bits of the library's Adasum on gradient buffers with the same tensors, by both algorithms.
 
 use gradsync::GradientBuffer;
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity, adasum_all_reduce};
@@ -9,7 +9,7 @@ use gradsync_tests::ranks::agreed;
 
 use crate::files::{Ranks, Tensor, load, tensor};
 
-/// The bits of every tensor after the library's reduction of the ranks' tensors, which are all of this format.
+/// The bits of every tensor after the library's reduction of the ranks' tensors, which all have this format.
 fn library(format: Format, inputs: &[Vec<Tensor>], options: AdasumOptions) -> Vec<Vec<u64>> {
     let world_size = inputs.len();
     agreed("the library", world_size, |comm| {
@@ -51,7 +51,7 @@ fn check(format: Format, inputs: &[Vec<Tensor>]) {
     }
 }
 
-/// Names in the order that files have their data in.
+/// The ranks' tensors, named in the order of the data in the files.
 fn inputs(kind: Kind, format: Format, world_size: usize, lens: &[usize]) -> Vec<Vec<Tensor>> {
     let layers: Vec<Vec<Vec<f64>>> =
         lens.iter().enumerate().map(|(i, &len)| generate(kind, format, world_size, len, 70 + i as u64)).collect();
@@ -81,7 +81,7 @@ fn every_kind_of_input_has_the_bits_of_the_library() {
     }
 }
 
-/// Tensors of many chunks, which several ranks divide among them.
+/// Tensors of many chunks, which are divided over several ranks.
 #[test]
 fn long_tensors_have_the_bits_of_the_library() {
     for format in [Format::F16, Format::F64] {

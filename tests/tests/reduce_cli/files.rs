@@ -17,13 +17,13 @@ pub(crate) struct Tensor {
     pub(crate) data: Array,
 }
 
-/// A tensor of these numbers.
+/// A tensor with these values.
 pub(crate) fn tensor(name: &str, format: Format, shape: &[usize], values: &[f64]) -> Tensor {
     assert_eq!(values.len(), shape.iter().product::<usize>(), "the test's own shape is wrong");
     Tensor { name: name.to_owned(), shape: shape.to_vec(), data: Array::new(format, values) }
 }
 
-/// What safetensors calls a format.
+/// The safetensors dtype of a format.
 pub(crate) fn file_dtype(format: Format) -> Dtype {
     match format {
         Format::F64 => Dtype::F64,
@@ -33,7 +33,7 @@ pub(crate) fn file_dtype(format: Format) -> Dtype {
     }
 }
 
-/// Writes through the crate.
+/// Writes a file through the crate.
 pub(crate) fn save(path: &Path, tensors: &[Tensor]) {
     let bytes: Vec<Vec<u8>> = tensors.iter().map(|tensor| tensor.data.to_bytes()).collect();
     let views = tensors.iter().zip(&bytes).map(|(tensor, bytes)| {
@@ -43,7 +43,7 @@ pub(crate) fn save(path: &Path, tensors: &[Tensor]) {
     serialize_to_file(views, None, path).expect("the input can be written");
 }
 
-/// Writes by hand: this header, unpadded, then these bytes.
+/// Writes a file by hand: this header without padding, and then these bytes.
 pub(crate) fn save_raw(path: &Path, header: &str, data: &[u8]) {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(header.as_bytes());
@@ -76,14 +76,14 @@ pub(crate) fn load(path: &Path) -> BTreeMap<String, Tensor> {
         .collect()
 }
 
-/// A folder with the inputs of P ranks, and a place for the output.
+/// A folder with the inputs of P ranks, and the path of the output.
 pub(crate) struct Ranks {
     pub(crate) folder: TempDir,
     pub(crate) inputs: Vec<PathBuf>,
 }
 
 impl Ranks {
-    /// `in0.safetensors` … written through the crate.
+    /// Writes the inputs `in0.safetensors` and so on through the crate.
     pub(crate) fn new(ranks: &[Vec<Tensor>]) -> Ranks {
         let folder = TempDir::new().expect("a temporary folder");
         let inputs: Vec<PathBuf> =
@@ -98,7 +98,7 @@ impl Ranks {
         self.folder.path().join("out.safetensors")
     }
 
-    /// Names and bytes of everything in the folder, to see that nothing came, went or changed.
+    /// The names and bytes of everything in the folder, to detect any change.
     pub(crate) fn contents(&self) -> BTreeMap<String, Vec<u8>> {
         let entries = std::fs::read_dir(self.folder.path()).expect("the folder can be listed");
         entries
@@ -126,7 +126,7 @@ impl Ranks {
         crate::program::reduce(self.folder.path(), &arguments)
     }
 
-    /// The same, which has to be refused in these words, twice: without an output, and with an older one; neither run may
+    /// Runs the command twice, without an output file and with an older one. Both runs have to be refused with these words, and neither may
     /// change anything in the folder.
     #[track_caller]
     pub(crate) fn refuses(&self, what: &str, options: &[&str], words: &[&str]) {

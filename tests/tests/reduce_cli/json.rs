@@ -1,4 +1,4 @@
-//! `--json`: one object, whose coefficients, norms and flags are right.
+//! `--json`: one object with the right coefficients, norms and flags.
 
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::Kind;
@@ -18,11 +18,11 @@ fn report(ranks: &Ranks, options: &[&str]) -> Value {
 }
 
 fn numbers(value: &Value) -> Vec<f64> {
-    // null is how JSON says NaN.
+    // JSON represents NaN by null.
     value.as_array().expect("a list").iter().map(|x| x.as_f64().unwrap_or(f64::NAN)).collect()
 }
 
-/// Checks everything that does not depend on the operation, and returns the coefficients by tensor.
+/// Checks everything that does not depend on the operation, and returns the coefficients of each tensor.
 fn check(json: &Value, ranks: &Ranks, inputs: &[Vec<Tensor>], op: &str) -> Vec<(String, Vec<f64>)> {
     assert_eq!(json["op"], op);
     assert_eq!(json["ranks"], inputs.len());
@@ -46,8 +46,8 @@ fn check(json: &Value, ranks: &Ranks, inputs: &[Vec<Tensor>], op: &str) -> Vec<(
         .collect()
 }
 
-/// The norm is that of the tensor written, or of the result before its one rounding: the two differ by at most the norm
-/// of the rounding errors.
+/// The norm is the norm of the written tensor, or of the result before its one rounding: the two differ by at most the norm of the rounding
+/// errors.
 fn assert_norm(name: &str, norm: &Value, written: &Array) {
     let values = written.values();
     if values.iter().any(|x| !x.is_finite()) {
@@ -56,7 +56,7 @@ fn assert_norm(name: &str, norm: &Value, written: &Array) {
     }
     let exact = dot_f64(&values, &values).sqrt();
     let rounding: f64 = values.iter().map(|&x| written.format().rounding_error(x).powi(2)).sum::<f64>().sqrt();
-    // d√q = dq / 2√q, and one rounding of the root.
+    // The error of the root is d√q = dq / 2√q, plus one rounding.
     let sum = if exact > 0.0 { dot(&values, &values) / (2.0 * exact) + exact * 2.3e-16 } else { 0.0 };
     let got = norm.as_f64().unwrap_or(f64::NAN);
     assert!(within(Format::F64, got, exact, rounding * 1.01 + sum), "{name}: norm {got:e}, exact {exact:e}");

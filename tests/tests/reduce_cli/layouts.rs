@@ -5,7 +5,7 @@ use gradsync_tests::oracle::Format;
 
 use crate::files::{Ranks, entry, load, save_raw, tensor};
 
-/// An odd number of header bytes, then an f16 before an f64: no tensor lies at a multiple of its element's size.
+/// The header has an odd number of bytes, and an f16 precedes an f64: no tensor lies at a multiple of its element's size.
 #[test]
 fn data_misaligned_for_its_dtype() {
     let ranks = Ranks::new(&[vec![], vec![]]);
@@ -31,7 +31,7 @@ fn data_misaligned_for_its_dtype() {
     assert_eq!(got["double"].data.values(), [1.0, 5.0]);
     assert_eq!(got["single"].data.values(), [6.0, 8.0, 5.0]);
     ranks.reduce(&["--op", "adasum"]).succeeded("misaligned adasum");
-    // (1) and (2) are parallel: their mean.
+    // The vectors (1) and (2) are parallel, so the result is their mean.
     assert_eq!(load(&ranks.output())["half"].data.values(), [1.5]);
 }
 
@@ -62,7 +62,7 @@ fn metadata_is_no_tensor() {
     assert_eq!((got.len(), got["a"].data.values()), (1, vec![1.0, 2.0]));
 }
 
-/// The first file's metadata are kept, in an order that no run changes: equal inputs give equal files.
+/// The metadata of the first file are kept, in a fixed order: equal inputs give equal files.
 #[test]
 fn metadata_of_the_first_file_are_kept_and_outputs_repeat() {
     let ranks = Ranks::new(&[vec![], vec![]]);
@@ -109,7 +109,7 @@ fn one_input_is_one_rank() {
     }
 }
 
-/// Names that a path, a format string or JSON could stumble over come out as they went in.
+/// Names that could break a path, a format string or JSON are kept unchanged.
 #[test]
 fn unusual_names() {
     let names = ["a/b", "ä ∂", "{}", "quote\"d", "back\\slash", " leading", "new\nline"];

@@ -1,4 +1,4 @@
-//! What the header of a file may cost, and what many tensors do.
+//! The cost of a file's header, and the cost of many tensors.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,7 +9,7 @@ use gradsync_tests::oracle::Format;
 use crate::files::{Ranks, entry, load, save_raw, tensor};
 use crate::program::{Finished, binary};
 
-/// One file for each of two ranks with this header and so many bytes of data.
+/// A file for each of two ranks, with this header and `bytes` bytes of data.
 fn two(header: &str, bytes: usize) -> Ranks {
     let ranks = Ranks::new(&[vec![], vec![]]);
     for input in &ranks.inputs {
@@ -50,7 +50,7 @@ fn dimensions_are_limited_unless_that_is_raised() {
     assert_eq!(load(&ranks.output())["deep"].shape, shape);
 }
 
-/// The most memory that a command had, in bytes.
+/// The peak memory of a command, in bytes.
 #[cfg(target_os = "linux")]
 fn memory(command: &[&str], folder: &Path) -> usize {
     let mut child = std::process::Command::new(binary());
@@ -69,7 +69,7 @@ fn memory(command: &[&str], folder: &Path) -> usize {
     }
 }
 
-/// A tensor takes as much memory as its name and some tens of bytes, once, and its place in every file.
+/// For each tensor, memory holds the name and some tens of bytes once, and an offset for every file.
 #[cfg(target_os = "linux")]
 #[test]
 fn many_tensors_take_little_more_memory_than_their_headers() {
@@ -84,7 +84,7 @@ fn many_tensors_take_little_more_memory_than_their_headers() {
     let arguments = ["reduce", "--op", "sum", "--json", "-o", "out", "in0.safetensors", "in1.safetensors"];
     let few = Ranks::new(&vec![vec![tensor("a", Format::F32, &[1], &[1.0])]; 2]);
     let of_many = memory(&arguments, ranks.folder.path()).saturating_sub(memory(&arguments, few.folder.path()));
-    // While it is read, each header of 2 in its file's pages; names and numbers of about 150 bytes a tensor.
+    // The allowance covers the two headers, each in its file's pages while it is read, and about 150 bytes of names and numbers per tensor.
     let allowed = 2 * header.len() + 150 * TENSORS;
     assert!(of_many <= allowed, "{of_many} bytes for {TENSORS} tensors, {allowed} allowed");
     assert_eq!(load(&ranks.folder.path().join("out")).len(), TENSORS);
@@ -98,7 +98,7 @@ fn names_that_are_there_twice_and_metadata_that_are_no_strings() {
     two(&numbers, 4).refuses("metadata", &["--op", "sum"], &["__metadata__", "in0.safetensors"]);
 }
 
-/// Files as other programs may have written them: the header in another order than the data.
+/// Other programs may write the header in another order than the data.
 #[test]
 fn a_header_in_another_order_than_its_data() {
     let header = format!("{{{},{}}}", entry("late", "F32", &[1], 4, 8), entry("early", "F32", &[1], 0, 4));

@@ -1,5 +1,5 @@
-//! The program `gradsync reduce`: results against the oracle, its JSON, and every bad file that it has to refuse without
-//! leaving anything behind.
+//! The program `gradsync reduce`: results against the oracle, its JSON, and every invalid file, which it has to refuse without leaving
+//! anything behind.
 
 mod bad_files;
 mod bad_tensors;

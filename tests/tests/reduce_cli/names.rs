@@ -1,11 +1,12 @@
-//! Names that could steer a terminal are escaped wherever they are printed, and kept in files.
+//! Names that could control a terminal are escaped wherever they are printed, and kept in files.
 
 use gradsync_tests::oracle::Format;
 
 use crate::files::{Ranks, load, tensor};
 use crate::program::reduce;
 
-/// Sets a terminal's title, then a line of its own, by the one-character form of the same escape, and right to left.
+/// The name sets a terminal's title, starts a line of its own, uses the one-character form of the escape, and switches to right-to-left
+/// text.
 const EVIL: &str = "a\x1b]0;owned\x07\nsecond line\u{9b}31m\u{7f}\u{202e}b";
 
 #[track_caller]

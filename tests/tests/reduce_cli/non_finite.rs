@@ -1,4 +1,4 @@
-//! A result that is not finite: a warning that names it, or by `--fail-on-non-finite` an error with a code of its own and no output.
+//! A non-finite result: a warning that names it, or with `--fail-on-non-finite` an error with its own exit code and no output.
 
 use gradsync_tests::oracle::Format;
 
@@ -31,12 +31,12 @@ fn with_the_option_nothing_is_written() {
         let finite = Ranks::new(&[vec![tensor("good", Format::F32, &[1], &[1.0])]]);
         finite.reduce(&["--op", op, "--fail-on-non-finite"]).succeeded("finite");
     }
-    // Overflow of the dtype that is written.
+    // The value overflows the output dtype.
     let large = Ranks::new(&[vec![tensor("large", Format::F32, &[1], &[1e6])]]);
     large.refuses("f16", &["--op", "sum", "--output-dtype", "f16", "--fail-on-non-finite"], &["\"large\""]);
 }
 
-/// What is written to a pipe cannot be taken back.
+/// Output that is written to a pipe cannot be withdrawn.
 #[test]
 fn the_option_needs_a_file() {
     let ranks = ranks();

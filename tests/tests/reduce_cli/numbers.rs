@@ -8,7 +8,7 @@ use gradsync_tests::tolerance::{assert_within, combine};
 
 use crate::files::{Ranks, Tensor, load, tensor};
 
-/// Shard and block boundaries fall inside tensors; scalars and empty ones among them.
+/// Shapes with shard and block boundaries inside tensors, among them scalars and empty tensors.
 pub(crate) const SHAPES: [(&str, &[usize]); 7] = [
     ("model.embed.weight", &[65, 33]),
     ("model.bias", &[37]),
@@ -19,7 +19,7 @@ pub(crate) const SHAPES: [(&str, &[usize]); 7] = [
     ("zz.conv", &[3, 5, 7, 11]),
 ];
 
-/// ranks × tensors, each tensor with its own seed; `formats` is gone through in turn.
+/// ranks × tensors, each tensor with its own seed; the formats are assigned in turn.
 pub(crate) fn inputs(kind: Kind, formats: &[Format], world_size: usize) -> Vec<Vec<Tensor>> {
     let layers: Vec<(Format, Vec<Vec<f64>>)> = SHAPES
         .iter()
@@ -70,7 +70,8 @@ fn sum_and_mean_of_every_dtype_and_rank_count() {
     }
 }
 
-/// Per tensor each is a layer; whole, all tensors of the file are one, in whatever order (the norms do not depend on it).
+/// Compares with the oracle's Adasum: each tensor is a layer, or, if `whole`, all tensors of the file are one layer, in any order (the
+/// norms do not depend on it).
 #[track_caller]
 fn assert_adasum(what: &str, ranks: &Ranks, inputs: &[Vec<Tensor>], method: Method, whole: bool) {
     let got = load(&ranks.output());
@@ -91,7 +92,7 @@ fn assert_adasum(what: &str, ranks: &Ranks, inputs: &[Vec<Tensor>], method: Meth
     }
     for (first, segment) in inputs[0].iter().zip(tensors) {
         let format = first.data.format();
-        // Mixed files: the exact result is the same, the bound that of the tensor's own dtype.
+        // In files of mixed dtypes, the exact result is the same, and the bound follows from the tensor's own dtype.
         let expected = expect(method, format, &flat, &segments);
         let result = &got[&first.name];
         assert_eq!((&result.shape, result.data.format()), (&first.shape, format), "{what}: {}", first.name);
@@ -158,7 +159,7 @@ fn files_of_mixed_dtypes() {
     assert_adasum("mixed adasum, whole", &ranks, &inputs, Method::Gram, true);
 }
 
-/// One rounding, to the dtype asked for: f64 inputs that are a tie for f32 and not for f16 would show a second one.
+/// The output is rounded once, to the requested dtype: f64 inputs that are a tie for f32 and not for f16 would reveal a second rounding.
 #[test]
 fn output_dtype_rounds_once() {
     for from in Format::ALL {
@@ -191,7 +192,7 @@ fn scale_multiplies_the_result_with_one_rounding() {
     }
 }
 
-/// Adasum is homogeneous of degree 1, so a power of two moves through it without a trace.
+/// Adasum is homogeneous of degree 1, so scaling by a power of two is exact.
 #[test]
 fn scale_of_an_adasum() {
     let inputs = inputs(Kind::Random, &[Format::F32], 4);
@@ -205,7 +206,7 @@ fn scale_of_an_adasum() {
     }
 }
 
-/// Larger than any buffer a streaming program would use for one piece, and no multiple of anything.
+/// The tensor is larger than any buffer that a streaming program would use for one piece, and its length is no round number.
 #[test]
 fn a_tensor_of_many_pieces() {
     let len = 1_500_007;

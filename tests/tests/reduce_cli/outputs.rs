@@ -1,4 +1,4 @@
-//! Where the output may and may not go, and arguments that make no sense.
+//! Permitted and forbidden places of the output, and invalid arguments.
 
 use gradsync_tests::oracle::Format;
 
@@ -10,7 +10,7 @@ fn two() -> Ranks {
     Ranks::new(&[tensors.clone(), tensors])
 }
 
-/// Whatever it is called: the same path, a relative one, one with detours, a symbolic link on either side.
+/// The output is refused under every name of an input: the same path, a relative one, one with detours, a symbolic link on either side.
 #[test]
 fn an_output_that_is_an_input() {
     let ranks = two();
@@ -103,8 +103,8 @@ fn arguments_that_make_no_sense() {
     }
 }
 
-/// Built without CUDA, or on a machine without a driver: asked for, it is an error and no silent fall-back; on a machine
-/// with a GPU it is a result.
+/// In a build without CUDA, or on a machine without a driver, asking for CUDA is an error and no silent fall-back; on a machine with a GPU
+/// it gives a result.
 #[test]
 fn the_cuda_backend_is_never_silently_the_cpu() {
     let ranks = two();
@@ -117,7 +117,7 @@ fn the_cuda_backend_is_never_silently_the_cpu() {
     }
 }
 
-/// Renaming a file onto a folder fails late: refused before anything is computed.
+/// Renaming a file onto a folder would fail late, so it is refused before anything is computed.
 #[test]
 fn an_output_that_cannot_be_written() {
     let ranks = two();
@@ -148,7 +148,7 @@ fn an_output_through_a_link_replaces_the_file_behind_it_and_keeps_its_mode() {
     assert_eq!(mode & 0o777, 0o640);
 }
 
-/// A mean is the sum in rank order, divided: not a sum of tenths, to the bit.
+/// A mean is the sum in rank order, divided once, to the bit: it is not a sum of scaled terms.
 #[test]
 fn a_mean_is_the_sum_divided() {
     let values = [1.0, 0.7, 3.3, -1e300, 5e-324];
@@ -158,14 +158,14 @@ fn a_mean_is_the_sum_divided() {
     assert_eq!(load(&ranks.output())["a"].data.values(), expected);
 }
 
-/// Squares that overflow do not make a finite tensor's norm infinite.
+/// Squares that overflow do not make the norm of a finite tensor infinite.
 #[test]
 fn the_norm_of_huge_values_is_finite() {
     let ranks = Ranks::new(&[vec![tensor("a", Format::F64, &[2], &[3e200, -4e200])]]);
     let finished = ranks.reduce(&["--op", "sum", "--json"]).succeeded("huge");
     let report: serde_json::Value = serde_json::from_str(&finished.stdout).unwrap();
     let norm = report["tensors"][0]["norm"].as_f64().expect("a number");
-    // Two squares, a sum, a root, and two exact scalings.
+    // The norm has the roundings of two squares, a sum and a root; the two scalings are exact.
     assert!((norm / 5e200 - 1.0).abs() <= 4.0 * f64::EPSILON, "{norm}");
     assert_eq!(report["tensors"][0]["finite"], true);
 }

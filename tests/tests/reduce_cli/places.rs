@@ -1,4 +1,4 @@
-//! What an output may be: a file, the file behind links, a pipe, a device, the standard output.
+//! Permitted outputs: a file, the file behind links, a pipe, a device, the standard output.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, symlink};
@@ -62,7 +62,7 @@ fn a_pipe_is_written_to() {
         move || fs::read(pipe).unwrap()
     });
     sum(folder, "pipe");
-    // Where the program has replaced the pipe, its reader waits for a writer.
+    // If the program had replaced the pipe, its reader would wait for a writer for ever.
     if !pipe.symlink_metadata().unwrap().file_type().is_fifo() {
         panic!("the pipe was replaced");
     }
@@ -85,9 +85,9 @@ fn the_standard_output_by_each_of_its_names() {
         };
         let piped = run(Stdio::piped());
         assert!(piped.status.success() && piped.stdout == expected, "{output}");
-        // The report has moved.
+        // The report is printed to standard error instead.
         assert!(String::from_utf8_lossy(&piped.stderr).contains("sum of 1 tensor"), "{output}");
-        // A shell's redirection to a file, of which it has the descriptor.
+        // A shell's redirection gives the program the descriptor of a file.
         let redirected = run(fs::File::create(folder.join("redirected")).unwrap().into());
         assert!(redirected.status.success(), "{output}");
         assert!(fs::read(folder.join("redirected")).unwrap() == expected, "{output}");
@@ -99,7 +99,7 @@ fn the_standard_output_by_each_of_its_names() {
 fn a_device_is_written_to_and_a_full_one_is_an_error_that_names_it() {
     let ranks = one();
     let folder = ranks.folder.path();
-    // Links: a program that replaces its output must not destroy the machine's own devices.
+    // The outputs are links: a program that replaces its output must not destroy the machine's own devices.
     for device in ["null", "full"] {
         symlink(Path::new("/dev").join(device), folder.join(device)).unwrap();
     }
@@ -108,7 +108,7 @@ fn a_device_is_written_to_and_a_full_one_is_an_error_that_names_it() {
     assert!(is_link(&folder.join("null")) && is_link(&folder.join("full")));
 }
 
-/// `ulimit -f`: the system would end the program by a signal.
+/// Under `ulimit -f`, the system would end the program by a signal.
 #[test]
 fn a_file_beyond_the_limit_on_its_size_is_an_error_that_names_it() {
     let ranks = Ranks::new(&[vec![tensor("weight", Format::F64, &[100_000], &[1.5; 100_000])]]);

@@ -8,9 +8,9 @@ use std::sync::OnceLock;
 
 pub(crate) use gradsync_tests::programs::{Finished, built, fifo};
 
-/// Has the program be ended by the signals that end programs, also where whoever started the tests ignores them, as `nohup` does.
+/// Restores the default action of the signals that end programs, as whoever started the tests may ignore them, like `nohup`.
 pub(crate) fn heed_signals(command: &mut Command) {
-    // SAFETY: between fork and exec, a call that signal handlers may make too.
+    // SAFETY: Between fork and exec, this only makes a call that signal handlers may make too.
     unsafe {
         command.pre_exec(|| {
             for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
@@ -21,7 +21,7 @@ pub(crate) fn heed_signals(command: &mut Command) {
     }
 }
 
-/// The path of the program: `GRADSYNC_BINARY` if set, otherwise the one that belongs to this build.
+/// The path of the program: `GRADSYNC_BINARY` if set, otherwise the binary of this build.
 pub(crate) fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| match std::env::var_os("GRADSYNC_BINARY") {

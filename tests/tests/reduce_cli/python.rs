@@ -1,4 +1,4 @@
-//! Python's safetensors reads what the program writes.
+//! Python's safetensors reads the program's output.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use gradsync_tests::oracle::Format;
 use crate::files::{Ranks, load};
 use crate::numbers::inputs;
 
-/// Shapes, dtypes and, where numpy has the dtype, the bytes; bf16 is compared as its shape and dtype.
+/// Prints shapes, dtypes and, where numpy has the dtype, the bytes; for bf16, only shape and dtype are compared.
 const SCRIPT: &str = r#"
 import sys
 from safetensors import safe_open

@@ -1,4 +1,4 @@
-//! `gradsync secret`: what it prints is a secret, and another one each time.
+//! `gradsync secret` prints a secret, and a different one each time.
 
 use std::process::Command;
 

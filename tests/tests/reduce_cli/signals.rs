@@ -1,4 +1,4 @@
-//! Programs that are ended while they write: nothing unfinished stays, what stood there does, and they say so.
+//! Programs that are ended while they write: no unfinished file stays, an older output stays, and the error says so.
 
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt as _;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::program::{Finished, binary, heed_signals};
 
-/// A reduction that takes long enough to be ended: of files that are holes.
+/// A reduction of sparse files that takes long enough to be interrupted.
 struct Long {
     folder: TempDir,
 }
@@ -35,7 +35,7 @@ impl Long {
         parts(self.folder.path())
     }
 
-    /// Starts it, by a shell that has run `before`, and waits until it has begun its output.
+    /// Starts the reduction from a shell that has run `before`, and waits until it has begun its output.
     fn started(&self, before: &str) -> Child {
         let known = self.parts();
         let mut command = Command::new("sh");
@@ -52,7 +52,7 @@ impl Long {
         child
     }
 
-    /// A short run with the same output.
+    /// Runs a short reduction with the same output.
     fn run_another(&self) {
         let short = self.folder.path().join("short");
         crate::files::save_raw(&short, &format!("{{{}}}", crate::files::entry("a", "F32", &[1], 0, 4)), &[0; 4]);
@@ -88,7 +88,7 @@ fn a_signal_leaves_nothing_unfinished_and_is_what_the_parent_sees() {
     }
 }
 
-/// `nohup`, and what shells start in the background.
+/// Signals are ignored under `nohup`, and in processes that shells start in the background.
 #[test]
 fn a_signal_that_is_ignored_stays_ignored() {
     let long = Long::new();
@@ -109,7 +109,7 @@ fn what_a_killed_run_left_goes_with_the_next_and_what_is_being_written_stays() {
     assert_eq!(long.parts().len(), 1, "a killed program cannot tidy up");
     let running = long.started("");
     assert_eq!(long.parts().len(), 1, "what was left is gone, and the new one is there");
-    // Another output's is none of its business, nor is the part of a living process.
+    // The program leaves the part files of other outputs alone, and the part file of a living process.
     let other = long.folder.path().join(".gradsync-0123456789abcdef-000000.part");
     fs::write(&other, b"").unwrap();
     long.run_another();

@@ -1,4 +1,4 @@
-//! Ranks that fail in the middle of a step, and steps that were to be alike and are not: errors of the communicator on the other ranks, and no hang.
+//! Ranks that fail in the middle of a step, and steps that differ between ranks: communicator errors on the other ranks, and no hang.
 
 use gradsync::comm::Ranks;
 use gradsync::comm::local::run_each;
@@ -10,7 +10,7 @@ fn parameters() -> [Parameter; 3] {
     ["a", "b", "c"].map(|name| Parameter::new(name, [4], DType::F32))
 }
 
-/// One bucket a gradient.
+/// Options that put each gradient into a bucket of its own.
 fn options() -> ReducerOptions {
     ReducerOptions::default().with_first_bucket_bytes(0).with_bucket_bytes(0)
 }
@@ -29,7 +29,7 @@ fn a_rank_that_panics_in_a_step_ends_the_step_of_the_others() {
                     }
                     let rest = step.ready(1, &[1.0f32; 4]).and_then(|()| step.ready(2, &[1.0f32; 4]));
                     let Err(error) = rest.and_then(|()| step.finish()) else { continue };
-                    // The reducer has ended, and says the same again.
+                    // The reducer has failed, and returns the same error again.
                     let again = reducer.step().unwrap().finish().unwrap_err();
                     return [error, again];
                 }
@@ -64,7 +64,7 @@ fn a_step_unlike_the_first_ends_the_communicator_where_all_were_to_be_alike() {
             unreachable!("nobody has failed");
         });
         for (rank, (number, error)) in errors.into_iter().enumerate() {
-            // The rank that breaks its promise fails in that step, the others in the next at the latest.
+            // The rank that deviates fails in that step, the others in the next step at the latest.
             assert!(number == 3 || (rank != 2 && number == 4), "rank {rank} in step {number}: {error}");
             match error {
                 Error::Comm(CommError::Mismatch { left_rank, right_rank, .. }) => {
@@ -79,7 +79,7 @@ fn a_step_unlike_the_first_ends_the_communicator_where_all_were_to_be_alike() {
     });
 }
 
-/// A rank that ends its training while the others go on.
+/// One rank ends its training while the others go on.
 #[test]
 fn a_rank_that_makes_fewer_steps_is_named() {
     guarded(60, || {

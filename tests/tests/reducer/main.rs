@@ -1,4 +1,4 @@
-//! Reducers of gradients over threads, the same start on all ranks, and which rank sees which example.
+//! Reducers of gradients over threads, identical initial values on all ranks, and the assignment of examples to ranks.
 
 mod cases;
 mod failures;

@@ -1,16 +1,16 @@
-//! Which rank sees which example: every epoch, every number of ranks, and across restarts.
+//! The assignment of examples to ranks: in every epoch, for every number of ranks, and across restarts.
 
 use std::collections::HashMap;
 
 use gradsync::train::{Position, ShardOptions, ShardedIndices, Tail};
 use proptest::prelude::*;
 
-/// The order of an epoch, as one rank sees it.
+/// The order of an epoch, as a single rank sees it.
 fn order(len: usize, options: ShardOptions, epoch: u64) -> Vec<usize> {
     ShardedIndices::resume(len, 0, 1, options, Position { epoch, consumed: 0 }).unwrap().collect()
 }
 
-/// What ranks take between two checkpoints, `count` examples each at most; and the position then.
+/// Returns the examples that each rank takes between two checkpoints, at most `count` each, and the position at the end.
 fn take(
     (len, world_size, options): (usize, usize, ShardOptions),
     from: Position,
@@ -20,7 +20,7 @@ fn take(
     let of_rank = |rank| {
         let mut indices = ShardedIndices::resume(len, rank, world_size, options, from).unwrap();
         let taken = indices.next_batch(count);
-        // A loader that is ahead changes nothing.
+        // A loader that has prefetched examples does not change the position.
         let _ahead = indices.next_batch(3);
         positions.push(indices.position_after(count));
         taken
@@ -49,7 +49,7 @@ proptest! {
         sorted.sort_unstable();
         prop_assert_eq!(sorted, (0..len).collect::<Vec<_>>());
         prop_assert_eq!(&own, &order(len, options, epoch));
-        // Two of 20! orders are equal once in 2e18 pairs.
+        // Two random orders out of 20! are equal once in 2e18 pairs.
         if len >= 20 {
             prop_assert_ne!(&own, &order(len, options, epoch + 1));
             prop_assert_ne!(&own, &order(len, options.with_seed(seed ^ 1), epoch));
@@ -79,7 +79,7 @@ proptest! {
             Tail::Pad => {
                 prop_assert!(lens.iter().all(|own| *own == len.div_ceil(world_size)));
                 prop_assert_eq!((counts.len(), repeated), (len, len.div_ceil(world_size) * world_size - len));
-                // The repeated ones are the first of the epoch.
+                // The repeated examples are the first ones of the epoch.
                 let padded = (0..repeated).map(|place| order(len, options, 0)[place % len]);
                 let more = counted((0..len).chain(padded));
                 prop_assert_eq!(counts, more);
@@ -91,7 +91,8 @@ proptest! {
         }
     }
 
-    /// Any number of restarts, each with another number of ranks: nothing is repeated, and nothing is left out but what `Drop` leaves of the end.
+    /// Restarts with varying numbers of ranks: no example is repeated, and none is skipped except the end of the epoch that `Drop` leaves
+    /// out.
     #[test]
     fn restarts_neither_repeat_nor_skip(
         len in 1usize..500,
@@ -106,7 +107,7 @@ proptest! {
         let mut had = Vec::new();
         for (world_size, count) in runs {
             let (taken, next) = take((len, world_size, options), position, count);
-            // A checkpoint is made where every rank has taken as many.
+            // A checkpoint is made when every rank has taken the same number of examples.
             if taken.iter().any(|taken| taken.len() < count) {
                 break;
             }
@@ -126,7 +127,7 @@ proptest! {
 const PINNED: [[usize; 10]; 3] =
     [[5, 1, 9, 6, 7, 2, 4, 0, 8, 3], [8, 9, 1, 7, 6, 4, 3, 2, 0, 5], [4, 7, 0, 5, 9, 3, 6, 2, 8, 1]];
 
-/// The orders are part of every checkpoint: they never change. Computed by a Python program of the documented algorithm.
+/// Checkpoints depend on these orders, so the orders must never change. A Python program of the documented algorithm computed them.
 #[test]
 fn orders_are_pinned() {
     let options = ShardOptions::default().with_seed(42);

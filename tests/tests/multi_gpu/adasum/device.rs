@@ -1,6 +1,6 @@
-//! A case on this rank's GPU, and what its result is held against.
+//! A case on this rank's GPU, and the reference results.
 //!
-//! Ranks compare their bits, and those of a second run, before anything is compared with what is right.
+//! Ranks compare their bits with each other and with a second run, before any comparison with the expected result.
 
 use gradsync::comm::Communicator;
 use gradsync::driver::Queue;
@@ -16,17 +16,17 @@ use gradsync_tests::tolerance::assert_within;
 use super::case::Case;
 use crate::checks::Checks;
 
-/// How ranks get at each other's vectors.
+/// The path by which ranks access each other's vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// By kernels that reach into the peers' memory, where there are several ranks.
+    /// By kernels that access peer memory, where there are several ranks.
     Best,
     /// By the communicator's own collectives.
     Transport,
 }
 
 impl Way {
-    /// Those that differ for this many ranks.
+    /// The paths that differ for this world size.
     pub(super) fn all(world_size: usize) -> &'static [Way] {
         if world_size > 1 { &[Way::Best, Way::Transport] } else { &[Way::Best] }
     }
@@ -44,18 +44,18 @@ impl Way {
     }
 }
 
-/// What one reduction has left on this rank.
+/// The outcome of one reduction on this rank.
 #[derive(Debug)]
 pub(super) struct Outcome {
     /// The bits of the whole arena, gaps included.
     pub(super) arena: Vec<u64>,
     is_tree: bool,
-    /// Bits, so that NaN equals itself; none where the report has none.
+    /// The weights as bits, so that NaN equals itself; `None` where the report has none.
     weights: Option<Vec<u64>>,
     pub(super) recomputed: usize,
 }
 
-/// Where and how cases are run.
+/// The queue, the communicator and the path on which cases run.
 #[derive(Clone, Copy)]
 pub(super) struct Runner<'c> {
     pub(super) queue: &'c Queue,
@@ -64,7 +64,7 @@ pub(super) struct Runner<'c> {
 }
 
 impl Runner<'_> {
-    /// A buffer for a case's tensors, with this rank's in it.
+    /// A buffer for a case's tensors, filled with this rank's values.
     pub(super) fn buffer(&self, case: &Case) -> GradientBuffer<Cuda> {
         let tensors = case.shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.clone()));
         let (dtype, world_size) = (dtype(case.format), case.world_size());
@@ -73,7 +73,7 @@ impl Runner<'_> {
         buffer
     }
 
-    /// The bits of the whole arena, once the queue has got there.
+    /// The bits of the whole arena, after the queue's work.
     pub(super) fn bits(&self, case: &Case, buffer: &GradientBuffer<Cuda>) -> Vec<u64> {
         self.comm.synchronize(self.queue).unwrap();
         let mut host = case.buffer(self.comm.rank());
@@ -108,12 +108,12 @@ impl Runner<'_> {
         first
     }
 
-    /// Runs a case and compares everything with the oracle, and the result with the CPU's; returns its layers.
+    /// Runs a case and compares everything with the oracle, and the result with the CPU's result; returns its layers.
     pub(super) fn check(&self, case: &Case, label: &str) -> Vec<Vec<f64>> {
         let what = format!("{label}, {}, {:?}", case.name(), self.way);
         let outcome = self.run(case, &what);
         let layers = layers(case, &outcome.arena, &what);
-        // A world of one runs neither.
+        // In a world of one, neither algorithm runs.
         if case.world_size() > 1 && case.algorithm != Algorithm::Auto {
             assert_eq!(outcome.is_tree, case.algorithm == Algorithm::Tree, "{what}: another algorithm is reported");
         }
@@ -122,7 +122,7 @@ impl Runner<'_> {
         assert!(expected.bounds.iter().all(|bound| bound.is_finite()), "{what}: an infinite bound would check nothing");
         let got = layers.concat();
         assert_within(&what, case.format, &got, &expected.exact, &expected.bounds);
-        // Each is within its bound of the exact result, so they are within the sum of both of each other.
+        // Each result is within its bound of the exact one, so they differ by at most the sum of both bounds.
         let cpu = case.layers(&case.run_once(&what)).concat();
         let apart: Vec<f64> = expected.bounds.iter().map(|bound| 2.0 * bound).collect();
         assert_within(&format!("against the CPU, {what}"), case.format, &got, &cpu, &apart);
@@ -140,7 +140,7 @@ impl Runner<'_> {
     }
 }
 
-/// The layers of a result, in order, without the gaps; fails if a gap is not zero.
+/// The layers of a result, in order, without the gaps; panics if a gap is not zero.
 pub(super) fn layers(case: &Case, arena: &[u64], what: &str) -> Vec<Vec<f64>> {
     let segments = case.buffer(0).segments().to_vec();
     let inside = |place: usize| segments.iter().any(|segment| segment.contains(&place));

@@ -1,4 +1,4 @@
-//! What somebody has written between the tensors of a buffer changes neither a result nor a weight.
+//! Values that a caller has written between the tensors of a buffer change neither results nor weights.
 
 use gradsync::ops::Granularity;
 use gradsync_tests::array::{fill_gaps, tensor_patterns};
@@ -9,7 +9,7 @@ use super::device::Runner;
 use super::{Case, Cases};
 use crate::report::Report;
 
-/// Tensors that end anywhere, one of them empty, so that most shards have gaps.
+/// Tensors with arbitrary ends, one of them empty, so that most shards have gaps.
 pub(super) const SHAPES: [&[usize]; 5] = [&[100], &[0], &[33], &[1], &[5, 51]];
 
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
@@ -25,7 +25,8 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     });
 }
 
-/// With ones and NaN in the gaps, all is as with zeros there: in one workspace, so that what is left of one run is what the next one finds.
+/// Ones and NaN in the gaps give the same outcome as zeros. One workspace serves all runs, so that each run finds the remains of the
+/// previous one.
 pub(super) fn check(runner: &Runner<'_>, case: &Case) {
     let (rank, what) = (runner.comm.rank(), format!("{}, {:?}", case.name(), runner.way));
     let mut buffer = runner.buffer(case);

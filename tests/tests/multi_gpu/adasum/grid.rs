@@ -8,11 +8,11 @@ use super::device::{Runner, Way};
 use super::{Case, Cases};
 use crate::report::Report;
 
-/// Those of the CPU's grid: odd sizes, empty ones, scalars, and tensors larger than a shard, so that shard boundaries
-/// fall inside layers. With its seeds too, bounds are finite everywhere.
+/// The shapes of the CPU's grid: odd sizes, empty tensors, scalars, and tensors larger than a shard, so that shard boundaries fall inside
+/// layers. The seeds are the CPU's too, which makes all bounds finite.
 pub(super) const SHAPES: [&[usize]; 9] = [&[1], &[0], &[37], &[5, 51], &[], &[64], &[2, 0, 3], &[700], &[3]];
 
-/// Layers of several chunks, which end beside the borders of vectors and of blocks.
+/// Layers of several chunks, which end near the borders of vectors and of blocks.
 const LARGER: [&[usize]; 4] = [&[65_537], &[255, 257], &[4095], &[4097]];
 
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {

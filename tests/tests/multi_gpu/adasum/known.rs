@@ -1,5 +1,5 @@
-//! Cases whose answer is known without an oracle: ONNX Runtime's numbers, the algebra of the rule, exact opposites; for
-//! each number of ranks those that it allows.
+//! Cases with an answer that is known without an oracle: ONNX Runtime's numbers, the algebra of the rule, exact opposites. Each world size
+//! runs the cases that it permits.
 
 use gradsync::ops::{Algorithm, Granularity};
 use gradsync_tests::double::{Family, UNITS};
@@ -47,8 +47,8 @@ fn alone(cases: &Cases<'_>) {
 }
 
 fn pairs(cases: &Cases<'_>, report: &mut Report) {
-    // Upstream gives four decimals, rounded in the first case and cut in the second: half and one unit of the fourth
-    // are the tolerances. Two tensors, swapped between the ranks.
+    // Upstream gives four decimals, rounded in the first case and truncated in the second, so the tolerances are half a unit and one unit
+    // of the fourth decimal. In the first case, each rank has two tensors, in swapped order.
     report.case(&cases.name("upstream's pairs"), || {
         let (a, b) = ([4.0, 5.0, 6.0], [7.0, 8.0, 9.0]);
         for format in [Format::F32, Format::F64] {
@@ -66,7 +66,7 @@ fn pairs(cases: &Cases<'_>, report: &mut Report) {
                 assert!((got - expected).abs() < 1e-4, "{algorithm:?}: {layers:?}");
             }
         }
-        // The specification has the exact halves.
+        // The specification gives the exact halves.
         let a = [5.6301, 6.5235, 7.4169].map(|x| Format::F16.round(x));
         for (algorithm, layers) in results(cases, Format::F16, &[&[&a], &[&[7.0, 8.0, 9.0]]]) {
             assert_eq!(layers[0], [6.324_218_75, 7.261_718_75, 8.203_125], "{algorithm:?}");
@@ -84,7 +84,7 @@ fn pairs(cases: &Cases<'_>, report: &mut Report) {
             (&[8.0], &[-2.0], &[3.0]),
         ];
         for format in Format::ALL {
-            // All of them are layers of one buffer, and swapped those of another.
+            // All pairs are layers of one buffer, and a second buffer has them swapped.
             let one: Vec<&[f64]> = known.iter().map(|(a, ..)| *a).collect();
             let other: Vec<&[f64]> = known.iter().map(|(_, b, _)| *b).collect();
             for inputs in [[&one[..], &other[..]], [&other[..], &one[..]]] {
@@ -115,13 +115,13 @@ fn pairs(cases: &Cases<'_>, report: &mut Report) {
     });
 }
 
-/// Per tensor and whole are different things: two layers, parallel in one and orthogonal in the other.
+/// The granularities differ on two layers, of which one is parallel and the other orthogonal.
 fn granularity(cases: &Cases<'_>) {
     let inputs: [&[&[f64]]; 2] = [&[&[1.0, 2.0], &[1.0, 0.0]], &[&[1.0, 2.0], &[0.0, 1.0]]];
     for &algorithm in cases.algorithms() {
         let tensor = Case::plain(Format::F32, &inputs).with(algorithm, Granularity::Tensor);
         assert_eq!(cases.runner.check(&tensor, "tensor"), [[1.0, 2.0], [1.0, 1.0]], "{algorithm:?}");
-        // dot 5, squares 6: both coefficients are 1 - 5/12.
+        // The dot product is 5 and both squared norms are 6, so both coefficients are 1 - 5/12.
         let whole = Case::plain(Format::F32, &inputs).with(algorithm, Granularity::Whole);
         let seven = f64::from((7.0_f64 / 12.0) as f32);
         let twice = [f64::from((7.0_f64 / 6.0) as f32), f64::from((7.0_f64 / 3.0) as f32)];
@@ -131,7 +131,7 @@ fn granularity(cases: &Cases<'_>) {
 
 fn odd_one_out(cases: &Cases<'_>) {
     let (a, minus, b) = opposites();
-    // Orthogonal pair first, then the third; and ((a, b), c), not (a, (b, c)), which gives another result for b = c.
+    // The orthogonal pair is combined first, and then the third vector: ((a, b), c), not (a, (b, c)), which gives another result for b = c.
     let first: [&[f64]; 3] = [&[1.0, 0.0, 0.0], &[4.0, 0.0], &a];
     let second: [&[f64]; 3] = [&[0.0, 1.0, 0.0], &[2.0, 0.0], &minus];
     let third: [&[f64]; 3] = [&[0.0, 0.0, 5.0], &[2.0, 0.0], &b];
@@ -156,8 +156,8 @@ fn two_pairs(cases: &Cases<'_>) {
     }
 }
 
-/// A vector, its opposite and another, of integers so small that every product and sum is exact in any order: a Gram
-/// form without the exact path divides 0 by 0 here.
+/// A vector, its opposite and another vector, of integers so small that every product and sum is exact in any order: a Gram form without
+/// the exact path divides 0 by 0 here.
 fn opposites() -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     let a: Vec<f64> = (0..333).map(|i| f64::from(i % 17 - 8)).collect();
     let minus = a.iter().map(|x| -x).collect();
@@ -178,14 +178,15 @@ fn sums_and_means(cases: &Cases<'_>) {
             case.inputs = vec![same.clone(); world_size];
             let layers = cases.runner.check(&case, "identical");
             if format != Format::F64 {
-                // 1/2 may miss by a few 2⁻⁵³, far below half a unit of the narrower dtypes; f64 is left to the bound.
+                // The coefficient 1/2 may be wrong by a few 2⁻⁵³, far below half a unit of the narrower dtypes; for f64, only the bound is
+                // checked.
                 assert_eq!(layers, same, "{}", case.name());
             }
         }
     }
 }
 
-/// One layer of nearly opposite vectors takes the exact path, its neighbours do not, and the report says so.
+/// One layer of nearly opposite vectors takes the exact path, its neighbours do not, and the report counts one layer.
 fn one_cancelling_layer(cases: &Cases<'_>) {
     let world_size = cases.world_size();
     for format in [Format::F64, Format::F32] {
@@ -201,7 +202,8 @@ fn one_cancelling_layer(cases: &Cases<'_>) {
     }
 }
 
-/// Short layers of `f64`, some in several windows, against rational numbers: within 8 units of `2^-52` of the largest input.
+/// Short layers of `f64`, some in several windows, against exact rational arithmetic: the error is at most 8 units of `2^-52` of the
+/// largest input.
 fn short_layers_of_double(cases: &Cases<'_>) {
     let ranks = cases.world_size();
     for family in Family::ALL {

@@ -1,5 +1,5 @@
-//! Large buffers: 3000 tensors of 64 MiB together, of which some are compared with the oracle, and one beyond 2 GiB,
-//! whose result needs none.
+//! Large buffers: 3000 tensors of 64 MiB together, some of which are compared with the oracle, and a buffer beyond 2 GiB with a result that
+//! is known without an oracle.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::Range;
@@ -33,12 +33,11 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     }
 }
 
-/// How many tensors there are, and which of them are compared with the oracle: with lengths that repeat after 10, every
-/// length.
+/// The number of tensors, and the stride of those compared with the oracle. Lengths repeat after 10, so every length is sampled.
 const TENSORS: usize = 3000;
 const SAMPLED: usize = 97;
 
-/// Lengths of 67 MB together in f32, and as much in a narrower dtype.
+/// The lengths of tensors, 67 MB together in f32, and as many bytes in a narrower dtype.
 fn lens(format: Format) -> Vec<usize> {
     const LENS: [usize; 10] = [1, 3, 64, 255, 1000, 2048, 4096, 4099, 16_384, 28_000];
     LENS.into_iter().cycle().take(TENSORS).map(|len| len * 4 / format.size_bytes()).collect()
@@ -99,14 +98,14 @@ fn many_tensors(cases: &Cases<'_>, format: Format, algorithm: Algorithm) {
     }
 }
 
-/// Equal vectors are their own Adasum. Of integers below 2⁷, every sum of products is exact in f64, every coefficient
-/// is 1/2, and the result is exact as well.
+/// Equal vectors are their own Adasum. For integers below 2⁷, every sum of products is exact in f64, every coefficient is 1/2, and the
+/// result is exact too.
 fn huge_buffer(cases: &Cases<'_>, algorithm: Algorithm) {
-    /// What the values repeat after, and how many of them are copied at a time: a multiple of it.
+    /// The period of the values, and the number of values that are copied at a time, a multiple of the period.
     const PERIOD: usize = 251;
     const PIECE: usize = PERIOD << 16;
     let Runner { queue, comm, way } = cases.runner;
-    // One tensor is beyond 2 GiB alone.
+    // The first tensor alone exceeds 2 GiB.
     let lens = [(1usize << 29) + 12_345, 1000, 1];
     let tensors = lens.iter().enumerate().map(|(layer, &len)| (format!("layer{layer}"), vec![len]));
     let mut buffer = GradientBuffer::on_queue(queue, DType::F32, cases.world_size(), tensors).unwrap();

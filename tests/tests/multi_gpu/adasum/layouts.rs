@@ -1,5 +1,6 @@
-//! A result depends on the tensors and the number of vectors alone: not on what else lies in a buffer, in which order, into how many shards ranks
-//! divide the work, or how they get at each other's vectors. To the bit, weights included, and as one rank computes it that has all vectors.
+//! A result, weights included, depends on the tensors and the number of vectors alone, to the bit. It does not depend on other tensors in
+//! the buffer, their order, the number of shards, or the path by which ranks access each other's vectors. It equals the result of one rank
+//! that has all vectors.
 
 use gradsync::GradientBuffer;
 use gradsync::comm::nccl::NcclCommunicator;
@@ -17,7 +18,7 @@ use super::device::Way;
 use crate::context::Context;
 use crate::report::Report;
 
-/// Tensors of one chunk and of many, of all three lengths of chunks, of a whole number of them and not.
+/// Lengths of one chunk and of many chunks, for all three chunk lengths; some are multiples of the chunk length and some are not.
 const LENS: [usize; 11] = [700, 300_001, 64, 20_000, 1, 16_384, 262_145, 513, 0, 50_000, 9];
 
 /// The tensors of every vector.
@@ -28,7 +29,7 @@ pub(super) struct Tensors {
     of_vectors: Vec<Vec<Vec<f64>>>,
 }
 
-/// The bits of a tensor's result, and of its weights, if there are any.
+/// The bits of a tensor's result, and the bits of its weights, if there are any.
 type Outcome = (Vec<u64>, Option<Vec<u64>>);
 
 fn bits(values: &[f64]) -> Vec<u64> {
@@ -51,7 +52,7 @@ impl Tensors {
         (0..self.lens.len()).collect()
     }
 
-    /// Each tensor's Adasum as one rank computes it, with all vectors.
+    /// Each tensor's Adasum, computed by one rank that has all vectors.
     fn alone(&self, queue: &Queue) -> Vec<Outcome> {
         self.order().into_iter().map(|index| self.one_alone(queue, index)).collect()
     }
@@ -74,7 +75,7 @@ impl Tensors {
         (host.patterns(), Some(bits(&layers.read_coefficients().unwrap().weights)))
     }
 
-    /// Reduces these tensors, in this order, in one buffer of as many shards as ranks, to which this rank brings a vector, or else zeros.
+    /// Reduces these tensors, in this order, in one buffer with one shard per rank. This rank contributes a vector, or else zeros.
     fn reduce(
         &self,
         queue: &Queue,
@@ -105,7 +106,7 @@ impl Tensors {
         (0..order.len()).map(of_tensor).collect()
     }
 
-    /// The same Adasum in other buffers, by every rank with a vector of its own.
+    /// Compares Adasum of several buffers and orders with `expected`; every rank has a vector of its own.
     fn check_flat(
         &self,
         queue: &Queue,
@@ -137,7 +138,7 @@ impl Tensors {
         }
     }
 
-    /// Every way, order and number of buffers, by as many ranks as vectors; returns what the algorithms give.
+    /// Compares all paths, orders and numbers of buffers, with one rank per vector; returns the result of each algorithm.
     pub(super) fn check_ways(
         &self,
         queue: &Queue,
@@ -163,7 +164,7 @@ impl Tensors {
         all
     }
 
-    /// One layer of all tensors, in every way.
+    /// Checks all tensors as one layer, by each path.
     pub(super) fn check_whole(&self, queue: &Queue, comm: &dyn Communicator<Cuda>, ways: &[Way]) {
         let algorithms = [Algorithm::Gram, Algorithm::Tree];
         for algorithm in algorithms.into_iter().take(if comm.world_size().is_power_of_two() { 2 } else { 1 }) {
@@ -182,7 +183,7 @@ impl Tensors {
         }
     }
 
-    /// Sums in rank order, by both objects that form them, in one buffer and in many.
+    /// Checks sums in rank order, by both objects that form them, in one buffer and in many.
     pub(super) fn check_sums(&self, queue: &Queue, comm: &dyn Communicator<Cuda>, has_transport: bool) {
         let order = self.order();
         let sum = |index: usize| {
@@ -241,12 +242,12 @@ pub(super) fn run(context: &Context, comm: &NcclCommunicator, report: &mut Repor
             let name = format!("{vectors} vectors, {kind:?} {}", format.name()).to_lowercase();
             report.case(&format!("{name}, in {ranks} shards and others"), || {
                 let tensors = Tensors::new(kind, format, vectors, &LENS);
-                // As many shards as vectors.
+                // There is one shard per vector.
                 let ways = Way::all(vectors);
                 let expected = tensors.check_ways(queue, &across, ways);
                 tensors.check_whole(queue, &across, ways);
                 tensors.check_sums(queue, &across, true);
-                // As many shards as ranks.
+                // There is one shard per rank.
                 let is_first = node.rank() == 0;
                 for (algorithm, expected) in expected.iter().filter(|_| per_node > 1) {
                     let options = AdasumOptions::default().with_algorithm(*algorithm);

@@ -1,4 +1,4 @@
-//! Tensors that lie anywhere, in place and into others: the bits of the same tensors in a buffer.
+//! Tensors in separate memory, in place and into other tensors: the bits are equal to those of the same tensors in a buffer.
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use gradsync::ops::Granularity;

@@ -1,5 +1,4 @@
-//! Adasum on GPUs: held against the oracle, and against the CPU's own on the same inputs, by ranks in processes and in
-//! threads.
+//! Adasum on GPUs, compared with the oracle, and with the CPU's Adasum on the same inputs, by ranks in processes and in threads.
 
 #[path = "../../adasum/case.rs"]
 #[allow(dead_code)] // the CPU's tests ask more of a case
@@ -37,7 +36,7 @@ pub(crate) use on_one_gpu::{
     ENVIRONMENT as ONE_GPU, ENVIRONMENT_PTX as ONE_GPU_PTX, run as run_on_one_gpu, run_from_ptx as run_on_one_gpu_ptx,
 };
 
-/// What the cases of a suite share.
+/// The context that the cases of a suite share.
 struct Cases<'c> {
     context: &'c Context,
     runner: Runner<'c>,
@@ -55,7 +54,7 @@ impl<'c> Cases<'c> {
         self.context.world_size
     }
 
-    /// The algorithms that take this many ranks and differ by the way.
+    /// The algorithms that support this world size and depend on the path.
     fn algorithms(&self) -> &'static [Algorithm] {
         match self.runner.way {
             Way::Best if self.world_size().is_power_of_two() => &[Algorithm::Gram, Algorithm::Tree],
@@ -63,7 +62,7 @@ impl<'c> Cases<'c> {
         }
     }
 
-    /// The name of a case that is run in each way.
+    /// The name of a case that runs on each path.
     fn name(&self, name: &str) -> String {
         match self.runner.way {
             Way::Best => name.to_lowercase(),
@@ -71,7 +70,7 @@ impl<'c> Cases<'c> {
         }
     }
 
-    /// The same cases in each way.
+    /// These cases on each path.
     fn each_way(self) -> impl Iterator<Item = Cases<'c>> {
         let Cases { context, runner, formats, kinds } = self;
         Way::all(context.world_size).iter().map(move |&way| {
@@ -81,14 +80,14 @@ impl<'c> Cases<'c> {
     }
 }
 
-/// The communicator of a suite; making it is its first case.
+/// The communicator of a suite; its creation is the first case.
 fn communicator(context: &Context, report: &mut Report) -> Option<NcclCommunicator> {
     let mut comm = None;
     report.case("communicator", || comm = Some(context.communicator(0, &context.options())));
     comm
 }
 
-/// The same bits in every layout.
+/// The same tensors give the same bits in every layout.
 pub(crate) fn run_layouts(context: &Context, report: &mut Report) {
     let Some(comm) = communicator(context, report) else { return };
     layouts::run(context, &comm, report);
@@ -107,7 +106,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     refusals::run(&Cases::new(context, &comm), report);
 }
 
-/// A part of them: what ranks have in common as threads of one process is NCCL's library, the driver and their kernels.
+/// Runs some of the cases. Ranks that are threads of one process share NCCL's library, the driver and the kernels.
 pub(crate) fn run_threads(context: &Context, report: &mut Report) {
     let Some(comm) = communicator(context, report) else { return };
     let formats = &[Format::F32, Format::BF16];
@@ -118,7 +117,7 @@ pub(crate) fn run_threads(context: &Context, report: &mut Report) {
     queued::run(context, report);
 }
 
-/// Random layers over any communicator, in every way: for suites whose subject is something else.
+/// Adasum of random layers over any communicator, on each path, for suites about other subjects.
 pub(crate) fn check_random(queue: &Queue, comm: &NcclCommunicator) {
     let world_size = comm.world_size();
     for &way in Way::all(world_size) {

@@ -1,8 +1,8 @@
-//! Hierarchical Adasum on GPUs: a sum or mean inside nodes, which are made of the GPUs of one machine, and Adasum across, by either
-//! algorithm; and the choice between ONNX Runtime's three.
+//! Hierarchical Adasum on GPUs: a sum or mean inside nodes, which are made of the GPUs of one machine, and Adasum across nodes, by either
+//! algorithm; and the choice between ONNX Runtime's three reductions.
 //!
-//! Nodes of up to two ranks bring vectors of their own: their sum is rounded once, whoever forms it. On larger ones each layer lies on
-//! one rank.
+//! The ranks of nodes of up to two ranks have vectors of their own, and their sum is rounded once by any implementation. On larger nodes
+//! each layer lies on one rank.
 
 use gradsync::GradientBuffer;
 use gradsync::comm::{Communicator, ReduceOp, Split};
@@ -30,7 +30,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     report.case("groups of a topology, over NCCL", || groups(context, context.communicator(1, &context.options())));
 }
 
-/// The same over any transport.
+/// Runs the cases over any transport.
 pub(crate) fn run_over<C: Communicator<Cuda> + Split>(queue: &Queue, comm: &C, transport: &str, report: &mut Report) {
     let world_size = comm.world_size();
     for per_node in (1..=world_size).filter(|per_node| world_size % per_node == 0) {
@@ -62,7 +62,7 @@ pub(crate) fn run_over<C: Communicator<Cuda> + Split>(queue: &Queue, comm: &C, t
     report.case(&format!("refusals over {transport}"), || refusals(queue, comm));
 }
 
-/// This rank's groups.
+/// The groups of this rank.
 struct Groups<'c, C> {
     all: &'c C,
     node: C,
@@ -106,7 +106,7 @@ impl<C: Communicator<Cuda> + Split> Runner<'_, '_, C> {
         }
         for kind in Kind::ADASUM {
             for granularity in [Granularity::Tensor, Granularity::Whole] {
-                // `of_kind` deals layers out by consecutive places.
+                // `of_kind` assigns layers to consecutive indices in the node.
                 let mut case = OnNodes::of_kind(kind, format, nodes, per_node, &SHAPES, 8);
                 case.all.granularity = granularity;
                 if !self.is_interleaved {
@@ -150,8 +150,8 @@ impl<C: Communicator<Cuda> + Split> Runner<'_, '_, C> {
 }
 
 impl<C: Communicator<Cuda> + Split> Runner<'_, '_, C> {
-    /// Nodes that combine by Adasum themselves give what all ranks at once do: of the powers of two that there are here, up to the
-    /// rounding of the nodes' results, and bitwise with one node or one rank on each.
+    /// Nodes that also combine by Adasum give the result of Adasum over all ranks. With the powers of two that occur here, they agree up to
+    /// the rounding of the nodes' results, and bitwise with one node or one rank on each node.
     fn adasum_within(&self) {
         let (comm, nodes) = (self.groups.all, self.groups.nodes());
         let case = OnNodes::random(Format::F32, self.nodes, self.per_node, &[&[70_001], &[255, 257], &[1]], 9);
@@ -180,7 +180,7 @@ impl<C: Communicator<Cuda> + Split> Runner<'_, '_, C> {
             checks.same_list("Adasum within nodes", bits.clone(), bits);
             checks.finish();
             let largest = expected.iter().fold(0.0f64, |most, value| most.max(value.abs()));
-            // A node's result is rounded by half a unit of f32, and so is the sum of two of them at each level; weights are sums in f64.
+            // A node's result is rounded by half a unit of f32, and so is the sum of two results at each level; weights are sums in f64.
             let is_tree = adasum.report().unwrap().algorithm == Algorithm::Tree;
             let is_exact = self.nodes == 1 || (self.per_node == 1 && !is_tree);
             let bound = if is_exact { 0.0 } else { 4.0 * largest * f64::from(f32::EPSILON) };
@@ -192,7 +192,7 @@ impl<C: Communicator<Cuda> + Split> Runner<'_, '_, C> {
     }
 }
 
-/// What cannot be prepared is refused on every rank, and the communicators go on.
+/// Invalid preparations are refused on every rank, and the communicators stay usable.
 fn refusals<C: Communicator<Cuda> + Split>(queue: &Queue, comm: &C) {
     let rank = comm.rank();
     let groups = Groups::new(comm, (0, rank));

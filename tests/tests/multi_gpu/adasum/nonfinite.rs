@@ -1,4 +1,4 @@
-//! NaN and infinity: they reach every element of their layer on every rank, no other layer, and no gap.
+//! NaN and infinity spread to every element of their layer on every rank, to no other layer, and to no gap.
 
 use gradsync::ops::Granularity;
 use gradsync_tests::inputs::Kind;
@@ -18,14 +18,14 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     }
 }
 
-/// The layers, gaps checked, of a case that the oracle has no bounds for.
+/// The layers of a case for which the oracle has no bounds, with checked gaps.
 fn layers(cases: &Cases<'_>, case: &Case, what: &str) -> Vec<Vec<f64>> {
     let outcome = cases.runner.run(case, what);
     device::layers(case, &outcome.arena, what)
 }
 
-/// With one bad element on one rank, the partner's coefficient is NaN in either reading of the threshold, and NaN times
-/// anything is NaN: the whole layer is NaN once a second rank takes part.
+/// With one non-finite element on one rank, the partner's coefficient is NaN in either reading of the threshold, and NaN times any number
+/// is NaN. The whole layer is therefore NaN as soon as a second rank takes part.
 fn spoiled_layer(cases: &Cases<'_>) {
     let world_size = cases.world_size();
     for format in Format::ALL {

@@ -1,10 +1,10 @@
-//! Adasum and sums by peers' kernels for every number of ranks that they take, two to eight, as threads that share one GPU: what is there where
-//! machines with as many GPUs are not.
+//! Adasum and sums by peer kernels for every world size that they support, two to eight, with threads that share one GPU as ranks. This
+//! covers world sizes for which no machine with as many GPUs is available.
 //!
-//! Their launches wait for each other, so that all of them have to be on the GPU at once. Vectors are small for that: of eight ranks, each
-//! launch has about ten blocks that wait, beside those that send and go, and a multiprocessor has room for one.
+//! The launches wait for each other, so all of them have to be resident on the GPU at once. Vectors are small for that reason: with eight
+//! ranks, each launch has about ten blocks that wait, beside blocks that send and end, and a multiprocessor has room for one block.
 //!
-//! Once with the kernels' code, where there is some for the GPU, and once with their PTX, which other GPUs get.
+//! The cases run once with the kernels' assembled code, if there is some for the GPU, and once with their PTX, which other GPUs use.
 
 use cust::CudaApiVersion;
 use cust::device::{Device, DeviceAttribute};
@@ -25,19 +25,19 @@ use super::{Case, gaps};
 use crate::context::Context;
 use crate::report::Report;
 
-/// Streams that share one of the driver's channels to the GPU, of which there are eight by default, wait for each other.
+/// Streams that share one of the driver's channels to the GPU wait for each other; the default is eight channels.
 pub(crate) const ENVIRONMENT: &[(&str, &str)] = &[CONNECTIONS, ("GRADSYNC_FORCE_PTX", "0")];
-/// What [`run_from_ptx`] needs.
+/// The variables that [`run_from_ptx`] needs.
 pub(crate) const ENVIRONMENT_PTX: &[(&str, &str)] = &[CONNECTIONS, ("GRADSYNC_FORCE_PTX", "1")];
 const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
-/// Multiprocessors that have room for all that waits: of eight ranks, 64 blocks of the tree or 80 of Gram.
+/// The number of multiprocessors that hold all waiting blocks: with eight ranks, 64 blocks of the tree or 80 of Gram.
 const MULTIPROCESSORS: i32 = 100;
 
-/// No more layers than one block finds the weights of, windows of several tiles and chunks; borders of windows fall into layers.
+/// At most as many layers as one block computes weights for, windows of several tiles and chunks, and window borders inside layers.
 const SHAPES: [&[usize]; 4] = [&[37], &[0], &[5, 51], &[9000]];
 
-/// Layers that ranks divide and that they do not, of one chunk and of several.
+/// Layers that are divided over ranks and layers that are not, of one chunk and of several.
 const LENS: [usize; 4] = [9000, 37, 600, 2100];
 
 /// Layers for two blocks.
@@ -49,13 +49,14 @@ const KINDS: [Kind; 5] =
 pub(crate) fn run(context: &Context, report: &mut Report) {
     let device = context.queue.ordinal();
     let is_assembled_for = matches!(attribute(device, DeviceAttribute::ComputeCapabilityMajor), 8..=10);
-    // A driver loads code by the assemblers of its own CUDA, whatever the minor version, and of earlier ones; this is of CUDA 12.
+    // A driver loads code from the assemblers of its own CUDA major version, whatever the minor version, and of earlier ones; the code in
+    // the crate is of CUDA 12.
     let is_new_enough = CudaApiVersion::get().expect("the driver's version").major() >= 12;
     let source = if is_assembled_for && is_new_enough { KernelSource::Cubin } else { KernelSource::Ptx };
     sweep(device, 2..=8, source, report);
 }
 
-/// A number of ranks for each width of the kernels.
+/// Runs one world size for each width of the kernels.
 pub(crate) fn run_from_ptx(context: &Context, report: &mut Report) {
     sweep(context.queue.ordinal(), [2, 4, 8], KernelSource::Ptx, report);
 }
@@ -118,19 +119,19 @@ fn check(device: u32, comm: &OneGpu, format: Format, source: KernelSource) {
 
 /// Sums in rank order, rounded once.
 fn sums(runner: &Runner<'_>, case: &Case) {
-    let what = format!("sum, {}", case.name());
+    let label = format!("sum, {}", case.name());
     let mut buffer = runner.buffer(case);
     let mut peers =
         PeerAllReduce::new(runner.comm, &buffer, ReduceOp::Sum).unwrap().expect("kernels reach all buffers");
     peers.run(&mut buffer).unwrap();
-    let got = layers(case, &runner.bits(case, &buffer), &what);
+    let got = layers(case, &runner.bits(case, &buffer), &label);
     let inputs: Vec<Vec<f64>> = case.inputs.iter().map(|layers| layers.concat()).collect();
     let sum = |index: usize| case.format.round(inputs.iter().fold(0.0, |sum, input| sum + input[index]));
     let expected: Vec<f64> = (0..inputs[0].len()).map(sum).collect();
-    assert_equal(&what, &got.concat(), &expected);
+    assert_equal(&label, &got.concat(), &expected);
 }
 
-/// Ranks on one GPU. Only their kernels may move anything: every collective fails.
+/// Ranks on one GPU. Only the kernels may transfer data: every collective fails.
 struct OneGpu {
     host: LocalCommunicator,
 }
@@ -167,11 +168,11 @@ impl Communicator<Cuda> for OneGpu {
     }
 }
 
-// SAFETY: one address of every thread, by number; rank and world size are those of the threads.
+// SAFETY: There is one address per rank, in the order of ranks; rank and world size are the thread's number and the number of threads.
 unsafe impl PeerMemory for OneGpu {
     fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
         let addresses = self.gather_words(&[data.address()])?;
-        // SAFETY: memory of the one GPU; ranks keep their buffers until all have got to the end of the last run, which they compare.
+        // SAFETY: The memory is on the one GPU, and ranks keep their buffers until all of them have compared the results of the last run.
         unsafe { SharedMemory::new(data.queue(), addresses) }.map(Some)
     }
 

@@ -1,5 +1,5 @@
-//! Reductions that follow each other in the queue, with nobody waiting in between and no calls compared: their bits are
-//! those of reductions that are waited for one by one.
+//! Reductions in direct succession in the queue, without waits and without comparison of calls: the bits equal the bits of reductions with
+//! a wait after each.
 
 use gradsync::GradientBuffer;
 use gradsync::comm::Communicator;
@@ -17,16 +17,16 @@ use crate::checks::Checks;
 use crate::context::Context;
 use crate::report::Report;
 
-/// Large enough for one reduction to be under way while the host puts the next into the queue.
+/// Large enough for one reduction to be in progress while the host enqueues the next.
 const SHAPES: [&[usize]; 4] = [&[300_001], &[1], &[513, 257], &[0]];
 
 pub(super) fn run(context: &Context, report: &mut Report) {
-    let each = |generation: u64, what: fn(&Cases<'_>, &NcclCommunicator, Algorithm)| {
+    let each = |generation: u64, reduction: fn(&Cases<'_>, &NcclCommunicator, Algorithm)| {
         let options = context.options().with_checks(false);
         let comm = context.communicator(generation, &options);
         for cases in Cases::new(context, &comm).each_way() {
             for &algorithm in cases.algorithms() {
-                what(&cases, &comm, algorithm);
+                reduction(&cases, &comm, algorithm);
             }
         }
     };
@@ -34,18 +34,18 @@ pub(super) fn run(context: &Context, report: &mut Report) {
     report.case("two inputs in turn, queued", || each(2, in_turn));
 }
 
-/// Three reductions: of one buffer, of another one with the same tensors, and of the first one's result.
+/// Three reductions: of one buffer, of another buffer with the same tensors, and of the first one's result.
 fn queued(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
     let of = |kind, seed| {
         Case::of(kind, Format::F32, cases.world_size(), &SHAPES, seed).with(algorithm, Granularity::Tensor)
     };
-    // One of them takes the exact path, where the world is large enough to have one.
+    // One of the cases takes the exact path, where the world size permits it.
     let (case, other) = (of(Kind::Random, 21), of(Kind::NearlyOpposite(1e-6), 22));
     let runner = cases.runner;
     let reduce = |is_waited_for: bool| {
         let (mut first, mut second) = (runner.buffer(&case), runner.buffer(&other));
         let mut for_first = runner.way.prepare(comm, &first, case.options()).unwrap();
-        // Where peers reach into it, a buffer needs an object of its own; elsewhere one workspace serves both.
+        // With peer access, each buffer needs an object of its own; otherwise one workspace serves both.
         let mut for_second = for_first.uses_peers().then(|| runner.way.prepare(comm, &second, case.options()).unwrap());
         let step = |adasum: &mut Adasum<'_, Cuda>, buffer: &mut GradientBuffer<Cuda>| {
             adasum.all_reduce(buffer).unwrap();
@@ -67,8 +67,8 @@ fn queued(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
     checks.finish();
 }
 
-/// Many reductions of two inputs in turn, with kernels alone between them: one that read too early, or was read too early, would have the
-/// other input's numbers.
+/// Many reductions of two inputs in turn, with only kernels between them. A kernel that reads too early, or whose input is overwritten too
+/// early, would use the other input's numbers.
 fn in_turn(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
     const RUNS: usize = 200;
     let runner = cases.runner;
@@ -100,7 +100,7 @@ fn in_turn(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
         let wrong: Vec<usize> = (0..RUNS).filter(is_wrong).collect();
         let mut checks = Checks::new(comm);
         let what = format!("{algorithm:?} {:?}, {len} elements", runner.way);
-        // Theirs were waited for; here ranks compare them with each other.
+        // The expected results come from reductions with waits; here ranks compare them with each other.
         checks.same_list(format!("{what}: the inputs' results"), expected.concat(), expected.concat());
         checks.own_list(format!("{what}: runs with other bits"), wrong, Vec::new());
         checks.finish();

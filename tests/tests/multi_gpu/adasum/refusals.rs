@@ -1,4 +1,4 @@
-//! What Adasum refuses, on every rank and by name, and after which the communicator goes on.
+//! Calls that Adasum refuses on every rank, by name; the communicator stays usable.
 
 use gradsync::memory::Cuda;
 use gradsync::ops::Adasum;
@@ -19,7 +19,7 @@ const COMMON: Tensors = (DType::F32, &[("a", 60), ("b", 64)]);
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     let world_size = cases.world_size();
     report.case("a buffer for another world size", || {
-        // On every rank, and on one alone.
+        // The plan is wrong on every rank, and then on one rank alone.
         let reason = reason(prepare(cases, COMMON, world_size + 1, AdasumOptions::default()));
         let (planned, found) = (format!("over {} ranks", world_size + 1), format!("the world has {world_size}"));
         assert!(reason.contains(&planned) && reason.contains(&found), "{reason}");
@@ -49,7 +49,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         let common = AdasumOptions::default().with_algorithm(Algorithm::Gram).with_granularity(Granularity::Tensor);
         let whole = common.with_granularity(Granularity::Whole);
         let tree = common.with_algorithm(Algorithm::Tree);
-        // Where the tree is none, the last rank refuses it, which is another case.
+        // Where the world size excludes the tree, the last rank refuses it, which is another case.
         let (whole, tree) = ((whole, "Gram, all tensors as one"), (tree, "Tree, per tensor"));
         for (options, called) in if world_size.is_power_of_two() { vec![whole, tree] } else { vec![whole] } {
             let own = if is_odd(cases) { options } else { common };
@@ -124,7 +124,7 @@ fn reason<T: std::fmt::Debug>(outcome: Result<T>) -> String {
     }
 }
 
-/// The error with this text, where `LAST` stands for the odd rank, unless that is rank 0.
+/// Asserts an error with this text, where `LAST` stands for the odd rank, unless that is rank 0.
 #[track_caller]
 fn assert_differs(cases: &Cases<'_>, outcome: Result<Adasum<'_, Cuda>>, expected: &str) {
     let last = cases.world_size() - 1;

@@ -1,4 +1,4 @@
-//! Gradient buffers: the all-reduce of a whole arena, and a training step that is shared out over ranks.
+//! Gradient buffers: the all-reduce of a whole arena, and a training step that is divided over ranks.
 
 use gradsync::comm::{Communicator, ReduceOp, Scaling};
 use gradsync::memory::Cuda;
@@ -12,7 +12,7 @@ use super::{World, of_all};
 use crate::checks::{Checks, reduced};
 use crate::report::Report;
 
-/// Tensors of few and of many elements, of none, and of as many as an alignment has.
+/// Tensors of few and of many elements, of no element, and of as many as the alignment.
 const SHAPES: [&[usize]; 7] = [&[2, 3], &[], &[64], &[0, 7], &[7, 13], &[1024, 3], &[5]];
 
 pub(super) fn run(world: &World<'_>, report: &mut Report) {
@@ -48,7 +48,7 @@ fn device(world: &World<'_>, host: &GradientBuffer) -> GradientBuffer<Cuda> {
     buffer
 }
 
-/// Fails unless all that belongs to no tensor is zero.
+/// Asserts that all elements outside tensors are zero.
 fn assert_gaps(what: &str, buffer: &GradientBuffer) {
     let values = buffer.as_slice().to_f64_vec();
     let is_inside = |place: usize| buffer.segments().iter().any(|segment| segment.contains(&place));
@@ -80,7 +80,7 @@ fn whole(world: &World<'_>, format: Format) {
     checks.finish();
 }
 
-/// Refused on every rank before anything is communicated.
+/// The call is refused on every rank before any communication.
 fn other_world(world: &World<'_>) {
     let size = world.size() + 1;
     let mut buffer = device(world, &GradientBuffer::new(DType::F32, size, tensors()).unwrap());
@@ -92,8 +92,8 @@ fn other_world(world: &World<'_>) {
     }
 }
 
-/// Three steps of gradient descent in which each rank updates the elements that are its own, against the same steps on
-/// one rank: the same bits, because gradients are integers whose sums are exact.
+/// Three steps of gradient descent in which each rank updates its own elements, against the same steps on one rank: the bits are equal,
+/// because gradients are integers with exact sums.
 fn zero(world: &World<'_>) {
     const RATE: f32 = 0.01;
     let (rank, size) = (world.rank(), world.size());
@@ -107,7 +107,7 @@ fn zero(world: &World<'_>) {
 
     let mut whole: Vec<Vec<f32>> = begin.iter().map(|tensor| tensor.iter().map(|&x| x as f32).collect()).collect();
     for step in 0..3 {
-        // Integers of every rank, and what one rank that has all of them does.
+        // The gradients are integers on every rank; the reference is one rank that has all of them.
         let gradient = |rank: usize| -> Vec<Vec<f64>> {
             let mut random = Random::new(step * 100 + rank as u64);
             lens().iter().map(|&len| (0..len).map(|_| random.below(2001) as f64 - 1000.0).collect()).collect()

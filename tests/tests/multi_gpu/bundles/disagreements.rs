@@ -1,5 +1,5 @@
-//! One rank that prepares another operation than the others, or one that cannot be: an error on every rank that says which and why, at once
-//! and not at the deadline, after which the communicator goes on.
+//! One rank prepares another operation than the others, or an invalid one: an error on every rank that names the rank and the reason,
+//! immediately and not at the deadline. The communicator stays usable.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use gradsync::{DType, Error, GradientBuffer, Result};
 use super::World;
 use crate::report::Report;
 
-/// What "at once" means, on a busy machine.
+/// The longest time that counts as immediate on a busy machine.
 const QUICK: Duration = Duration::from_secs(5);
 
-/// What an [`OrderedAllReduce`] is made for.
+/// The arguments of an [`OrderedAllReduce`].
 type Ordered = (DType, DType, usize, ReduceOp);
 
 pub(super) fn run(world: &World<'_>, report: &mut Report) {
@@ -30,7 +30,7 @@ pub(super) fn run(world: &World<'_>, report: &mut Report) {
     }
 }
 
-/// The reason that this rank was given, or all of the text where ranks disagree.
+/// The reason in this rank's error, or the whole text where ranks disagree.
 fn refused<T: std::fmt::Debug>(world: &World<'_>, prepare: impl FnOnce() -> Result<T>) -> String {
     let begun = Instant::now();
     let outcome = prepare();
@@ -41,7 +41,7 @@ fn refused<T: std::fmt::Debug>(world: &World<'_>, prepare: impl FnOnce() -> Resu
         Err(error @ Error::Disagreement(_)) => error.to_string(),
         other => panic!("in place of a refusal: {other:?}"),
     };
-    // The ranks are still together.
+    // The ranks can still communicate.
     let queue = &world.context.queue;
     let mut ones = DeviceBuffer::from_host(queue, (&[1.0f32; 5][..]).into()).unwrap();
     world.comm.all_reduce(ones.as_mut_slice(), ReduceOp::Sum).unwrap();
@@ -52,7 +52,7 @@ fn refused<T: std::fmt::Debug>(world: &World<'_>, prepare: impl FnOnce() -> Resu
     reason
 }
 
-/// The odd rank learns what is wrong with its own call, and the others who it is.
+/// The odd rank's error gives the reason, and the others' errors name the odd rank.
 fn assert_blames(world: &World<'_>, odd: usize, reason: &str, why: &str) {
     assert!(reason.contains(why), "\"{reason}\" does not say \"{why}\"");
     let named = format!("rank {odd} refuses");

@@ -1,4 +1,4 @@
-//! Operations on many tensors: ONNX Runtime's bundles, gradient buffers, ZeRO, and the all-reduce whose order is fixed.
+//! Operations on many tensors: ONNX Runtime's bundles, gradient buffers, ZeRO, and the all-reduce with a fixed order of additions.
 
 mod buffers;
 mod disagreements;
@@ -44,7 +44,7 @@ impl World<'_> {
         self.context.world_size
     }
 
-    /// Every rank's tensors, `[rank][tensor]`, uniform between -10 and 10; the same on every rank.
+    /// Every rank's tensors, `[rank][tensor]`, uniform between -10 and 10; all ranks compute the same list.
     fn tensors(&self, format: Format, lens: &[usize], seed: u64) -> Vec<Vec<Vec<f64>>> {
         (0..self.size()).map(|rank| uniform(format, lens, seed * 100 + rank as u64)).collect()
     }
@@ -64,7 +64,7 @@ fn uniform(format: Format, lens: &[usize], seed: u64) -> Vec<Vec<f64>> {
     lens.iter().map(|&len| (0..len).map(|_| format.round(20.0 * random.unit() - 10.0)).collect()).collect()
 }
 
-/// One tensor of every rank.
+/// One of the tensors, on every rank.
 fn of_all(ranks: &[Vec<Vec<f64>>], tensor: usize) -> Vec<Vec<f64>> {
     ranks.iter().map(|tensors| tensors[tensor].clone()).collect()
 }

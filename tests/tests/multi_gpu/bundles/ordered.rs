@@ -1,5 +1,4 @@
-//! OrderedAllReduce: the bits are those of a sum in rank order, whatever the length and however tensors are put into
-//! buckets.
+//! OrderedAllReduce: the bits of a sum in rank order, for any length and any division of tensors into buckets.
 
 use gradsync::Error;
 use gradsync::comm::{Communicator, ReduceOp};
@@ -39,8 +38,7 @@ pub(super) fn run(world: &World<'_>, report: &mut Report) {
     report.case("ordered, refused", || refused(world));
 }
 
-/// Numbers of magnitudes so different that the order of additions shows, even of f32 in f64, within what the formats
-/// hold.
+/// Numbers whose magnitudes differ so much that the order of additions matters, even for f32 in f64, within the range of the formats.
 pub(super) fn inputs(world: &World<'_>, (data, wire): (Format, Format), len: usize) -> Vec<Vec<f64>> {
     let reach = if data == Format::F16 || wire == Format::F16 { 10 } else { 40 };
     let input = |rank: usize| {
@@ -54,9 +52,8 @@ pub(super) fn inputs(world: &World<'_>, (data, wire): (Format, Format), len: usi
     (0..world.size()).map(input).collect()
 }
 
-/// Every element rounded to the wire, times the weight, added in `f64` in rank order, rounded to the wire, and from
-/// there to the data: each step as documented, so that results are equal bit for bit. A sum's weight is 1, a mean's the
-/// rounded `1/P`.
+/// The documented result, bit for bit: every element is rounded to the wire format, multiplied by the weight, added in `f64` in rank order,
+/// rounded to the wire format, and from there to the data format. A sum's weight is 1, and a mean's weight is the rounded `1/P`.
 pub(super) fn oracle((data, wire): (Format, Format), op: ReduceOp, inputs: &[Vec<f64>]) -> Array {
     let weight = if op == ReduceOp::Mean { 1.0 / inputs.len() as f64 } else { 1.0 };
     let element = |index: usize| {
@@ -68,7 +65,7 @@ pub(super) fn oracle((data, wire): (Format, Format), op: ReduceOp, inputs: &[Vec
     Array::new(data, &values)
 }
 
-/// The same elements as one bucket, and cut at random places into buckets of their own.
+/// The same elements as one bucket, and cut at random offsets into several buckets.
 fn buckets(world: &World<'_>, data: Format, wire: Format, op: ReduceOp) {
     let (comm, queue) = (world.comm, &world.context.queue);
     let mut random = Random::new(77);
@@ -99,7 +96,7 @@ fn buckets(world: &World<'_>, data: Format, wire: Format, op: ReduceOp) {
     checks.finish();
 }
 
-/// One object for many steps, whose calls are all under way at once.
+/// One object serves many steps, whose calls are all in progress at once.
 fn again(world: &World<'_>) {
     const LEN: usize = 4097;
     let (comm, queue) = (world.comm, &world.context.queue);
@@ -124,7 +121,7 @@ fn again(world: &World<'_>) {
     checks.finish();
 }
 
-/// Wrong reductions, lengths and dtypes are refused before anything is communicated: the object can still be used.
+/// Invalid reductions, lengths and dtypes are refused before any communication, and the object can still be used.
 fn refused(world: &World<'_>) {
     let (comm, queue) = (world.comm, &world.context.queue);
     let f32 = dtype(Format::F32);

@@ -1,5 +1,4 @@
-//! all_gather_owned and reduce_scatter_owned, against what section 1.2 of the specification says about
-//! windows.
+//! all_gather_owned and reduce_scatter_owned, against section 1.2 of the specification, which defines windows.
 
 use std::rc::Rc;
 
@@ -21,8 +20,8 @@ const UPSTREAM: [usize; 5] = [6, 85, 512, 91, 256];
 
 pub(super) fn run(world: &World<'_>, report: &mut Report) {
     report.case("upstream's tensors, owned", || {
-        // 950 elements together, with which one rank has a window of 960, two 480 each, three 320 each, and four 256
-        // each: the third tensor fits into the first alone.
+        // The tensors have 950 elements together: one rank has a window of 960, two ranks have windows of 480, three of 320, and four of
+        // 256. The third tensor fits only into the window of 960.
         assert_eq!(owners(world.size(), &UPSTREAM).is_ok(), world.size() == 1);
         [Format::F16, Format::F32, Format::F64].iter().for_each(|&format| check(world, format, &UPSTREAM));
     });
@@ -46,8 +45,8 @@ pub(super) fn run(world: &World<'_>, report: &mut Report) {
     report.case("lists of any lengths, owned", || any_lists(world));
 }
 
-/// Windows of 960 that upstream's tensors fill together with one of 10 elements, which the last window goes without:
-/// the padding is those 10 then, as at most 32 P elements are.
+/// Lengths whose windows of 960 elements are full: each window holds upstream's tensors and one tensor of 10 elements. The last window
+/// lacks this tensor, so the padding is 10 elements, below the limit of 32 P.
 fn full_windows(world_size: usize) -> Vec<usize> {
     let mut lens = Vec::new();
     for _ in 0..world_size {
@@ -58,10 +57,10 @@ fn full_windows(world_size: usize) -> Vec<usize> {
     lens
 }
 
-/// The owner of each tensor, or the first tensor that no rank owns all of.
+/// The owner of each tensor, or the first tensor without a rank that owns it entirely.
 ///
-/// The total gains `A − total mod A` elements with `A = 32 P`, and each rank has an equal window of that. Tensors lie
-/// back to back; the rank in whose window one begins owns it, and it must end there too.
+/// The total gains `A − total mod A` elements with `A = 32 P`, and each rank has an equal window of the sum. Tensors lie back to back; the
+/// rank whose window contains a tensor's start owns it, and the tensor must end in that window too.
 fn owners(world_size: usize, lens: &[usize]) -> Result<Vec<usize>, usize> {
     let total: usize = lens.iter().sum();
     let block = 32 * world_size;
@@ -79,7 +78,8 @@ fn owners(world_size: usize, lens: &[usize]) -> Result<Vec<usize>, usize> {
     Ok(owners)
 }
 
-/// Both operations on tensors of these lengths, for which there are owners or an error that names the tensor.
+/// Both operations on tensors of these lengths: they succeed if every tensor has an owner, and otherwise fail with an error that names the
+/// tensor.
 fn check(world: &World<'_>, format: Format, lens: &[usize]) {
     let owners = owners(world.size(), lens);
     check_gather(world, format, lens, &owners);
@@ -90,8 +90,8 @@ fn check(world: &World<'_>, format: Format, lens: &[usize]) {
 
 type Operation<'a> = dyn Fn(&mut [DeviceSliceMut<'_>]) -> Result<()> + 'a;
 
-/// Runs an operation on this rank's tensors; returns them, or nothing where it has been refused, as it must be, for the
-/// tensor that has no owner.
+/// Runs an operation on this rank's tensors. Returns them, or nothing where the operation is refused, as it must be, for the tensor without
+/// an owner.
 fn run_on(
     world: &World<'_>,
     format: Format,
@@ -105,7 +105,7 @@ fn run_on(
         (Err(Error::InvalidArgument { operation, reason }), Err(straddler)) => {
             assert_eq!(operation, name);
             assert!(reason.contains(&format!("tensor {straddler} ")), "{reason} does not name tensor {straddler}");
-            // Nothing has been communicated, and nothing written.
+            // Nothing was communicated, and nothing was written.
             for (tensor, before) in placed.iter().zip(tensors) {
                 assert_eq!(tensor.read(world.comm), Array::new(format, before));
             }
@@ -115,12 +115,12 @@ fn run_on(
     }
 }
 
-/// Outputs in which an element that is not written shows.
+/// Outputs in which an unwritten element is recognisable.
 fn unwritten(world: &World<'_>, format: Format, lens: &[usize]) -> Vec<Placed> {
     lens.iter().map(|&len| Placed::unwritten(&world.context.queue, format, len, 1)).collect()
 }
 
-/// Inputs are left as they were.
+/// Asserts that the inputs are unchanged.
 fn assert_same(world: &World<'_>, format: Format, inputs: &[Placed], before: &[Vec<f64>]) {
     for (input, before) in inputs.iter().zip(before) {
         assert_eq!(input.read(world.comm), Array::new(format, before), "an input");
@@ -135,8 +135,8 @@ fn check_gather(world: &World<'_>, format: Format, lens: &[usize], owners: &Resu
     if let (Some(placed), Ok(owners)) = (run_on(world, format, &ranks[world.rank()], owners, operation), owners) {
         for (index, (tensor, &owner)) in placed.iter().zip(owners).enumerate() {
             let expected = Rc::new(Expected::Bits(Array::new(format, &ranks[owner][index])));
-            let what = format!("tensor {index} of {lens:?}, gathered from rank {owner}");
-            checks.same(what, tensor.read(world.comm), &expected);
+            let label = format!("tensor {index} of {lens:?}, gathered from rank {owner}");
+            checks.same(label, tensor.read(world.comm), &expected);
         }
         let inputs = world.place(format, &ranks[world.rank()]);
         let mut outputs = unwritten(world, format, lens);
@@ -163,8 +163,8 @@ fn check_scatter(world: &World<'_>, format: Format, lens: &[usize], owners: &Res
             } else {
                 Rc::new(Expected::Bits(Array::new(format, &own[index])))
             };
-            let what = format!("tensor {index} of {lens:?}, {op} for rank {owner}");
-            checks.own(what, tensor.read(world.comm), &expected);
+            let label = format!("tensor {index} of {lens:?}, {op} for rank {owner}");
+            checks.own(label, tensor.read(world.comm), &expected);
         }
         let inputs = world.place(format, own);
         let mut outputs = unwritten(world, format, lens);
@@ -182,7 +182,7 @@ fn check_scatter(world: &World<'_>, format: Format, lens: &[usize], owners: &Res
     checks.finish();
 }
 
-/// Some of them have owners, and some have not, for more ranks than one.
+/// With more than one rank, some lists have owners for all tensors and some do not.
 fn any_lists(world: &World<'_>) {
     let mut random = Random::new(11);
     let (mut accepted, mut refused) = (0, 0);

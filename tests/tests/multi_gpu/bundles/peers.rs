@@ -1,4 +1,4 @@
-//! PeerAllReduce: the bits of OrderedAllReduce, in gradient buffers that the kernels of all ranks reach.
+//! PeerAllReduce: the bits of OrderedAllReduce, in gradient buffers that the kernels of all ranks access.
 
 use gradsync::comm::{Communicator, ReduceOp};
 use gradsync::driver::Queue;
@@ -13,7 +13,7 @@ use super::ordered::{inputs, oracle};
 use crate::checks::Checks;
 use crate::report::Report;
 
-/// Layouts of one to three tensors; the last has windows without any element.
+/// Layouts of one to three tensors; the last layout has windows without elements.
 const SHAPES: [&[usize]; 5] = [&[1], &[4097], &[33, 0, 1000], &[100_003, 7], &[3]];
 
 pub(super) fn run(world: &World<'_>, report: &mut Report) {
@@ -31,7 +31,7 @@ fn tensors(lens: &[usize]) -> Vec<(String, Vec<usize>)> {
     lens.iter().enumerate().map(|(index, &len)| (format!("tensor {index}"), vec![len])).collect()
 }
 
-/// This rank's numbers, in the host's memory.
+/// This rank's numbers in a host buffer.
 fn host(world: &World<'_>, format: Format, lens: &[usize], ranks: &[Vec<f64>]) -> GradientBuffer {
     let mut host = GradientBuffer::new(dtype(format), world.size(), tensors(lens)).unwrap();
     let mut rest = &ranks[world.rank()][..];
@@ -43,7 +43,7 @@ fn host(world: &World<'_>, format: Format, lens: &[usize], ranks: &[Vec<f64>]) -
     host
 }
 
-/// What is in the tensors, without the gaps; fails if a gap is not zero.
+/// The bits of the tensors without the gaps; panics if a gap is not zero.
 fn tensors_of(host: &GradientBuffer) -> Vec<u64> {
     let all = patterns_of(host.as_slice());
     let inside = |place: usize| host.segments().iter().any(|segment| segment.contains(&place));
@@ -51,7 +51,7 @@ fn tensors_of(host: &GradientBuffer) -> Vec<u64> {
     host.segments().iter().flat_map(|segment| all[segment.clone()].to_vec()).collect()
 }
 
-/// A buffer on the device, and how it is reduced; `None` in a world of one.
+/// A buffer on the device and its reduction; `None` in a world of one.
 fn connect<'c>(
     world: &World<'c>,
     queue: &Queue,
@@ -84,7 +84,7 @@ fn shapes(world: &World<'_>, format: Format, op: ReduceOp) {
     checks.finish();
 }
 
-/// Sums of sums, ten levels deep, none of which is waited for.
+/// Repeated sums, ten in a row, with no wait in between.
 fn again(world: &World<'_>) {
     let (queue, format, lens) = (&world.context.queue, Format::F64, [4097, 5]);
     let ranks: Vec<Vec<f64>> = (0..world.size()).map(|rank| vec![rank as f64 + 1.0; 4102]).collect();
@@ -104,7 +104,7 @@ fn again(world: &World<'_>) {
     checks.finish();
 }
 
-/// Two buffers on two queues, reduced in turn: the launches wait for each other, or they could fill the GPUs and wait for ever.
+/// Two buffers on two queues, reduced in turn: the launches are ordered, as they could otherwise fill the GPUs and wait for ever.
 fn two_queues(world: &World<'_>) {
     let queues = [world.context.queue.clone(), Queue::new(world.context.queue.ordinal()).unwrap()];
     let lens = [1 << 20];
@@ -124,7 +124,7 @@ fn two_queues(world: &World<'_>) {
         buffer.copy_to_host(&mut host).unwrap();
         let far: Vec<u64> = tensors_of(&host)
             .into_iter()
-            // Each term of a mean and each of its sums is rounded once, twenty times over.
+            // Each term of a mean and each partial sum is rounded once, in each of twenty reductions.
             .filter(|&bits| (f64::from_bits(bits) - mean).abs() > 20.0 * 8.0 * f64::EPSILON * mean)
             .collect();
         checks.same_list("elements that are not the mean", far, Vec::new());

@@ -1,4 +1,4 @@
-//! All-reduces, gathers and scatters of tensors that lie anywhere.
+//! All-reduces, gathers and scatters of tensors in separate memory.
 
 use std::rc::Rc;
 
@@ -39,7 +39,7 @@ const CHOICES: [(ReduceOp, Scaling); 4] = [
     (ReduceOp::Max, Scaling::NONE),
 ];
 
-/// Every rank has the same tensors, so that the result is the number of ranks times what each has.
+/// Every rank has the same tensors, so the result is the tensor times the number of ranks.
 fn upstream(world: &World<'_>) {
     let mut checks = Checks::new(world.comm);
     for format in [Format::F16, Format::F32, Format::F64] {
@@ -55,7 +55,7 @@ fn upstream(world: &World<'_>) {
     checks.finish();
 }
 
-/// Tensors that follow each other in one buffer, empty ones among them, are reduced where they lie.
+/// Tensors that are contiguous in one buffer, empty ones among them, are reduced in place.
 fn in_a_row(world: &World<'_>, format: Format) {
     let mut checks = Checks::new(world.comm);
     for lens in [&UPSTREAM[..], &WITH_EMPTY] {
@@ -98,7 +98,7 @@ fn scattered(world: &World<'_>, format: Format) {
     checks.finish();
 }
 
-/// Outputs of their own, which lie apart on even ranks and follow each other on odd ones; the inputs stay.
+/// The outputs are separate from the inputs: scattered on even ranks and contiguous on odd ranks. The inputs stay unchanged.
 fn into_others(
     world: &World<'_>,
     format: Format,
@@ -130,12 +130,12 @@ fn into_others(
     }
 }
 
-/// Tensors that follow each other on some ranks and lie apart on others, wholly or in part: every rank sends as many elements.
+/// Tensors that are contiguous on some ranks and separate on others, wholly or in part: every rank sends the same number of elements.
 fn apart_here(world: &World<'_>, format: Format) {
-    /// How many tensors follow each other before a gap.
+    /// The number of contiguous tensors before a gap.
     const WHOLE: usize = usize::MAX;
     let (rank, last) = (world.rank(), world.size() - 1);
-    // Of rank 0, of the last, and of those between.
+    // The numbers are for rank 0, for the last rank, and for the ranks between.
     let runs = [(WHOLE, 1, 1), (1, WHOLE, WHOLE), (WHOLE, 2, 1), (2, 3, WHOLE), (1, 2, 3)];
     let mut checks = Checks::new(world.comm);
     for lens in [&UPSTREAM[..], &WITH_EMPTY, &[7], &[0, 5], &[0, 0, 0]] {
@@ -146,7 +146,7 @@ fn apart_here(world: &World<'_>, format: Format) {
                 _ if rank == last => of_last,
                 _ => of_others,
             };
-            // Each run of tensors in memory of its own.
+            // Each run of tensors has memory of its own.
             let pieces = ranks[rank].chunks(run.min(lens.len())).map(|tensors| Array::new(format, &tensors.concat()));
             let mut placed: Vec<Placed> = pieces.map(|piece| Placed::new(&world.context.queue, &piece, 1)).collect();
             let mut tensors: Vec<DeviceSliceMut<'_>> = Vec::new();
@@ -185,7 +185,7 @@ fn all_gather(world: &World<'_>, format: Format) {
     checks.finish();
 }
 
-/// First dimensions that divide: each tensor has `rows × P` rows.
+/// The first dimension is divisible: each tensor has `rows × P` rows.
 fn reduce_scatter(world: &World<'_>, format: Format) {
     let rows: [(usize, &[usize]); 6] = [(1, &[]), (2, &[3]), (33, &[]), (0, &[5]), (7, &[13, 2]), (4, &[0, 3])];
     let shapes: Vec<Vec<usize>> =
@@ -228,7 +228,7 @@ fn assert_works(world: &World<'_>) {
     checks.finish();
 }
 
-/// Refused alike on every rank, before anything is communicated, so that the communicator goes on.
+/// Mixed dtypes are refused on every rank before any communication, so the communicator stays usable.
 fn mixed(world: &World<'_>) {
     let queue = &world.context.queue;
     let mut tensors = [Format::F32, Format::F32, Format::BF16].map(|format| Placed::unwritten(queue, format, 5, 0));
@@ -241,7 +241,7 @@ fn mixed(world: &World<'_>) {
     assert_works(world);
 }
 
-/// The first dimension must divide, which one row more than a multiple does not; a scalar has none.
+/// The first dimension must be divisible by the world size: one row too many is refused, and so is a scalar, which has no first dimension.
 fn indivisible(world: &World<'_>) {
     let queue = &world.context.queue;
     let size = world.size();
@@ -264,7 +264,7 @@ fn indivisible(world: &World<'_>) {
     refused(&[&[]], 0);
     if size > 1 {
         refused(&[&[2 * size, 3], &[size + 1, 2]], 1);
-        // The number of elements divides, and the first dimension does not.
+        // The number of elements is divisible, but the first dimension is not.
         refused(&[&[1, size]], 0);
     }
     assert_works(world);

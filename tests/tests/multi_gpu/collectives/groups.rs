@@ -1,4 +1,4 @@
-//! Groups: several operations of different kinds at once, transfers in order, and groups that never happen.
+//! Groups: several operations of different kinds at once, transfers in order, and groups that are never submitted.
 
 use std::rc::Rc;
 
@@ -24,12 +24,12 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
 }
 
 /// The communicator can still be used.
-fn assert_works(cases: &Cases<'_>, what: &str) {
+fn assert_works(cases: &Cases<'_>, label: &str) {
     let inputs = cases.inputs(Format::F32, 257);
     let mut data = Placed::new(&cases.context.queue, &Array::new(Format::F32, &inputs[cases.rank()]), 0);
     cases.comm.all_reduce(data.slice_mut(), ReduceOp::Sum).unwrap();
     let mut checks = Checks::new(cases.comm);
-    checks.same(what, data.read(cases.comm), &reduced(ReduceOp::Sum, Format::F32, Scaling::NONE, &inputs));
+    checks.same(label, data.read(cases.comm), &reduced(ReduceOp::Sum, Format::F32, Scaling::NONE, &inputs));
     checks.finish();
 }
 
@@ -84,8 +84,7 @@ fn every_kind(cases: &Cases<'_>) {
     checks.finish();
 }
 
-/// Three messages of different lengths and dtypes between each pair of ranks, in one group with a collective in their
-/// midst.
+/// Three payloads of different lengths and dtypes between each pair of ranks, in one group with a collective among them.
 fn in_order(cases: &Cases<'_>) {
     let (comm, queue, rank, world_size) = (cases.comm, &cases.context.queue, cases.rank(), cases.world_size());
     const MESSAGES: [(Format, usize); 3] = [(Format::F32, 5), (Format::BF16, 900), (Format::F32, 33)];
@@ -136,7 +135,7 @@ fn dropped(cases: &Cases<'_>) {
     assert_works(cases, "an all_reduce after a group that was dropped");
 }
 
-/// Where the world's size is no power of two, a group refuses means of the halves, and nothing breaks.
+/// Where the world size is no power of two, a group refuses means of f16 and bf16, and the communicator stays usable.
 fn mean(cases: &Cases<'_>) {
     let (comm, queue, rank, world_size) = (cases.comm, &cases.context.queue, cases.rank(), cases.world_size());
     for format in [Format::F16, Format::BF16] {

@@ -11,7 +11,7 @@ use crate::placed::RawBytes;
 use crate::report::Report;
 
 const TYPES: [DataType; 6] = [DataType::I8, DataType::U8, DataType::I32, DataType::U32, DataType::I64, DataType::U64];
-/// Those that NCCL does not have: they are moved as bytes.
+/// The types that NCCL lacks; they are moved as bytes.
 const MOVED: [DataType; 3] = [DataType::I16, DataType::U16, DataType::Bool];
 const LENS: [usize; 4] = [0, 1, 33, 4097];
 
@@ -29,7 +29,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     }
 }
 
-/// Integers whose sum over ranks no type overflows, negative ones among them where the type has any.
+/// Integers for which no sum over ranks overflows, with negative ones where the type is signed.
 fn integers(dtype: DataType, len: usize, rank: usize, world_size: usize) -> Vec<i128> {
     let bits = 8 * dtype.size_bytes();
     let is_signed = matches!(dtype, DataType::I8 | DataType::I32 | DataType::I64);
@@ -46,7 +46,7 @@ fn bytes(dtype: DataType, values: &[i128]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes().into_iter().take(dtype.size_bytes())).collect()
 }
 
-/// The reduction over ranks; `/` rounds towards zero, as means of integers are documented to.
+/// The reduction over ranks; `/` rounds towards zero, as documented for means of integers.
 fn reduce(op: ReduceOp, inputs: &[Vec<i128>]) -> Vec<i128> {
     let column = |index: usize| inputs.iter().map(move |input| input[index]);
     let value = |index: usize| match op {
@@ -77,7 +77,7 @@ fn all_reduce(cases: &Cases<'_>, dtype: DataType) {
 
             let input = RawBytes::new(queue, &own, begin);
             let output = RawBytes::unwritten(queue, own.len(), begin);
-            // SAFETY: as above; the two are apart.
+            // SAFETY: As above; input and output do not overlap.
             unsafe { comm.all_reduce_raw(queue, input.elements(dtype), output.address(), op) }.unwrap();
             checks.same_list(format!("{op} of {len}"), output.read(comm), expected);
         }
@@ -163,11 +163,11 @@ fn broadcast(cases: &Cases<'_>) {
     checks.finish();
 }
 
-/// Two messages to every other rank in one call, which must meet their receives in order.
+/// Two payloads to every other rank in one call, which must match their receives in order.
 fn exchange(cases: &Cases<'_>) {
     let (comm, queue, rank) = (cases.comm, &cases.context.queue, cases.rank());
     let peers: Vec<usize> = (0..cases.world_size()).filter(|&peer| peer != rank).collect();
-    // The first part of what goes from one rank to another, and all of it.
+    // Each transfer to a rank is cut into a first part and the rest.
     let (cut, len) = (70, 257);
     let all = messages(cases, len * cases.world_size());
     let message = |from: usize, to: usize| &all[from][to * len..(to + 1) * len];
@@ -186,7 +186,7 @@ fn exchange(cases: &Cases<'_>) {
     checks.finish();
 }
 
-/// Elements of a type that NCCL does not have, between words of others, which must stay what they were.
+/// Elements of a type that NCCL lacks, between guard bytes that must stay unchanged.
 fn moves(cases: &Cases<'_>, dtype: DataType) {
     let (comm, queue, rank, world_size) = (cases.comm, &cases.context.queue, cases.rank(), cases.world_size());
     let (next, last) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);

@@ -1,5 +1,5 @@
-//! Every collective with every dtype, in place and not, at aligned and unaligned addresses, of ranks in processes and
-//! in threads.
+//! Every collective with every dtype, in place and out of place, at aligned and unaligned addresses, with ranks in processes and in
+//! threads.
 
 mod groups;
 mod integers;
@@ -17,18 +17,18 @@ use gradsync_tests::oracle::Format;
 use crate::context::Context;
 use crate::report::Report;
 
-/// Which data the collectives are tried with, on which communicator.
+/// The data and the communicator of the cases.
 struct Cases<'c> {
     context: &'c Context,
     comm: &'c NcclCommunicator,
     formats: &'static [Format],
     /// Lengths of whole vectors.
     lens: Vec<usize>,
-    /// Lengths of shards; a rank has one, or one for every rank.
+    /// Lengths of shards; a rank has one shard, or one for every rank.
     shards: Vec<usize>,
 }
 
-/// How many elements behind an aligned address data begin.
+/// The offsets of data in elements after an aligned address.
 const BEGINS: [usize; 2] = [0, 1];
 
 impl Cases<'_> {
@@ -40,12 +40,12 @@ impl Cases<'_> {
         self.context.world_size
     }
 
-    /// One vector of ordinary numbers for each rank; the same on every rank.
+    /// A vector of ordinary numbers for each rank; all ranks compute the same vectors.
     fn inputs(&self, format: Format, len: usize) -> Vec<Vec<f64>> {
         (0..self.world_size()).map(|rank| vector(format, len, (rank * 31 + len) as u64)).collect()
     }
 
-    /// One vector of arbitrary bits for each rank, NaN with payloads among them; the same on every rank.
+    /// A vector of arbitrary bits for each rank, NaN with payloads among them; all ranks compute the same vectors.
     fn patterns(&self, format: Format, len: usize) -> Vec<Array> {
         let any = |rank: usize| {
             let mut random = Random::new((rank * 37 + len + 1) as u64);
@@ -55,17 +55,17 @@ impl Cases<'_> {
     }
 }
 
-/// Arrays one behind the other.
+/// Concatenates arrays.
 fn concat(arrays: &[Array]) -> Array {
     Array::from_patterns(arrays[0].format(), arrays.iter().flat_map(Array::patterns))
 }
 
-/// Some elements of an array.
+/// A range of an array's elements.
 fn part(array: &Array, range: std::ops::Range<usize>) -> Array {
     Array::from_patterns(array.format(), array.patterns()[range].iter().copied())
 }
 
-/// The communicator of a suite; making it is its first case.
+/// The communicator of a suite; its creation is the first case.
 fn communicator(context: &Context, report: &mut Report) -> Option<NcclCommunicator> {
     let mut comm = None;
     report.case("communicator", || comm = Some(context.communicator(0, &context.options())));
@@ -95,7 +95,7 @@ pub(crate) fn run_large(context: &Context, report: &mut Report) {
     moves::run(&cases, report);
 }
 
-/// A part of them: what ranks have in common as threads of one process is NCCL's library, the driver and their kernels.
+/// Runs some of the cases. Ranks that are threads of one process share NCCL's library, the driver and the kernels.
 pub(crate) fn run_threads(context: &Context, report: &mut Report) {
     let Some(comm) = communicator(context, report) else { return };
     let lens = vec![0, 257, 4097];

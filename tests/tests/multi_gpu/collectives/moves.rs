@@ -1,5 +1,4 @@
-//! all_gather, all_gather_in_place, all_to_all, broadcast and transfers between ranks, of arbitrary bits: nothing may
-//! change.
+//! all_gather, all_gather_in_place, all_to_all, broadcast and transfers between ranks, of arbitrary bits, which must stay unchanged.
 
 use std::rc::Rc;
 
@@ -80,14 +79,14 @@ fn broadcast(cases: &Cases<'_>, format: Format) {
             let begin = (root + len) % 2;
             let mut data = Placed::new(queue, &inputs[rank], begin);
             comm.broadcast(data.slice_mut(), root).unwrap();
-            let what = format!("{len} elements from {begin} on, from rank {root}");
-            checks.same(what, data.read(comm), &bits(inputs[root].clone()));
+            let label = format!("{len} elements from {begin} on, from rank {root}");
+            checks.same(label, data.read(comm), &bits(inputs[root].clone()));
         }
     }
     checks.finish();
 }
 
-/// Every rank sends to the next, and receives from the one before.
+/// Every rank sends to the next rank, and receives from the previous one.
 fn ring(cases: &Cases<'_>, format: Format) {
     let (comm, queue, rank, world_size) = (cases.comm, &cases.context.queue, cases.rank(), cases.world_size());
     let (next, previous) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
@@ -105,7 +104,7 @@ fn ring(cases: &Cases<'_>, format: Format) {
     checks.finish();
 }
 
-/// Ranks 2k and 2k + 1 send to each other in turn; a rank that is left over does nothing.
+/// Ranks 2k and 2k + 1 send to each other in turn; an unpaired last rank does nothing.
 fn pairs(cases: &Cases<'_>, format: Format) {
     let (comm, queue, rank) = (cases.comm, &cases.context.queue, cases.rank());
     let peer = rank ^ 1;
@@ -127,7 +126,7 @@ fn pairs(cases: &Cases<'_>, format: Format) {
     checks.finish();
 }
 
-/// Each rank sends something else, of another length, to each other rank.
+/// Each rank sends a different payload, of a different length, to each other rank.
 fn all_with_all(cases: &Cases<'_>, format: Format) {
     let (comm, queue, rank, world_size) = (cases.comm, &cases.context.queue, cases.rank(), cases.world_size());
     let peers = || (0..world_size).filter(|&peer| peer != rank);
@@ -146,14 +145,14 @@ fn all_with_all(cases: &Cases<'_>, format: Format) {
             peers().zip(outputs.iter_mut().map(Placed::slice_mut)).collect();
         crate::transfers::exchange(comm, sends, receives).unwrap();
         for (peer, output) in peers().zip(&outputs) {
-            let what = format!("up to {longest} elements from rank {peer}");
-            checks.own(what, output.read(comm), &bits(message(peer, rank)));
+            let label = format!("up to {longest} elements from rank {peer}");
+            checks.own(label, output.read(comm), &bits(message(peer, rank)));
         }
     }
     checks.finish();
 }
 
-/// A rank that is no peer is refused at once, and nothing breaks: the next call works.
+/// An invalid peer is refused at once, and the next call works.
 fn no_peer(cases: &Cases<'_>) {
     let (comm, queue, rank, world_size) = (cases.comm, &cases.context.queue, cases.rank(), cases.world_size());
     let inputs = cases.patterns(Format::F32, 33);

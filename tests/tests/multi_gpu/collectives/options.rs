@@ -23,7 +23,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         compare(cases, 202, &cases.context.options().with_checks(false).with_blocking(false));
     });
     report.case("many calls that do not block", || many(cases));
-    // With other blocks NCCL may add in another order.
+    // With another number of blocks NCCL may add in another order.
     report.case("a number of blocks", || {
         let options = cases.context.options().with_min_ctas(Some(4)).with_max_ctas(Some(8));
         sums(cases, &cases.context.communicator(203, &options));
@@ -32,7 +32,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     });
 }
 
-/// Ranks that are threads of one process compare their calls in any case, because NCCL would write behind the shorter operand.
+/// Ranks that are threads of one process compare their calls in any case, because NCCL would write past the end of the shorter operand.
 pub(super) fn of_threads(cases: &Cases<'_>, report: &mut Report) {
     if cases.world_size() == 1 {
         return;
@@ -52,14 +52,14 @@ pub(super) fn of_threads(cases: &Cases<'_>, report: &mut Report) {
 fn compare(cases: &Cases<'_>, generation: u64, options: &NcclOptions) {
     let comm = cases.context.communicator(generation, options);
     let results = sample(cases, &comm).into_iter().zip(sample(cases, cases.comm));
-    for ((what, got), (_, expected)) in results {
-        assert_same(&what, &got.patterns(), &expected.patterns());
+    for ((label, got), (_, expected)) in results {
+        assert_same(&label, &got.patterns(), &expected.patterns());
     }
     sums(cases, &comm);
 }
 
-/// Takes some seconds, in which the thread that watches over the communicator asks NCCL about its background work many times, which this thread
-/// does too.
+/// Takes some seconds, during which the communicator's monitoring thread often queries NCCL about its background work, at the same time as
+/// this thread.
 fn many(cases: &Cases<'_>) {
     let options = cases.context.options().with_checks(false).with_blocking(false);
     let comm = cases.context.communicator(205, &options);
@@ -74,7 +74,7 @@ fn many(cases: &Cases<'_>) {
     assert_same("the last of them", &blocks.read(&comm).patterns(), &concat(&expected).patterns());
 }
 
-/// The ranks' results are those of the communicator of all other cases, here over the control channel of the new one.
+/// Runs a sum, and compares the ranks' results over the new communicator.
 fn sums(cases: &Cases<'_>, comm: &NcclCommunicator) {
     let inputs = cases.inputs(Format::F32, 33);
     let mut data = Placed::new(&cases.context.queue, &Array::new(Format::F32, &inputs[cases.rank()]), 1);
@@ -84,7 +84,7 @@ fn sums(cases: &Cases<'_>, comm: &NcclCommunicator) {
     checks.finish();
 }
 
-/// The results of some calls of every kind.
+/// The results of one or more calls of every kind.
 fn sample(cases: &Cases<'_>, comm: &NcclCommunicator) -> Vec<(String, Array)> {
     let (queue, rank, world_size) = (&cases.context.queue, cases.rank(), cases.world_size());
     let mut results = Vec::new();

@@ -71,7 +71,7 @@ fn reduce_scatter(cases: &Cases<'_>, op: ReduceOp, format: Format, problems: &[P
 
             let mut data = Placed::new(queue, &own, begin);
             comm.reduce_scatter_in_place(data.slice_mut(), op).unwrap();
-            // What the other shards hold is unspecified.
+            // The contents of the other shards are unspecified.
             let result = super::part(&data.read(comm), rank * shard..(rank + 1) * shard);
             checks.own(format!("shards of {shard} from {begin} on, in place"), result, &expected);
         }

@@ -1,5 +1,4 @@
-//! Calls that are refused on some rank are errors on every rank, which name it. A refusal ends its communicator, so
-//! that each case makes its own.
+//! Calls that are refused on one rank are errors on every rank, which name it. A refusal ends its communicator, so each case makes its own.
 
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, CommError, Communicator, ReduceOp, Scaling};
@@ -17,7 +16,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         let bad = Scaling { before: f64::NAN, after: 1.0 };
         let refused = refused_on(cases, &comm, bad);
         assert_named(refused, &["NaN before"]);
-        // It sticks; which rank's refusal was the first is a matter of time.
+        // The failure is permanent; the rank whose refusal came first depends on timing.
         let reason = invalid_call(all_reduce(cases, &comm, Scaling::NONE).0).1;
         assert!(reason.contains("NaN"), "{reason}");
         assert!(comm.failure().is_some(), "a refusal that does not stick");
@@ -39,7 +38,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     });
 }
 
-/// A sum that is waited for, and whether this rank's data are as they were.
+/// Runs a sum and waits for it; also returns whether this rank's data are unchanged.
 fn all_reduce(cases: &Cases<'_>, comm: &NcclCommunicator, scaling: Scaling) -> (Result<()>, bool) {
     let own = Array::new(Format::F32, &cases.inputs(Format::F32, 33)[cases.rank()]);
     let mut data = Placed::new(&cases.context.queue, &own, 0);
@@ -64,7 +63,7 @@ fn assert_named(reason: String, parts: &[&str]) {
     }
 }
 
-/// The rank whose call was refused, and why.
+/// The rank whose call was refused, and the reason.
 fn invalid_call(outcome: Result<()>) -> (usize, String) {
     match outcome {
         Err(Error::Comm(CommError::InvalidCall { rank, reason, .. })) => (rank, reason),

@@ -1,4 +1,4 @@
-//! all_reduce with factors before and after: exact ones, and ones that some dtype does not have.
+//! all_reduce with factors before and after the reduction: exact factors, and factors that some dtype cannot represent.
 
 use std::rc::Rc;
 
@@ -11,10 +11,11 @@ use crate::checks::{Checks, Expected, reduced};
 use crate::placed::Placed;
 use crate::report::Report;
 
-/// One even and one odd, so that each factor is tried in place and not.
+/// One even and one odd length, so that each factor is tried in place and out of place.
 const LENS: [usize; 3] = [0, 33, 4098];
 
-/// 0.1 and 1/3 are of no dtype; 1.0009765625 is of f16 and not of bf16, 1.0000152587890625 of f32 and of neither.
+/// No dtype represents 0.1 and 1/3; f16 represents 1.0009765625 and bf16 does not; f32 represents 1.0000152587890625, and neither 16-bit
+/// dtype does.
 const FACTORS: [Scaling; 7] = [
     Scaling { before: 0.1, after: 1.0 },
     Scaling { before: 1.0, after: 1.0 / 3.0 },
@@ -34,8 +35,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     }
 }
 
-/// Maxima get their negative factor from a pass of its own before they are formed, so that they are those of the
-/// products.
+/// For maxima, a separate pass applies the negative factor before the reduction, so the results are maxima of the products.
 fn scaled(cases: &Cases<'_>, op: ReduceOp, format: Format) {
     let (comm, queue) = (cases.comm, &cases.context.queue);
     let mut checks = Checks::new(comm);

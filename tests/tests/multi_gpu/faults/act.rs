@@ -1,4 +1,4 @@
-//! What the lost rank does, and what the others' errors say about it.
+//! The actions of the lost rank, and the errors that other ranks must report for them.
 
 use std::io::Write;
 use std::panic::resume_unwind;
@@ -13,14 +13,14 @@ use gradsync::{CommError, Error};
 
 use super::{Fault, LIMIT};
 
-/// What a rank does in place of its part of a collective.
+/// The action of a rank in place of its part in a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
-    /// Ends its process as programs do.
+    /// Exits its process regularly.
     Exit,
-    /// Has its process killed.
+    /// Kills its process.
     Kill,
-    /// Has its process stopped, for ever.
+    /// Stops its process for ever.
     Stop,
     /// Sleeps until well after the deadline.
     Sleep,
@@ -30,27 +30,26 @@ pub(super) enum Act {
     Leave,
 }
 
-/// How long the others have to get into the collective.
+/// The time that the others have to enter the collective.
 const LEAD: Duration = Duration::from_millis(500);
 
 impl Act {
-    /// Whether a failure that names the right rank says the right thing about it.
+    /// Whether a failure that names the right rank describes this action.
     pub(super) fn explains(self, error: &CommError) -> bool {
         let has_gone = |how| matches!(error, CommError::PeerGone { departure, .. } if *departure == how);
         let is_late = matches!(error, CommError::Timeout { deadline, .. } if *deadline == LIMIT);
         match self {
-            // The connection breaks at the end of the process, behind all that libraries do at its exit.
+            // The connection breaks at the end of the process, after all exit handlers of libraries.
             Act::Exit => has_gone(Departure::Lost) || is_late,
             Act::Kill => has_gone(Departure::Lost),
             Act::Stop | Act::Sleep => is_late,
             Act::Panic => has_gone(Departure::Panicked),
-            // NCCL may keep a rank that destroys its communicator until the others of its machine end theirs.
+            // NCCL may delay a rank that destroys its communicator until the other ranks of its machine end theirs.
             Act::Leave => has_gone(Departure::Left) || is_late,
         }
     }
 
-    /// Does it on a thread of its own, which alone panics where that is what it does. Comes back only in a process that
-    /// goes on.
+    /// Performs the action on a thread of its own, so that a panic ends only this thread. Returns only in a process that continues.
     pub(super) fn perform(fault: Fault, queue: &Queue, comm: NcclCommunicator) {
         let queue = queue.clone();
         let outcome = thread::scope(|scope| scope.spawn(move || Self::run(fault, &queue, comm)).join());
@@ -79,7 +78,7 @@ impl Act {
                 assert!(work.put().is_err(), "a communicator that failed was usable again");
                 assert!(comm.synchronize(queue).is_err(), "a communicator that failed was usable again");
             }
-            // The communicator goes as the stack unwinds.
+            // The communicator is dropped as the stack unwinds.
             Act::Panic => panic!("on purpose"),
             Act::Leave => {
                 drop(work);
@@ -93,12 +92,12 @@ fn flush() {
     std::io::stdout().flush().expect("standard output");
 }
 
-/// Has this process sent a signal that it cannot handle.
+/// Sends this process a signal that it cannot handle.
 fn end_by(signal: &str) -> ! {
     flush();
     let script = format!("kill -s {signal} {}", std::process::id());
     let status = Command::new("/bin/sh").args(["-c", &script]).status();
-    // Only a stopped process gets here, if somebody makes it go on.
+    // Only a stopped process that is continued gets here.
     eprintln!("{script}: {status:?}");
     loop {
         thread::park();

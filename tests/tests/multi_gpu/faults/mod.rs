@@ -1,9 +1,8 @@
-//! Ranks that die, stop, sleep, panic or leave while the others wait for them inside NCCL, where no comparison of calls
-//! notices it.
+//! Ranks that die, stop, sleep, panic or leave while the others wait for them inside NCCL, where no comparison of calls notices it.
 //!
-//! Every other rank gets an error that names the rank, in time; its queue drains; and those that are left go on as a
-//! smaller group. A suite has one fault: what comes after it in a process that died would be reported by some ranks and
-//! not by others. What a rank prints before it dies goes out line by line.
+//! Every other rank gets in time an error that names the rank; its queue drains; and the remaining ranks continue as a smaller group. A
+//! suite has one fault: later cases in a process that died would be reported by some ranks and not by others. The output of a rank before
+//! it dies is flushed line by line.
 
 mod act;
 mod survivor;
@@ -24,21 +23,21 @@ use work::{Kind, Work};
 
 /// The deadline of the communicators here.
 const LIMIT: Duration = Duration::from_secs(3);
-/// What an error may need on top of it.
+/// The time that an error may take beyond the deadline.
 const SLACK: Duration = Duration::from_secs(2);
-/// The rank to which it happens, unless it is rank 0, where the hub of the control channel is.
+/// The rank with the fault, unless that is rank 0, which has the coordinator of the control channel.
 const LOST: usize = 1;
 
-/// What goes wrong.
+/// A fault and its circumstances.
 #[derive(Clone, Copy, Debug)]
 struct Fault {
     act: Act,
     rank: usize,
-    /// In which operation the others wait.
+    /// The operation in which the others wait.
     work: Kind,
-    /// Which kind of NCCL's communicators it happens to.
+    /// Whether NCCL's communicator is a blocking one.
     is_blocking: bool,
-    /// Whether it happens before ranks have connected, so that calls of NCCL hang and not kernels.
+    /// Whether the fault occurs before ranks have connected, so that calls of NCCL hang instead of kernels.
     is_cold: bool,
 }
 
@@ -47,12 +46,12 @@ impl Fault {
         Fault { act, rank: LOST, work: Kind::AllReduce, is_blocking: true, is_cold: false }
     }
 
-    /// The same while kernels reach into its memory.
+    /// This fault while kernels access the rank's memory.
     const fn among_peers(self) -> Self {
         Fault { work: Kind::Adasum, ..self }
     }
 
-    /// The same to rank 0, where the hub of the control channel is.
+    /// This fault on rank 0, which has the coordinator of the control channel.
     const fn of_rank0(self) -> Self {
         Fault { rank: 0, ..self }
     }
@@ -61,7 +60,7 @@ impl Fault {
         context.options().with_deadline(LIMIT).with_checks(false).with_blocking(self.is_blocking)
     }
 
-    /// What the ranks do together, done once before it happens unless ranks are not to have connected.
+    /// The common operation of the ranks, run once before the fault unless ranks must not have connected.
     fn ready<'c>(self, queue: &Queue, comm: &'c NcclCommunicator) -> Work<'c> {
         let mut work = Work::new(queue, comm, self.work);
         if !self.is_cold {
@@ -70,7 +69,7 @@ impl Fault {
         work
     }
 
-    /// Whether a failure is what becomes of this.
+    /// Whether a failure is the right consequence of this fault.
     fn explains(self, error: &CommError) -> bool {
         error.blamed() == [self.rank] && self.act.explains(error)
     }
@@ -148,14 +147,14 @@ fn run(context: &Context, report: &mut Report, fault: Fault) {
     });
 }
 
-/// The first communicator of a process takes seconds, the first launch of a kernel its compilation; a short deadline is
-/// for neither.
+/// Prepares the process: its first communicator takes seconds, and the first launch of a kernel includes compilation. A short deadline
+/// suffices for neither.
 fn familiarize(context: &Context, fault: Fault, generation: u64) {
     let comm = context.communicator(generation, &context.options());
     Work::new(&context.queue, &comm, fault.work).run().unwrap();
 }
 
-/// The communicator to which it happens.
+/// The communicator on which the fault occurs.
 fn connect(context: &Context, fault: Fault, generation: u64) -> NcclCommunicator {
     let comm = context.communicator(generation, &fault.options(context));
     assert!(comm.failure().is_none(), "a communicator that works has a failure");

@@ -1,4 +1,4 @@
-//! What becomes of the ranks that are left: their error, the end of their communicator, and the smaller group.
+//! The remaining ranks: their error, the end of their communicator, and the smaller group.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,12 @@ use super::{Fault, LIMIT, SLACK};
 use crate::adasum;
 use crate::context::Context;
 
-/// How long a queue may go on after an abort, which ends the kernels that wait for the lost rank.
+/// The longest time that a queue may continue after an abort, which ends the kernels that wait for the lost rank.
 const DRAIN: Duration = Duration::from_secs(5);
-/// How long the end of a communicator may take: when its deadline and 10 s more are over, it would be left behind.
+/// The longest time that the end of a communicator may take; after its deadline and 10 s more, it would be abandoned.
 const END: Duration = Duration::from_secs(12);
 
-/// An operation that one rank never comes to.
+/// Waits in an operation that the lost rank never joins.
 pub(super) fn endure(fault: Fault, queue: &Queue, comm: NcclCommunicator) {
     let mut work = fault.ready(queue, &comm);
     let own = Some(work.operation());
@@ -30,7 +30,7 @@ pub(super) fn endure(fault: Fault, queue: &Queue, comm: NcclCommunicator) {
     let error = checked(fault, error);
     assert!(took <= LIMIT + SLACK, "{error}: only after {took:?}");
     if matches!(error, CommError::Timeout { .. }) {
-        // Another rank's time may have begun a little earlier.
+        // Another rank's deadline may have begun a little earlier.
         assert!(took >= LIMIT / 2, "{error}: already after {took:?}");
     }
     assert_eq!(operation(&error), own, "{error}: not this rank's operation");
@@ -49,7 +49,7 @@ pub(super) fn endure(fault: Fault, queue: &Queue, comm: NcclCommunicator) {
     assert!(begun.elapsed() < END, "the end of the communicator took {:?}", begun.elapsed());
 }
 
-/// A failure that is due to the fault.
+/// Asserts that the failure is due to the fault.
 #[track_caller]
 fn checked(fault: Fault, error: Error) -> CommError {
     match error {
@@ -65,7 +65,7 @@ fn operation(error: &CommError) -> Option<Operation> {
     }
 }
 
-/// Demands that everything in the queue ends soon.
+/// Asserts that all work in the queue ends soon.
 fn drain(queue: &Queue) {
     let end = queue.record().unwrap();
     let begun = Instant::now();
@@ -76,7 +76,7 @@ fn drain(queue: &Queue) {
     queue.synchronize().unwrap();
 }
 
-/// The ranks that are left, as a group of their own: an all-reduce and Adasum.
+/// Forms a smaller group of the remaining ranks, and runs an all-reduce and Adasum on it.
 pub(super) fn rebuild(context: &Context, gone: usize, generation: u64) {
     let (rank, world_size) = (context.rank - usize::from(context.rank > gone), context.world_size - 1);
     let comm = context.communicator_of(rank, world_size, generation, &context.options());

@@ -1,4 +1,4 @@
-//! Ranks as threads of one process, of which one returns early or panics.
+//! Ranks as threads of one process, one of which returns early or panics.
 
 use super::act::Act;
 use super::{Fault, connect, familiarize, survivor};
@@ -6,7 +6,7 @@ use crate::context::{Context, DEADLINE};
 use crate::report::Report;
 
 pub(super) fn run(context: &Context, report: &mut Report) {
-    // All ranks meet here after each case: who is lost in one must not come to the next while the others still rebuild.
+    // All ranks synchronise here after each case, so that the lost rank does not enter the next case while the others still rebuild.
     let mut referee = None;
     report.case("set-up", || {
         referee = Some(context.join(context.rank, context.world_size, 0, DEADLINE).unwrap());

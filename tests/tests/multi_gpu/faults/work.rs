@@ -1,4 +1,4 @@
-//! What the ranks do together when one of them is lost.
+//! The common operation of the ranks when one of them is lost.
 
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, Communicator, Operation, Ranks, ReduceOp};
@@ -8,15 +8,15 @@ use gradsync::ops::Adasum;
 use gradsync::ops::AdasumOptions;
 use gradsync::{DType, GradientBuffer, Result};
 
-/// Elements: 64 MiB.
+/// The number of elements, which take 64 MiB.
 const LEN: usize = 16 << 20;
 
-/// Who waits for the lost rank.
+/// The kernels that wait for the lost rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A kernel of NCCL's.
+    /// A kernel of NCCL.
     AllReduce,
-    /// Kernels of ours that reach into the peers' memory.
+    /// Kernels of this crate that access peer memory.
     Adasum,
 }
 
@@ -33,7 +33,7 @@ enum Operands<'c> {
 }
 
 impl<'c> Work<'c> {
-    /// Every rank must call it.
+    /// Creates the work; every rank must call it.
     pub(super) fn new(queue: &Queue, comm: &'c NcclCommunicator, kind: Kind) -> Self {
         let operands = match kind {
             Kind::AllReduce => Operands::AllReduce(DeviceBuffer::zeroed(queue, DType::F32, LEN).unwrap()),
@@ -48,7 +48,7 @@ impl<'c> Work<'c> {
         Work { queue: queue.clone(), comm, operands }
     }
 
-    /// As errors have it.
+    /// The operation that errors name.
     pub(super) fn operation(&self) -> Operation {
         match self.operands {
             Operands::AllReduce(_) => Operation::AllReduce(ReduceOp::Sum),
@@ -56,7 +56,7 @@ impl<'c> Work<'c> {
         }
     }
 
-    /// Puts it into the queue.
+    /// Enqueues the operation.
     pub(super) fn put(&mut self) -> Result<()> {
         match &mut self.operands {
             Operands::AllReduce(data) => self.comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum),
@@ -67,7 +67,7 @@ impl<'c> Work<'c> {
         }
     }
 
-    /// Does it, and waits.
+    /// Runs the operation, and waits for it.
     pub(super) fn run(&mut self) -> Result<()> {
         self.put()?;
         self.comm.synchronize(&self.queue)

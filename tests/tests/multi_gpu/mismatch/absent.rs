@@ -1,5 +1,5 @@
-//! A rank that never comes, at each stage of a communicator's life: the others name it when the deadline has passed, or
-//! at once if it has left.
+//! A rank that is absent, at each stage of a communicator's life: the others name it when the deadline has passed, or at once if it has
+//! left.
 
 use std::time::{Duration, Instant};
 
@@ -12,18 +12,18 @@ use super::{Groups, QUICK, SUM, comm_error};
 use crate::context::DEADLINE;
 use crate::report::Report;
 
-/// The deadline of what the rank does not come to.
+/// The deadline of calls that the absent rank does not join.
 const LIMIT: Duration = Duration::from_secs(3);
-/// What an error may need on top of it, and how much later than others a rank may begin.
+/// The time that an error may take beyond the deadline, and by which a rank may start later than others.
 const SLACK: Duration = Duration::from_secs(2);
-/// The rank that does not come; rank 0 is whom the others come to.
+/// The absent rank; it cannot be rank 0, to which the others connect.
 const ABSENT: usize = 1;
 
 pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
     report.case("never joins", || {
         let (generation, begun) = (groups.next(), Instant::now());
         if groups.rank() == ABSENT {
-            // It is not to disturb the group by coming to the next one too early.
+            // The absent rank waits, so that it does not disturb this group by joining the next one too early.
             std::thread::sleep(LIMIT + SLACK);
         } else {
             let outcome = groups.context.join(groups.rank(), groups.world_size(), generation, LIMIT);
@@ -91,7 +91,7 @@ fn join(groups: &mut Groups<'_>) -> gradsync::bootstrap::Member {
     groups.context.join(groups.rank(), groups.world_size(), generation, DEADLINE).unwrap()
 }
 
-/// The failure of a communicator's set-up, and how long it took.
+/// The failure of a communicator's set-up, and the time that it took.
 fn refused(groups: &Groups<'_>, member: gradsync::bootstrap::Member) -> (CommError, Duration) {
     let begun = Instant::now();
     let outcome = NcclCommunicator::new(member, groups.queue(), &options(groups));

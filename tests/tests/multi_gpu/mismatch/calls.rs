@@ -9,7 +9,7 @@ use gradsync::{CommError, DType};
 use super::{Groups, QUICK, SUM, Step, comm_error, f32s};
 use crate::report::Report;
 
-/// What one rank does and what all others do, each with the call that errors quote.
+/// The call of one rank and the call of all others, each with the text that errors quote.
 struct Disagreement {
     name: &'static str,
     odd: (Step, Call),
@@ -21,7 +21,7 @@ impl Disagreement {
         Disagreement { name, odd, common }
     }
 
-    /// Whether an error quotes the odd rank's call and that of another.
+    /// Whether an error quotes the odd rank's call and the call of another rank.
     fn is_quoted_in(&self, error: &CommError, odd: usize) -> bool {
         match error {
             CommError::Mismatch { left_rank, left, right_rank, right } if left_rank < right_rank => {
@@ -36,14 +36,14 @@ impl Disagreement {
 
 pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
     for (index, disagreement) in disagreements(groups.world_size()).iter().enumerate() {
-        // The hub of the control channel is rank 0's.
+        // Odd ranks alternate, as rank 0 has the coordinator of the control channel.
         let odd = if index % 2 == 0 { groups.world_size() - 1 } else { 0 };
         let (step, _) = if groups.rank() == odd { disagreement.odd } else { disagreement.common };
         report.case(disagreement.name, || {
             let queue = groups.queue().clone();
             groups.fail(|comm| {
                 let begun = Instant::now();
-                // NCCL has the call before it is compared, so that an error may come no sooner than here.
+                // NCCL gets the call before it is compared, so the error may come only at the synchronisation.
                 let outcome = step(comm, &queue).and_then(|()| comm.synchronize(&queue));
                 let error = comm_error(outcome.expect_err("the calls differ"));
                 let took = begun.elapsed();
@@ -74,7 +74,7 @@ fn disagreements(world_size: usize) -> Vec<Disagreement> {
         Disagreement::new(
             "dtype",
             (|comm, queue| all_reduce_of(comm, queue, DType::BF16), Call::new(SUM_OF_5, 5, DType::BF16)),
-            // As many bytes are not the same thing.
+            // An equal number of bytes does not make the dtypes match.
             (|comm, queue| all_reduce_of(comm, queue, DType::F16), Call::new(SUM_OF_5, 5, DType::F16)),
         ),
         Disagreement::new(
@@ -167,7 +167,7 @@ fn all_reduce_of(comm: &Comm, queue: &Queue, dtype: DType) -> gradsync::Result<(
     comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum)
 }
 
-/// What a group may hold here.
+/// The operations that a group may hold here.
 #[derive(Clone, Copy)]
 enum Part {
     /// An all-reduce of 4 elements.

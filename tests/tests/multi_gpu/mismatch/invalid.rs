@@ -1,4 +1,4 @@
-//! A call that is invalid on one rank by itself: that rank's own error says why, and the others' name the rank.
+//! A call that is invalid on one rank by itself: that rank's own error gives the reason, and the others' errors name the rank.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use gradsync::{CommError, DType, DataType, Error};
 use super::{Groups, QUICK, SUM, Step, comm_error, f32s};
 use crate::report::Report;
 
-/// A call that no rank can make, and its error there.
+/// A call that is invalid on any rank, and its error there.
 struct Invalid {
     name: &'static str,
     step: Step,

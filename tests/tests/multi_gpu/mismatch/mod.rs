@@ -1,5 +1,5 @@
-//! Ranks whose calls do not belong together: with checks on, an error on every rank that names who called what, by the next
-//! `synchronize` and not at the deadline; and ranks that cannot form a group, or never come.
+//! Ranks whose calls do not match: with checks on, every rank gets an error that names the ranks and their calls, by the next `synchronize`
+//! and not at the deadline. Also ranks that cannot form a group, and absent ranks.
 
 mod absent;
 mod calls;
@@ -22,10 +22,10 @@ use crate::context::{Context, DEADLINE};
 use crate::placed::Placed;
 use crate::report::Report;
 
-/// What "at once" means, on a busy machine; the deadline is several times as long.
+/// The longest time that counts as immediate on a busy machine; the deadline is several times as long.
 const QUICK: Duration = Duration::from_secs(5);
 
-/// Something that a rank does with a communicator.
+/// A call on a communicator.
 type Step = fn(&NcclCommunicator, &Queue) -> gradsync::Result<()>;
 
 const SUM: Step = |comm, queue| comm.all_reduce(f32s(queue, 5).as_mut_slice(), ReduceOp::Sum);
@@ -53,7 +53,7 @@ fn comm_error(error: Error) -> CommError {
     }
 }
 
-/// What is the same wherever a failure is seen: not the operation, which is each rank's own.
+/// The part of a failure that is equal on all ranks: everything except the operation, which is each rank's own.
 fn identity(error: &CommError) -> String {
     match error {
         CommError::Mismatch { .. } => error.to_string(),
@@ -62,10 +62,10 @@ fn identity(error: &CommError) -> String {
     }
 }
 
-/// One communicator after the other: each fails in its own way.
+/// A succession of communicators, each of which fails in its own way.
 struct Groups<'c> {
     context: &'c Context,
-    /// Of the newest group.
+    /// The generation of the newest group.
     generation: u64,
     comm: Option<NcclCommunicator>,
 }
@@ -83,13 +83,13 @@ impl Groups<'_> {
         &self.context.queue
     }
 
-    /// The number of a new group.
+    /// The generation of a new group.
     fn next(&mut self) -> u64 {
         self.generation += 1;
         self.generation
     }
 
-    /// Goes on with a new communicator, which works.
+    /// Replaces the communicator by a new one, and checks that it works.
     fn renew(&mut self) {
         self.comm = None;
         let generation = self.next();
@@ -102,18 +102,18 @@ impl Groups<'_> {
         comm.all_reduce(data.slice_mut(), ReduceOp::Sum).unwrap();
         let mut checks = Checks::new(comm);
         checks.same("an all-reduce of the new group", data.read(comm), &expected);
-        // Only until all have come to the comparison: then the first may go on to what makes it fail.
+        // Checked before the comparison of results: after it, the fastest rank may already make the failing call.
         assert!(comm.failure().is_none(), "a communicator that works has a failure");
         checks.finish();
     }
 
-    /// Has the communicator fail. `provoke` does it, and judges what this rank's call said; whatever it is, every later
-    /// call fails too, all ranks know of the same failure, and a new communicator works. Returns the failure.
+    /// Makes the communicator fail. `provoke` makes the call, and checks the result of this rank. Afterwards every later call fails too,
+    /// all ranks have the same failure, and a new communicator works. Returns the failure.
     fn fail(&mut self, provoke: impl FnOnce(&NcclCommunicator)) -> CommError {
         let comm = self.comm.take().expect("a communicator");
         let begun = Instant::now();
         provoke(&comm);
-        // A rank that has called nothing hears of it as well.
+        // A rank that has made no call hears of the failure as well.
         let failure = loop {
             assert!(begun.elapsed() < QUICK, "no failure after {:?}", begun.elapsed());
             match comm.failure() {

@@ -1,4 +1,4 @@
-//! Ranks that cannot form a communicator together: refused on every rank, by name, before NCCL is asked.
+//! Ranks that cannot form a communicator together: refused on every rank, by name, before NCCL is called.
 
 use gradsync::Error;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
@@ -50,7 +50,7 @@ pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
     });
 }
 
-/// Why a new communicator is refused.
+/// The reason for which a new communicator is refused.
 fn refused(groups: &mut Groups<'_>, queue: &Queue, options: &NcclOptions) -> String {
     let generation = groups.next();
     let member = groups.context.join(groups.rank(), groups.world_size(), generation, DEADLINE).unwrap();

@@ -1,4 +1,4 @@
-//! Sends and receives that never meet. Ranks that have no part in them learn of it as well.
+//! Sends and receives without counterpart. Ranks without a part in them learn of it as well.
 
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
         meet(groups, [Call::new(send(1), 6, DataType::Bool), Call::new(receive(0), 6, DataType::U8)]);
     });
     report.case("no peer", || {
-        // That breaks nothing: no other rank waits for such a transfer.
+        // The refusal breaks nothing: no other rank waits for such a transfer.
         let (comm, queue) = (groups.comm.as_ref().expect("a communicator"), groups.queue());
         for peer in [comm.rank(), comm.world_size()] {
             for outcome in [
@@ -45,12 +45,12 @@ pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
         assert!(comm.failure().is_none());
         SUM(comm, queue).unwrap();
         comm.synchronize(queue).unwrap();
-        // The next case ends this communicator on purpose, which must not overtake the call above on a slower rank.
+        // The next case breaks this communicator on purpose, which must not overtake the call above on a slower rank.
         comm.barrier().unwrap();
     });
 }
 
-/// Ranks 0 and 1 make these calls, the others none.
+/// Ranks 0 and 1 make these calls, and the others make none.
 fn meet(groups: &mut Groups<'_>, calls: [Call; 2]) {
     let (rank, queue) = (groups.rank(), groups.queue().clone());
     let expected = CommError::Mismatch { left_rank: 0, left: calls[0].into(), right_rank: 1, right: calls[1].into() };

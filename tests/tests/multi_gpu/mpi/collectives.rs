@@ -1,4 +1,4 @@
-//! all_gather, all_to_all and broadcast of arbitrary bits: nothing may change. And what has no data.
+//! all_gather, all_to_all and broadcast of arbitrary bits, which must stay unchanged, and operations without data.
 
 use gradsync::comm::{Collectives, Ranks};
 use gradsync_tests::array::Array;
@@ -9,7 +9,7 @@ use crate::report::Report;
 
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     for format in Format::ALL {
-        // One format for each of the long ones.
+        // Each long length is tried with one format.
         let lens = |wanted: Format, longest: usize| {
             SHORT.iter().copied().chain((format == wanted).then_some(longest)).collect::<Vec<_>>()
         };

@@ -1,4 +1,4 @@
-//! Transfers between devices: any number at once, of any type and length, whatever the order in which ranks come to them.
+//! Transfers between devices: any number at once, of any type and length, in any order in which ranks make them.
 
 use gradsync::comm::{Collectives, CommError};
 use gradsync::driver::DeviceSliceMut;
@@ -19,7 +19,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         report.case(&name("all with all"), || SHORT.iter().for_each(|&len| all_with_all(cases, format, len)));
         report.case(&name("send and recv in turn"), || SHORT.iter().for_each(|&len| pairs(cases, format, len)));
     }
-    // Longer than all pinned memory together, in both directions.
+    // The data exceed all pinned memory together, in both directions.
     report.case(&cases.name("a ring of many pieces"), || ring(cases, Format::F32, LENS[5]));
     report.case(&cases.name("all with all in many pieces"), || all_with_all(cases, Format::F32, 2 * LENS[4]));
     for len in [33, LENS[4]] {
@@ -44,7 +44,7 @@ fn ring(cases: &Cases<'_>, format: Format, len: usize) {
     cases.assert_holds(&format!("the input of {len}"), &input, &inputs[cases.rank()]);
 }
 
-/// Each rank sends something else, of another length, to each other rank, twice.
+/// Each rank sends two different payloads, of different lengths, to each other rank.
 fn all_with_all(cases: &Cases<'_>, format: Format, longest: usize) {
     let (rank, world_size) = (cases.rank(), cases.world_size());
     let message = |from: usize, to: usize, number: usize| {
@@ -53,7 +53,7 @@ fn all_with_all(cases: &Cases<'_>, format: Format, longest: usize) {
         part(&all[from], 0..len)
     };
     let peers = || (0..world_size).filter(|&peer| peer != rank);
-    // By peer and number here, by number and peer there.
+    // Sends are ordered by peer and then by number, receives by number and then by peer.
     let sends: Vec<(usize, Placed)> = peers()
         .flat_map(|peer| [0, 1].map(|number| (peer, number)))
         .map(|(peer, number)| (peer, cases.placed(&message(rank, peer, number))))
@@ -73,7 +73,7 @@ fn all_with_all(cases: &Cases<'_>, format: Format, longest: usize) {
     }
 }
 
-/// Ranks 2k and 2k + 1 send to each other in turn; a rank that is left over does nothing.
+/// Ranks 2k and 2k + 1 send to each other in turn; an unpaired last rank does nothing.
 fn pairs(cases: &Cases<'_>, format: Format, len: usize) {
     let (rank, peer) = (cases.rank(), cases.rank() ^ 1);
     if peer >= cases.world_size() {
@@ -91,7 +91,7 @@ fn pairs(cases: &Cases<'_>, format: Format, len: usize) {
     cases.assert_holds(&format!("{len} elements"), &output, &inputs[peer]);
 }
 
-/// Rank 0 sends and receives at once; each of the others receives before it sends.
+/// Rank 0 sends and receives at once; every other rank receives before it sends.
 fn crossing(cases: &Cases<'_>, len: usize) {
     let (next, last) = neighbours(cases);
     let inputs = cases.patterns(Format::F64, len);
@@ -105,7 +105,7 @@ fn crossing(cases: &Cases<'_>, len: usize) {
     cases.assert_holds(&format!("{len} elements"), &output, &inputs[last]);
 }
 
-/// Rank 0 makes one call with all transfers; the others one call for each, rank by rank.
+/// Rank 0 makes one call with all transfers; the others make one call per transfer, rank by rank.
 fn one_by_one(cases: &Cases<'_>, len: usize) {
     let (rank, world_size) = (cases.rank(), cases.world_size());
     let inputs = cases.patterns(Format::F32, len * world_size);
@@ -125,7 +125,7 @@ fn one_by_one(cases: &Cases<'_>, len: usize) {
         }
     } else {
         let (input, mut room) = (cases.placed(&message(rank, 0)), cases.room(Format::F32, len));
-        // Rank by rank, so that those that come later find rank 0 at work.
+        // The ranks call one after another, so that later ranks find rank 0 inside its call.
         if rank > 1 {
             cases.comm.recv(cases.room(Format::F32, 1).slice_mut(), rank - 1).unwrap();
         }
@@ -138,7 +138,7 @@ fn one_by_one(cases: &Cases<'_>, len: usize) {
     }
 }
 
-/// Raw memory of every type, and bytes that begin anywhere.
+/// Raw memory of every type, and bytes at any address.
 fn odd_places(cases: &Cases<'_>) {
     let (queue, (next, last)) = (&cases.context.queue, neighbours(cases));
     let bytes = |rank: usize, len: usize| -> Vec<u8> {
@@ -159,7 +159,7 @@ fn odd_places(cases: &Cases<'_>) {
     }
 }
 
-/// A rank that is no peer is refused at once, and nothing breaks: the next call works.
+/// An invalid peer is refused at once, and the next call works.
 fn no_peers(cases: &Cases<'_>) {
     let (comm, queue, rank, world_size) = (cases.comm, &cases.context.queue, cases.rank(), cases.world_size());
     crate::transfers::exchange(comm, Vec::new(), Vec::new()).unwrap();
@@ -167,7 +167,7 @@ fn no_peers(cases: &Cases<'_>) {
     let mut data = cases.placed(&inputs[rank]);
     let (own, none): (RawSlice, [(usize, RawSlice); 0]) = (raw(&data), []);
     for peer in [rank, world_size, usize::MAX] {
-        // SAFETY: memory that lives; none of these begins.
+        // SAFETY: The memory is valid, and none of these transfers starts.
         let outcomes = unsafe {
             [
                 crate::transfers::exchange_raw(comm, queue, &[(peer, own)], &none),

@@ -1,4 +1,4 @@
-//! Communicators out of communicators: groups, NCCL started by MPI, and the choice between the two.
+//! Communicators made from communicators: groups, NCCL started by MPI, and the choice between the two.
 
 use gradsync::comm::mpi::device::{MpiDeviceOptions, connect};
 use gradsync::comm::nccl::NcclCommunicator;
@@ -38,7 +38,7 @@ pub(super) fn run(context: &Context, report: &mut Report) {
         let comm = connect(context.world(), &context.queue, &context.options(), MpiDeviceOptions::default()).unwrap();
         assert_eq!((comm.rank(), comm.world_size()), (rank, world_size));
         assert_sums(&*comm, &context.queue, rank, &(0..world_size).collect::<Vec<_>>());
-        // Memory that kernels of other ranks reach is what NCCL's has, and MPI's has not.
+        // NCCL's communicator offers memory that other ranks' kernels can access, and MPI's communicator does not.
         assert!(comm.sharing().is_some(), "not NCCL's");
     });
     report.case("connect gives MPI where ranks share a GPU", || {
@@ -52,7 +52,7 @@ pub(super) fn run(context: &Context, report: &mut Report) {
     });
 }
 
-/// The sum over a group whose ranks are `members` of the whole.
+/// Asserts the sum over a group, whose members are the ranks `members` of the whole.
 #[track_caller]
 fn assert_sums(comm: &dyn Communicator<Cuda>, queue: &Queue, rank: usize, members: &[usize]) {
     let number = |rank: usize, index: usize| (index % 97 * (rank + 1)) as f32;

@@ -11,9 +11,9 @@ use gradsync_tests::inputs::Random;
 use super::Cases;
 use crate::report::Report;
 
-/// 2³¹ and some elements of bf16.
+/// The length in bf16: 2³¹ and some elements.
 const LEN: usize = (1 << 31) + 1025;
-/// A prime; numbers repeat after so many.
+/// The period of the numbers is a prime.
 const PERIOD: usize = 1_000_003;
 const WINDOW: usize = 64;
 
@@ -35,7 +35,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         comm.synchronize(queue).unwrap();
         check(data.as_slice(), |index| number(3, index));
     });
-    // Each way half of it, which is still more than 2³¹ bytes.
+    // Each direction transfers half of it, which is still more than 2³¹ bytes.
     report.case(&cases.name("2³¹ bytes exchanged"), || {
         let half = LEN / 2;
         fill(data.as_mut_slice().range_mut(0..half), rank + 4);
@@ -51,7 +51,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     });
 }
 
-/// A rank's number at an index: an integer of which two sum up without rounding.
+/// A rank's number at an index: an integer small enough for sums of two to be exact.
 fn number(rank: usize, index: usize) -> f32 {
     (((index % PERIOD) * 7919 + rank * 613) % 127) as f32 - 63.0
 }
@@ -68,7 +68,7 @@ fn fill(data: DeviceSliceMut<'_>, rank: usize) {
     }
 }
 
-/// Compares the ends, what lies around each multiple of 2 MiB elements' 64th, and pseudo-random places.
+/// Compares windows at the ends, around each multiple of 2²⁸ elements, and at pseudo-random offsets.
 fn check(data: DeviceSlice<'_>, expected: impl Fn(usize) -> f32) {
     let (len, mut random) = (data.len(), Random::new(data.len() as u64));
     let mut begins = vec![0, len - WINDOW];

@@ -1,4 +1,4 @@
-//! Ranks that do not call the same thing, that bring what does not fit, or that do not come: an error on every rank, in time.
+//! Ranks with different calls, with operands that do not match, or absent ranks: an error on every rank, in time.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn sum(context: &Context, comm: &Comm, len: usize, scaling: Scaling) -> Result<(
     comm.all_reduce_scaled(f32s(context, len).as_mut_slice(), ReduceOp::Sum, scaling)
 }
 
-/// What most ranks call, what the last one calls instead, and a word of each.
+/// The call of most ranks, the different call of the last rank, and a word of each that the error must hold.
 const MISMATCHES: [(Action, Action, [&str; 2]); 7] = [
     (
         |context, comm| sum(context, comm, 1010, Scaling::NONE),
@@ -63,7 +63,7 @@ const MISMATCHES: [(Action, Action, [&str; 2]); 7] = [
     ),
 ];
 
-/// Operands that do not fit, of which only the last rank can tell, and a word of its error.
+/// Invalid operands that only the last rank can detect, and a word of its error.
 const INVALID: [(Action, Action, &str); 4] = [
     (
         |context, comm| comm.all_gather_in_place(f32s(context, 840).as_mut_slice()),
@@ -164,7 +164,7 @@ pub(super) fn run(context: &Context, report: &mut Report) {
     });
 }
 
-/// A communicator that has failed refuses everything, at once.
+/// A communicator that has failed refuses every call, at once.
 #[track_caller]
 fn assert_sticks(context: &Context, comm: &Comm) {
     let again = sum(context, comm, 5, Scaling::NONE).expect_err("a communicator that has failed");

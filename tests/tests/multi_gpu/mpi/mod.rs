@@ -1,5 +1,5 @@
 //! MPI on device memory, in jobs that `mpirun` starts: every operation against the host transport's bits or exact numbers, on the staged
-//! path and, where MPI takes device memory, on the direct one.
+//! path and, where MPI accepts device memory, on the direct path.
 
 mod collectives;
 mod exchange;
@@ -44,16 +44,16 @@ pub(crate) fn suites() -> Vec<Suite> {
     suites.into_iter().map(|suite| Suite { in_job: true, ..suite }).collect()
 }
 
-/// The communicator that cases are tried on.
+/// The communicator and the path of the cases.
 struct Cases<'c> {
     context: &'c Context,
     comm: &'c MpiDeviceCommunicator,
     path: &'static str,
 }
 
-/// Lengths; the last but one takes several windows, and the last more of them than there are blocks of pinned memory.
+/// Lengths; the last but one takes several windows, and the last takes more windows than there are blocks of pinned memory.
 const LENS: [usize; 6] = [0, 1, 33, 4097, 1_500_007, 10_485_779];
-/// Those that are tried with everything.
+/// The lengths that every case uses.
 const SHORT: &[usize] = &[0, 1, 33, 4097];
 
 fn on_each_path(context: &Context, report: &mut Report, run: impl Fn(&Cases<'_>, &mut Report)) {
@@ -82,17 +82,17 @@ impl Cases<'_> {
         self.context.world_size
     }
 
-    /// What a case is called.
+    /// The name of a case, with its path.
     fn name(&self, what: &str) -> String {
         format!("{what}, {}", self.path)
     }
 
-    /// One vector of ordinary numbers for each rank; the same on every rank.
+    /// A vector of ordinary numbers for each rank; all ranks compute the same vectors.
     fn inputs(&self, format: Format, len: usize) -> Vec<Vec<f64>> {
         (0..self.world_size()).map(|rank| vector(format, len, (rank * 31 + len) as u64)).collect()
     }
 
-    /// One vector of arbitrary bits for each rank, NaN with payloads among them; the same on every rank.
+    /// A vector of arbitrary bits for each rank, NaN with payloads among them; all ranks compute the same vectors.
     fn patterns(&self, format: Format, len: usize) -> Vec<Array> {
         let any = |rank: usize| {
             let mut random = Random::new((rank * 37 + len + 1) as u64);
@@ -101,17 +101,17 @@ impl Cases<'_> {
         (0..self.world_size()).map(any).collect()
     }
 
-    /// Data on the device, `len` elements from a place on that differs from length to length.
+    /// Data on the device, at an offset that depends on the length.
     fn placed(&self, array: &Array) -> Placed {
         Placed::new(&self.context.queue, array, array.len() % 3)
     }
 
-    /// Room in which an element that is not written shows.
+    /// Memory in which an unwritten element is recognisable.
     fn room(&self, format: Format, len: usize) -> Placed {
         Placed::unwritten(&self.context.queue, format, len, (len + 1) % 3)
     }
 
-    /// Waits for the communicator's work, and compares.
+    /// Waits for the communicator's work, and compares the data.
     #[track_caller]
     fn assert_holds(&self, what: &str, placed: &Placed, expected: &Array) {
         self.comm.synchronize(&self.context.queue).unwrap();
@@ -119,17 +119,17 @@ impl Cases<'_> {
     }
 }
 
-/// Arrays one behind the other.
+/// Concatenates arrays.
 fn concat(arrays: &[Array]) -> Array {
     Array::from_patterns(arrays[0].format(), arrays.iter().flat_map(Array::patterns))
 }
 
-/// Some elements of an array.
+/// A range of an array's elements.
 fn part(array: &Array, range: std::ops::Range<usize>) -> Array {
     Array::from_patterns(array.format(), array.patterns()[range].iter().copied())
 }
 
-/// Bytes of a placed array.
+/// The memory of a placed array, for raw calls.
 fn raw(placed: &Placed) -> RawSlice {
     placed.slice().into()
 }

@@ -1,5 +1,5 @@
-//! What runs over any transport, over MPI on device memory: Send and Recv, tensor parallelism, Adasum across nodes and on the
-//! processors, and the communicators of a topology's groups, of MPI's and of NCCL's.
+//! Operations on any transport, over MPI on device memory: Send and Recv, tensor parallelism, Adasum across nodes and on the processors,
+//! and the communicators of a topology's groups, of MPI and of NCCL.
 
 use gradsync::GradientBuffer;
 use gradsync::comm::mpi::device::MpiDeviceOptions;
@@ -19,7 +19,7 @@ use crate::context::Context;
 use crate::report::Report;
 use crate::{adasum, send_recv, tensor_parallel};
 
-/// The first takes several chunks.
+/// Shapes of tensors; the first one takes several chunks.
 const SHAPES: [&[usize]; 6] = [&[2_500_003], &[0], &[257, 3], &[], &[64], &[20, 5, 5]];
 
 pub(super) fn run(context: &Context, report: &mut Report) {
@@ -94,7 +94,7 @@ fn staged(context: &Context, format: Format) {
             assert!(first == patterns_of(host.as_slice()), "{what}: other bits than on the host");
             assert!(first == second, "{what}: other bits in the second round");
             assert_eq!(adasum.report().unwrap(), expected, "{what}");
-            // What somebody has written between tensors changes nothing.
+            // Values that a caller has written between tensors change nothing.
             let mut dirty = filled(context, format, kind);
             fill_gaps(&mut dirty, 1.0);
             buffer.copy_from_host(&dirty).unwrap();
@@ -112,7 +112,8 @@ fn staged(context: &Context, format: Format) {
     }
 }
 
-/// ONNX Runtime's choices on the same gradients: what the processors find is what the kernels find, but for the last bits of f64.
+/// ONNX Runtime's choices on the same gradients: the result of the processors equals the result of the kernels, except for the last bits of
+/// f64.
 fn against_kernels(context: &Context) {
     let (job, nccl) = (context.job(), context.communicator(0, &context.options()));
     let (host, options) = (filled(context, Format::F64, Kind::Random), AdasumOptions::default());
@@ -129,8 +130,8 @@ fn against_kernels(context: &Context) {
         (values, adasum.report().unwrap().weights.unwrap())
     };
     let ((by_processors, weights), (by_kernels, kernel_weights)) = (run(true), run(false));
-    // A coefficient `1 - s / 2q` of vectors with `s ≤ q` errs by at most γ_n of each product, in all three of them; with four ranks a
-    // weight is made of two levels of coefficients, of which either is at most 3/2, by both ways. Elements are at most 4.
+    // A coefficient `1 - s / 2q` of vectors with `s ≤ q` errs by at most γ_n for each product, in all three of them. With four ranks a
+    // weight consists of two levels of coefficients, each of them at most 3/2, in both implementations. Elements are at most 4.
     let bound = 2.0 * 2.0 * 3.0 * 1.5 * gamma(SHAPES[0][0]) * 4.0 * context.world_size as f64;
     let near = |one: f64, other: f64| (one - other).abs() <= bound;
     let differs = |(one, other): (&f64, &f64)| !near(*one, *other);
@@ -138,11 +139,11 @@ fn against_kernels(context: &Context) {
     assert_eq!(weights.iter().zip(&kernel_weights).position(differs), None, "a weight differs");
 }
 
-/// A sum over each group of a topology has its ranks and no others.
+/// Asserts that a sum over each group of a topology covers its ranks and no others.
 pub(crate) fn groups<C: Communicator<Cuda> + Split>(context: &Context, comm: C) {
     let (rank, world) = (context.rank, context.world_size);
     let (data, horizontal) = if world % 2 == 0 { (world / 2, 2) } else { (world, 1) };
-    // On one node, two are made up.
+    // On one node, two nodes are simulated.
     let local = if context.layout.nodes > 1 { context.layout.ranks_per_node } else { world.div_ceil(2) };
     let sizes = Sizes { world, local, data, horizontal, pipeline: 1 };
     let (groups, topology) = (Groups::new(comm, sizes).unwrap(), Topology::new(rank, sizes).unwrap());

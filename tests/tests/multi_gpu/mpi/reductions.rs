@@ -1,4 +1,5 @@
-//! Reductions on device memory give the bits that they give on the host's, over the same MPI; with factors, those of one rounding.
+//! Reductions on device memory give the bits of reductions on host memory, over the same MPI; with factors, they give the bits of a single
+//! rounding.
 
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
 use gradsync_tests::array::Array;
@@ -29,7 +30,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     report.case(&cases.name("all_reduce of more windows than blocks"), || many_windows(cases));
 }
 
-/// The host's bits.
+/// The bits of the host transport.
 fn on_host(cases: &Cases<'_>, own: &Array, op: ReduceOp) -> Array {
     let mut expected = own.clone();
     cases.context.job().all_reduce(expected.slice_mut(), op).unwrap();
@@ -66,7 +67,7 @@ fn reduce_scatter(cases: &Cases<'_>, format: Format, op: ReduceOp, len: usize) {
     assert!(shard == expected, "shards of {len} in place: other bits than expected");
 }
 
-/// NaN, infinities, subnormals and the limits, turned differently on each rank.
+/// NaN, infinities, subnormals and the limits, rotated differently on each rank.
 fn edge_values(cases: &Cases<'_>, format: Format) {
     for op in Op::ALL.map(ours) {
         let mut values = edges(format);
@@ -80,7 +81,7 @@ fn edge_values(cases: &Cases<'_>, format: Format) {
     }
 }
 
-/// Factors meet the elements and the total in f64, and there is one rounding.
+/// Factors multiply the elements and the total in f64, and there is one rounding.
 fn scaled(cases: &Cases<'_>, format: Format) {
     let world_size = cases.world_size() as f64;
     for (before, after) in [(0.5, 1.0), (1.0, 3.0), (0.1, -7.25), (-1e-3, 1e3)] {
@@ -113,7 +114,7 @@ fn scaled(cases: &Cases<'_>, format: Format) {
     }
 }
 
-/// Integers, so that the sum is exact.
+/// Numbers are integers, so the sum is exact.
 fn many_windows(cases: &Cases<'_>) {
     let number = |rank: usize, index: usize| ((index % 10_007) * (rank + 1)) as f32;
     let own = Array::F32((0..LENS[5]).map(|index| number(cases.rank(), index)).collect());

@@ -1,5 +1,5 @@
-//! Calls are in the order of the queue of their operands: what was put there before runs before, what is put there afterwards behind,
-//! and memory may be used again at once. Copies on the device keep queues busy, so that a missing order shows.
+//! Calls are ordered with the queue of their operands: earlier work in the queue runs before the call, later work runs after it, and memory
+//! may be reused at once. Copies on the device keep queues busy, so that a missing order is detected.
 
 use gradsync::DType;
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
@@ -8,7 +8,7 @@ use gradsync::driver::{DeviceBuffer, Queue};
 use super::Cases;
 use crate::report::Report;
 
-/// More than one window.
+/// The length exceeds one window.
 const LEN: usize = 1_500_007;
 
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
@@ -66,7 +66,7 @@ impl Ballast {
     }
 }
 
-/// In every round the input is written late, and overwritten as soon as the call has returned; the result is copied away, and its place
+/// In every round the input is written late, and overwritten as soon as the call has returned; the result is copied away, and its memory is
 /// overwritten.
 fn ordered(cases: &Cases<'_>, queue: &Queue) {
     const ROUNDS: usize = 4;

@@ -1,4 +1,4 @@
-//! What is expected of Send and Recv on device memory over any transport.
+//! The cases of Send and Recv on device memory over any transport.
 
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::kernels::cuda;
@@ -11,7 +11,7 @@ use gradsync_tests::transfers::{Owned, bundles, known};
 use super::tensors::{Tensor, bundle, place, read};
 use super::{RankContext, pipeline, refusals};
 
-/// What all ranks do; the communicator works as before afterwards.
+/// A case, which all ranks run; afterwards the communicator works as before.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) run: fn(&RankContext<'_>),
@@ -38,7 +38,7 @@ pub(crate) const ALL: &[Case] = &[
     case("one forward, one backward", pipeline::pipeline),
 ];
 
-/// A bundle that rank 0 sends and rank 1 receives in all three ways.
+/// Rank 0 sends a bundle and rank 1 receives it, in all three ways.
 pub(super) fn over(ranks: &RankContext<'_>, tensors: &[Owned], what: &str) {
     let RankContext { queue, .. } = *ranks;
     let transfers = ranks.transfers();
@@ -86,14 +86,14 @@ fn head_lengths(ranks: &RankContext<'_>) {
 }
 
 fn long_headers(ranks: &RankContext<'_>) {
-    // 61 vectors are the most that the first message describes.
+    // The first message describes at most 61 vectors.
     for count in [61, 62, 300] {
         let tensors: Vec<Owned> = (0..count).map(|seed| Owned::new(DataType::I32, &[seed % 4], seed as u64)).collect();
         over(ranks, &tensors, &format!("{count} vectors"));
     }
 }
 
-/// Tensors of one buffer, each of which begins where the one before ends: with and without gaps in the payload.
+/// Tensors of one buffer, each of which starts where the previous one ends: with and without gaps in the payload.
 fn in_place(ranks: &RankContext<'_>) {
     let RankContext { queue, .. } = *ranks;
     let transfers = ranks.transfers();
@@ -156,7 +156,7 @@ fn gradient_buffers(ranks: &RankContext<'_>) {
     }
 }
 
-/// Along all ranks, without any rank's host waiting in between.
+/// A bundle is passed along all ranks, without a wait on any rank's host.
 fn passed_on(ranks: &RankContext<'_>) {
     let RankContext { comm, queue } = *ranks;
     let transfers = ranks.transfers();
@@ -179,7 +179,7 @@ fn passed_on(ranks: &RankContext<'_>) {
     comm.synchronize(queue).unwrap();
 }
 
-/// A known and two described bundles to every other rank in one call, one of which has a long header.
+/// A known and two described bundles go to every other rank in one call; one of them has a long header.
 fn everybody(ranks: &RankContext<'_>) {
     let RankContext { queue, .. } = *ranks;
     let transfers = ranks.transfers();
@@ -199,7 +199,7 @@ fn everybody(ranks: &RankContext<'_>) {
         sends.push((*peer, bundle(second).described(2)));
         sends.push((*peer, bundle(third)));
     }
-    // In another order of peers than the sends.
+    // The receives have another order of peers than the sends.
     for &peer in peers.iter().rev() {
         receives.extend([(peer, Expected::described(1)), (peer, Expected::described(2))]);
         receives.push((peer, known(&tensors(peer, rank)[2])));
@@ -213,7 +213,7 @@ fn everybody(ranks: &RankContext<'_>) {
     }
 }
 
-/// Work that keeps a queue busy for some milliseconds, so that nothing behind it runs before its host has gone on.
+/// Work that keeps a queue busy for some milliseconds, so that later work in the queue starts only after the host has gone on.
 struct Ballast {
     from: DeviceBuffer,
     to: DeviceBuffer,
@@ -234,14 +234,14 @@ impl Ballast {
 
 const LEN: usize = 100_003;
 
-/// Tensors are written late, sent, overwritten and dropped at once; the scratch of one bundle becomes that of the next.
+/// Tensors are written late, sent, overwritten and dropped at once; the scratch memory of one bundle is reused by the next.
 fn reused(ranks: &RankContext<'_>) {
     const ROUNDS: usize = 20;
     let RankContext { comm, queue } = *ranks;
     let transfers = ranks.transfers();
     let numbers: Vec<f32> = (0..LEN).map(|index| (index % 97) as f32).collect();
     let base = DeviceBuffer::from_host(queue, (&numbers).into()).unwrap();
-    // Connected before, for which the host may wait.
+    // The ranks connect before, as the host may wait for the connection.
     over(ranks, &[Owned::new(DataType::U8, &[1], 0)], "before");
     let mut ballast = Ballast::new(queue);
     ballast.put();
@@ -281,7 +281,7 @@ fn reused(ranks: &RankContext<'_>) {
     }
 }
 
-/// What has come is read on another queue, which only the completion's event holds back.
+/// The received data are read on another queue, ordered only by the completion's event.
 fn two_queues(ranks: &RankContext<'_>) {
     let RankContext { queue, .. } = *ranks;
     let transfers = ranks.transfers();
@@ -308,7 +308,7 @@ fn two_queues(ranks: &RankContext<'_>) {
             copy.as_mut_slice().copy_from_device(on_other).unwrap();
             let mut got = vec![0.0f32; LEN];
             copy.as_slice().copy_to_host((&mut got).into()).unwrap();
-            // The data have come; whether the ranks' calls fit is known a little later.
+            // The data have arrived; the comparison of the ranks' calls ends a little later.
             assert!(completion.wait().unwrap() && completion.is_done().unwrap());
             assert_eq!(got, values);
         }

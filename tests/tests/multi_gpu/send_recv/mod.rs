@@ -1,6 +1,6 @@
-//! Send and Recv on device memory over NCCL, with calls compared and without, and what ends a communicator.
+//! Send and Recv on device memory over NCCL, with and without comparison of calls, and transfers that break a communicator.
 //!
-//! What is expected of any transport stands in `cases`, `refusals` and `pipeline`.
+//! The modules `cases`, `refusals` and `pipeline` hold the cases for any transport.
 
 pub(crate) mod cases;
 mod pipeline;
@@ -19,7 +19,7 @@ use crate::context::Context;
 use crate::report::Report;
 use tensors::Tensor;
 
-/// The ranks of a case, as one of them sees them.
+/// The context of one rank in a case.
 pub(crate) struct RankContext<'c> {
     pub(crate) comm: &'c dyn Communicator<Cuda>,
     pub(crate) queue: &'c Queue,
@@ -38,7 +38,7 @@ impl<'c> RankContext<'c> {
         self.comm.world_size()
     }
 
-    /// Returns once all ranks have come here, over what the transport has for that.
+    /// Returns once all ranks have called it, by the transport's own exchange of words.
     fn meet(&self) {
         self.comm.gather_words(&[1]).unwrap();
     }
@@ -69,7 +69,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
             let ranks = RankContext { comm: &comm, queue: &context.queue };
             provoke(&ranks);
             if ranks.rank() > 1 {
-                // These hear of it too, and have to stay until the two others have.
+                // The other ranks hear of the failure too, and have to stay until ranks 0 and 1 have.
                 while comm.failure().is_none() {
                     std::thread::sleep(std::time::Duration::from_millis(2));
                 }
@@ -78,10 +78,10 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     }
 }
 
-/// Something between ranks 0 and 1 that ends a communicator which compares calls.
+/// A transfer between ranks 0 and 1 that breaks a communicator which compares calls.
 type Fatal = fn(&RankContext<'_>);
 
-/// Calls are compared while they are under way, before a transfer counts as over.
+/// Waits for a transfer. Calls are compared while they are in progress, before a transfer counts as complete.
 fn wait(transfer: Result<Completion<'_, Cuda>>) -> Result<bool> {
     transfer?.wait()
 }
@@ -103,7 +103,7 @@ fn other_lengths(ranks: &RankContext<'_>) {
     }
 }
 
-/// A payload of just the length of the header's first message is what the receiver waits for.
+/// The receiver expects a payload with exactly the length of the header's first message.
 fn described_to_one_who_knows(ranks: &RankContext<'_>) {
     let mut tensor = Tensor::new(ranks.queue, &Owned::new(DataType::F32, &[254], 0), 0);
     match ranks.rank() {

@@ -1,6 +1,6 @@
-//! A pipeline on GPUs whose numbers are known: stage s multiplies by `s + 2`, and the loss by 3.
+//! A pipeline on GPUs with known numbers: stage s multiplies by `s + 2`, and the loss by 3.
 //!
-//! All numbers are integers that f64 holds, so that every result is exact. No host waits for a pass.
+//! All numbers are integers that f64 represents, so every result is exact. No host waits for a pass.
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
 use gradsync::kernels::cuda;
@@ -28,7 +28,7 @@ impl Vector {
         }
     }
 
-    /// This one times a factor.
+    /// The product of this vector and a factor.
     fn times(&self, queue: &Queue, factor: f64) -> Result<Vector> {
         let mut product = DeviceBuffer::zeroed(queue, DType::F64, self.slice().len())?;
         cuda::scale(product.as_mut_slice(), self.slice(), factor)?;
@@ -42,22 +42,22 @@ impl Vector {
     }
 }
 
-/// One stage. Activations are described in every second micro-batch, and known otherwise.
+/// The work of one stage. Activations are described in every second micro-batch, and known otherwise.
 struct Work<'c> {
     queue: &'c Queue,
     stage: usize,
     stages: usize,
     inputs: Vec<Option<Vector>>,
     outputs: Vec<Option<Vector>>,
-    /// Of the outputs, kept for the end.
+    /// The gradients of the outputs, kept for the end.
     gradients: Vec<Option<Vector>>,
-    /// Of the inputs.
+    /// The gradients of the inputs.
     passed: Vec<Option<Vector>>,
 }
 
 impl TransferHandler<Payload, Cuda> for Work<'_> {
-    fn send(&self, to: usize, what: &Payload) -> Result<Bundle<'_, Cuda>> {
-        match *what {
+    fn send(&self, to: usize, payload: &Payload) -> Result<Bundle<'_, Cuda>> {
+        match *payload {
             Payload::Activation(k) => {
                 assert_eq!(to, self.stage + 1);
                 let values = self.outputs[k].as_ref().expect("computed").slice();
@@ -71,16 +71,16 @@ impl TransferHandler<Payload, Cuda> for Work<'_> {
         }
     }
 
-    fn expect(&self, _: usize, what: &Payload) -> Result<Expected> {
-        Ok(match *what {
+    fn expect(&self, _: usize, payload: &Payload) -> Result<Expected> {
+        Ok(match *payload {
             Payload::Activation(k) if k % 2 == 0 => Expected::described(k as u64),
             Payload::Activation(k) => Expected::known([(DataType::F64, vec![rows(k), 1])]),
             Payload::Gradient(k) => Expected::known([(DataType::F64, vec![rows(k)])]),
         })
     }
 
-    fn received(&mut self, from: usize, what: &Payload, tensors: Received<Cuda>) -> Result<()> {
-        match *what {
+    fn received(&mut self, from: usize, payload: &Payload, tensors: Received<Cuda>) -> Result<()> {
+        match *payload {
             Payload::Activation(k) => {
                 assert_eq!((from + 1, tensors.tensor(0).shape()), (self.stage, &[rows(k), 1][..]));
                 self.inputs[k] = Some(Vector::Came(tensors));
@@ -93,9 +93,9 @@ impl TransferHandler<Payload, Cuda> for Work<'_> {
         Ok(())
     }
 
-    fn sent(&mut self, _: usize, what: &Payload) -> Result<()> {
-        // The memory may go although nothing has run yet.
-        match *what {
+    fn sent(&mut self, _: usize, payload: &Payload) -> Result<()> {
+        // The memory may be dropped although no work has run yet.
+        match *payload {
             Payload::Activation(k) => self.outputs[k] = None,
             Payload::Gradient(k) => self.passed[k] = None,
         }
@@ -123,7 +123,7 @@ impl StageWork<Cuda> for Work<'_> {
     }
 }
 
-/// Runs a pipeline of as many stages as there are ranks, twice, and compares every stage with what it must have.
+/// Runs a pipeline of one stage per rank, twice, and compares every stage with the expected numbers.
 pub(super) fn pipeline(ranks: &RankContext<'_>) {
     let RankContext { comm, queue } = *ranks;
     let (stage, stages) = (ranks.rank(), ranks.size());

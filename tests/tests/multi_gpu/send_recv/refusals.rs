@@ -1,4 +1,4 @@
-//! What ranks refuse on device memory, and that the sender learns of it.
+//! Bundles that ranks refuse on device memory, with errors that reach the sender.
 
 use gradsync::driver::DeviceBuffer;
 use gradsync::memory::{Cuda, DeviceWireSlice, RawSlice};
@@ -11,7 +11,7 @@ use super::RankContext;
 use super::cases::over;
 use super::tensors::{Tensor, bundle, place};
 
-/// The message of a refused argument.
+/// Asserts a refused argument whose message holds these words.
 #[track_caller]
 fn refused(outcome: Result<impl Sized>, words: &[&str]) {
     match outcome.map(drop) {
@@ -72,7 +72,7 @@ pub(super) fn own_mistakes(ranks: &RankContext<'_>) {
     works(ranks);
 }
 
-/// What the receiver refuses, the sender learns, in the receiver's words.
+/// A refusal of the receiver reaches the sender with the receiver's text.
 pub(super) fn limits_and_tags(ranks: &RankContext<'_>) {
     let RankContext { queue, .. } = *ranks;
     let transfers = ranks.transfers();
@@ -84,7 +84,7 @@ pub(super) fn limits_and_tags(ranks: &RankContext<'_>) {
         (&tensors, exact.with_dim(2), 4, "dimension of 3"),
         (&tensors, exact.with_payload_bytes(256), 4, "limit is 256"),
         (&tensors, exact, 5, "tag 5 is expected"),
-        // Found in the rest of the header.
+        // The limit is exceeded in the rest of the header.
         (&many, Limits::default().with_dim(1), 4, "dimension of 2"),
     ];
     for (tensors, limits, tag, word) in cases {
@@ -97,7 +97,7 @@ pub(super) fn limits_and_tags(ranks: &RankContext<'_>) {
             _ => {}
         }
     }
-    // One of three is refused, and the other two go.
+    // One of three bundles is refused, and the other two are transferred.
     let own = &bundles(41)[0];
     match ranks.rank() {
         0 => {
@@ -115,8 +115,8 @@ pub(super) fn limits_and_tags(ranks: &RankContext<'_>) {
     works(ranks);
 }
 
-/// Tensors that are there, as one memory many times, and of which no GPU has room for a copy. The receiver of what is described learns of it, and
-/// another bundle of the call goes; where shapes are known nothing has moved.
+/// Tensors that refer to one memory many times, so that no GPU has room for a copy of them. If the bundle is described, its receiver learns
+/// of the failure, and another bundle of the call is transferred; if the shapes are known, nothing is transferred.
 pub(super) fn withdrawn(ranks: &RankContext<'_>) {
     const PART: usize = 256 << 20;
     const COUNT: usize = 1 << 13;
@@ -147,7 +147,7 @@ pub(super) fn withdrawn(ranks: &RankContext<'_>) {
     works(ranks);
 }
 
-/// Bytes of a head's length that are none, and lies in one that is. Memory is never made for what they say.
+/// Messages of a header's length that are no header, or a header with a false length. No memory is allocated for the claimed sizes.
 pub(super) fn no_header(ranks: &RankContext<'_>) {
     let RankContext { comm, queue } = *ranks;
     let transfers = ranks.transfers();

@@ -1,4 +1,4 @@
-//! Tensors of any type on the device, between guards that show a write beside them, and the way back.
+//! Tensors of any type on the device, between guards that reveal a write beside them, and the copy back.
 
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
@@ -16,7 +16,7 @@ pub(super) struct Tensor {
 }
 
 impl Tensor {
-    /// Begins so many elements behind an aligned address.
+    /// A tensor that begins `begin` elements after an aligned address.
     pub(super) fn new(queue: &Queue, data: &Owned, begin: usize) -> Self {
         let begin = begin * data.dtype.size_bytes();
         let mut whole = vec![GUARD; (begin + data.bytes.len() + 5).next_multiple_of(WORD)];
@@ -48,7 +48,7 @@ impl Tensor {
         WireTensorMut::on_device(self.wire_mut(), shape).unwrap()
     }
 
-    /// Waits for the queue.
+    /// Waits for the queue, and returns the data.
     pub(super) fn read(&self) -> Owned {
         let mut words = vec![0.0f64; self.buffer.as_slice().len()];
         self.buffer.as_slice().copy_to_host((&mut words).into()).unwrap();
@@ -60,7 +60,7 @@ impl Tensor {
     }
 }
 
-/// Each in memory of its own, at addresses aligned to no more than its type.
+/// Places each tensor in memory of its own, at an address that is aligned to its type only.
 pub(super) fn place(queue: &Queue, tensors: &[Owned]) -> Vec<Tensor> {
     tensors.iter().enumerate().map(|(index, data)| Tensor::new(queue, data, index % 3)).collect()
 }
@@ -69,7 +69,7 @@ pub(super) fn bundle(tensors: &[Tensor]) -> Bundle<'_, Cuda> {
     Bundle::new(tensors.iter().map(Tensor::view)).unwrap()
 }
 
-/// Waits for the queue.
+/// Waits for the queue, and returns the received tensors.
 pub(super) fn read(received: &Received<Cuda>) -> Vec<Owned> {
     received.to_host().unwrap().tensors().map(Owned::from).collect()
 }

@@ -1,7 +1,7 @@
-//! Tensor-parallel operations on device memory over NCCL, with and without checks of the calls that follow the first; and what
-//! it means that the ranks remember.
+//! Tensor-parallel operations on device memory over NCCL, with and without checks of later calls, and the effects of the ranks' memory of
+//! agreed calls.
 //!
-//! What is expected of any transport stands in `cases`.
+//! The module `cases` holds the cases for any transport.
 
 pub(crate) mod cases;
 
@@ -33,7 +33,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     }
 }
 
-/// What only a communicator that remembers does.
+/// The cases for a communicator that remembers agreed calls.
 pub(crate) fn run_remembered(context: &Context, report: &mut Report) {
     let mut comm = None;
     report.case("communicator", || comm = Some(remembering(context, 0, context.options().deadline)));
@@ -43,13 +43,14 @@ pub(crate) fn run_remembered(context: &Context, report: &mut Report) {
     report.case("calls that are known, in another order", || in_another_order(context));
 }
 
-/// Without checks: with them, a rank may be ahead too, but what hosts exchange has its place among the calls.
+/// A communicator without checks. With checks a rank may run ahead too, but then exchanges between hosts have a fixed position among the
+/// calls.
 fn remembering(context: &Context, generation: u64, deadline: Duration) -> NcclCommunicator {
     context.communicator(generation, &context.options().with_deadline(deadline).with_checks(false))
 }
 
-/// Rank 0 goes through a whole step before it meets the others on the control channel, and they do so before theirs.
-/// If its host waited for them, that would be for what they never bring.
+/// Rank 0 runs a whole step before it meets the others on the control channel, and the others meet it there before their step. If rank 0's
+/// host waited in the step, it would wait for calls that the others cannot make yet.
 fn ahead_of_the_others(context: &Context, comm: &NcclCommunicator) {
     let ranks = RankContext { comm, queue: &context.queue };
     let rows = context.world_size;
@@ -59,7 +60,7 @@ fn ahead_of_the_others(context: &Context, comm: &NcclCommunicator) {
         pipeline.backward(output, comm)
     };
     let ones = || ranks.tensor(Format::F32, &vec![1.0; rows * 5], &[rows, 5]);
-    // Once for the agreement, and for NCCL's connections.
+    // The first step is for the agreement, and for NCCL's connections.
     let expected = ranks.seen(&step(ones()).unwrap());
     let input = ones();
     if context.rank != 0 {
@@ -72,7 +73,7 @@ fn ahead_of_the_others(context: &Context, comm: &NcclCommunicator) {
     assert_eq!(ranks.seen(&output), expected);
 }
 
-/// The last rank waits for an agreement, the others in a collective: an error on all of them, at the deadline.
+/// The last rank waits for an agreement, and the others wait in a collective: all of them get an error at the deadline.
 fn new_to_one(context: &Context) {
     let comm = remembering(context, 1, Duration::from_secs(3));
     let ranks = RankContext { comm: &comm, queue: &context.queue };
@@ -87,7 +88,7 @@ fn new_to_one(context: &Context) {
     assert!(comm.failure().is_some(), "{error}, which does not stick");
 }
 
-/// Shapes of as many elements, all of them agreed on before: only what travels beside the collective tells.
+/// Shapes with equal numbers of elements, all of them agreed on before: only the information beside the collective reveals the difference.
 fn in_another_order(context: &Context) {
     let comm = context.communicator(2, &context.options());
     let ranks = RankContext { comm: &comm, queue: &context.queue };
@@ -98,7 +99,7 @@ fn in_another_order(context: &Context) {
     let shapes: [&[usize]; 2] = [&[6, 2], &[12]];
     shapes.iter().for_each(|shape| sum(shape).unwrap());
     let is_odd = context.rank == context.world_size - 1;
-    // The failure of the last call can overtake the answers to the known ones.
+    // The failure of the last call can overtake the answers to the agreed calls.
     let known_then_odd = shapes.iter().try_for_each(|shape| sum(shape)).and_then(|()| sum(shapes[usize::from(is_odd)]));
     let error = known_then_odd.expect_err("another shape on one rank");
     assert!(matches!(&error, Error::Comm(CommError::Mismatch { .. })), "{error}");

@@ -1,8 +1,8 @@
 //! Two linear layers in a row, the first split by output rows and the second by input columns, with gradsync's
 //! operations around them, against the same layers on one rank.
 //!
-//! The layers multiply on the host, in `f64`. Everything is −1, 0 or 1 to begin with, so that every sum is an integer of
-//! at most 144 and exact in every dtype.
+//! The layers multiply on the host, in `f64`. All initial values are −1, 0 or 1, so that every sum is an integer of at most 144 and exact
+//! in every dtype.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +18,7 @@ use gradsync_tests::oracle::Format;
 
 use super::{RankContext, host_tensor};
 
-/// All of them are multiples of every world size.
+/// These sizes are multiples of every world size.
 const BATCH: usize = 24;
 const INPUTS: usize = 24;
 const HIDDEN: usize = 24;
@@ -56,7 +56,7 @@ impl Matrix {
         })
     }
 
-    /// This rank's part by rows.
+    /// The rows of this rank's part.
     fn rows_of(&self, ranks: &RankContext<'_>) -> Self {
         assert_eq!(self.rows % ranks.world_size(), 0, "the sizes are multiples of every world size");
         let rows = self.rows / ranks.world_size();
@@ -64,7 +64,7 @@ impl Matrix {
         Self { rows, columns: self.columns, values: part.to_vec() }
     }
 
-    /// This rank's part by columns.
+    /// The columns of this rank's part.
     fn columns_of(&self, ranks: &RankContext<'_>) -> Self {
         self.transposed().rows_of(ranks).transposed()
     }
@@ -73,7 +73,7 @@ impl Matrix {
         ranks.tensor(format, &self.values, &[self.rows, self.columns])
     }
 
-    /// The matrix on the device, once it is there.
+    /// The matrix, after the device's work on it.
     fn read(tensor: &DeviceTensor, comm: &dyn Communicator<Cuda>) -> Result<Self> {
         comm.synchronize(tensor.queue())?;
         let host = tensor.to_host()?;
@@ -82,17 +82,17 @@ impl Matrix {
     }
 }
 
-/// `y = x Wᵀ` on one rank's part of the weight; it knows nothing of ranks.
+/// `y = x Wᵀ` on one rank's part of the weight, without any knowledge of ranks.
 struct Linear {
     format: Format,
     weight: Matrix,
-    /// The input of the last pass forward.
+    /// The input of the last forward pass.
     input: Option<Matrix>,
     weight_gradient: Arc<Mutex<Option<Matrix>>>,
 }
 
 impl Linear {
-    /// In place of a kernel.
+    /// Computes on the host, in place of a kernel.
     fn on_host(
         &self,
         tensor: &DeviceTensor,
@@ -125,7 +125,7 @@ impl TensorOp<DeviceTensor> for Linear {
     }
 }
 
-/// What goes in, and the layers whole, on one rank: `z = x Vᵀ Wᵀ` and its gradients for `dz`.
+/// The input and the whole layers, on one rank: `z = x Vᵀ Wᵀ` and its gradients for `dz`.
 struct Whole {
     x: Matrix,
     dz: Matrix,
@@ -154,7 +154,7 @@ impl Whole {
     }
 }
 
-/// The block with `before` and `after` it; `part` is what of the batch a rank has.
+/// Checks the block between `before` and `after`; `part` selects a rank's part of the batch.
 fn check(
     ranks: &RankContext<'_>,
     before: impl TensorOp<DeviceTensor> + Copy + 'static,
@@ -175,16 +175,16 @@ fn check(
             .then(linear(whole.v.rows_of(ranks), &gradients[0]))
             .then(linear(whole.w.columns_of(ranks), &gradients[1]))
             .then(after);
-        // The second step is one whose calls the ranks have compared before.
+        // In the second step, the ranks have compared the calls before.
         for step in 0..2 {
-            let what = |name: &str| format!("{name} in {format:?}, step {step}, rank {}", ranks.rank());
+            let label = |name: &str| format!("{name} in {format:?}, step {step}, rank {}", ranks.rank());
             let output = pipeline.forward(part(&whole.x).tensor(ranks, format), ranks.comm).unwrap();
-            assert_eq!(Matrix::read(&output, ranks.comm).unwrap(), part(&whole.z), "{}", what("output"));
+            assert_eq!(Matrix::read(&output, ranks.comm).unwrap(), part(&whole.z), "{}", label("output"));
             let gradient = pipeline.backward(part(&whole.dz).tensor(ranks, format), ranks.comm).unwrap();
-            assert_eq!(Matrix::read(&gradient, ranks.comm).unwrap(), part(&whole.dx), "{}", what("input"));
+            assert_eq!(Matrix::read(&gradient, ranks.comm).unwrap(), part(&whole.dx), "{}", label("input"));
             let [dv, dw] = gradients.each_ref().map(|cell| cell.lock().unwrap().take().expect("a pass backward"));
-            assert_eq!(dv, whole.dv.rows_of(ranks), "{}", what("first weight"));
-            assert_eq!(dw, whole.dw.columns_of(ranks), "{}", what("second weight"));
+            assert_eq!(dv, whole.dv.rows_of(ranks), "{}", label("first weight"));
+            assert_eq!(dw, whole.dw.columns_of(ranks), "{}", label("second weight"));
         }
     }
 }
@@ -194,7 +194,7 @@ pub(super) fn tensor_parallel(ranks: &RankContext<'_>) {
     check(ranks, AllReduceGradient, AllReduce, Matrix::clone);
 }
 
-/// Every rank has its rows of the batch outside of the block (Megatron-LM's sequence parallelism).
+/// Outside of the block, every rank has its rows of the batch (Megatron-LM's sequence parallelism).
 pub(super) fn sequence_parallel(ranks: &RankContext<'_>) {
     check(ranks, AllGather, ReduceScatter, |matrix| matrix.rows_of(ranks));
 }

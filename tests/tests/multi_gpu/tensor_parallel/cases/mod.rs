@@ -1,7 +1,7 @@
-//! What tensor-parallel operations on device memory do, whatever transport carries them: cases that need a
-//! communicator, a queue, and the same call on every rank.
+//! Cases of tensor-parallel operations on device memory for any transport. They need a communicator, a queue, and the same call on every
+//! rank.
 //!
-//! No case leaves the communicator broken, and none knows how it was made.
+//! No case leaves the communicator broken, and none depends on how it was created.
 
 mod layers;
 mod passes;
@@ -24,7 +24,7 @@ use gradsync_tests::oracle::Format;
 #[derive(Clone, Copy)]
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    /// The least world size that it is about.
+    /// The smallest world size of the case.
     ranks: usize,
     pub(crate) run: fn(&RankContext<'_>),
 }
@@ -60,14 +60,14 @@ pub(crate) fn of(world_size: usize) -> impl Iterator<Item = Case> {
     ALL.into_iter().filter(move |case| case.ranks <= world_size)
 }
 
-/// This rank, and what it reaches the others with.
+/// The context of this rank.
 pub(crate) struct RankContext<'c> {
     pub(crate) comm: &'c dyn Communicator<Cuda>,
-    /// Of the communicator's device.
+    /// A queue on the communicator's device.
     pub(crate) queue: &'c Queue,
 }
 
-/// Shape and bits.
+/// The shape and the bits of a tensor.
 type Seen = (Vec<usize>, Vec<u64>);
 
 impl RankContext<'_> {
@@ -83,12 +83,12 @@ impl RankContext<'_> {
         DeviceTensor::from_host(self.queue, &host_tensor(format, values, shape)).unwrap()
     }
 
-    /// Small integers, others on every rank: every sum over a few of them is exact in every dtype.
+    /// Small integers that differ between ranks: every sum over a few of them is exact in every dtype.
     fn integers(&self, format: Format, seed: usize, shape: &[usize]) -> DeviceTensor {
         self.tensor(format, &integers(seed, shape.iter().product()), shape)
     }
 
-    /// The tensor, once it is there.
+    /// The tensor on the host, after the device's work on it.
     fn read(&self, tensor: &DeviceTensor) -> HostTensor {
         self.comm.synchronize(tensor.queue()).unwrap();
         tensor.to_host().unwrap()
@@ -99,7 +99,7 @@ impl RankContext<'_> {
         (host.shape().to_vec(), patterns_of(host.as_slice()))
     }
 
-    /// Fails unless all ranks have the same bits.
+    /// Asserts that all ranks have the same bits.
     fn assert_same_everywhere(&self, what: &str, seen: &Seen) {
         let mut hasher = DefaultHasher::new();
         seen.hash(&mut hasher);
@@ -119,7 +119,7 @@ fn host_tensor(format: Format, values: &[f64], shape: &[usize]) -> HostTensor {
     .unwrap()
 }
 
-/// From −5 to 5; a few of them have an exact sum in every dtype.
+/// Integers from −5 to 5; a few of them have an exact sum in every dtype.
 fn integers(seed: usize, len: usize) -> Vec<f64> {
     (0..len).map(|index| ((index * 7 + seed * 5) % 11) as f64 - 5.0).collect()
 }
@@ -131,7 +131,7 @@ fn bits(format: Format, values: &[f64]) -> Vec<u64> {
 
 type Pass = fn(DeviceTensor, &dyn Communicator<Cuda>) -> Result<DeviceTensor>;
 
-/// Every direction of every operation, by what it is to do.
+/// Every direction of every operation, grouped by its effect.
 const SUMS: [Pass; 2] = [|t, comm| AllReduce.forward(t, comm), |t, comm| AllReduceGradient.backward(t, comm)];
 const GATHERS: [Pass; 2] = [|t, comm| AllGather.forward(t, comm), |t, comm| ReduceScatter.backward(t, comm)];
 const SCATTERS: [Pass; 2] = [|t, comm| ReduceScatter.forward(t, comm), |t, comm| AllGather.backward(t, comm)];

@@ -19,7 +19,7 @@ pub(super) fn exact(ranks: &RankContext<'_>) {
                 check(ranks, format, &[&[rows * ranks.world_size()], tail].concat());
             }
         }
-        // Many blocks of a kernel, and a length that nothing divides.
+        // The tensor takes many blocks of a kernel, and its length has no small divisor.
         check(ranks, format, &[ranks.world_size(), 5003]);
     }
 }
@@ -60,17 +60,17 @@ const SIDE: usize = 32;
 const LEN: usize = SIDE * SIDE;
 const ONE: Factor = Factor { numerator: 1.0, divisor: 1.0 };
 
-/// `blocks` squares for each rank, of arbitrary numbers: the same on every rank.
+/// Arbitrary numbers for each rank, enough for `blocks` squares; all ranks compute the same numbers.
 fn squares(ranks: &RankContext<'_>, format: Format, blocks: usize, seed: u64) -> Vec<Vec<f64>> {
     (0..ranks.world_size()).map(|rank| vector(format, blocks * LEN, seed + rank as u64)).collect()
 }
 
-/// Fails unless `values` are as near to the sum of the vectors as a transport's must be.
-fn assert_sum(what: &str, format: Format, values: &[f64], vectors: &[&[f64]]) {
+/// Asserts that `values` are as near to the sum of the vectors as any transport guarantees.
+fn assert_sum(label: &str, format: Format, values: &[f64], vectors: &[&[f64]]) {
     let rule = ScaledSum::new(format, vectors.len(), ONE, ONE);
     let column = |index: usize| vectors.iter().map(move |vector| vector[index]);
     let (exact, bounds): (Vec<f64>, Vec<f64>) = (0..values.len()).map(|index| rule.expect(column(index))).unzip();
-    assert_within(what, format, values, &exact, &bounds);
+    assert_within(label, format, values, &exact, &bounds);
 }
 
 pub(super) fn all_reduce_of_32(ranks: &RankContext<'_>) {
@@ -113,7 +113,7 @@ pub(super) fn reduce_scatter_of_32(ranks: &RankContext<'_>) {
     }
 }
 
-/// `<A x, y> = <x, Aᵀ y>`, summed over the ranks, in numbers for which every sum is exact.
+/// `<A x, y> = <x, Aᵀ y>`, summed over the ranks, with numbers for which every sum is exact.
 pub(super) fn adjoint(ranks: &RankContext<'_>) {
     type Maker = fn() -> Box<dyn TensorOp<DeviceTensor>>;
     let makers: [Maker; 4] = [

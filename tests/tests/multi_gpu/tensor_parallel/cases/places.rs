@@ -1,5 +1,5 @@
-//! Whose memory operations work in: the tensor that they were given, a new one, or that of another owner, and never
-//! what the caller kept.
+//! The memory in which operations work: the given tensor, a new tensor, or memory of another owner, and never a tensor that the caller has
+//! kept.
 
 use super::RankContext;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ fn address(tensor: &DeviceTensor) -> u64 {
     tensor.as_slice().address()
 }
 
-/// Nothing is copied where nothing is to do, and sums are made where the tensor already lies.
+/// Passes without work copy nothing, and sums are formed in the memory of the given tensor.
 pub(super) fn stay(ranks: &RankContext<'_>) {
     let is_alone = ranks.world_size() == 1;
     for format in Format::ALL {
@@ -32,7 +32,7 @@ pub(super) fn stay(ranks: &RankContext<'_>) {
         }
     }
     if is_alone {
-        // Not even a scalar is looked at.
+        // Even a scalar is not checked.
         let mut pipeline = everything();
         let scalar = ranks.tensor(Format::F32, &[2.0], &[]);
         let place = address(&scalar);
@@ -43,12 +43,12 @@ pub(super) fn stay(ranks: &RankContext<'_>) {
     }
 }
 
-/// Written for any kind of tensor, as a caller may.
+/// A pipeline for any kind of tensor, in the form in which a caller may write it.
 fn everything<T: Tensor>() -> Pipeline<T> {
     Pipeline::new().then(AllGather).then(AllReduce).then(ReduceScatter).then(AllReduceGradient)
 }
 
-/// A clone is what the caller keeps; the operation works in the tensor that it was given.
+/// The caller keeps a clone, and the operation works in the tensor that it was given.
 pub(super) fn kept(ranks: &RankContext<'_>) {
     let shape = [2 * ranks.world_size(), 3];
     for format in Format::ALL {
@@ -64,22 +64,23 @@ pub(super) fn kept(ranks: &RankContext<'_>) {
     }
 }
 
-/// What another crate's tensor would be: elements in the middle of memory that somebody else may hold too.
+/// Stands for another crate's tensor: elements in the middle of memory that may have other owners too.
 struct Owner {
     buffer: Arc<DeviceBuffer>,
 }
 
-/// Elements before and behind the tensor's.
+/// The number of elements before and after the tensor.
 const MARGIN: usize = 3;
 
 fn lend(ranks: &RankContext<'_>, owner: Owner, dtype: DType, shape: &[usize]) -> DeviceTensor {
     let address = owner.buffer.as_slice().address() + (MARGIN * dtype.size_bytes()) as u64;
-    // SAFETY: the elements lie between the margins; the buffer lives as long as its owner, goes back to its queue behind
-    // what was put there, and is only read by what waits for that queue.
+    // SAFETY: The elements lie between the margins. The buffer lives as long as its owner, returns to its queue after the work that was
+    // enqueued there, and is only read by work that waits for that queue.
     unsafe { DeviceTensor::from_raw_parts(ranks.queue, address, dtype, shape, owner) }.unwrap()
 }
 
-/// Sums are made in it and it comes back with its owner; what makes a new tensor leaves it as it was, and lets go of it.
+/// Sums are formed in the borrowed memory, which returns with its owner; operations that make a new tensor leave it unchanged, and release
+/// it.
 pub(super) fn lent(ranks: &RankContext<'_>) {
     let (rank, world_size) = (ranks.rank(), ranks.world_size());
     let shape = [world_size, 5];
@@ -146,7 +147,7 @@ pub(super) fn fits(ranks: &RankContext<'_>) {
         refused(outcome, shape);
     }
     refused(DeviceTensor::new(buffer(), [usize::MAX, 2]), &[usize::MAX, 2]);
-    // SAFETY: refused, or without elements.
+    // SAFETY: The tensor is refused, or has no elements.
     let lent = |shape: &[usize]| unsafe { DeviceTensor::from_raw_parts(ranks.queue, 256, DType::F16, shape, ()) };
     refused(lent(&[usize::MAX, 2]), &[usize::MAX, 2]);
     assert!(lent(&[2, 0]).unwrap().into_buffer().is_none(), "there is no buffer");

@@ -1,7 +1,7 @@
-//! Calls that are wrong, alone or together: an error on every rank, which names what was called, before any data move.
+//! Calls that are invalid, alone or in combination: an error on every rank, which names the calls, before any data move.
 //!
-//! A communicator that remembers compares a call once. So the calls that some ranks make and others do not are made
-//! nowhere else: their shapes have a last dimension of their own.
+//! A communicator that remembers agreed calls compares a call only once. Calls that only some ranks make must therefore occur nowhere else,
+//! and their shapes have a last dimension of their own.
 
 use super::RankContext;
 use gradsync::ops::tensor_parallel::{AllGather, AllReduce, DeviceTensor, Pipeline, ReduceScatter, TensorOp};
@@ -18,17 +18,17 @@ fn is_odd(ranks: &RankContext<'_>) -> bool {
     ranks.rank() == ranks.world_size() - 1
 }
 
-/// What is said of the first difference between rank 0 and the odd one.
+/// The error text for the first difference between rank 0 and the odd rank.
 fn on(ranks: &RankContext<'_>, label: &str, [left, right]: [&str; 2]) -> String {
     format!("ranks disagree on {label}: rank 0 has {left}, rank {} has {right}", ranks.world_size() - 1)
 }
 
-/// What is said of two operations.
+/// The error text for two different operations.
 fn called(ranks: &RankContext<'_>, [left, right]: [&str; 2]) -> String {
     format!("ranks disagree: rank 0 called {left}, rank {} called {right}", ranks.world_size() - 1)
 }
 
-/// Every word of an error, which is the same on all ranks; afterwards the group goes on. `/` stands between words.
+/// Asserts that the error, equal on all ranks, holds all words, which `/` separates, and that the group stays usable.
 #[track_caller]
 fn refused(ranks: &RankContext<'_>, outcome: Result<DeviceTensor>, words: &str) {
     let text = match outcome {
@@ -43,7 +43,7 @@ fn refused(ranks: &RankContext<'_>, outcome: Result<DeviceTensor>, words: &str) 
     for word in words.split('/') {
         assert!(text.contains(word), "\"{text}\" does not say \"{word}\"");
     }
-    // What stands before the reason is what this rank has called.
+    // The text before the reason names this rank's own call.
     let reason = text.split_once(": ").map_or(text.as_str(), |(_, reason)| reason);
     ranks.assert_same_everywhere("the error", &(Vec::new(), reason.bytes().map(u64::from).collect()));
     let sum = AllReduce.forward(ones(ranks, Format::F32, &[3]), ranks.comm).unwrap();
@@ -70,12 +70,12 @@ pub(super) fn dimension_0(ranks: &RankContext<'_>) {
 pub(super) fn shape(ranks: &RankContext<'_>) {
     let rows = 2 * ranks.world_size();
     for pass in [SUMS, GATHERS, SCATTERS].concat() {
-        // As many elements, so that no count tells.
+        // The numbers of elements are equal, so a comparison of counts alone would not detect the difference.
         let (common, odd) = ([rows, 101], [rows * 101]);
         let shape: &[usize] = if is_odd(ranks) { &odd } else { &common };
         let outcome = pass(ones(ranks, Format::F32, shape), ranks.comm);
         refused(ranks, outcome, &on(ranks, "shape", [&format!("shape {common:?}"), &format!("shape {odd:?}")]));
-        // Only one of them would have been refused alone.
+        // Only one of the calls would have been refused alone.
         let (common, odd) = ([rows, 103], [rows + 1, 103]);
         let shape = if is_odd(ranks) { odd } else { common };
         let outcome = pass(ones(ranks, Format::F32, &shape), ranks.comm);
@@ -112,19 +112,19 @@ pub(super) fn pipeline(ranks: &RankContext<'_>) {
 
     refused(ranks, new().backward(of(world_size, 113), comm), "no pass forward");
 
-    // On one rank alone.
+    // The call is made on one rank alone.
     let (mut went, mut other) = (new(), new());
     let output = went.forward(of(1, 127), comm).unwrap();
     let outcome = if is_odd(ranks) { other.backward(output, comm) } else { went.backward(output, comm) };
     refused(ranks, outcome, &on(ranks, "pass forward", ["one", "none"]));
 
-    // Twice.
+    // The backward pass is made twice.
     let output = went.forward(of(1, 131), comm).unwrap();
     let again = output.try_clone().unwrap();
     assert_eq!(went.backward(output, comm).unwrap().shape(), [1, 131]);
     refused(ranks, went.backward(again, comm), "no pass forward");
 
-    // A gradient that does not fit; the pass forward still counts.
+    // The gradient has the wrong shape; the forward pass is still recorded.
     went.forward(of(1, 137), comm).unwrap();
     let outcome = went.backward(of(2 * world_size, 137), comm);
     refused(ranks, outcome, &format!("[{world_size}, 137]/[{}, 137]", 2 * world_size));
@@ -132,7 +132,7 @@ pub(super) fn pipeline(ranks: &RankContext<'_>) {
     refused(ranks, went.backward(halves, comm), "f32/bf16");
     assert_eq!(went.backward(of(world_size, 137), comm).unwrap().shape(), [1, 137]);
 
-    // A pass forward that failed is none.
+    // A failed forward pass does not count.
     let mut scatters = Pipeline::new().then(ReduceScatter);
     let output = scatters.forward(of(world_size, 139), comm).unwrap();
     refused(ranks, scatters.forward(of(world_size + 1, 139), comm), &format!("[{}, 139]", world_size + 1));
