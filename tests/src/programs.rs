@@ -73,12 +73,21 @@ pub fn built(package: &str, kind: &str, name: &str, features: &[&str]) -> PathBu
 /// # Panics
 /// If there is no free port.
 pub fn started_as_ranks(test: &str, world_size: usize) -> Vec<Command> {
+    let program = std::env::current_exe().expect("the path of this program");
+    as_ranks(&program, world_size, &[test, "--exact", "--nocapture", "--test-threads=1"])
+}
+
+/// Commands that start a program in so many processes, with a launcher's variables.
+///
+/// # Panics
+/// If there is no free port.
+pub fn as_ranks(program: &Path, world_size: usize, arguments: &[&str]) -> Vec<Command> {
     // Free a moment ago: nobody else listens here meanwhile but by chance.
     let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|free| free.local_addr()).expect("a free port").port();
     let secret = Secret::generate().expect("random bytes").reveal();
     let start = |rank: usize| {
-        let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
-        command.args([test, "--exact", "--nocapture", "--test-threads=1"]).stdin(Stdio::null());
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null());
         for other in Launch::variables() {
             command.env_remove(other);
         }

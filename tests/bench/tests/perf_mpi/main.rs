@@ -115,6 +115,18 @@ fn adasum_is_measured_in_ordinary_memory_too() {
 }
 
 #[test]
+fn all_reduce_is_measured_in_shared_memory_too() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let arguments = ["all_reduce", "--transport", "mpi", "-d", "f32,bf16", "-b", "64K", "-e", "1M", "-f", "16"];
+    let flags = ["--shared-buffers", "--json", "out.json"];
+    let finished = perf(2, folder.path(), &[&arguments[..], &flags].concat()).succeeded("perf");
+    assert!(finished.stdout.contains("memory that all processes map"), "{}", finished.stdout);
+    let document = document(folder.path());
+    assert_eq!((&document["shared_buffers"], rows(&document).len()), (&true.into(), 4));
+    rows(&document).iter().for_each(|row| check_row(row, 2));
+}
+
+#[test]
 fn a_failure_keeps_the_rows_before_it() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let bytes = (1u64 << 48).to_string();
@@ -131,10 +143,11 @@ fn a_failure_keeps_the_rows_before_it() {
 #[test]
 fn what_the_job_cannot_do_is_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let cases: [(usize, &[&str], &str); 4] = [
+    let cases: [(usize, &[&str], &str); 5] = [
         (2, &["all_reduce", "-g", "3"], "-g 3: the launcher started 2 ranks"),
         (3, &["adasum", "--algorithm", "tree", "-b", "1K"], "needs a power of two, not 3 ranks"),
         (2, &["all_reduce", "--ordinary-buffers"], "only adasum with --transport mpi or process has others"),
+        (2, &["adasum", "--shared-buffers"], "only all_reduce with --transport mpi or process has others"),
         (2, &["all_reduce", "-b", "1K", "--json", "missing/out.json"], "missing/out.json: its folder does not exist"),
     ];
     for (ranks, arguments, reason) in cases {
