@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
-use gradsync::{DType, Error};
+use gradsync::ops::{Adasum, AdasumOptions};
+use gradsync::train::mean_over_ranks;
+use gradsync::{DType, Error, GradientBuffer};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 
@@ -70,6 +72,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         });
     });
+    report.case("host data beside device data", || host_data(queue, &comm(100)));
     for (index, is_blocking) in [true, false].into_iter().enumerate() {
         for (place, who) in [context.world_size - 1, 0].into_iter().enumerate() {
             let kind = if is_blocking { "" } else { ", calls that do not block" };
@@ -90,6 +93,35 @@ fn assert_works(queue: &Queue, comm: &NcclCommunicator) {
     let mut checks = Checks::new(comm);
     checks.same("an all-reduce", data.read(comm), &expected);
     checks.finish();
+}
+
+/// A job without MPI has a communicator of host memory too, for metrics and for Adasum on the CPUs.
+fn host_data(queue: &Queue, comm: &NcclCommunicator) {
+    let host = comm.host_communicator().unwrap();
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    assert_eq!((host.rank(), host.world_size()), (rank, world_size));
+    let mut metrics = [rank as f64, 1.0];
+    host.all_reduce(&mut metrics, ReduceOp::Sum).unwrap();
+    assert_eq!(metrics, [(world_size * (world_size - 1) / 2) as f64, world_size as f64]);
+    assert_eq!(mean_over_ranks(comm, rank as f64, 2).unwrap(), Some((world_size - 1) as f64 / 4.0));
+
+    // The gradients of the last rank alone differ from zero, so that they are the result.
+    let (tensors, len) = ([("weight", [1000]), ("bias", [7])], 1007);
+    let mut gradients = GradientBuffer::on_queue(queue, DType::F32, world_size, tensors).unwrap();
+    let own = if rank + 1 == world_size { 3.5 } else { 0.0 };
+    for tensor in 0..2 {
+        let values = vec![own; gradients.tensor(tensor).data().len()];
+        gradients.tensor_mut(tensor).data_mut().copy_from_host((&values).into()).unwrap();
+    }
+    let mut adasum = Adasum::staged(host, &gradients, AdasumOptions::default()).unwrap();
+    adasum.all_reduce(&mut gradients).unwrap();
+    let values = (0..2).flat_map(|tensor| gradients.tensor(tensor).to_vec::<f32>().unwrap());
+    let values: Vec<f32> = values.collect();
+    assert_eq!(values, vec![3.5; len]);
+    // The first communicator is made once, and works beside the second.
+    assert!(std::ptr::eq(host, comm.host_communicator().unwrap()));
+    assert_works(queue, comm);
+    host.barrier().unwrap();
 }
 
 /// One rank aborts while the others wait for it inside NCCL.
