@@ -3,7 +3,7 @@
 //! The crate is compiled twice from the same source:
 //!
 //! * for the CPU, as an ordinary `no_std` library: `gradsync`'s CPU backend runs [`math`], and [`abi`] is the contract of its CUDA
-//! backend's launches;
+//!   backend's launches;
 //! * for `nvptx64-nvidia-cuda` by `cargo xtask ptx`: then the `kernels` wrap the same formulas into entry points.
 //!
 //! The device side uses the dialect of rust-cuda's `cuda_std` (`thread::thread_idx_x`, `warp::warp_shuffle_xor`, entry points that are

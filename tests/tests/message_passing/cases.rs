@@ -1,8 +1,8 @@
 //! Runs cases on this rank, records failures, and sums them up over all ranks.
 
-use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use gradsync::comm::{Collectives, Ranks, ReduceOp};
@@ -14,9 +14,11 @@ use crate::transport::{self, Comm};
 /// The deadline of ranks, unless a case has its own.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
-thread_local! {
-    /// The last panic's message and location.
-    static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+/// The panics of all threads of this rank since the last case.
+static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+fn panics() -> MutexGuard<'static, Vec<String>> {
+    PANICS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The counts and the communicator of the cases so far.
@@ -31,7 +33,7 @@ pub(crate) struct Cases {
 impl Cases {
     pub(crate) fn start() -> gradsync::Result<Self> {
         let comm = transport::start()?;
-        std::panic::set_hook(Box::new(|info| PANIC.with(|last| *last.borrow_mut() = info.to_string())));
+        std::panic::set_hook(Box::new(|info| panics().push(info.to_string())));
         let now = Instant::now();
         Ok(Cases { comm, count: 0, failed: 0, start: now, stage: now })
     }
@@ -58,10 +60,10 @@ impl Cases {
 
     fn count(&mut self, what: &str, is_failed: bool) {
         self.count += 1;
+        let messages = std::mem::take(&mut *panics()).join("\n");
         if is_failed {
             self.failed += 1;
-            let message = PANIC.with(|last| last.borrow().clone());
-            println!("FAILED on rank {} of {}: {what}: {message}", self.rank(), self.world_size());
+            println!("FAILED on rank {} of {}: {what}: {messages}", self.rank(), self.world_size());
         }
     }
 

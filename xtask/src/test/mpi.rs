@@ -40,8 +40,13 @@ const LARGE_KIB: u64 = 8 << 20;
 
 /// The tests, built.
 pub(super) fn program() -> Result<PathBuf> {
-    let build = ["--no-run", "--package", "gradsync-tests", "--features", "mpi", "--test", "mpi"];
-    bundle::executable(Cmd::cargo("test").args(build), "mpi")
+    bundle::executable(cargo_test().args(["--no-run", "--test", "mpi"]), "mpi")
+}
+
+/// Tests of these packages are always compiled together, so that the features of their dependencies, and with them the library, are the same.
+fn cargo_test() -> Cmd {
+    let packages = ["--package", "gradsync", "--package", "gradsync-tests", "--package", "gradsync-bench"];
+    Cmd::cargo("test").args(packages).args(["--features", "gradsync/mpi,gradsync-tests/mpi,gradsync-bench/mpi"])
 }
 
 /// Gives back what was run, for the table.
@@ -70,8 +75,8 @@ pub(super) fn run() -> Result<String> {
     if !failed.is_empty() {
         bail!("the MPI transport: {}", failed.join(", "));
     }
-    Cmd::cargo("test").args(["--package", "gradsync", "--features", "mpi", "--lib"]).run()?;
-    Cmd::cargo("test").args(["--package", "gradsync-bench", "--features", "mpi", "--test", "perf_mpi"]).run()?;
+    cargo_test().arg("--lib").run()?;
+    cargo_test().args(["--test", "perf_mpi"]).run()?;
     let large = if has_room {
         "2.2 GB messages included"
     } else {
@@ -87,7 +92,7 @@ pub(super) fn candle() -> Result<String> {
     let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
     for ranks in [2, 4] {
         let mut command = mpirun.command(ranks, DEADLINE);
-        command.arg(&program).args(["rank_of_an_mpi_job", "--exact", "--ignored", "--test-threads=1"]);
+        command.arg(&program).args(["rank_of_an_mpi_job", "--exact", "--test-threads=1"]);
         match watch(command, DEADLINE)? {
             End::Exited(0) => {}
             end => bail!("candle on {ranks} ranks of MPI {end}"),

@@ -66,10 +66,9 @@ fn layers_divided_over_ranks() {
     });
 }
 
-/// One rank of an MPI job, which `cargo xtask test --only demo` starts.
+/// One rank of the MPI job that `cargo xtask test --only demo` starts, or the only one.
 #[cfg(feature = "mpi")]
 #[test]
-#[ignore = "started by mpirun"]
 fn rank_of_an_mpi_job() {
     let comm = gradsync::comm::mpi::MpiCommunicator::world().unwrap();
     for case in data_parallel::ALL.iter().chain(refused::ALL).chain(&[gpt::GRADIENTS]) {
