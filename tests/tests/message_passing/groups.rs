@@ -78,7 +78,7 @@ pub(crate) fn run(cases: &mut Cases) {
         std::thread::scope(|scope| {
             for part in parts {
                 scope.spawn(move || {
-                    for _ in 0..20 {
+                    for _ in 0..60 {
                         let group = part.split(Some(0), 0).unwrap().expect("a colour");
                         assert_eq!(members(&group, rank), (0..world_size).collect::<Vec<_>>());
                     }

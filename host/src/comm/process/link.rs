@@ -107,7 +107,13 @@ impl Link for ProcessLink {
 
     fn departure(&self, peer: usize) -> Option<Departure> {
         let mut peer = self.mesh.peer(self.numbers[peer]);
-        if peer.group(self.group).has_left {
+        // Since the last pump, a thread with another group may have received further records of this group, and then the departure. They
+        // come first.
+        let messages = peer.progress_of(self.group);
+        if !messages.records.is_empty() {
+            return None;
+        }
+        if messages.has_left {
             return Some(Departure::Left);
         }
         peer.connection.has_ended().then_some(Departure::Lost)
