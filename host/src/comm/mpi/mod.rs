@@ -45,7 +45,8 @@
 //!
 //! If all ranks are processes of one machine and one user, they run their handshakes in shared memory, without messages
 //! ([`shares_memory`](MpiCommunicator::shares_memory)). With `GRADSYNC_MPI_MESSAGES_ONLY=1` in the environment of any rank they send
-//! messages, as ranks of several machines do.
+//! messages, as ranks of several machines do. Long all-reduces of two ranks read the other rank's vector where it lies (Linux's
+//! `process_vm_readv`), if the system permits it; other long calls go through the mailboxes in chunks.
 //!
 //! Vectors in memory that the other ranks can map ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)) stay in place:
 //! ranks expose windows of them to each other ([`SharedWindows`](crate::memory::SharedWindows)) instead of sending copies. If a process
