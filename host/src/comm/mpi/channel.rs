@@ -360,7 +360,8 @@ impl From<MpiError> for LinkError {
 impl Drop for Shared {
     fn drop(&mut self) {
         if *self.is_quiet.get_mut() && Library::get().is_ok() {
-            // A failure is not reported, because the communicator is no longer used.
+            // A failure is not reported.
+            // SAFETY: our own handle, which is not used again.
             let _ = self.library.call("MPI_Comm_free", || unsafe { ffi::MPI_Comm_free(&mut self.comm) });
         }
     }

@@ -9,12 +9,11 @@
 //! # fn main() -> Result<(), gradsync::Error> {
 //! # let launched = || -> Result<_, gradsync::Error> {
 //! // A process that a launcher has started: it sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GRADSYNC_SECRET.
-//! let launch = Launch::from_env()?;
-//! let member = launch.join()?;
+//! let member = Launch::from_env()?.join()?;
 //! # Ok(member)
 //! # };
 //! # let _ = launched;
-//! # let member = Rendezvous::in_process().join(0, 1)?;
+//! # let member = gradsync::bootstrap::Rendezvous::in_process().join(0, 1)?;
 //! let comm = ProcessCommunicator::new(member)?;
 //! let mut gradients = vec![comm.rank() as f32; 1000];
 //! comm.all_reduce(&mut gradients, ReduceOp::Mean)?;
