@@ -212,7 +212,7 @@ pub(super) fn stop(comm: &dyn Communicator) {
     assert_eq!(steps, 2);
 }
 
-/// The votes of the first step apply to all later steps; results are bit-identical to those without a static graph.
+/// The votes of the first step apply to all later steps; results are bit-identical to the results without a static graph.
 pub(super) fn alike(comm: &dyn Communicator) {
     let options = ReducerOptions::default().with_bucket_bytes(1000);
     let plain = train(comm, options, &[Format::F32], Way::Each, 1);
