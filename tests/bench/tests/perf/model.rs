@@ -159,8 +159,8 @@ fn every_part_of_the_time_that_rows_show_is_fitted() {
     }
 }
 
-/// For the measurements of two H200 GPUs in `tests/measured/two-h200`, the model's errors equal the errors on the performance page, and the choice
-/// by the fitted parameters equals the choice by the default ones.
+/// For the measurements of two H200 GPUs in `tests/measured/two-h200`, the model's errors equal the errors on the performance page, and the
+/// choice by the fitted parameters equals the choice by the default ones.
 #[test]
 fn it_is_as_exact_on_measured_gpus_as_the_performance_page_says() {
     let measured = Path::new(env!("CARGO_MANIFEST_DIR")).join("../measured/two-h200");
