@@ -88,8 +88,8 @@ impl Scale {
         Self { ranks, divisor, figure_seeds: vec![1, 2, 3], ..Self::full() }
     }
 
-    /// Replaces the numbers of ranks and the seeds, if any are given. Reductions with nodes need whole nodes, hence `extra_ranks` keeps
-    /// only its own numbers.
+    /// Replaces the numbers of ranks and the seeds, if any are given. `extra_ranks` keeps only the given ones of its numbers, because the
+    /// reductions that are tried there need whole nodes.
     pub(crate) fn with(mut self, ranks: &[usize], seeds: &[u64]) -> Self {
         if !ranks.is_empty() {
             self.ranks = ranks.to_vec();

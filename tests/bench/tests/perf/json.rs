@@ -114,7 +114,11 @@ fn a_failure_keeps_the_rows_before_it() {
         assert_eq!(rows(&document).len(), 1, "{label}: {document:#}");
         assert_eq!(document["failure"], reason, "{label}");
         assert!(folder.path().join("out.svg").is_file(), "{label}");
-        assert!(finished.stdout.contains(&format!("# FAILED before the end: {reason}")), "{label}: {}", finished.stdout);
+        assert!(
+            finished.stdout.contains(&format!("# FAILED before the end: {reason}")),
+            "{label}: {}",
+            finished.stdout
+        );
         // A failure before the first row keeps the existing files.
         let text = |name: &str| fs::read_to_string(folder.path().join(name)).expect("a file");
         let before = (text("out.json"), text("out.svg"));
