@@ -1,8 +1,8 @@
-//! Image classification data: reads Fashion-MNIST, or the digits if Fashion-MNIST is not available, checks every value, and splits the
-//! images.
+//! Image data for classification: reads Fashion-MNIST, or the digits if Fashion-MNIST is not available, checks every value, and splits
+//! the images.
+//!
 //! **Fashion-MNIST** (H. Xiao, K. Rasul, R. Vollgraf, Zalando Research, 2017; licence MIT): 60,000 + 10,000 images of 28 × 28 pixels of
 //! clothes of ten kinds, as four gzipped IDX files. Debian's package `dataset-fashion-mnist` contains them.
-//! of ten kinds, as four gzipped IDX files. Debian's package `dataset-fashion-mnist` has them.
 //!
 //! **The digits**: "Optical Recognition of Handwritten Digits", E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998, licence
 //! CC BY 4.0; the 1,797 images of 8 × 8 pixels that scikit-learn (BSD-3-Clause) ships in its wheel. They are enlarged to fit the network.

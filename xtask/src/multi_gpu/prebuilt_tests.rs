@@ -166,7 +166,7 @@ not run:
     assert_eq!(report(&out), expected);
     assert_eq!(code, 0);
 
-    // Ranks of a launch meet at one port with one secret; another launch has another port and secret.
+    // Ranks of a launch connect to one port with one secret; another launch has another port and secret.
     let meetings: Vec<&str> = out.lines().filter(|line| line.contains("meet at 127.0.0.1:")).collect();
     let secret = |line: &str| line.rsplit(' ').next().unwrap().to_owned();
     assert_eq!(meetings.len(), 3, "{out}");
