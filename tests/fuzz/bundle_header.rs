@@ -1,12 +1,12 @@
-//! What must hold for any bytes as the header of a bundle: for the fuzz target, and for the test binary `plans`.
+//! Properties of the bundle header's decoder that hold for any input bytes; shared by the fuzz target and the test binary `plans`.
 
 use gradsync::plan::bundle::{HeaderError, Limits, PREFIX_BYTES, Prefix, decode, encode};
 
-/// Small enough that bytes at random reach each of them.
+/// Limits small enough that random bytes reach each of them.
 const SMALL: Limits =
     Limits::new().with_tensors(5).with_dims(3).with_dim(1000).with_header_bytes(160).with_payload_bytes(1 << 16);
 
-/// Reads the bytes as a header, within several limits. Panics if anything is wrong.
+/// Decodes the bytes as a header under several limits. Panics if a property does not hold.
 pub(crate) fn check(bytes: &[u8]) {
     let all = Limits::new()
         .with_tensors(u32::MAX)
@@ -15,7 +15,7 @@ pub(crate) fn check(bytes: &[u8]) {
         .with_header_bytes(u32::MAX)
         .with_payload_bytes(u64::MAX);
     let accepted = [SMALL, Limits::default(), all].map(|limits| within(bytes, &limits));
-    // What narrow limits let through, wide ones do.
+    // A header that narrow limits accept is also accepted under wide limits.
     assert!(accepted.is_sorted(), "{accepted:?}");
 }
 
@@ -42,11 +42,11 @@ fn within(bytes: &[u8], limits: &Limits) -> bool {
         end = place.end;
     }
     assert_eq!((layout.places.len(), layout.len), (header.tensors.len(), end));
-    // Nothing was reserved that the bytes do not fill.
+    // The memory reserved is bounded by the length of the input.
     let dims: usize = header.tensors.iter().map(|tensor| tensor.dims.capacity()).sum();
     let memory = 32 * header.tensors.capacity() + 16 * layout.places.capacity() + 8 * dims;
     assert!(memory <= 6 * (bytes.len() - PREFIX_BYTES), "{memory} bytes for a header of {}", bytes.len());
-    // One list of tensors has one encoding.
+    // A list of tensors has exactly one encoding.
     assert_eq!(encode(&header.tensors, header.sequence).unwrap(), bytes);
     true
 }

@@ -1,6 +1,6 @@
-//! Owned data of any of the four dtypes: what a test hands to gradsync and reads back.
+//! Owned data of any of the four dtypes, which tests pass to gradsync and read back.
 //!
-//! Conversions to and from `f64` are the oracle's, never gradsync's: a wrong cast in gradsync must not cancel out.
+//! Conversions to and from `f64` are done by the oracle, never by gradsync, so that a wrong cast in gradsync cannot cancel out.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,7 +22,7 @@ pub enum Array {
     BF16(Vec<bf16>),
 }
 
-/// Runs one expression for whichever vector is inside.
+/// Evaluates one expression on the vector of whichever variant is present.
 macro_rules! each {
     ($array:expr, $data:ident => $body:expr) => {
         match $array {
@@ -35,7 +35,7 @@ macro_rules! each {
 }
 
 impl Array {
-    /// The given numbers, each of which must be of the format.
+    /// The given numbers, each of which must be representable in the format.
     pub fn new(format: Format, values: &[f64]) -> Array {
         Array::from_patterns(format, values.iter().map(|&value| format.encode(value)))
     }
@@ -50,7 +50,7 @@ impl Array {
         }
     }
 
-    /// `len` times 7: a destination in which an element that was not written shows.
+    /// `len` elements of value 7: a destination in which unwritten elements are visible.
     pub fn unwritten(format: Format, len: usize) -> Array {
         Array::new(format, &vec![7.0; len])
     }
@@ -60,7 +60,7 @@ impl Array {
         each!(self, data => data.len())
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -85,27 +85,27 @@ impl Array {
         values_of(self.slice())
     }
 
-    /// All of it, for gradsync.
+    /// The whole array, as input for gradsync.
     pub fn slice(&self) -> Slice<'_> {
         self.part(0..self.len())
     }
 
-    /// All of it, for gradsync to write.
+    /// The whole array, as output for gradsync.
     pub fn slice_mut(&mut self) -> SliceMut<'_> {
         self.part_mut(0..self.len())
     }
 
-    /// Some of it; an odd start gives a slice aligned to no more than its element.
+    /// A part of the array; with an odd start, the slice is aligned to no more than its element.
     pub fn part(&self, range: Range<usize>) -> Slice<'_> {
         each!(self, data => Slice::from(&data[range]))
     }
 
-    /// Some of it, for gradsync to write.
+    /// A part of the array, as output for gradsync.
     pub fn part_mut(&mut self, range: Range<usize>) -> SliceMut<'_> {
         each!(self, data => SliceMut::from(&mut data[range]))
     }
 
-    /// The bytes, little-endian, as a file holds them.
+    /// The elements as little-endian bytes, the layout of a file.
     pub fn to_bytes(&self) -> Vec<u8> {
         let size = self.format().size_bytes();
         self.patterns().into_iter().flat_map(|pattern| pattern.to_le_bytes().into_iter().take(size)).collect()
@@ -122,14 +122,14 @@ impl Array {
     }
 }
 
-/// Bitwise: NaN payloads and the sign of zero count.
+/// Bitwise comparison: NaN payloads and the sign of zero count.
 impl PartialEq for Array {
     fn eq(&self, other: &Array) -> bool {
         self.format() == other.format() && self.patterns() == other.patterns()
     }
 }
 
-/// The format and the first numbers; a failed comparison of long arrays stays readable.
+/// Shows the format and the first numbers only, so that a failed comparison of long arrays stays readable.
 impl fmt::Debug for Array {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let values = self.values();
@@ -147,7 +147,7 @@ pub fn dtype(format: Format) -> DType {
     }
 }
 
-/// The bit patterns in a slice of gradsync's.
+/// The bit patterns of a gradsync slice.
 pub fn patterns_of(slice: Slice<'_>) -> Vec<u64> {
     match slice {
         Slice::F64(data) => data.iter().map(|value| value.to_bits()).collect(),
@@ -157,7 +157,7 @@ pub fn patterns_of(slice: Slice<'_>) -> Vec<u64> {
     }
 }
 
-/// The numbers in a slice of gradsync's, decoded by the oracle.
+/// The numbers of a gradsync slice, decoded by the oracle.
 pub fn values_of(slice: Slice<'_>) -> Vec<f64> {
     let format = match slice {
         Slice::F64(_) => Format::F64,
@@ -168,7 +168,7 @@ pub fn values_of(slice: Slice<'_>) -> Vec<f64> {
     patterns_of(slice).into_iter().map(|pattern| format.decode(pattern)).collect()
 }
 
-/// Writes numbers of the slice's format from element `start` on.
+/// Writes numbers that are representable in the slice's format, from element `start` on.
 pub fn write(destination: SliceMut<'_>, start: usize, values: &[f64]) {
     let range = start..start + values.len();
     match destination {
@@ -188,7 +188,7 @@ pub fn write(destination: SliceMut<'_>, start: usize, values: &[f64]) {
     }
 }
 
-/// Writes a value wherever a buffer has no tensor.
+/// Writes a value to every element of a buffer that belongs to no tensor.
 pub fn fill_gaps(buffer: &mut GradientBuffer, value: f64) {
     let segments = buffer.segments().to_vec();
     for place in (0..buffer.len()).filter(|place| !segments.iter().any(|segment| segment.contains(place))) {

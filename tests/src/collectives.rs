@@ -1,4 +1,4 @@
-//! Collectives of host memory as test cases: the same inputs and the same comparison for every transport.
+//! Test cases for collectives on host memory: identical inputs and comparisons for every transport.
 
 use gradsync::comm::ReduceOp;
 
@@ -7,10 +7,10 @@ use crate::oracle::Format;
 use crate::oracle::reduce::{self, Op};
 use crate::tolerance::{assert_equal, assert_within, mean};
 
-/// Lengths around the borders that transports have.
+/// Lengths around the boundaries at which transports change their algorithm.
 pub const LENS: [usize; 5] = [0, 1, 33, 257, 4097];
 
-/// The oracle's operation as the library names it.
+/// The library's counterpart of the oracle's operation.
 pub fn ours(op: Op) -> ReduceOp {
     match op {
         Op::Sum => ReduceOp::Sum,
@@ -25,13 +25,14 @@ pub fn inputs(format: Format, world_size: usize, len: usize) -> Vec<Vec<f64>> {
     (0..world_size).map(|rank| vector(format, len, (rank * 31 + len) as u64)).collect()
 }
 
-/// Sum, max and min exactly (f64 in rank order, one rounding); mean within two more roundings in f64.
-pub fn assert_reduced(what: &str, op: Op, format: Format, got: &[f64], inputs: &[Vec<f64>]) {
+/// Compares a reduction with the oracle: sum, max and min for equality (f64 in rank order, one rounding), mean within two further roundings
+/// in f64.
+pub fn assert_reduced(label: &str, op: Op, format: Format, got: &[f64], inputs: &[Vec<f64>]) {
     if op != Op::Mean {
-        return assert_equal(what, got, &reduce::all_reduce(op, format, inputs));
+        return assert_equal(label, got, &reduce::all_reduce(op, format, inputs));
     }
     let columns: Vec<Vec<f64>> = (0..got.len()).map(|i| inputs.iter().map(|input| input[i]).collect()).collect();
     let exact: Vec<f64> = columns.iter().map(|column| reduce::reduce(op, column.iter().copied())).collect();
     let bounds: Vec<f64> = columns.iter().map(|column| mean(format, column)).collect();
-    assert_within(what, format, got, &exact, &bounds);
+    assert_within(label, format, got, &exact, &bounds);
 }

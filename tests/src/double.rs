@@ -1,12 +1,12 @@
-//! Families of `f64` vectors whose Adasum shows rounding errors, with the bound that gradsync holds for them.
+//! Families of `f64` vectors on which Adasum's rounding errors are visible, with the error bound that gradsync guarantees for them.
 
 use crate::inputs::Random;
 
-/// The error that a result of up to 16 ranks in layers of up to 100 elements may have, in units of `2^-52` of the largest input in magnitude.
+/// The largest error of a result of up to 16 ranks in layers of up to 100 elements, in units of `2^-52` of the largest input in magnitude.
 ///
 /// # Derivation
-/// The exact path computes in twice the precision and rounds once, so that the error is half a unit in the last place of the result. That is at
-/// most `2^-53` of it; an element of the result of 16 ranks is at most about 16 times the largest input, which gives 8 units.
+/// The exact path computes in twice the precision and rounds once, so that the error is half a unit in the last place of the result. This
+/// is at most `2^-53` of the result; an element of the result of 16 ranks is at most about 16 times the largest input, which gives 8 units.
 pub const UNITS: f64 = 8.0;
 
 /// A family of vectors.
@@ -16,24 +16,24 @@ pub enum Family {
     Normal,
     /// Normally distributed, times a power of two and a bit.
     Scaled(f64),
-    /// Each rank at a scale of its own, from `2^-20` to `2^20`.
+    /// Each rank has a scale of its own, from `2^-20` to `2^20`.
     Mixed,
-    /// Neighbours are opposite but for such a part; their order changes from pair to pair.
+    /// Neighbouring ranks have opposite vectors, up to this relative difference; the order within pairs alternates.
     Opposite(f64),
-    /// All ranks have one vector but for such a part.
+    /// All ranks have the same vector, up to this relative difference.
     Parallel(f64),
-    /// From 1 to 2: nothing cancels, and results are large.
+    /// Values from 1 to 2: nothing cancels, and results are large.
     Positive,
     /// One element of each vector is by far the largest.
     Spiked,
-    /// Small integers, zeros among them: nodes cancel exactly.
+    /// Small integers including zeros: nodes of the tree cancel exactly.
     Integers,
-    /// Every other rank has zeros.
+    /// Every other rank has a zero vector.
     Zeros,
 }
 
 impl Family {
-    /// All of them.
+    /// All families.
     pub const ALL: [Family; 17] = [
         Family::Normal,
         Family::Scaled(1e-290),

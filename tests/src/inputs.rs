@@ -1,6 +1,6 @@
-//! Seeded inputs of every kind that the tests name, exactly representable in the format asked for.
+//! Seeded inputs of every kind that the tests use, exactly representable in the requested format.
 //!
-//! Never the operating system's randomness: a failure is repeated by running the test again.
+//! The operating system's randomness is never used: running a test again reproduces its failure.
 
 use crate::oracle::Format;
 
@@ -15,8 +15,8 @@ pub enum Kind {
     Parallel,
     /// Ranks 2k and 2k+1 hold exact opposites.
     Opposite,
-    /// Rank 2k+1 holds minus rank 2k's vector, each element off by about this relative gap in a random direction; 0 stands
-    /// for one unit in the last place.
+    /// Rank 2k+1 holds the negative of rank 2k's vector, with each element changed by about this relative amount in a random direction; 0
+    /// stands for one unit in the last place.
     NearlyOpposite(f64),
     /// All zero.
     Zero,
@@ -24,12 +24,12 @@ pub enum Kind {
     OneRankZero,
     /// Small integer multiples of the smallest subnormal.
     Subnormal,
-    /// Disjoint supports of numbers just below the largest that the operation can take.
+    /// Disjoint supports of numbers just below the largest that the operation accepts.
     Huge,
 }
 
 impl Kind {
-    /// The kinds that every Adasum test goes through.
+    /// The kinds that every Adasum test covers.
     pub const ADASUM: [Kind; 11] = [
         Kind::Random,
         Kind::Orthogonal,
@@ -101,7 +101,7 @@ pub fn generate(kind: Kind, format: Format, world_size: usize, len: usize, seed:
         .map(|rank| match kind {
             Kind::Random => plain(rank),
             Kind::Orthogonal => keep(plain(rank), |i| supported(rank, i)),
-            // Halves, quarters and twice: exact in every format.
+            // The factors are powers of two, so that the products are exact in every format.
             Kind::Parallel => plain(0).into_iter().map(|value| value * 2.0_f64.powi(rank as i32 % 4 - 2)).collect(),
             Kind::Opposite if rank % 2 == 1 => plain(rank - 1).into_iter().map(|value| -value).collect(),
             Kind::NearlyOpposite(gap) if rank % 2 == 1 => plain(rank - 1)
@@ -123,7 +123,7 @@ pub fn generate(kind: Kind, format: Format, world_size: usize, len: usize, seed:
                 (0..len).map(|_| random.sign() * random.below(steps) as f64 * format.smallest()).collect()
             }
             Kind::Huge => {
-                // Adasum takes squares in f64, so there the limit of f64 is the root of its range.
+                // Adasum computes squares in f64, so that the limit for f64 inputs is the square root of its range.
                 let limit = if format == Format::F64 { 1e150 } else { format.max_finite() };
                 let values = (0..len).map(|_| random.sign() * limit * (1.0 - random.unit() / 16.0));
                 let rounded = values.map(|value| format.round(value).clamp(-limit, limit)).collect();
@@ -137,7 +137,7 @@ fn keep(values: Vec<f64>, kept: impl Fn(usize) -> bool) -> Vec<f64> {
     values.into_iter().enumerate().map(|(i, value)| if kept(i) { value } else { 0.0 }).collect()
 }
 
-/// Numbers at which roundings and propagation go wrong: zeros, subnormals, the limits, infinities, NaN, and ties.
+/// Numbers at which rounding and propagation are error-prone: zeros, subnormals, the limits, infinities, NaN, and ties.
 pub fn edges(format: Format) -> Vec<f64> {
     let mut edges = vec![0.0, f64::INFINITY, f64::NAN, 1.0, 3.0, 65504.0, 65519.0, 65520.0, 65521.0, 1e-8, 6e-8, 1e39];
     for other in Format::ALL {

@@ -1,20 +1,20 @@
-//! What the tests of gradsync stand on: an oracle, tolerances, inputs, and ranks.
+//! Common parts of gradsync's tests: an oracle, tolerances, inputs, and ranks.
 //!
-//! - [`oracle`]: the right answers, written again from the specification; imports nothing of gradsync;
-//! - [`tolerance`]: how far a correct answer may be off, with the derivation; imports nothing of gradsync;
+//! - [`oracle`]: the correct results, written independently from the specification; imports nothing of gradsync;
+//! - [`tolerance`]: the largest error that a correct result may have, with the derivation; imports nothing of gradsync;
 //! - [`inputs`]: seeded vectors of every kind that matters; imports nothing of gradsync;
-//! - [`double`]: families of `f64` vectors that show rounding errors, for the comparison with rational numbers; imports nothing of gradsync;
+//! - [`double`]: families of `f64` vectors with visible rounding errors, for the rational oracle; imports nothing of gradsync;
 //! - [`mod@array`]: owned data of any of the four dtypes, handed to gradsync as its slices;
-//! - [`collectives`]: what every transport's collectives are tested with;
-//! - [`tensors`]: what collectives on many tensors, with factors and with outputs of their own are tested with;
-//! - [`transfers`]: what every transport's sends, receives and pipelines are tested with;
-//! - [`programs`]: libraries made for a test, and processes of its own;
-//! - [`ranks`]: running a body on P ranks, agreement between ranks, and a watchdog;
-//! - [`reducer`]: what reducers of gradients are tested with, over every transport;
-//! - [`start`]: what the same start and means over ranks are tested with, over every transport;
-//! - [`words`]: what the errors of every host transport say.
+//! - [`collectives`]: test cases for the collectives of every transport;
+//! - [`tensors`]: test cases for collectives on many tensors, with scaling factors and with separate outputs;
+//! - [`transfers`]: test cases for sends, receives and pipelines over every transport;
+//! - [`programs`]: shared libraries compiled for a test, and processes started by a test;
+//! - [`ranks`]: running a body on P ranks, checking that ranks agree, and a watchdog;
+//! - [`reducer`]: test cases for gradient reducers over every transport;
+//! - [`start`]: test cases for equal initial parameters and for means over ranks, over every transport;
+//! - [`words`]: the error messages of every host transport.
 //!
-//! Never published, and never a dependency of anything but tests.
+//! This crate is never published, and only tests depend on it.
 
 pub mod array;
 pub mod collectives;

@@ -1,5 +1,5 @@
-//! Programs that tests start: the C compiler, for libraries that stand in for others, the test program itself, for cases that need a
-//! process of their own, and what a run of any program left.
+//! Programs that tests start: the C compiler, for shared libraries that replace real ones; the test program itself, for cases that need a
+//! process of their own; and the outcome of a run of any program.
 
 use std::ffi::OsStr;
 use std::net::TcpListener;
@@ -8,10 +8,10 @@ use std::process::{Command, Output, Stdio};
 
 use gradsync::bootstrap::{Launch, Secret};
 
-/// Makes a shared library of a C source; `arguments` are the compiler's, on top of its strictness.
+/// Compiles a C source into a shared library; `arguments` are added to the strict compiler flags.
 ///
 /// # Panics
-/// If there is no C compiler, or it has anything to say.
+/// If there is no C compiler, or it reports any error or warning.
 pub fn shared_library(library: &Path, source: &Path, arguments: &[String]) {
     let compiled = Command::new("cc")
         .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"])
@@ -23,10 +23,10 @@ pub fn shared_library(library: &Path, source: &Path, arguments: &[String]) {
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
 }
 
-/// What a test of this program prints in a process of its own, whose environment `prepare` sets.
+/// The standard output of one test of this program, run in a separate process; `prepare` sets the environment of that process.
 ///
 /// # Panics
-/// If the test fails there.
+/// If the test fails in the process.
 pub fn printed_by(test: &str, prepare: impl FnOnce(&mut Command)) -> String {
     let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
     command.args([test, "--exact", "--nocapture"]);
@@ -39,11 +39,11 @@ pub fn printed_by(test: &str, prepare: impl FnOnce(&mut Command)) -> String {
 
 /// The path of a program of this workspace, a `--bin` or an `--example`, in the profile of this test.
 ///
-/// Cargo tells a test only about the binaries of its own package, so the program is built here; that is quick when it is up to date, and a stale
-/// one is never tested.
+/// Cargo tells a test only about the binaries of its own package, so the program is built here. The build is quick when it is up to date,
+/// and a stale program is never tested.
 ///
 /// # Panics
-/// If it cannot be built.
+/// If the build fails.
 pub fn built(package: &str, kind: &str, name: &str, features: &[&str]) -> PathBuf {
     // target/<profile>/deps/<this test>
     let test = std::env::current_exe().expect("a test knows its own path");
@@ -68,7 +68,7 @@ pub fn built(package: &str, kind: &str, name: &str, features: &[&str]) -> PathBu
     program
 }
 
-/// Commands that start a test of this program in so many processes, with the variables by which a launcher tells ranks who they are.
+/// Commands that start a test of this program as `world_size` processes, with the launcher's environment variables that identify each rank.
 ///
 /// # Panics
 /// If there is no free port.
@@ -77,12 +77,12 @@ pub fn started_as_ranks(test: &str, world_size: usize) -> Vec<Command> {
     as_ranks(&program, world_size, &[test, "--exact", "--nocapture", "--test-threads=1"])
 }
 
-/// Commands that start a program in so many processes, with a launcher's variables.
+/// Commands that start a program as `world_size` processes, with the launcher's environment variables.
 ///
 /// # Panics
 /// If there is no free port.
 pub fn as_ranks(program: &Path, world_size: usize, arguments: &[&str]) -> Vec<Command> {
-    // Free a moment ago: nobody else listens here meanwhile but by chance.
+    // The port was free a moment ago; another process takes it in the meantime only by coincidence.
     let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|free| free.local_addr()).expect("a free port").port();
     let secret = Secret::generate().expect("random bytes").reveal();
     let start = |rank: usize| {
@@ -98,10 +98,10 @@ pub fn as_ranks(program: &Path, world_size: usize, arguments: &[&str]) -> Vec<Co
     (0..world_size).map(start).collect()
 }
 
-/// Makes a named pipe, `pipe`, in a folder.
+/// Creates a named pipe called `pipe` in a folder.
 ///
 /// # Panics
-/// If it cannot.
+/// If the pipe cannot be created.
 pub fn fifo(folder: &Path) -> PathBuf {
     let path = folder.join("pipe");
     let made = Command::new("mkfifo").arg(&path).status().expect("`mkfifo` starts");
@@ -109,14 +109,14 @@ pub fn fifo(folder: &Path) -> PathBuf {
     path
 }
 
-/// What one run left on its standard streams.
+/// The outcome of one run of a program.
 #[derive(Debug)]
 pub struct Finished {
     /// The exit code; `None` if a signal ended it.
     pub code: Option<i32>,
-    /// What it printed.
+    /// The standard output.
     pub stdout: String,
-    /// Everything else that it said.
+    /// The standard error stream.
     pub stderr: String,
 }
 
@@ -131,27 +131,27 @@ impl Finished {
         Finished { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
     }
 
-    /// Fails, showing what the program said, unless it succeeded.
+    /// Panics with the program's standard error, unless the program succeeded.
     ///
     /// # Panics
-    /// If it did not succeed.
+    /// If the exit code is not 0.
     #[track_caller]
-    pub fn succeeded(self, what: &str) -> Finished {
-        assert_eq!(self.code, Some(0), "{what}: {}", self.stderr);
+    pub fn succeeded(self, label: &str) -> Finished {
+        assert_eq!(self.code, Some(0), "{label}: {}", self.stderr);
         self
     }
 
-    /// Fails unless it refused in words that hold all of `words`; a panic or a signal is no refusal.
+    /// Panics unless the program ended with an error that contains all of `words`; a panic or a signal does not count as such an error.
     ///
     /// # Panics
-    /// If it did anything else.
+    /// If the program succeeded, panicked or was killed, or a word is missing.
     #[track_caller]
-    pub fn refused(self, what: &str, words: &[&str]) {
-        let Some(code) = self.code else { panic!("{what}: killed by a signal: {}", self.stderr) };
-        assert!(code != 0, "{what}: succeeded, stdout: {}", self.stdout);
-        assert!(code != 101 && !self.stderr.contains("panicked"), "{what}: panicked: {}", self.stderr);
+    pub fn refused(self, label: &str, words: &[&str]) {
+        let Some(code) = self.code else { panic!("{label}: killed by a signal: {}", self.stderr) };
+        assert!(code != 0, "{label}: succeeded, stdout: {}", self.stdout);
+        assert!(code != 101 && !self.stderr.contains("panicked"), "{label}: panicked: {}", self.stderr);
         for word in words {
-            assert!(self.stderr.contains(word), "{what}: stderr does not name {word}: {}", self.stderr);
+            assert!(self.stderr.contains(word), "{label}: stderr does not name {word}: {}", self.stderr);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Ranks for tests: run a body on each, demand that all agree bit for bit, and never hang.
+//! Ranks for tests: runs a body on each, checks that all results are bit-identical, and turns hangs into failures.
 //!
-//! Agreement is checked before any comparison with the oracle: ranks that are each within tolerance but differ from one
-//! another would drift apart in training.
+//! Agreement is checked before any comparison with the oracle: ranks that are each within tolerance but differ from one another would
+//! diverge in training.
 
 use std::fmt::Debug;
 use std::panic::resume_unwind;
@@ -16,7 +16,7 @@ use gradsync::comm::local::{LocalCommunicator, run_each};
 #[cfg(unix)]
 use gradsync::comm::process::ProcessCommunicator;
 
-/// What every rank returned, in rank order; a panic of a rank is the panic of the test.
+/// The results of all ranks, in rank order; a panic of a rank is the panic of the test.
 pub fn on_ranks<T: Send>(world_size: usize, body: impl Fn(LocalCommunicator) -> T + Sync) -> Vec<T> {
     let outcomes =
         run_each(world_size, body).unwrap_or_else(|error| panic!("{world_size} ranks could not start: {error}"));
@@ -34,7 +34,7 @@ pub fn on_ranks<T: Send>(world_size: usize, body: impl Fn(LocalCommunicator) -> 
     results
 }
 
-/// Runs `body` on threads that connect as processes do, and returns the result of each, in rank order.
+/// Runs `body` on threads that connect like separate processes, and returns the results in rank order.
 ///
 /// # Panics
 /// If a rank cannot join or connect, or panics.
@@ -58,34 +58,34 @@ pub fn on_processes<T: Send>(
     })
 }
 
-/// The common result of all ranks; fails, naming the first rank that differs from rank 0.
-pub fn agree<T: PartialEq + Debug>(what: &str, results: Vec<T>) -> T {
+/// The common result of all ranks; panics with the number of the first rank that differs from rank 0.
+pub fn agree<T: PartialEq + Debug>(label: &str, results: Vec<T>) -> T {
     let mut results = results.into_iter();
     let first = results.next().expect("at least one rank");
     for (offset, result) in results.enumerate() {
-        assert!(result == first, "{what}: rank {} has {result:?}, rank 0 has {first:?}", offset + 1);
+        assert!(result == first, "{label}: rank {} has {result:?}, rank 0 has {first:?}", offset + 1);
     }
     first
 }
 
-/// [`on_ranks`], then [`agree`].
+/// Runs [`on_ranks`], then [`agree`].
 pub fn agreed<T: Send + PartialEq + Debug>(
-    what: &str,
+    label: &str,
     world_size: usize,
     body: impl Fn(LocalCommunicator) -> T + Sync,
 ) -> T {
-    agree(what, on_ranks(world_size, body))
+    agree(label, on_ranks(world_size, body))
 }
 
-/// Runs `body`, failing if it takes longer than `seconds`: a hang becomes a failure.
+/// Runs `body` and panics if it takes longer than `seconds`.
 ///
-/// A body that hangs is left behind on its thread; the test process ends without it.
+/// A body that hangs stays behind on its thread; the test process ends without it.
 pub fn guarded<T: Send + 'static>(seconds: u64, body: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, finished) = channel();
     let worker = thread::Builder::new()
         .name(thread::current().name().unwrap_or("test").to_owned())
         .spawn(move || {
-            // The receiver is gone only if the guard has failed already.
+            // The receiver is gone only if the time limit has passed already.
             let _ = done.send(body());
         })
         .expect("a thread for the guarded test");
@@ -99,10 +99,10 @@ pub fn guarded<T: Send + 'static>(seconds: u64, body: impl FnOnce() -> T + Send 
     }
 }
 
-/// An exchange of bytes.
+/// Exchanges bytes with peers.
 ///
 /// # Errors
-/// As [`Communicator::exchange`].
+/// The errors of [`Communicator::exchange`].
 pub fn exchange_bytes(
     comm: &dyn Communicator,
     sends: &[(usize, &[u8])],

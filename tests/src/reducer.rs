@@ -1,6 +1,6 @@
-//! Reducers of gradients as test cases: the same for every transport of host memory.
+//! Test cases for gradient reducers, shared by every transport of host memory.
 //!
-//! A case is run by all ranks of a communicator, which works as before afterwards.
+//! All ranks of a communicator run a case, which leaves the communicator usable.
 
 mod absent;
 mod refused;
@@ -16,7 +16,7 @@ use crate::oracle::{Format, elementwise, reduce};
 use crate::tensors::Case;
 use crate::tolerance::assert_equal;
 
-/// All of them.
+/// All cases.
 pub const ALL: &[Case] = &[
     Case { name: "means and sums of any buckets and orders", run: means_and_sums },
     Case { name: "Adasum of any buckets as without buckets", run: adasum },
@@ -55,14 +55,15 @@ fn view(array: &Array, index: usize) -> TensorView<'_> {
     TensorView::new(array.slice(), SHAPES[index]).expect("as many elements")
 }
 
-/// In rank order, in `f64`; a mean is that sum divided, and all is rounded once. The oracle's own mean is correctly rounded, which is more.
+/// The sum in rank order, in `f64`, divided by the number of ranks for a mean, with one rounding at the end. The oracle's own mean is
+/// correctly rounded, a stronger property than the reducer guarantees.
 fn all_reduce(op: reduce::Op, format: Format, inputs: &[Vec<f64>]) -> Vec<f64> {
     let count = if op == reduce::Op::Mean { inputs.len() as f64 } else { 1.0 };
     let total = |index: usize| inputs.iter().map(|input| input[index]).reduce(|sum, value| sum + value).unwrap_or(0.0);
     (0..inputs[0].len()).map(|index| format.round(total(index) / count)).collect()
 }
 
-/// How gradients are handed in.
+/// The method of a step that receives the gradients.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Each,
@@ -88,7 +89,7 @@ fn hand_in(step: &mut Step<'_, '_>, way: Way, gradients: &[(usize, Array)]) {
     }
 }
 
-/// What a rank has after a step: its own gradient, with the result where that is reduced.
+/// The gradients on a rank after a step: reduced ones hold the result, unchanged ones the rank's own values, and all others are `None`.
 fn results(reducer: &Reducer<'_>, reduced: &Reduced, own: impl Fn(usize) -> Array) -> Vec<Option<Array>> {
     let result = |index: usize| {
         let mut array = own(index);
@@ -112,7 +113,7 @@ fn results(reducer: &Reducer<'_>, reduced: &Reduced, own: impl Fn(usize) -> Arra
     (0..reducer.parameters().len()).map(result).collect()
 }
 
-/// Three steps; in each, gradients appear in another order on every rank.
+/// Runs three steps; in each, gradients appear in a different order on every rank.
 fn train(
     comm: &dyn Communicator,
     options: ReducerOptions,
@@ -140,7 +141,7 @@ fn train(
     steps.collect()
 }
 
-/// Bytes of the first bucket and of the others: one gradient each, all in one, and between.
+/// Bytes of the first bucket and of the other buckets: one gradient per bucket, all gradients in one bucket, and sizes between these.
 const BYTES: [(usize, usize); 3] = [(0, 0), (usize::MAX, usize::MAX), (100, 3000)];
 
 fn means_and_sums(comm: &dyn Communicator) {
@@ -160,8 +161,8 @@ fn means_and_sums(comm: &dyn Communicator) {
                 let options = options.with_shared_memory(cfg!(target_os = "linux") && turn == 2);
                 for (number, step) in train(comm, options, formats, way, turn).into_iter().enumerate() {
                     for (index, found) in step.into_iter().enumerate() {
-                        let what = format!("{op:?} of {index} in step {number}, buckets of {others} bytes, {way:?}");
-                        assert_equal(&what, &found.values(), &expected(number, index));
+                        let label = format!("{op:?} of {index} in step {number}, buckets of {others} bytes, {way:?}");
+                        assert_equal(&label, &found.values(), &expected(number, index));
                     }
                 }
             }
@@ -169,7 +170,7 @@ fn means_and_sums(comm: &dyn Communicator) {
     }
 }
 
-/// The bits of one buffer with all tensors of a dtype, whatever the buckets.
+/// Whatever the buckets, the result is bit-identical to an Adasum of one buffer with all tensors of a dtype.
 fn adasum(comm: &dyn Communicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let algorithms = [Algorithm::Auto, Algorithm::Gram, Algorithm::Tree];
@@ -200,14 +201,14 @@ fn adasum(comm: &dyn Communicator) {
     }
 }
 
-/// Every gradient is rounded to the dtype of the wire, and so is the mean of the rounded ones.
+/// Every gradient is rounded to the wire dtype, and so is the mean of the rounded gradients.
 fn narrow(comm: &dyn Communicator) {
     let world_size = comm.world_size();
     let options = ReducerOptions::default().with_wire_dtype(Some(DType::BF16)).with_bucket_bytes(2000);
     for (number, step) in train(comm, options, &Format::ALL, Way::Each, 1).into_iter().enumerate() {
         for (index, found) in step.into_iter().enumerate() {
             let format = Format::ALL[index % Format::ALL.len()];
-            // f16 is no wider than bf16 and stays; with one rank nothing travels.
+            // f16 is not wider than bf16 and stays as it is; with one rank, nothing is sent.
             let wire = if format == Format::F16 || world_size == 1 { format } else { Format::BF16 };
             let rounded = |rank| {
                 let own = gradient(format, index, rank, number).values();
@@ -220,7 +221,8 @@ fn narrow(comm: &dyn Communicator) {
     }
 }
 
-/// The second step has buckets in the order in which gradients appeared on rank 0 in the first, and keeps their places.
+/// In the second step, buckets follow the order in which gradients appeared on rank 0 in the first step, and gradients keep their
+/// addresses.
 fn order(comm: &dyn Communicator) {
     let options = ReducerOptions::default().with_first_bucket_bytes(1).with_bucket_bytes(1);
     let mut reducer = Reducer::new(comm, parameters(&[Format::F32]), options).unwrap();
@@ -244,9 +246,9 @@ fn order(comm: &dyn Communicator) {
     assert_eq!(reduced.skipped().collect::<Vec<_>>(), skipped);
     assert_eq!(members(&reducer), declared, "results of the first step are where they were");
     run(&mut reducer, &[0, 1, 2, 3, 4, 5, 6, 7]);
-    // A bucket is closed by the gradient that fills it: 3 has no bytes, and the bucket that it is in goes on.
+    // A bucket is closed by the gradient that fills it: gradient 3 has no bytes, so its bucket also takes the next gradient.
     let expected: &[&[usize]] = &[&[7], &[6], &[1], &[0], &[4], &[3, 2], &[5]];
-    // One rank has nobody to agree with, and nothing to gain.
+    // A single rank keeps the initial buckets, because it has no communication to overlap.
     if comm.world_size() > 1 {
         assert_eq!(members(&reducer), expected);
     }
@@ -263,7 +265,7 @@ fn order(comm: &dyn Communicator) {
     assert_eq!(places(&mut reducer), before);
 }
 
-/// Sums are f32, whatever the gradients are, and are rounded once to what travels.
+/// Micro-batches are summed in f32, whatever the dtype of the gradients, and a sum is rounded once, to the wire dtype.
 fn micro_batches(comm: &dyn Communicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let kinds = [(&Format::ALL[..], None), (&[Format::BF16], None), (&Format::ALL[..], Some(Format::BF16))];
@@ -276,7 +278,8 @@ fn micro_batches(comm: &dyn Communicator) {
         let options = ReducerOptions::from(Reduction::Sum).with_bucket_bytes(2000).with_wire_dtype(wire.map(dtype));
         let mut reducer = Reducer::new(comm, parameters(formats), options).unwrap();
         for number in 0..3 {
-            // Two micro-batches without communication, of which the second has all gradients but one; the third is in the step, but for one.
+            // Two micro-batches are accumulated without communication, the second of them without one gradient. The step itself has the
+            // third micro-batch, also without one gradient.
             for micro in 0..2 {
                 let arrays: Vec<_> =
                     (0..SHAPES.len()).map(|index| gradient(format(index), index, rank, 3 * number + micro)).collect();
@@ -308,11 +311,11 @@ fn micro_batches(comm: &dyn Communicator) {
                 };
                 let inputs: Vec<Vec<f64>> = (0..world_size).map(of_rank).collect();
                 let expected = reduce::all_reduce(reduce::Op::Sum, travels(index), &inputs);
-                let what = format!("{index} of {:?} in step {number}", format(index));
-                assert_equal(&what, &found.expect("reduced").values(), &expected);
+                let label = format!("{index} of {:?} in step {number}", format(index));
+                assert_equal(&label, &found.expect("reduced").values(), &expected);
             }
         }
-        // Sums that are discarded, and a parameter twice in a micro-batch.
+        // Accumulated sums are discarded when a micro-batch has two gradients of one parameter.
         let array = gradient(format(0), 0, rank, 0);
         reducer.accumulate(&[(0, view(&array, 0))]).unwrap();
         let error = reducer.accumulate(&[(0, view(&array, 0)), (0, view(&array, 0))]).unwrap_err().to_string();
@@ -323,7 +326,7 @@ fn micro_batches(comm: &dyn Communicator) {
     }
 }
 
-/// The text of a step's error on this rank, which has to be one.
+/// The text of a step's error on this rank; panics if the step succeeded.
 fn text(outcome: gradsync::Result<Reduced>) -> String {
     match outcome {
         Err(error @ Error::InvalidArgument { .. }) => error.to_string(),
@@ -331,7 +334,7 @@ fn text(outcome: gradsync::Result<Reduced>) -> String {
     }
 }
 
-/// A whole step, which has a result.
+/// Runs a whole step, which must succeed.
 fn works(reducer: &mut Reducer<'_>, rank: usize) {
     let gradients: Vec<_> = (0..SHAPES.len()).map(|index| (index, gradient(Format::F32, index, rank, 0))).collect();
     let mut step = reducer.step().unwrap();

@@ -1,6 +1,6 @@
-//! The same start on all ranks, and means over ranks, as test cases: the same for every transport of host memory.
+//! Test cases for equal initial parameters and for means over ranks, shared by every transport of host memory.
 //!
-//! A case is run by all ranks of a communicator, which works as before afterwards.
+//! All ranks of a communicator run a case, which leaves the communicator usable.
 
 use gradsync::comm::Communicator;
 use gradsync::train::{RunningMean, broadcast_numbers, broadcast_parameters, compare_parameters, mean_over_ranks};
@@ -11,7 +11,7 @@ use crate::inputs::vector;
 use crate::oracle::Format;
 use crate::tensors::Case;
 
-/// All of them.
+/// All cases.
 pub const ALL: &[Case] = &[
     Case { name: "broadcast parameters", run: broadcast },
     Case { name: "broadcasts that are refused", run: refusals },
@@ -21,7 +21,7 @@ pub const ALL: &[Case] = &[
 
 const LENS: [usize; 5] = [3, 0, 1, 40_000, 777];
 
-/// Tensors of every dtype, other ones on every rank.
+/// Tensors of every dtype, with different values on every rank.
 fn tensors(rank: usize) -> Vec<(String, Array)> {
     let tensor = |(index, len): (usize, &usize)| {
         let format = Format::ALL[index % Format::ALL.len()];
@@ -39,7 +39,7 @@ fn compared(comm: &dyn Communicator, tensors: &[(String, Array)]) -> Result<()> 
     compare_parameters(comm, &tensors)
 }
 
-/// Bits of every root, also those of NaN with a payload and of a negative zero.
+/// Broadcasts are bit-identical to every root's tensors, including NaN payloads and negative zeros.
 fn broadcast(comm: &dyn Communicator) {
     let special =
         |rank: usize| Array::from_patterns(Format::F32, [0x7fc0_0001 + rank as u64, 0x8000_0000, 1].into_iter());
@@ -58,14 +58,14 @@ fn broadcast(comm: &dyn Communicator) {
     }
     broadcast_parameters(comm, &mut [], 0).unwrap();
     broadcast_numbers(comm, &mut [], 0).unwrap();
-    // More than travel in one group.
+    // These are more tensors than one group of a broadcast holds.
     let mut many: Vec<_> =
         (0..300).map(|index| (index.to_string(), Array::new(Format::F64, &[(comm.rank() + index) as f64]))).collect();
     broadcast_parameters(comm, &mut mutable(&mut many), 0).unwrap();
     assert!(many.iter().enumerate().all(|(index, (_, array))| array.values() == [index as f64]));
 }
 
-/// Nothing is written, and every rank has the error.
+/// After an error nothing is written, and every rank has the error.
 fn refusals(comm: &dyn Communicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let mut own = tensors(rank);
@@ -108,7 +108,7 @@ fn refusals(comm: &dyn Communicator) {
     assert!(own == tensors(rank), "written");
 }
 
-/// A single bit of one rank.
+/// The comparison detects a single differing bit on one rank.
 fn compare(comm: &dyn Communicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let mut own = tensors(0);
@@ -125,19 +125,20 @@ fn compare(comm: &dyn Communicator) {
         1 => compared(comm, &own).unwrap(),
         _ => {
             let error = compared(comm, &own).unwrap_err().to_string();
-            // Of two ranks the lower one is taken for right.
+            // With two ranks, the lower one counts as correct.
             assert!(error.contains(&format!("the parameters of rank {last} differ from those of rank")), "{error}");
             assert!(error.contains(&format!(r#"on rank {last} "tensor.3" is the first tensor that does"#)), "{error}");
         }
     }
 }
 
-/// Weighted by counts; a rank without examples does not count, even if its sum is no number.
+/// Means are weighted by counts; a rank without examples is ignored, even if its sum is NaN.
 fn means(comm: &dyn Communicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let mut running = RunningMean::new().unwrap();
     assert_eq!(running.over_ranks(comm).unwrap(), None);
-    // Rank r has r + 1 batches of 2 with mean r, and one of 1 with mean 8: small integers, so that all sums are exact.
+    // Rank r has r + 1 batches of 2 examples with mean r, and one batch of 1 example with mean 8: these are small integers, so that all
+    // sums are exact.
     for _ in 0..=rank {
         running.add(&[rank as f32], 2).unwrap();
     }

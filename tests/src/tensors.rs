@@ -1,6 +1,7 @@
-//! Collectives with factors and outputs of their own, and on tensors that lie anywhere, as test cases: the same for every transport of host memory.
+//! Test cases for collectives with scaling factors, with separate outputs, and on tensors at arbitrary addresses, shared by every transport
+//! of host memory.
 //!
-//! A case is run by all ranks of a communicator, which works as before afterwards.
+//! All ranks of a communicator run a case, which leaves the communicator usable.
 
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
 use gradsync::ops::{
@@ -15,11 +16,11 @@ use crate::collectives::inputs;
 use crate::oracle::Format;
 use crate::tolerance::assert_equal;
 
-/// What all ranks do.
+/// A test case that all ranks run.
 pub struct Case {
-    /// For messages.
+    /// The name, for messages.
     pub name: &'static str,
-    /// The case.
+    /// The function to run.
     pub run: fn(&dyn Communicator),
 }
 
@@ -27,7 +28,7 @@ const fn case(name: &'static str, run: fn(&dyn Communicator)) -> Case {
     Case { name, run }
 }
 
-/// All of them.
+/// All cases.
 pub const ALL: &[Case] = &[
     case("factors before and after a reduction", factors),
     case("a reduction into another vector", apart),
@@ -41,7 +42,7 @@ pub const ALL: &[Case] = &[
     case("tensors that do not fit", misfits),
 ];
 
-/// Lengths on both sides of the borders at which transports change how data move.
+/// Lengths on both sides of the boundaries at which transports change their algorithm.
 const LENS: [usize; 4] = [0, 5, 1000, 150_001];
 
 fn own(comm: &dyn Communicator, format: Format, len: usize) -> (Vec<Vec<f64>>, Array) {
@@ -50,7 +51,7 @@ fn own(comm: &dyn Communicator, format: Format, len: usize) -> (Vec<Vec<f64>>, A
     (inputs, own)
 }
 
-/// In f64 and in rank order: every element times the first factor, the total times the second, one rounding.
+/// The expected result, in f64 and in rank order: every element times the first factor, their sum times the second, rounded once.
 fn factors(comm: &dyn Communicator) {
     for format in Format::ALL {
         for len in LENS {
@@ -102,12 +103,12 @@ fn scatter_in_place(comm: &dyn Communicator) {
     }
 }
 
-/// Tensors of this rank, each in memory of its own.
+/// Tensors of this rank, each in a separate allocation.
 fn tensors(comm: &dyn Communicator, format: Format, lens: &[usize]) -> Vec<Array> {
     lens.iter().map(|&len| own(comm, format, len).1).collect()
 }
 
-/// Tensors of memory in which an element that is not written shows.
+/// Tensors in which unwritten elements are visible.
 fn unwritten(format: Format, lens: &[usize]) -> Vec<Array> {
     lens.iter().map(|&len| Array::unwritten(format, len)).collect()
 }
@@ -124,7 +125,7 @@ fn patterns(tensors: &[Array]) -> Vec<Vec<u64>> {
     tensors.iter().map(Array::patterns).collect()
 }
 
-/// The tensors, each reduced by itself.
+/// The result of reducing each tensor separately.
 fn reduced(comm: &dyn Communicator, mut tensors: Vec<Array>, op: ReduceOp) -> Vec<Array> {
     tensors.iter_mut().for_each(|tensor| comm.all_reduce(tensor.slice_mut(), op).unwrap());
     tensors
@@ -168,9 +169,10 @@ fn one_by_one(comm: &dyn Communicator) {
     }
 }
 
-/// Scattered to their owners and gathered again, tensors are what an all-reduce makes of them; on the way only the owners have changed theirs.
+/// A reduce-scatter to owners followed by an all-gather equals an all-reduce; in between, a rank's tensors have changed only where the rank
+/// is their owner.
 fn owned(comm: &dyn Communicator) {
-    // Windows are multiples of 32 elements, over whose borders no tensor may lie.
+    // Windows are multiples of 32 elements, and no tensor may cross the boundary of a window.
     let lens: Vec<usize> = [32, 16, 16, 0, 32].into_iter().cycle().take(5 * comm.world_size()).collect();
     let before = tensors(comm, Format::F32, &lens);
     let expected = patterns(&reduced(comm, before.clone(), ReduceOp::Sum));
@@ -191,7 +193,8 @@ fn owned(comm: &dyn Communicator) {
     assert_eq!(patterns(&got), expected);
 }
 
-/// Every rank has numbers of its own, so that a tensor shows whose it is. Inputs stay, and a scatter leaves the outputs of other owners alone.
+/// Every rank has different numbers, so that a tensor identifies its owner. Inputs stay unchanged, and a scatter does not write the outputs
+/// of other owners.
 fn owned_apart(comm: &dyn Communicator) {
     let lens: Vec<usize> = [32, 16, 16, 0, 32].into_iter().cycle().take(5 * comm.world_size()).collect();
     let inputs = tensors(comm, Format::F32, &lens);
@@ -219,7 +222,8 @@ fn owned_apart(comm: &dyn Communicator) {
     assert_eq!(patterns(&inputs), before, "the inputs");
 }
 
-/// Packed, reduced and unpacked into other tensors, of another dtype: the bits of a buffer that was filled by hand, rounded once more.
+/// Tensors are packed, reduced and unpacked into other tensors of another dtype: the result is a manually filled buffer's, rounded once
+/// more.
 fn adasum_of_loose(comm: &dyn Communicator) {
     let lens = [9, 0, 130];
     let table = || ["a", "b", "c"].into_iter().zip(lens.map(|len| vec![len]));
@@ -276,7 +280,7 @@ fn partition(comm: &dyn Communicator) {
     assert_eq!(patterns_of(gradients.as_slice()), patterns_of(expected.as_slice()));
 }
 
-/// Found on every rank before anything moves.
+/// These errors are found on every rank before any data move.
 fn misfits(comm: &dyn Communicator) {
     let mut mixed = [Array::unwritten(Format::F32, 2), Array::unwritten(Format::F64, 2)];
     match all_reduce_tensors(comm, &mut slices_mut(&mut mixed), ReduceOp::Sum, Scaling::NONE) {

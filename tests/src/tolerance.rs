@@ -1,8 +1,8 @@
-//! How far a correct implementation may be from the exact answer, derived and not measured.
+//! The largest error of a correct implementation, derived and not measured.
 //!
-//! Never a constant chosen to make a test pass. Notation: `u` is 2⁻⁵³; `u_T` the unit roundoff of the dtype T;
-//! `γ_k = k·u / (1 − k·u)` bounds the relative error of k roundings in a row (Higham, *Accuracy and Stability*, section
-//! 3.1), whatever their order; `|x|` of a vector is its Euclidean norm.
+//! No bound is a constant chosen to make a test pass. Notation: `u` is 2⁻⁵³; `u_T` the unit roundoff of the dtype T; `γ_k = k·u / (1 −
+//! k·u)` bounds the relative error of k successive roundings (Higham, *Accuracy and Stability*, section 3.1), whatever their order; `|x|`
+//! of a vector is its Euclidean norm.
 //!
 //! # Dots and norms
 //!
@@ -17,7 +17,7 @@
 //!
 //! # Sums of a transport
 //!
-//! See [`transport`]: the roundings are to the dtype there, and not to `f64`.
+//! See [`transport`]: there the roundings are to the dtype, not to `f64`.
 
 use crate::oracle::adasum::Node;
 use crate::oracle::exact::dot_f64;
@@ -29,7 +29,7 @@ pub mod transport;
 /// Unit roundoff of `f64`.
 pub const UNIT: f64 = 1.110_223_024_625_156_5e-16;
 
-/// `γ_k`, the relative error of `k` roundings in `f64`.
+/// `γ_k`, the bound of the relative error of `k` roundings in `f64`.
 pub fn gamma(roundings: usize) -> f64 {
     let product = roundings as f64 * UNIT;
     product / (1.0 - product)
@@ -42,8 +42,8 @@ pub fn dot(a: &[f64], b: &[f64]) -> f64 {
     gamma(a.len()) * sum + a.len() as f64 * Format::F64.smallest()
 }
 
-/// The bound for a mean over ranks that was added in `f64` in any order, multiplied by a rounded `1/P` or divided by `P`,
-/// and rounded once to `format`: `P − 1` additions, two more roundings, and the last one.
+/// The bound for a mean over ranks that was added in `f64` in any order, multiplied by a rounded `1/P` or divided by `P`, and rounded once
+/// to `format`: `P − 1` additions, two more roundings in `f64`, and the rounding to `format`.
 pub fn mean(format: Format, values: &[f64]) -> f64 {
     let count = values.len() as f64;
     let magnitude: f64 = values.iter().map(|value| value.abs() / count).sum();
@@ -61,8 +61,8 @@ pub fn combine(format: Format, weights: &[f64], values: &[f64]) -> f64 {
     before + format.rounding_error(sum.abs() + before)
 }
 
-/// Whether `actual` (a value of `format`) is within `bound` of `exact`; NaN only matches NaN, and an infinity is right
-/// where the exact value, moved by the bound, passes the point from which rounding to nearest overflows.
+/// Whether `actual` (a value of `format`) is within `bound` of `exact`. NaN only matches NaN. An infinity is accepted where the exact
+/// value, moved by the bound, passes the threshold above which rounding to nearest overflows.
 pub fn within(format: Format, actual: f64, exact: f64, bound: f64) -> bool {
     if exact.is_nan() || actual.is_nan() {
         return exact.is_nan() && actual.is_nan();
@@ -77,37 +77,37 @@ pub fn within(format: Format, actual: f64, exact: f64, bound: f64) -> bool {
     (actual - exact).abs() <= bound
 }
 
-/// Fails, naming `what` and the first element at fault, unless every element is [`within`] its bound.
-pub fn assert_within(what: &str, format: Format, actual: &[f64], exact: &[f64], bounds: &[f64]) {
-    assert_eq!(actual.len(), exact.len(), "{what}: wrong number of elements");
-    assert_eq!(bounds.len(), exact.len(), "{what}: the test made a wrong number of bounds");
+/// Panics, naming `label` and the first wrong element, unless every element is [`within`] its bound.
+pub fn assert_within(label: &str, format: Format, actual: &[f64], exact: &[f64], bounds: &[f64]) {
+    assert_eq!(actual.len(), exact.len(), "{label}: wrong number of elements");
+    assert_eq!(bounds.len(), exact.len(), "{label}: the test made a wrong number of bounds");
     for (i, ((&got, &want), &bound)) in actual.iter().zip(exact).zip(bounds).enumerate() {
         assert!(
             !bound.is_nan() || want.is_nan(),
-            "{what}: the bound of element {i} is NaN, so nothing would be checked"
+            "{label}: the bound of element {i} is NaN, so nothing would be checked"
         );
         assert!(
             within(format, got, want, bound),
-            "{what}: element {i} of {} is {got:e}, exact {want:e}, off by {:e}, allowed {bound:e}",
+            "{label}: element {i} of {} is {got:e}, exact {want:e}, off by {:e}, allowed {bound:e}",
             exact.len(),
             (got - want).abs()
         );
     }
 }
 
-/// Fails unless every element is equal (`0 == -0`, NaN equals NaN).
-pub fn assert_equal(what: &str, actual: &[f64], expected: &[f64]) {
-    assert_eq!(actual.len(), expected.len(), "{what}: wrong number of elements");
+/// Panics unless every element is equal (`0 == -0`, NaN equals NaN).
+pub fn assert_equal(label: &str, actual: &[f64], expected: &[f64]) {
+    assert_eq!(actual.len(), expected.len(), "{label}: wrong number of elements");
     for (i, (&got, &want)) in actual.iter().zip(expected).enumerate() {
         assert!(
             got == want || (got.is_nan() && want.is_nan()),
-            "{what}: element {i} of {} is {got:e}, expected {want:e}",
+            "{label}: element {i} of {} is {got:e}, expected {want:e}",
             expected.len()
         );
     }
 }
 
-/// `|u|² / Σ|u_i||u_j||G_ij|` of a node: how much of the sum is left after cancellation in `uᵀGu`; 1 for an input.
+/// `|u|² / Σ|u_i||u_j||G_ij|` of a node: the part of the sum `uᵀGu` that remains after cancellation; 1 for an input.
 pub fn survival(node: &Node, inputs: &[&[f64]]) -> f64 {
     let used: Vec<usize> = (0..inputs.len()).filter(|&rank| node.weights[rank].value() != 0.0).collect();
     if used.len() < 2 {

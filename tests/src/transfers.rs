@@ -1,7 +1,7 @@
-//! Sends, receives and pipelines of host memory as test cases: the same for every transport.
+//! Test cases for sends, receives and pipelines of host memory, shared by every transport.
 //!
-//! A case is run by all ranks of a communicator. Those of [`GOOD`] leave it working, whatever they had refused; each of [`FATAL`] needs
-//! one of its own, which it breaks. They never start ranks.
+//! All ranks of a communicator run a case. The cases of [`GOOD`] leave the communicator usable, even after errors. Each case of [`FATAL`]
+//! makes its communicator unusable, and so needs a separate one. Cases never start ranks.
 
 use gradsync::comm::{Collectives, Communicator};
 use gradsync::ops::send_recv::{
@@ -18,13 +18,13 @@ mod refusals;
 
 pub use pipeline::pipeline;
 
-/// What all ranks do, and how many there must be.
+/// A test case that all ranks run, with the number of ranks that it needs.
 pub struct Case {
-    /// For messages.
+    /// The name, for messages.
     pub name: &'static str,
-    /// The fewest ranks.
+    /// The smallest number of ranks.
     pub ranks: usize,
-    /// The case.
+    /// The function to run.
     pub run: fn(&dyn Communicator),
 }
 
@@ -32,7 +32,7 @@ const fn case(name: &'static str, run: fn(&dyn Communicator)) -> Case {
     Case { name, ranks: 2, run }
 }
 
-/// After these the communicator works as before.
+/// Cases that leave the communicator usable.
 pub const GOOD: &[Case] = &[
     case("the layout of upstream", upstream_layout),
     case("every type and shape", every_type),
@@ -51,17 +51,17 @@ pub const GOOD: &[Case] = &[
     case("one forward, one backward", pipeline),
 ];
 
-/// After each of these the communicator has failed on both ranks.
+/// Cases after which the communicator has failed on both ranks.
 pub const FATAL: &[Case] = &[
     case("known shapes of other lengths", refusals::other_lengths),
     case("described, and known to the receiver", refusals::described_to_one_who_knows),
     case("known, and described to the receiver", refusals::known_to_one_who_asks),
 ];
 
-/// A tensor of arbitrary bytes, NaN among the floats.
+/// A tensor of arbitrary bytes; floating-point elements may be NaN.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owned {
-    /// The type of its elements.
+    /// The type of the elements.
     pub dtype: DataType,
     /// The dimensions.
     pub shape: Vec<usize>,
@@ -70,19 +70,19 @@ pub struct Owned {
 }
 
 impl Owned {
-    /// Bytes that depend on all arguments.
+    /// A tensor with pseudo-random bytes that depend on all arguments.
     pub fn new(dtype: DataType, shape: &[usize], seed: u64) -> Self {
         let len = shape.iter().product::<usize>() * dtype.size_bytes();
         let mut random = Random::new(seed * 1000 + len as u64 + dtype.size_bytes() as u64);
         Self { dtype, shape: shape.to_vec(), bytes: (0..len).map(|_| random.bits() as u8).collect() }
     }
 
-    /// The same type and shape, with other bytes.
+    /// A tensor of equal type and shape, with other bytes.
     pub fn blank(&self) -> Self {
         Self { bytes: vec![0x77; self.bytes.len()], ..self.clone() }
     }
 
-    /// To send.
+    /// The tensor as an argument of a send.
     pub fn tensor(&self) -> WireTensor<'_> {
         WireTensor::new(self.dtype, &self.shape[..], &self.bytes).expect("the shape's bytes")
     }
@@ -103,12 +103,12 @@ pub fn bundle(tensors: &[Owned]) -> Bundle<'_> {
     Bundle::new(tensors.iter().map(Owned::tensor)).expect("at least one tensor")
 }
 
-/// What a receiver that knows them expects.
+/// The expectation of a receiver that knows the tensors' types and shapes.
 pub fn known(tensors: &[Owned]) -> Expected {
     Expected::known(tensors.iter().map(|tensor| (tensor.dtype, tensor.shape.clone())))
 }
 
-/// Bundles of every type, with empty tensors and scalars, alone and together; the same for equal seeds.
+/// Bundles of every type, with empty tensors and scalars, alone and together; equal seeds give equal bundles.
 pub fn bundles(seed: u64) -> Vec<Vec<Owned>> {
     let shapes: [&[usize]; 7] = [&[], &[1], &[0], &[75], &[3, 5], &[2, 0, 9], &[4, 1, 33]];
     let mut all: Vec<Vec<Owned>> = Vec::new();
@@ -118,20 +118,20 @@ pub fn bundles(seed: u64) -> Vec<Vec<Owned>> {
     }
     all.push(DataType::ALL.into_iter().map(|dtype| Owned::new(dtype, &[7, 3], seed)).collect());
     all.push(vec![Owned::new(DataType::F32, &[0], seed), Owned::new(DataType::I8, &[0, 4], seed)]);
-    // The empty one at the end begins at the next multiple of 256.
+    // The empty tensor at the end begins at the next multiple of 256.
     all.push(vec![Owned::new(DataType::U8, &[5], seed), Owned::new(DataType::U8, &[0], seed)]);
     all.push(vec![Owned::new(DataType::F64, &[1 << 15, 3], seed), Owned::new(DataType::BF16, &[1], seed)]);
     all
 }
 
-/// Around the ring: each rank sends to the next and receives from the one before, at once.
+/// The ring neighbours of this rank: it sends to the next rank and receives from the previous one, at the same time.
 fn neighbours(comm: &dyn Communicator) -> (usize, usize) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     ((rank + 1) % world_size, (rank + world_size - 1) % world_size)
 }
 
-/// A bundle that rank 0 sends and rank 1 receives in all three ways.
-fn over(comm: &dyn Communicator, tensors: &[Owned], what: &str) {
+/// Rank 0 sends a bundle three times, and rank 1 receives it in each of the three ways.
+fn over(comm: &dyn Communicator, tensors: &[Owned], label: &str) {
     match comm.rank() {
         0 => {
             for _ in 0..2 {
@@ -143,18 +143,18 @@ fn over(comm: &dyn Communicator, tensors: &[Owned], what: &str) {
             let mut given: Vec<Owned> = tensors.iter().map(Owned::blank).collect();
             let mut places: Vec<WireTensorMut<'_>> = given.iter_mut().map(Owned::tensor_mut).collect();
             assert!(recv(&SendRecv::new(comm), true, 0, &mut places).unwrap().wait().unwrap());
-            assert_eq!(given, tensors, "{what}, into given tensors");
+            assert_eq!(given, tensors, "{label}, into given tensors");
             let new = SendRecv::new(comm).exchange(&[], &[(0, known(tensors))]).unwrap().1.remove(0);
-            assert_eq!(new.tensors().map(Owned::from).collect::<Vec<_>>(), tensors, "{what}, known");
+            assert_eq!(new.tensors().map(Owned::from).collect::<Vec<_>>(), tensors, "{label}, known");
             let (completion, new) = recv_described(&SendRecv::new(comm), true, 0, 9, &Limits::default()).unwrap();
             assert!(completion.wait().unwrap());
-            assert_eq!(new.tensors().map(Owned::from).collect::<Vec<_>>(), tensors, "{what}, described");
+            assert_eq!(new.tensors().map(Owned::from).collect::<Vec<_>>(), tensors, "{label}, described");
         }
         _ => {}
     }
 }
 
-/// Section 5 of the specification: places 0, 256 and 768, and no padding at the end.
+/// Section 5 of the specification: the offsets are 0, 256 and 768, and there is no padding at the end.
 fn upstream_layout(comm: &dyn Communicator) {
     let tensors: Vec<Owned> = [1, 75, 64].map(|len| Owned::new(DataType::F32, &[len], 3)).to_vec();
     match comm.rank() {
@@ -189,7 +189,7 @@ fn head_lengths(comm: &dyn Communicator) {
 }
 
 fn long_headers(comm: &dyn Communicator) {
-    // 61 vectors are the most that the first message describes.
+    // The first message describes at most 61 vectors.
     for count in [30, 31, 61, 62, 300] {
         let tensors: Vec<Owned> = (0..count).map(|seed| Owned::new(DataType::I32, &[seed % 4], seed as u64)).collect();
         over(comm, &tensors, &format!("{count} vectors"));
@@ -198,7 +198,7 @@ fn long_headers(comm: &dyn Communicator) {
     over(comm, &deep, "40 tensors of 5 dimensions");
 }
 
-/// What has been received goes on to the next rank, and a gradient buffer goes, gaps and all, as it is.
+/// Received tensors are forwarded to the next rank, and a gradient buffer is sent unchanged, including its gaps.
 fn passed_on(comm: &dyn Communicator) {
     let last = comm.world_size() - 1;
     let tensors = bundles(23);
@@ -239,7 +239,7 @@ fn passed_on(comm: &dyn Communicator) {
     }
 }
 
-/// A known and two described bundles to every other rank in one call, one of which has a long header.
+/// One known and two described bundles to every other rank in one call; one of the described bundles has a long header.
 fn everybody(comm: &dyn Communicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let peers: Vec<usize> = (0..world_size).filter(|&peer| peer != rank).collect();
@@ -256,7 +256,7 @@ fn everybody(comm: &dyn Communicator) {
         sends.push((*peer, bundle(third)));
     }
     let mut receives = Vec::new();
-    // In another order of peers than the sends.
+    // Receives are in another order of peers than the sends.
     for &peer in peers.iter().rev() {
         receives.push((peer, Expected::described(1)));
         receives.push((peer, Expected::described(2)));
@@ -270,7 +270,7 @@ fn everybody(comm: &dyn Communicator) {
     }
 }
 
-/// Bytes that go around the ring, as many more in each slot, twice.
+/// A schedule of transfers around the ring, two per slot, whose number of bytes grows with the slot.
 pub fn ring(world_size: usize) -> Schedule<usize> {
     let mut schedule = Schedule::new(world_size).unwrap();
     for slot in 0..6 {
@@ -283,7 +283,7 @@ pub fn ring(world_size: usize) -> Schedule<usize> {
     schedule
 }
 
-/// The work of [`ring`].
+/// The transfer handler for [`ring`].
 struct Rounds {
     rank: usize,
     given: Vec<Owned>,
@@ -292,18 +292,18 @@ struct Rounds {
 }
 
 impl gradsync::ops::send_recv::TransferHandler<usize> for Rounds {
-    fn send(&self, to: usize, what: &usize) -> Result<Bundle<'_>> {
+    fn send(&self, to: usize, payload: &usize) -> Result<Bundle<'_>> {
         let _ = to;
-        let tensor = self.given.iter().find(|tensor| tensor.bytes.len() == *what).expect("planned");
+        let tensor = self.given.iter().find(|tensor| tensor.bytes.len() == *payload).expect("planned");
         Ok(bundle(std::slice::from_ref(tensor)))
     }
 
-    fn expect(&self, _: usize, what: &usize) -> Result<Expected> {
-        Ok(Expected::known([(DataType::U8, vec![*what])]))
+    fn expect(&self, _: usize, payload: &usize) -> Result<Expected> {
+        Ok(Expected::known([(DataType::U8, vec![*payload])]))
     }
 
-    fn received(&mut self, from: usize, what: &usize, tensors: gradsync::ops::send_recv::Received) -> Result<()> {
-        assert_eq!(tensors.tensor(0).shape(), [*what]);
+    fn received(&mut self, from: usize, payload: &usize, tensors: gradsync::ops::send_recv::Received) -> Result<()> {
+        assert_eq!(tensors.tensor(0).shape(), [*payload]);
         self.taken.push((from, tensors.tensor(0).into()));
         Ok(())
     }

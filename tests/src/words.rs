@@ -1,6 +1,6 @@
-//! What errors say where ranks do not call the same: all of the text, on every rank, for any host transport.
+//! The whole text of the errors that every rank gets when the ranks' calls differ, for any host transport.
 //!
-//! What is compared is the text that users read; where the error comes from is the business of other tests.
+//! The cases compare the text that users read; other tests check the origin of an error.
 
 use gradsync::comm::{Communicator, ReduceOp, Split};
 use gradsync::ops::tensor_parallel::{AllGather, AllReduce, HostTensor, TensorOp};
@@ -8,7 +8,7 @@ use gradsync::ops::{AdasumOptions, Granularity, adasum_all_reduce, all_reduce};
 use gradsync::train::{Reduction, Sgd, SgdOptions, StepOptions, Stepper};
 use gradsync::{DType, Error, GradientBuffer, Result};
 
-/// What a rank calls.
+/// A call of one rank.
 type Call<'a> = &'a dyn Fn(&dyn Communicator) -> Result<()>;
 
 fn buffer(dtype: DType, world_size: usize, tensors: &[(&str, &[usize])]) -> GradientBuffer {
@@ -45,8 +45,8 @@ fn tensor(shape: &[usize]) -> HostTensor {
     HostTensor::new(vec![1.0f32; shape.iter().product()], shape).unwrap()
 }
 
-/// Calls in which the last rank differs from the others, one after the other: all ranks get the same text, and the group goes on. For two
-/// ranks or more.
+/// Calls in which the last rank differs from the others, one after the other: all ranks get equal texts, and the group stays usable. The
+/// case needs at least two ranks.
 pub fn disagreements(comm: &dyn Communicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let last = world_size - 1;
@@ -118,7 +118,7 @@ pub fn disagreements(comm: &dyn Communicator) {
         ),
         &|| GradientBuffer::new_shared(DType::F32, world_size, [("weight", vec![2, 3]), ("bias", vec![3])]).unwrap(),
     );
-    // One of many tensors, and a name that must not end the line.
+    // One of many tensors differs, and its name contains a control character that must not break the line.
     let many = |odd: usize| {
         let names = (0..1000).map(|index| if index == odd { "\u{1b}]0;x\n".into() } else { format!("t{index}") });
         GradientBuffer::new(DType::BF16, world_size, names.map(|name| (name, [1]))).unwrap()
@@ -140,20 +140,20 @@ pub fn disagreements(comm: &dyn Communicator) {
         &|comm| AllReduce.forward(tensor(&[4]), comm).map(drop),
         &|comm| AllGather.forward(tensor(&[4]), comm).map(drop),
     );
-    // What one rank refuses by itself.
+    // One rank refuses its own arguments.
     let planned = world_size + usize::from(rank == last);
     let own = format!("all_reduce: the buffer is shared out over {} ranks, the world has {world_size}", world_size + 1);
     let expected = if rank == last { own } else { format!("all_reduce: rank {last} refuses: {own}") };
     assert_eq!(summed(comm, plain(planned)).expect_err("another world").to_string(), expected, "on rank {rank}");
 }
 
-/// How many operations there are in these cases.
+/// The number of operations in these cases.
 pub const OPERATIONS: usize = 5;
 
-/// What errors call an operation, and the operation.
+/// The operation's name in error messages, and the operation.
 type Named<C> = (&'static str, fn(&C) -> Result<()>);
 
-/// Operations of several steps.
+/// Operations that consist of several steps.
 fn operations<C: Communicator + Split>() -> [Named<C>; OPERATIONS] {
     [
         ("all_reduce(mean)", |comm| mean(comm)),
@@ -164,8 +164,8 @@ fn operations<C: Communicator + Split>() -> [Named<C>; OPERATIONS] {
     ]
 }
 
-/// A rank calls something else on the communicator itself, while the other is in a step of an operation: each error names what was called,
-/// and no step. `group` makes a group of two that may fail.
+/// One rank makes another call on the communicator itself while the other rank is in a step of an operation: each error names the two
+/// calls, and no step. `group` creates a group of two that may fail.
 pub fn another_call<C: Communicator + Split>(rank: usize, group: impl Fn() -> C) {
     for (name, call) in operations::<C>() {
         for deviant in [0, 1] {
@@ -178,7 +178,7 @@ pub fn another_call<C: Communicator + Split>(rank: usize, group: impl Fn() -> C)
     }
 }
 
-/// Rank 1 of a group of two leaves before the other rank's operation.
+/// Rank 1 of a group of two leaves before the other rank calls an operation.
 pub fn a_rank_left<C: Communicator + Split>(rank: usize, group: impl Fn() -> C) {
     for (name, call) in operations::<C>() {
         let comm = group();

@@ -1,8 +1,8 @@
-//! `cargo xtask bench`: has `gradsync-bench` measure its standing set, or Adasum beside Horovod's, and put together a report; or holds the all-reduce of
-//! processes against PyTorch's over Gloo.
+//! `cargo xtask bench`: runs the standing set of `gradsync-bench` and writes a report, or compares Adasum with Horovod's, or the all-reduce
+//! of processes with PyTorch's over Gloo.
 //!
-//! The program is built here, or found, and Horovod is fetched and compiled. With `--prebuilt` nothing here needs cargo or the sources:
-//! no path of the repository is looked at.
+//! The program is built here or given by a flag, and Horovod is downloaded and compiled. With `--prebuilt`, neither cargo nor the sources
+//! are needed: no path of the repository is used.
 
 mod gloo;
 mod horovod;

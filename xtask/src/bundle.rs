@@ -1,7 +1,7 @@
-//! `cargo xtask bundle`: the GPU tier in a folder that runs where there is a GPU and no Rust.
+//! `cargo xtask bundle`: the GPU tests in a folder that runs on a machine with a GPU and without Rust.
 //!
-//! Release builds of the tests for one and for several GPUs, the program, the one that measures, and xtask itself, as
-//! one archive, and `run`, a POSIX shell script, which unpacks it; on demand an NCCL. Nothing is run here.
+//! The folder has release builds of the tests for one and for several GPUs, the program, `gradsync-bench`, and xtask itself, as one
+//! archive, and `run`, a POSIX shell script that unpacks it; on request also an NCCL. Nothing is run here.
 
 mod fatbin;
 mod nccl;
@@ -20,13 +20,13 @@ use crate::{
     toolchain::{Need, Toolchain},
 };
 
-/// All programs of the folder.
+/// The archive of all programs.
 const ARCHIVE: &str = "programs.tar.xz";
 const RUN: &str = include_str!("bundle/run.sh");
 
-/// The rank program of the multi-GPU tests, as it is called in the folder.
+/// The name of the multi-GPU tests' rank program in the folder.
 pub(crate) const MULTI_GPU: &str = "multi-gpu";
-/// The folder is copied to other machines, again and again; more than this is something that does not belong in it.
+/// The largest size of the folder, which is copied to other machines repeatedly; a larger folder contains an unintended file.
 const LARGEST: u64 = 64 << 20;
 
 impl flags::Bundle {
@@ -35,7 +35,7 @@ impl flags::Bundle {
     }
 }
 
-/// Makes the folder, with an NCCL for these architectures if there are any; a relative path starts at the repository's root.
+/// Creates the folder, with an NCCL for these architectures if there are any; a relative path is relative to the repository's root.
 pub(crate) fn pack(folder: &Path, setup: &flags::Setup, nccl: &[u32]) -> Result<()> {
     let toolchain = Toolchain::new(setup);
     toolchain.provide(&[Need::CCompiler, Need::Mpi, Need::Xz])?;
@@ -46,7 +46,7 @@ pub(crate) fn pack(folder: &Path, setup: &flags::Setup, nccl: &[u32]) -> Result<
     for folder in [&folder, &programs] {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
-    // What an earlier one has left there, packed or unpacked by `run`.
+    // The files of an earlier bundle, packed or unpacked by `run`, are removed.
     let names = BUILDS.map(|(name, _)| name);
     let stamps = [ARCHIVE, nccl::ARCHIVE].map(|archive| format!(".{archive}.unpacked"));
     let others = [ARCHIVE, nccl::ARCHIVE, nccl::LICENSE, nccl::LIBRARY];
@@ -80,10 +80,10 @@ fn compress(archive: &Path, folder: &Path, names: &[&str]) -> Result<()> {
     Cmd::new("tar").env("XZ_OPT", "-T0").arg("-cJf").arg(archive).arg("-C").arg(folder).args(names).run()
 }
 
-/// Builds one program, and gives back its path.
+/// Builds one program and returns its path.
 type Build = fn() -> Result<PathBuf>;
 
-/// What is in the folder, and how it gets there.
+/// The programs of the folder, with the functions that build them.
 const BUILDS: [(&str, Build); 5] = [
     ("gpu-tests", || executable(tests().args(["--test", "gpu"]), "gpu")),
     (MULTI_GPU, build_multi_gpu),
@@ -92,7 +92,7 @@ const BUILDS: [(&str, Build); 5] = [
     ("xtask", || executable(Cmd::cargo("build").args(["--release", "--package", "xtask", "--bin", "xtask"]), "xtask")),
 ];
 
-/// Builds the rank program of the multi-GPU tests, which needs an MPI here, and its libmpi where it runs.
+/// Builds the rank program of the multi-GPU tests, which needs an MPI at build time, and MPI's libmpi at run time.
 pub(crate) fn build_multi_gpu() -> Result<PathBuf> {
     let test = tests().args(["--features", "mpi", "--test", "multi_gpu"]);
     executable(test, "multi_gpu")
@@ -108,7 +108,7 @@ fn release(package: &str, program: &str) -> Result<PathBuf> {
     executable(build, program)
 }
 
-/// Runs a cargo command that builds, and gives back the path of the named target's executable.
+/// Runs a cargo command that builds, and returns the path of the named target's executable.
 pub(crate) fn executable(cmd: Cmd, target: &str) -> Result<PathBuf> {
     #[derive(Deserialize)]
     struct Message {

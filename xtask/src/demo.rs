@@ -1,6 +1,6 @@
 //! `cargo xtask demo`: fetches images, and runs the example that trains on them.
 //!
-//! The training, its table and its report are `tests/examples/convergence`; nothing here looks at the numbers.
+//! The training, its table and its report are in `tests/examples/convergence`; this command does not read the results.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ impl flags::Demo {
     }
 }
 
-/// The example's own tests, the other tests that use candle, and a short training, in the profile that the other tests are built in.
+/// Runs the example's own tests, the other tests that use candle, and a short training, in the profile of the other tests.
 pub(crate) fn check() -> Result<()> {
     example("test", &[]).run()?;
     let candle = ["--package", "gradsync-tests", "--package", "gradsync-candle", "--features", "gradsync-tests/demo"];
@@ -43,7 +43,7 @@ pub(crate) fn example(command: &str, profile: &[&str]) -> Cmd {
     Cmd::cargo(command).args(profile).args(package)
 }
 
-/// The training says where its report lies; here it is only looked for.
+/// Checks that the training wrote its report; the training itself prints the path.
 fn report(folder: &Path) -> Result<()> {
     let report = folder.join("report.html");
     ensure!(report.is_file(), "the training ended without writing {}", report.display());

@@ -1,4 +1,4 @@
-//! The whole command line of `cargo xtask`, and nothing that acts on it: each command's file adds `run` to its struct.
+//! The whole command line of `cargo xtask`, without any actions: each command's file adds `run` to its struct.
 
 use std::{
     ffi::OsString,
@@ -20,9 +20,9 @@ pub(crate) struct Xtask {
 pub(crate) enum Command {
     /// Train with sum, mean and Adasum on 1 to 64 ranks, some five minutes, and write target/demo/report.html
     Demo(Demo),
-    /// Make the study behind the demo: which way of reducing trains at which learning rate, on how many ranks; hours of processor time
+    /// Make the study behind the demo: which reduction trains at which learning rate, on how many ranks; hours of processor time
     Study(Study),
-    /// Run every test that this machine can run; what CI runs
+    /// Run every test that this machine can run, as CI does
     Test(Test),
     /// Run the tests with one rank per GPU, with every number of ranks that the GPUs here allow
     TestMultiGpu(TestMultiGpu),
@@ -32,9 +32,9 @@ pub(crate) enum Command {
     Ptxas(Ptxas),
     /// Pack the tests for one and for several GPUs, and a runner, into a folder that runs on a machine without Rust
     Bundle(Bundle),
-    /// Measure operations beside their baselines, as nccl-tests does; --help tells how
+    /// Measure operations and their baselines, as nccl-tests does; --help explains the arguments
     Perf(Perf),
-    /// Measure the standing set with `perf`, hold it to the goals, and write target/bench/report.html
+    /// Measure the standing set with `perf`, compare it with the goals, and write target/bench/report.html
     Bench(Bench),
 }
 
@@ -56,28 +56,28 @@ pub(crate) struct Demo {
 pub(crate) struct Study {
     #[command(flatten)]
     pub(crate) setup: Setup,
-    /// A few short runs, too short to show anything: whether everything works
+    /// Make a few short runs that only check that everything works
     #[arg(long)]
     pub(crate) quick: bool,
     /// Only this task: images or text
     #[arg(long, value_name = "TASK")]
     pub(crate) only: Option<String>,
-    /// Other numbers of ranks than the study's, separated by commas; 1 is always there
+    /// Numbers of ranks instead of the study's, separated by commas; 1 is always included
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     pub(crate) ranks: Vec<usize>,
-    /// Other seeds for the figures than the study's, separated by commas, at least 3
+    /// Seeds for the figures instead of the study's, separated by commas, at least 3
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     pub(crate) seeds: Vec<u64>,
     /// Runs at a time: the processor's threads if left out
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,
-    /// Start no run when this much time has passed; the next time it goes on
+    /// Start no run after this much time; the next call continues the study
     #[arg(long, value_name = "SECONDS")]
     pub(crate) within: Option<u64>,
-    /// Check the runs in: copy them to tests/measured/convergence, and write their tables and charts into the documentation
+    /// Publish the runs: copy them to tests/measured/convergence, and write their tables and charts into the documentation
     #[arg(long, conflicts_with_all = ["quick", "ranks", "seeds"])]
     pub(crate) publish: bool,
-    /// Build what another machine needs into this folder, and run nothing: the program, the data, and `./run`, which takes these flags
+    /// Build a folder for another machine, and run nothing: the program, the data, and `./run`, which takes these flags
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["quick", "only", "ranks", "seeds", "threads", "within", "publish"])]
     pub(crate) bundle: Option<PathBuf>,
 }
@@ -104,7 +104,7 @@ pub(crate) enum Stage {
     Ptxas,
     /// Clippy, for every feature set, warnings as errors
     Clippy,
-    /// device/ compiles against rust-cuda's own cuda_std, and our stand-ins have its signatures
+    /// device/ compiles against rust-cuda's own cuda_std, and our replacements have its signatures
     Dialect,
     /// Documentation, warnings as errors
     Docs,
@@ -112,39 +112,39 @@ pub(crate) enum Stage {
     Tests,
     /// The MPI transport, under mpirun with 2, 3, 4 and 8 ranks
     Mpi,
-    /// The same on several machines, which are made of namespaces
+    /// The MPI transport on several machines, which are simulated by Linux namespaces
     Nodes,
     /// The demo's own tests and a short training
     Demo,
     /// The published crates are packed, and a crate outside the workspace builds on them with nothing installed, also with `cuda`
     Downstream,
-    /// The GPU tier: the tests on one GPU, then those of test-multi-gpu
+    /// The GPU tests: the tests on one GPU, then test-multi-gpu
     Gpu,
 }
 
-/// What `--bundle`, which runs nothing, has no use for.
+/// The flags that `--bundle` excludes, because it runs nothing.
 const RUNS: [&str; 8] = ["ranks", "ranks_per_gpu", "nodes", "no_mps", "suite", "prebuilt", "sanitizer", "deadline"];
 
 #[derive(Debug, Default, Args)]
 pub(crate) struct TestMultiGpu {
     #[command(flatten)]
     pub(crate) setup: Setup,
-    /// Only with this many ranks, instead of every number that a suite asks for
+    /// Only with this many ranks, instead of every number that a suite lists
     #[arg(long, value_name = "N")]
     pub(crate) ranks: Option<NonZeroUsize>,
-    /// Put this many ranks on each GPU, consecutive ones on one: by CUDA MPS where it is installed, else by turns (needs NCCL 2.30)
+    /// Put this many consecutive ranks on each GPU: by CUDA MPS if it is installed, else by time-slicing (needs NCCL 2.30)
     #[arg(long, value_name = "N")]
     pub(crate) ranks_per_gpu: Option<NonZeroUsize>,
-    /// Make NCCL and gradsync take the ranks for those of this many nodes, which exchange data by network
+    /// Make NCCL and gradsync treat the ranks as ranks of this many nodes, which exchange data by network
     #[arg(long, value_name = "M")]
     pub(crate) nodes: Option<NonZeroUsize>,
-    /// Let ranks on one GPU take turns, even where CUDA MPS is installed
+    /// Time-slice the ranks on one GPU, even if CUDA MPS is installed
     #[arg(long, requires = "ranks_per_gpu")]
     pub(crate) no_mps: bool,
     /// Only this suite (may be repeated)
     #[arg(long, value_name = "NAME")]
     pub(crate) suite: Vec<String>,
-    /// Build what a machine with GPUs needs into this folder, as `cargo xtask bundle` does, and run nothing
+    /// Build the programs for a machine with GPUs into this folder, as `cargo xtask bundle` does, and run nothing
     #[arg(long, value_name = "FOLDER", conflicts_with_all = RUNS)]
     pub(crate) bundle: Option<PathBuf>,
     /// Run the programs of this folder, which was made with --bundle: needs neither Rust nor the sources
@@ -153,7 +153,7 @@ pub(crate) struct TestMultiGpu {
     /// Start every rank under this tool of compute-sanitizer
     #[arg(long, value_name = "TOOL", value_enum)]
     pub(crate) sanitizer: Option<Sanitizer>,
-    /// Kill every launch that takes longer, whatever its suite says
+    /// Kill every launch that takes longer, instead of at its suite's deadline
     #[arg(long, value_name = "SECONDS")]
     pub(crate) deadline: Option<NonZeroU64>,
 }
@@ -165,7 +165,7 @@ pub(crate) enum Sanitizer {
     Memcheck,
     /// Races in shared memory
     Racecheck,
-    /// Reads of memory that nobody wrote
+    /// Reads of uninitialised memory
     Initcheck,
 }
 
@@ -173,7 +173,7 @@ pub(crate) enum Sanitizer {
 pub(crate) struct Ptx {
     #[command(flatten)]
     pub(crate) setup: Setup,
-    /// Write nothing; fail if host/ptx/ is not what device/ compiles to, or host/cubin/ was made from something else
+    /// Write nothing; fail if host/ptx/ differs from the output for device/, or host/cubin/ was made from other files
     #[arg(long)]
     pub(crate) check: bool,
     /// Compile with little optimisation, for reading the PTX; only with --copy-to
@@ -205,7 +205,7 @@ pub(crate) struct Bundle {
     pub(crate) arch: Vec<u32>,
 }
 
-/// The number in the name of an architecture.
+/// The number in an architecture's name.
 fn architecture(name: &str) -> Result<u32, String> {
     let number = name.strip_prefix("sm_").and_then(|number| number.parse().ok());
     number.ok_or_else(|| format!("an architecture is called sm_90, for example, and not {name}"))
@@ -216,15 +216,15 @@ fn architecture(name: &str) -> Result<u32, String> {
 pub(crate) struct Perf {
     #[command(flatten)]
     pub(crate) setup: Setup,
-    /// Start it as so many processes of an MPI job on this machine
+    /// Start it as this many processes of an MPI job on this machine
     #[arg(long, value_name = "N")]
     pub(crate) processes: Option<NonZeroUsize>,
-    /// What `gradsync-bench perf` takes
+    /// The arguments of `gradsync-bench perf`
     #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) arguments: Vec<OsString>,
 }
 
-/// Whose collectives there are to compare with.
+/// The implementation to compare collectives with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Peer {
     /// Horovod's Adasum over MPI
@@ -243,19 +243,20 @@ pub(crate) struct Bench {
     /// Only this part of the set (may be repeated)
     #[arg(long, value_name = "NAME")]
     pub(crate) only: Vec<String>,
-    /// Hold collectives of processes against another implementation, instead of measuring the standing set: Horovod's is fetched and compiled
+    /// Compare collectives of processes with another implementation, instead of measuring the standing set; Horovod is downloaded and
+    /// compiled
     #[arg(long, value_name = "PEER", value_enum, conflicts_with_all = ["only", "prebuilt", "within"])]
     pub(crate) peer: Option<Peer>,
     /// Measure this program instead of building one
     #[arg(long, value_name = "GRADSYNC-BENCH")]
     pub(crate) program: Option<PathBuf>,
-    /// Measure the program of this folder, which `cargo xtask bundle` made and its `./run --unpack` unpacked: needs neither Rust nor the sources
+    /// Measure the program of a folder that `cargo xtask bundle` made and `./run --unpack` unpacked: needs neither Rust nor the sources
     #[arg(long, value_name = "FOLDER", conflicts_with = "program")]
     pub(crate) prebuilt: Option<PathBuf>,
-    /// Start no part when this much time has passed: for machines that are lent
+    /// Start no part after this much time: for rented machines
     #[arg(long, value_name = "SECONDS")]
     pub(crate) within: Option<NonZeroU64>,
-    /// Where reports and figures go: target/bench if left out, and ./bench with --prebuilt
+    /// The folder for reports and figures: target/bench if left out, and ./bench with --prebuilt
     #[arg(long, value_name = "FOLDER")]
     pub(crate) out: Option<PathBuf>,
 }

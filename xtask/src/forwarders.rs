@@ -1,4 +1,5 @@
-//! `host/libcuda.rs` forwards every function that `cust_raw` declares, or programs that call others than we do would not link.
+//! Checks that `host/libcuda.rs` forwards every function that `cust_raw` declares; otherwise programs that call other functions than
+//! gradsync would not link.
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
@@ -6,9 +7,10 @@ use serde::Deserialize;
 
 use crate::process::{Cmd, root};
 
-/// Of the words that a forwarder hands on, two are kept for the pointer and the flags beside an IPC handle of eight; see `host/libcuda.rs`.
+/// The largest number of words of a forwarded call. Two words of a forwarder are reserved for the pointer and the flags beside an IPC
+/// handle of eight; see `host/libcuda.rs`.
 const LONGEST: usize = 14;
-/// Spelled out, because there is something to say without a driver.
+/// These two are written out, because they return a text even without a driver.
 const WITH_TEXT: [&str; 2] = ["cuGetErrorName", "cuGetErrorString"];
 
 #[test]
@@ -31,7 +33,7 @@ fn every_function_that_cust_declares_is_forwarded() {
     }
 }
 
-/// A function of the driver in Rust by bindgen.
+/// A driver function, as bindgen declares it in Rust.
 struct Function<'a> {
     name: &'a str,
     types: Vec<&'a str>,
@@ -51,9 +53,9 @@ fn types(parameters: &str) -> impl Iterator<Item = &str> {
     parameters.split(',').filter_map(|parameter| Some(parameter.split_once(':')?.1.trim()))
 }
 
-/// All but those with texts, which return something else than a code without a driver.
+/// The declarations of all functions except those in [`WITH_TEXT`], which do not return a code if there is no driver.
 fn declarations(text: &str) -> Vec<Function<'_>> {
-    // An attribute would give a declaration another symbol than its name.
+    // A `link_name` attribute would give a declaration a symbol other than its name.
     assert!(!text.contains("link_name"), "cust_raw renames functions, which forwarders must follow");
     let mut found = Vec::new();
     for declaration in text.split("pub fn ").skip(1).filter(|declaration| declaration.starts_with("cu")) {

@@ -1,7 +1,7 @@
-//! `cargo xtask`: everything about this repository that is more than one cargo command.
+//! `cargo xtask`: the repository's tasks that need more than one cargo command.
 //!
-//! One command is one file, one variant of [`flags::Command`] and one `run`. Nothing here depends on a crate of the
-//! workspace, so every command works while those do not compile.
+//! One command is one file, one variant of [`flags::Command`] and one `run`. xtask depends on no crate of the workspace, so every command
+//! works even if these crates do not compile.
 
 mod bench;
 mod bundle;

@@ -1,8 +1,8 @@
-//! `cargo xtask test-multi-gpu`: the tests that take one rank per GPU, with every number of ranks that the GPUs allow; or several ranks per
-//! GPU, and nodes that are made up.
+//! `cargo xtask test-multi-gpu`: the tests with one rank per GPU, with every number of ranks that the GPUs allow; or with several ranks per
+//! GPU, and simulated nodes.
 //!
-//! The rank program, `tests/tests/multi_gpu`, knows the suites and judges each rank; this starts the ranks, watches
-//! them, and adds up. With `--prebuilt` nothing here needs cargo or the sources: no path of the repository is looked at.
+//! The rank program, `tests/tests/multi_gpu`, knows the suites and checks each rank; this module starts the ranks, watches them, and
+//! combines their results. With `--prebuilt`, neither cargo nor the sources are needed: no path of the repository is used.
 
 pub(crate) mod launch;
 mod layout;
@@ -39,14 +39,14 @@ use report::{Counts, Ran, Row, ranks};
 use results::{Ledger, Outcome, SANITIZER_CODE, Verdict};
 use suites::{Here, Mode, Planned, Wanted, Who};
 
-/// How long ranks may go on when another has failed.
+/// The time that ranks may continue after another rank has failed.
 const GRACE: Duration = Duration::from_secs(5);
-/// How much slower everything may be under compute-sanitizer.
+/// The factor for deadlines under compute-sanitizer.
 const SANITIZER_SLOWDOWN: u64 = 10;
-/// How much slower where ranks are on one GPU at once, and where they are there by turns.
+/// The factors for deadlines if ranks share a GPU by MPS, and by time-slicing.
 const MPS_SLOWDOWN: u64 = 2;
 const TURNS_SLOWDOWN: u64 = 10;
-/// The exit code where there is no GPU, as in the bundle's `run`.
+/// The exit code if there is no GPU, as in the bundle's `run`.
 const NO_GPU: i32 = 2;
 
 impl flags::TestMultiGpu {
@@ -64,7 +64,7 @@ impl flags::TestMultiGpu {
         Ok(())
     }
 
-    /// Runs what there are GPUs for, and prints the report.
+    /// Runs the suites for which there are enough GPUs, and prints the report.
     fn test(&self, machine: Machine, grace: Duration, out: &mut impl Write) -> Result<Tested> {
         let gpus = match machine.gpus {
             Ok(gpus) => gpus,
@@ -145,13 +145,13 @@ impl flags::TestMultiGpu {
     }
 }
 
-/// What tests run on.
+/// The resources for tests.
 struct Machine {
-    /// How many GPUs there are; if none, what was looked for.
+    /// The number of GPUs; if there are none, the places that were searched.
     gpus: Result<usize, String>,
-    /// What starts the ranks of an MPI job; if nothing does, what was tried.
+    /// The launcher of MPI jobs; if there is none, the commands that were tried.
     mpirun: Result<Mpirun, String>,
-    /// The daemon of CUDA MPS; if there is none, where it was looked for.
+    /// The daemon of CUDA MPS; if there is none, the places that were searched.
     mps: Result<PathBuf, String>,
 }
 
@@ -161,12 +161,12 @@ impl Machine {
     }
 }
 
-/// How ranks get along on one GPU.
+/// The way in which ranks share one GPU.
 struct Sharing {
-    /// By a daemon, or else by turns.
+    /// The daemon; `None` for time-slicing.
     mps: Option<Mps>,
     slowdown: u64,
-    /// In the report's words.
+    /// The description in the report.
     how: String,
 }
 
@@ -175,7 +175,7 @@ impl Sharing {
         Self { mps: None, slowdown: 1, how: String::new() }
     }
 
-    /// With the daemon, if there is one and a first process can use a GPU by it; the report says if not.
+    /// Starts the daemon if there is one and a first process can use a GPU through it; otherwise the report says why not.
     fn start(control: Result<PathBuf, String>, program: &Path) -> Self {
         let started = control.and_then(|control| {
             let mps = Mps::start(&control)?;
@@ -192,7 +192,7 @@ impl Sharing {
     }
 }
 
-/// What became of it all.
+/// The outcome of all tests.
 #[derive(Debug)]
 enum Tested {
     Rows(Vec<Row>),
@@ -209,7 +209,7 @@ impl Tested {
     }
 }
 
-/// For `cargo xtask test`: everything, on this many GPUs; a note of what passed, or an error if something did not.
+/// For `cargo xtask test`: runs everything on this many GPUs; returns a note on the passed tests, or an error if a test failed.
 pub(crate) fn check(gpus: usize) -> Result<String> {
     let machine = Machine::find(Ok(gpus));
     let Tested::Rows(rows) = flags::TestMultiGpu::default().test(machine, GRACE, &mut io::stdout().lock())? else {
@@ -220,7 +220,7 @@ pub(crate) fn check(gpus: usize) -> Result<String> {
     Ok(format!("{passed} multi-GPU cases, {not_run} not run"))
 }
 
-/// How many GPUs a program started here sees; if none, what was looked for.
+/// The number of GPUs that a program started here sees; if there are none, the command that was tried.
 pub(crate) fn gpus() -> Result<usize, String> {
     let (works, list) = Cmd::new("nvidia-smi").arg("-L").folder(".").probe();
     let listed = list.lines().filter(|line| line.starts_with("GPU ")).count();
@@ -236,12 +236,12 @@ pub(crate) fn gpus() -> Result<usize, String> {
     }
 }
 
-/// How many devices CUDA_VISIBLE_DEVICES names: all up to the first that cannot be one.
+/// The number of devices that CUDA_VISIBLE_DEVICES names: all up to the first invalid one.
 fn visible(list: &str) -> usize {
     list.split(',').map(str::trim).take_while(|name| !name.is_empty() && !name.starts_with('-')).count()
 }
 
-/// The start of a command that runs a program under compute-sanitizer.
+/// The beginning of a command that runs a program under compute-sanitizer.
 fn compute_sanitizer(tool: Sanitizer) -> Result<Vec<String>> {
     let program = env::var("COMPUTE_SANITIZER").unwrap_or_else(|_| "compute-sanitizer".to_owned());
     let (works, why) = Cmd::new(&program).arg("--version").folder(".").probe();
@@ -257,17 +257,17 @@ fn compute_sanitizer(tool: Sanitizer) -> Result<Vec<String>> {
     Ok(words.into_iter().map(str::to_owned).collect())
 }
 
-/// One launch, about to start.
+/// One launch before its start.
 struct Start<'a> {
     program: &'a Path,
-    /// What each rank runs under.
+    /// The command that wraps each rank.
     wrapper: Option<&'a [String]>,
-    /// What starts the ranks, where the suite wants that.
+    /// The launcher of the ranks, for suites that need one.
     mpirun: Option<&'a Mpirun>,
     suite: &'a suites::Suite,
     world: usize,
     layout: Layout,
-    /// What ranks on one GPU are clients of.
+    /// The daemon for ranks on one GPU.
     mps: Option<&'a Mps>,
 }
 
@@ -304,7 +304,7 @@ impl Start<'_> {
         Ok(Ran::Launched { verdict, seconds })
     }
 
-    /// What stands before a line: as wide for every rank of the launch.
+    /// The prefix of a process's lines, equally wide for every rank of the launch.
     fn prefix(&self, who: Who) -> String {
         match who {
             Who::Rank(rank) => format!("[{rank:>0$}]", (self.world - 1).to_string().len()),
@@ -316,11 +316,11 @@ impl Start<'_> {
         if self.suite.mode == Mode::Mpirun {
             let mpirun = self.mpirun.context("without mpirun, a suite that needs it is not planned")?;
             let mut command = self.program(Some(mpirun.command(self.world, deadline)));
-            // We may be a rank of something ourselves, and the launcher's own variables are to decide.
+            // xtask may itself be a rank of a job, and the launcher's own variables must take effect.
             for variable in OURS {
                 command.env_remove(variable);
             }
-            // Each rank is a process, as without mpirun; which one, the filter leaves to mpirun.
+            // Each rank is a process, as without mpirun; the filter leaves the rank number to mpirun.
             let variables = self.layout.variables(self.world, Who::Rank(0));
             command.envs(variables.into_iter().filter(|(name, _)| !OURS.contains(name)));
             return Ok(vec![Process { command, victim: false }]);
@@ -329,7 +329,7 @@ impl Start<'_> {
         let process = |&(who, victim): &(Who, bool)| {
             let mut command = self.program(None);
             command.env("WORLD_SIZE", self.world.to_string());
-            // We may be a rank of something ourselves.
+            // xtask may itself be a rank of a job.
             command.env_remove("RANK").env_remove("LOCAL_RANK").envs(self.layout.variables(self.world, who));
             command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port).env("GRADSYNC_SECRET", &secret);
             if let Who::Rank(rank) = who {
@@ -340,7 +340,7 @@ impl Start<'_> {
         Ok(processes.iter().map(process).collect())
     }
 
-    /// The rank program with its suite, in what it runs under, which may itself be started by `launcher`.
+    /// The rank program with its suite, inside its wrapper, which `launcher` may start.
     fn program(&self, launcher: Option<Command>) -> Command {
         let words = self.wrapper.unwrap_or_default().iter().map(AsRef::as_ref);
         let mut words = words.chain([self.program.as_os_str(), "run".as_ref(), self.suite.name.as_ref()]);
@@ -351,7 +351,7 @@ impl Start<'_> {
     }
 }
 
-/// What we tell ranks of their places, where no launcher does.
+/// The variables by which xtask assigns positions to ranks, if no launcher does.
 const OURS: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
 
 /// A port that was free a moment ago; the launch's first rank takes it.
@@ -360,7 +360,7 @@ fn free_port() -> Result<u16> {
     Ok(listener.local_addr().context("cannot ask for a free port")?.port())
 }
 
-/// Fresh for each launch, so that no other process on this machine can join it.
+/// A new secret for each launch, so that no other process on this machine can join it.
 fn secret() -> Result<String> {
     let mut bytes = [0; 32];
     let source = "/dev/urandom";
@@ -370,7 +370,7 @@ fn secret() -> Result<String> {
     Ok(secret_of(&bytes))
 }
 
-/// In the form that ranks accept: `gradsync::bootstrap::Secret`.
+/// The secret in the format of `gradsync::bootstrap::Secret`, which ranks accept.
 fn secret_of(bytes: &[u8; 32]) -> String {
     let text = format!("gradsync-secret-{}", hex(bytes));
     let check = hex(&Sha256::digest(&text)[..4]);

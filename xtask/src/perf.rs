@@ -1,4 +1,4 @@
-//! `cargo xtask perf`: builds the program that measures, `gradsync-bench`, with all that this machine can build, and becomes its `perf`.
+//! `cargo xtask perf`: builds `gradsync-bench` with all features that this machine can build, and replaces itself by its `perf`.
 
 use std::{os::unix::process::CommandExt, path::PathBuf, process::Command, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
 
 /// The package and its program.
 pub(crate) const PROGRAM: &str = "gradsync-bench";
-/// For an MPI job.
+/// The deadline of an MPI job.
 const DEADLINE: Duration = Duration::from_secs(3600);
 
 impl flags::Perf {
@@ -28,13 +28,13 @@ impl flags::Perf {
             }
             None => Command::new(program),
         };
-        // Signals and the exit code are the program's.
+        // The program replaces this process, so that signals and the exit code are the program's.
         let error = command.arg("perf").args(self.arguments).exec();
         Err(error).with_context(|| format!("cannot start {command:?}"))
     }
 }
 
-/// A release build; gives back its path.
+/// Makes a release build and returns its path.
 pub(crate) fn build(setup: &flags::Setup) -> Result<PathBuf> {
     Toolchain::new(setup).provide(&[Need::CCompiler])?;
     let features = if toolchain::mpi::is_here() { "cuda,mpi" } else { "cuda" };

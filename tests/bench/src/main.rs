@@ -1,6 +1,6 @@
-//! The program `gradsync-bench`: everything that is measured of gradsync, in one way, with one table and one JSON.
+//! The program `gradsync-bench`: all measurements of gradsync, with one method, one table and one JSON format.
 //!
-//! `cargo xtask perf` and `cargo xtask bench` build it with what the machine has, and start it.
+//! `cargo xtask perf` and `cargo xtask bench` build it with the features that the machine supports, and start it.
 
 mod horovod;
 mod mpirun;
@@ -22,11 +22,11 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Measure operations beside their baselines, as nccl-tests does, and check their results.
+    /// Measure operations and their baselines, as nccl-tests does, and check their results
     Perf(Box<perf::Perf>),
-    /// Measure the standing set with `perf`, hold it to the goals, and write a report
+    /// Measure the standing set with `perf`, compare it with the goals, and write a report
     Standing(standing::Standing),
-    /// Measure Adasum of MPI processes beside Horovod's
+    /// Compare Adasum of MPI processes with Horovod's
     Horovod(horovod::Horovod),
 }
 

@@ -1,15 +1,15 @@
-//! Starts processes of an MPI job on this machine, however many there are, whoever asks.
+//! Starts the processes of an MPI job on this machine, for any number of processes and any user.
 
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// `mpirun`, or what the variable `MPIRUN` names.
+/// The launcher: `mpirun`, or the program that the variable `MPIRUN` names.
 fn launcher() -> String {
     std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned())
 }
 
-/// Looks for the launcher; why there is none, or nothing to start with it.
+/// Checks that the launcher exists; the error says why there is none, or why this program cannot run under it.
 pub(crate) fn find() -> Result<(), String> {
     if !cfg!(feature = "mpi") {
         return Err("this program was built without the feature `mpi`".to_owned());
@@ -22,15 +22,15 @@ pub(crate) fn find() -> Result<(), String> {
     }
 }
 
-/// The start of a command that runs `program` as so many ranks, and ends them all at the deadline.
+/// The beginning of a command that runs `program` as `ranks` ranks and ends all of them at the deadline.
 pub(crate) fn command(ranks: usize, deadline: Duration, program: &Path) -> Command {
     let mut command = Command::new(launcher());
-    // Open MPI wants to be asked for more ranks than cores, and by root; other MPIs do not read these.
+    // Open MPI runs more ranks than cores, or runs as root, only with these variables; other MPIs do not read them.
     for name in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"] {
         command.env(name, "1");
     }
     command.env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe");
-    // Both Open MPI and MPICH end a job by this on their own, ranks first.
+    // With this variable, both Open MPI and MPICH end a job at the deadline, ranks first.
     command.env("MPIEXEC_TIMEOUT", deadline.as_secs().max(1).to_string());
     command.args(["-n", &ranks.to_string()]).arg(program);
     command

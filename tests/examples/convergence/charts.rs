@@ -1,6 +1,6 @@
-//! Charts as SVG text that stands alone: in a report, in a page of the documentation, on a light or a dark ground.
+//! Charts as self-contained SVG text, for a report or a page of the documentation, legible on a light or a dark background.
 //!
-//! plotters draws them. No font is measured or embedded: SVG text is set by the viewer.
+//! plotters draws the charts. No font is measured or embedded: the viewer chooses the font of SVG text.
 
 use std::ops::Range;
 
@@ -8,10 +8,10 @@ use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::prelude::*;
 
 const SIZE: (u32, u32) = (720, 400);
-/// Everything that is not data: legible on white and on black.
+/// The colour of everything except data: legible on white and on black.
 const INK: RGBColor = RGBColor(0x7f, 0x7f, 0x7f);
 
-/// Okabe and Ito's palette, which people with any kind of colour vision can tell apart.
+/// Okabe and Ito's palette, whose colours are distinguishable with any kind of colour vision.
 pub(crate) const GREEN: RGBColor = RGBColor(0x00, 0x9e, 0x73);
 pub(crate) const BLUE: RGBColor = RGBColor(0x1f, 0x83, 0xc8);
 pub(crate) const SKY: RGBColor = RGBColor(0x56, 0xb4, 0xe9);
@@ -19,7 +19,7 @@ pub(crate) const VERMILION: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
 pub(crate) const ORANGE: RGBColor = RGBColor(0xe6, 0x9f, 0x00);
 pub(crate) const PINK: RGBColor = RGBColor(0xcc, 0x79, 0xa7);
 
-/// One line, and what its legend says.
+/// One line, with its name in the legend.
 pub(crate) struct Line {
     pub(crate) name: String,
     pub(crate) colour: RGBColor,
@@ -27,7 +27,7 @@ pub(crate) struct Line {
     pub(crate) points: Vec<Point>,
 }
 
-/// A value, and how far it may be off.
+/// A value, and half the width of its interval.
 #[derive(Clone, Copy)]
 pub(crate) struct Point {
     pub(crate) x: f64,
@@ -35,31 +35,31 @@ pub(crate) struct Point {
     pub(crate) half: f64,
 }
 
-/// How values are spread along an axis.
+/// The scale of an axis.
 #[derive(Clone, Copy)]
 pub(crate) enum Scale {
     Linear,
-    /// Doublings, written as such.
+    /// Logarithmic to base 2; labels show the values themselves.
     Log2,
 }
 
 /// One chart.
 pub(crate) struct Chart {
-    /// What a screen reader says.
+    /// The accessible name, which screen readers read aloud.
     pub(crate) title: String,
     pub(crate) x: Axis,
     pub(crate) y: Axis,
     pub(crate) lines: Vec<Line>,
-    /// Where the legend stands.
+    /// The position of the legend.
     pub(crate) legend: SeriesLabelPosition,
 }
 
-/// One axis of a chart. `range` is in the axis' own values.
+/// One axis of a chart. `range` is in values, before the scale is applied.
 pub(crate) struct Axis {
     pub(crate) title: String,
     pub(crate) scale: Scale,
     pub(crate) range: Range<f64>,
-    /// Whether labels are per cent.
+    /// Whether labels are percentages.
     pub(crate) percent: bool,
 }
 
@@ -69,7 +69,7 @@ type DrawResult = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 pub(crate) fn svg(chart: &Chart) -> Result<String, DrawingAreaErrorKind<std::io::Error>> {
     let mut svg = String::new();
     draw(chart, &mut svg)?;
-    // The page decides on the size, and screen readers get a name.
+    // The page determines the size, and screen readers get a name.
     let opening = format!("<svg role=\"img\" aria-label=\"{}\" ", chart.title);
     Ok(svg.replacen("<svg ", &opening, 1).trim_end().to_owned() + "\n")
 }
@@ -96,7 +96,7 @@ fn draw(chart: &Chart, svg: &mut String) -> DrawResult {
         .draw()?;
     for line in &chart.lines {
         let colour = line.colour;
-        // A value outside the chart is clipped to its border, as a curve that leaves it would be.
+        // A value outside the chart is clipped to the chart's border, like a curve that leaves the chart.
         let place =
             |x: f64, y: f64| (chart.x.spread(x), chart.y.spread(y.clamp(chart.y.range.start, chart.y.range.end)));
         let places = || line.points.iter().map(|point| place(point.x, point.y));
@@ -121,7 +121,7 @@ fn draw(chart: &Chart, svg: &mut String) -> DrawResult {
 }
 
 impl Axis {
-    /// From a value to its place along the axis.
+    /// The position of a value along the axis.
     fn spread(&self, value: f64) -> f64 {
         match self.scale {
             Scale::Linear => value,
@@ -129,8 +129,8 @@ impl Axis {
         }
     }
 
-    /// Where labels stand, in places along the axis: whole doublings, or 5 to 10 round numbers. plotters' own logarithmic axis puts its labels
-    /// between the decades.
+    /// The positions of labels along the axis: whole powers of two, or 5 to 10 round numbers. plotters' own logarithmic axis puts its
+    /// labels between the decades.
     fn ticks(&self) -> Vec<f64> {
         let (start, end) = (self.spread(self.range.start), self.spread(self.range.end));
         let step = match self.scale {
@@ -145,14 +145,14 @@ impl Axis {
     fn label(&self, place: f64) -> String {
         match self.scale {
             Scale::Linear if self.percent => format!("{:.0} %", 100.0 * place),
-            // Away with the last digits of 3 × 0.1.
+            // Rounding removes the last digits of 3 × 0.1.
             Scale::Linear => ((place * 1e6).round() / 1e6).to_string(),
             Scale::Log2 => 2f64.powf(place.round()).to_string(),
         }
     }
 }
 
-/// An axis as plotters wants it. Its own kinds of axis choose the ticks themselves.
+/// An axis for plotters with given ticks; plotters' own kinds of axis choose the ticks themselves.
 struct Places {
     range: Range<f64>,
     ticks: Vec<f64>,
@@ -182,7 +182,7 @@ impl Ranged for Places {
     }
 }
 
-/// The smallest of 1, 2, 5, 10, 20, … (or a tenth, a hundredth … of them) that is at least `least`.
+/// The smallest of 1, 2, 5, 10, 20, … (or a tenth, a hundredth, … of these) that is at least `least`.
 fn round_step(least: f64) -> f64 {
     let decade = 10f64.powf(least.log10().floor());
     [1.0, 2.0, 5.0]

@@ -1,6 +1,6 @@
-//! The demo: a few runs of the study made again, and a page that says what they mean to a reader who has never heard of Adasum.
+//! The demo: repeats a few runs of the study, and writes a page that explains them to a reader who does not know Adasum.
 //!
-//! The page is one file without a script that fetches nothing, and holds no path, host name or date of the machine.
+//! The page is one file without scripts and external resources, and contains no path, host name or date of the machine.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ const LOCK_FILE: &str = include_str!("../../../Cargo.lock");
 const FAMILY: Family = Family::IMAGES_SGD;
 const WAYS: [Way; 4] = LINES;
 
-/// What the checked-in study says of rates, as a study of the demo's scale has it.
+/// The published study's searches of learning rates, relabelled with the demo's numbers of samples.
 pub(crate) fn searches(published: Results, scale: &Scale) -> Results {
     let mut records = published.records;
     records.retain(|record| record.spec.purpose == Purpose::Search && record.spec.arm.method == FAMILY.method);
@@ -45,7 +45,7 @@ pub(crate) fn specs(study: &Study<'_>) -> Vec<Spec> {
     specs
 }
 
-/// For the console.
+/// The summary for the console.
 pub(crate) fn summary(study: &Study<'_>) -> String {
     let table = study.table(FAMILY, &WAYS).text();
     let words = if is_short(study) { TOO_SHORT.into() } else { page::headline(study, FAMILY) };
@@ -58,21 +58,21 @@ fn is_short(study: &Study<'_>) -> bool {
     study.scale.samples(FAMILY) < Scale::full().samples(FAMILY)
 }
 
-/// Writes `report.html` into a folder, whole or not at all.
+/// Writes `report.html` into a folder, atomically.
 pub(crate) fn write(study: &Study<'_>, images: &Images, seconds: f64, folder: &Path) -> Result<PathBuf, PageError> {
     let text = html(study, images, seconds)?;
     let path = folder.join("report.html");
     let partial = folder.join(format!(".report.html.{}", std::process::id()));
     let written = std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, &path));
     written.map_err(|source| {
-        // Best effort: the error that matters is the one above.
+        // Removal is best effort: the error above is reported.
         let _ = std::fs::remove_file(&partial);
         PageError::File { path: path.clone(), source }
     })?;
     Ok(path)
 }
 
-/// What is shown to the network, and whose it is.
+/// The description and the origin of the training data.
 pub(crate) fn about(source: Source) -> &'static str {
     match source {
         Source::FashionMnist => {
@@ -185,7 +185,8 @@ mod tests {
         let scale = Scale::demo(true);
         let searches = searches(simulated(&Scale::full(), 0.1), &scale);
         let specs = specs(&Study { scale: &scale, results: &searches });
-        // One rank, and four ways on four, with the rate of the mean that is tuned again the same: three seeds each.
+        // One rank, and three distinct ways on four ranks, because the retuned rate of the mean equals the transferred one here: three
+        // seeds each.
         assert_eq!(specs.len(), 3 * (1 + 3));
         let mut results = searches;
         results.records.extend(specs.into_iter().map(|spec| {

@@ -1,6 +1,6 @@
-//! The figures of a study: means over seeds, differences over the same seeds, and the charts of them.
+//! The figures of a study: means over seeds, paired differences over equal seeds, and their charts.
 //!
-//! Whatever is compared has [`LEAST`] seeds or more, and a run that diverged is counted, never averaged away.
+//! Every comparison has [`LEAST`] seeds or more, and runs that diverged are counted separately, never averaged.
 
 use crate::charts::{self, Axis, Chart, Line, Point};
 use crate::plan::{Arm, Purpose, Reduction, Task};
@@ -12,10 +12,10 @@ use crate::train::MARKS;
 
 use plotters::prelude::{RGBColor, SeriesLabelPosition};
 
-/// What a guess gets right.
+/// The accuracy of a random guess.
 const CHANCE: f64 = 1.0 / crate::images::CLASSES as f64;
 
-/// What the runs for a figure came to.
+/// The result of a figure's runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Figure {
     Score(Interval),
@@ -23,14 +23,14 @@ pub(crate) enum Figure {
     Missing,
 }
 
-/// An arm at the rate that it was given.
+/// An arm with its learning rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Place {
     pub(crate) arm: Arm,
     pub(crate) rate: f64,
 }
 
-/// A way of reducing and of choosing its rate, over numbers of ranks: a row of a table, a line of a chart.
+/// A reduction and a choice of its rate, over numbers of ranks: a row of a table, a line of a chart.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Way {
     pub(crate) name: &'static str,
@@ -40,12 +40,12 @@ pub(crate) struct Way {
     is_dashed: bool,
 }
 
-/// How a rate is chosen.
+/// The choice of a rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Choice {
-    /// One rank's, times this.
+    /// The rate of one rank, multiplied by this factor.
     Transferred(f64),
-    /// The best of the list at this number of ranks.
+    /// The best rate of the list at this number of ranks.
     Tuned,
 }
 
@@ -84,14 +84,14 @@ pub(crate) const WAYS: [Way; 8] = [ADASUM, ADASUM_TUNED, MEAN, MEAN_TUNED, SUM, 
 pub(crate) const LINES: [Way; 4] = [ADASUM, MEAN_TUNED, MEAN, SUM];
 
 impl Study<'_> {
-    /// 1 and all others that the plan has, in order.
+    /// 1 and all other numbers of ranks of the plan, in increasing order.
     pub(crate) fn all_ranks(&self) -> Vec<usize> {
         let mut ranks = [&[1], self.scale.ranks.as_slice()].concat();
         ranks.sort_unstable();
         ranks
     }
 
-    /// The arm and the rate of a way; one rank has but one.
+    /// The arm and the rate of a way; for one rank, all ways are equal.
     pub(crate) fn place(&self, family: Family, way: Way, ranks: usize) -> Option<Place> {
         let of_one = self.rate_of_one(family)?;
         if ranks == 1 {
@@ -105,7 +105,7 @@ impl Study<'_> {
         Some(Place { arm, rate })
     }
 
-    /// The list that an arm's rate is chosen from.
+    /// The list of candidate rates of an arm.
     pub(crate) fn rates_of(&self, family: Family, arm: Arm) -> Option<Vec<f64>> {
         let has_grid = family.task == Task::Images
             && arm.method == family.method
@@ -130,7 +130,7 @@ impl Study<'_> {
         }
     }
 
-    /// The mean difference of two over the seeds that both have; none if a run diverged.
+    /// The mean difference of two places over the seeds that both have; `None` if a run diverged.
     pub(crate) fn difference(&self, left: Option<Place>, right: Option<Place>) -> Option<Interval> {
         let (left, right) = (self.records(left?), self.records(right?));
         let mut differences = Vec::new();
@@ -141,7 +141,7 @@ impl Study<'_> {
         Interval::of(&differences)
     }
 
-    /// Ways by numbers of ranks.
+    /// A table of ways by numbers of ranks.
     pub(crate) fn table(&self, family: Family, ways: &[Way]) -> Table {
         let ranks = self.all_ranks();
         let mut table = Table::new(std::iter::once("ranks".to_owned()).chain(ranks.iter().map(ToString::to_string)));
@@ -152,7 +152,7 @@ impl Study<'_> {
         table
     }
 
-    /// Pairs of ways by numbers of ranks: the first less the second.
+    /// A table of pairs of ways by numbers of ranks: the first way's figure minus the second's.
     pub(crate) fn differences(&self, family: Family, pairs: &[(Way, Way)]) -> Table {
         let ranks: Vec<usize> = self.all_ranks().into_iter().filter(|&ranks| ranks > 1).collect();
         let mut table = Table::new(std::iter::once("ranks".to_owned()).chain(ranks.iter().map(ToString::to_string)));
@@ -165,7 +165,7 @@ impl Study<'_> {
         table
     }
 
-    /// The best rate of the search, and those whose score is within a point of its.
+    /// The best rate of the search, and the rates with a score within one point of the best score.
     pub(crate) fn rates_table(&self, family: Family) -> Table {
         let mut table = Table::new(["way", "ranks", "best rate", "within one point of it"]);
         let arms = self.all_ranks().into_iter().flat_map(|ranks| {
@@ -202,7 +202,7 @@ impl Study<'_> {
         table
     }
 
-    /// All ways at the numbers of ranks that have all, each at the best of its list.
+    /// A table of all ways at [`Scale::extra_ranks`], each with the best rate of its list.
     pub(crate) fn variants_table(&self, family: Family) -> Table {
         let ranks = &self.scale.extra_ranks;
         let mut headings = vec!["way".to_owned()];
@@ -247,7 +247,7 @@ impl Study<'_> {
         table
     }
 
-    /// Steps until `target` of the validation samples are right, by ways and ranks.
+    /// The number of steps until `target` of the validation samples are classified correctly, by ways and ranks.
     pub(crate) fn steps_table(&self, family: Family, ways: &[Way], target: f64) -> Table {
         let ranks = self.all_ranks();
         let mut table = Table::new(std::iter::once("ranks".to_owned()).chain(ranks.iter().map(ToString::to_string)));
@@ -272,13 +272,13 @@ impl Study<'_> {
         table
     }
 
-    /// Accuracy against ranks. Runs that diverged count as what a guess gets right.
+    /// A chart of accuracy against ranks. Runs that diverged count with the accuracy of a random guess.
     pub(crate) fn ranks_chart(&self, family: Family, ways: &[Way]) -> Chart {
         let line = |&way: &Way| {
             let point = |ranks: usize| {
                 let records = self.place(family, way, ranks).map(|place| self.records(place)).unwrap_or_default();
                 let scores: Vec<f64> = records.iter().map(|record| score(record).unwrap_or(CHANCE)).collect();
-                // Some at a guess and some far above it are no spread around a mean.
+                // If some runs diverged and others did not, an interval around their mean is meaningless.
                 let is_mixed = records.iter().any(|record| record.outcome.diverged);
                 let half = |half| if is_mixed { 0.0 } else { half };
                 let interval = Interval::of(&scores)?;
@@ -308,7 +308,7 @@ impl Study<'_> {
         }
     }
 
-    /// Where Adasum stands between mean and sum, layer by layer, over a run.
+    /// The position of Adasum between mean and sum, layer by layer, over the course of a run.
     pub(crate) fn mass_chart(&self, family: Family, ranks: usize) -> Option<Chart> {
         const COLOURS: [RGBColor; 5] = [charts::PINK, charts::ORANGE, charts::GREEN, charts::BLUE, charts::VERMILION];
         let records = self.records(self.place(family, ADASUM, ranks)?);
@@ -317,7 +317,7 @@ impl Study<'_> {
         }
         let line = |(layer, colour): (usize, RGBColor)| {
             let point = |mark: usize| {
-                // Weights, which come before the bias of their layer.
+                // The index selects the weights, which come before the bias of their layer.
                 let masses: Vec<f64> = records.iter().map(|record| record.outcome.mass[mark][2 * layer]).collect();
                 let Interval { mean, half } = Interval::of(&masses)?;
                 Some(Point { x: (mark as f64 + 0.5) / MARKS as f64, y: mean, half })
@@ -350,7 +350,7 @@ pub(crate) fn cell(task: Task, figure: Figure) -> String {
     }
 }
 
-/// A difference, with a mark where it may be none.
+/// A difference, with a mark if it may be zero.
 fn signed(task: Task, difference: Option<Interval>) -> String {
     let Some(interval) = difference else { return NONE.into() };
     let Interval { mean, half } = interval;

@@ -1,12 +1,14 @@
-//! Images to tell apart: reads Fashion-MNIST, or the digits where that cannot be had, checks every value, and splits them.
+//! Image data for classification: reads Fashion-MNIST, or the digits if Fashion-MNIST is not available, checks every value, and splits
+//! the images.
 //!
-//! **Fashion-MNIST** (H. Xiao, K. Rasul, R. Vollgraf, Zalando Research, 2017; licence MIT): 60,000 + 10,000 images of 28 × 28 pixels of clothes
-//! of ten kinds, as four gzipped IDX files. Debian's package `dataset-fashion-mnist` has them.
+//! **Fashion-MNIST** (H. Xiao, K. Rasul, R. Vollgraf, Zalando Research, 2017; licence MIT): 60,000 + 10,000 images of 28 × 28 pixels of
+//! clothes of ten kinds, as four gzipped IDX files. Debian's package `dataset-fashion-mnist` contains them.
 //!
-//! **The digits**: "Optical Recognition of Handwritten Digits", E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998, licence CC BY
-//! 4.0; the 1,797 images of 8 × 8 pixels that scikit-learn (BSD-3-Clause) carries in its wheel. They are made larger to fit the network.
+//! **The digits**: "Optical Recognition of Handwritten Digits", E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998, licence
+//! CC BY 4.0; the 1,797 images of 8 × 8 pixels that scikit-learn (BSD-3-Clause) ships in its wheel. They are enlarged to fit the network.
 //!
-//! Never fetches anything, and never repairs a value: what is not as the format says is an error that names file and place.
+//! The module never downloads anything, and never repairs a value: a value that violates the format is an error that names the file and the
+//! position.
 
 use std::fs::File;
 use std::io::Read;
@@ -17,18 +19,18 @@ use flate2::read::MultiGzDecoder;
 use crate::lanes::{BATCH, Row};
 use crate::random::SplitMix64;
 
-/// Pixels of one edge.
+/// Pixels per edge of an image.
 pub(crate) const SIDE: usize = 28;
-/// Kinds of clothes, or digits.
+/// The number of classes.
 pub(crate) const CLASSES: usize = 10;
 const PIXELS: usize = SIDE * SIDE;
 
-/// Of the digits: pixels of one edge, the largest value of one, and how many copies of each make it as large as the others, with a border.
+/// For the digits: pixels per edge, the largest pixel value, and the factor that, with a border, enlarges an image to [`SIDE`] pixels.
 const DIGIT_SIDE: usize = 8;
 const DIGIT_BRIGHTEST: u8 = 16;
 const DIGIT_SCALE: usize = 3;
 
-/// Why files are not the images. Rows and columns count from 1.
+/// The reason why files do not contain the images. Rows and columns count from 1.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ImageError {
     #[error("{}: cannot be read", path.display())]
@@ -49,24 +51,24 @@ pub(crate) enum ImageError {
     TooFew { path: PathBuf, found: usize, needed: usize },
 }
 
-/// Where images come from.
+/// The origin of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     FashionMnist,
     Digits,
 }
 
-/// What a set of images is for.
+/// The use of a set of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Train,
-    /// Chooses learning rates. Never trained on.
+    /// Chooses learning rates; never used for training.
     Validation,
-    /// Only counted. Never trained on, and never used to choose anything.
+    /// Only scored; never used for training or for any choice.
     Test,
 }
 
-/// Images one behind the other, what they show, and what they are for.
+/// Images, their labels, and their division into parts.
 pub(crate) struct Images {
     pub(crate) source: Source,
     pixels: Vec<u8>,
@@ -74,7 +76,7 @@ pub(crate) struct Images {
     train: Vec<u32>,
     validation: Vec<u32>,
     test: Vec<u32>,
-    /// What the network sees of a pixel: values of mean 0 and variance 1 over the training images.
+    /// The network's input for each pixel value: normalised to mean 0 and variance 1 over the training images.
     values: [f32; 256],
 }
 
@@ -137,7 +139,7 @@ impl Images {
         Self { source, pixels, labels, train, validation, test, values }
     }
 
-    /// Noise: for checks of arithmetic, not of learning.
+    /// Random images, for checks of arithmetic, not of learning.
     #[cfg(test)]
     pub(crate) fn random(train: u32) -> Self {
         let mut random = SplitMix64::new(0, 99);
@@ -148,7 +150,7 @@ impl Images {
         Self::new(Source::Digits, pixels, labels, parts)
     }
 
-    /// Rows of a part, in an order that is always the same.
+    /// The rows of a part, in a fixed order.
     pub(crate) fn rows(&self, part: Part) -> &[u32] {
         match part {
             Part::Train => &self.train,
@@ -172,18 +174,18 @@ fn image(pixels: &[u8], row: u32) -> &[u8] {
     &pixels[row as usize * PIXELS..][..PIXELS]
 }
 
-/// Depends on the number of rows alone: whatever else is tried, images are always for the same.
+/// The order depends on the number of rows alone, so that an image belongs to the same part in all runs.
 fn shuffle(rows: &mut [u32]) {
     SplitMix64::new(0, 0).shuffle(rows);
 }
 
-/// The bytes of an IDX file whose items have these sizes.
+/// The bytes of an IDX file with items of these sizes.
 fn idx(path: &Path, sizes: &[usize]) -> Result<Vec<u8>, ImageError> {
     let read = |source| ImageError::Read { path: path.to_owned(), source };
     let mut bytes = Vec::new();
     MultiGzDecoder::new(File::open(path).map_err(read)?).read_to_end(&mut bytes).map_err(read)?;
     let word = |index: usize| Some(u32::from_be_bytes(bytes.get(4 * index..4 * index + 4)?.try_into().ok()?) as usize);
-    // Two zeros, the type (bytes), the number of sizes, and the sizes.
+    // The header consists of two zeros, the type (bytes), the number of sizes, and the sizes.
     let header: Option<Vec<usize>> = (0..2 + sizes.len()).map(word).collect();
     let expected = [&[0x800 + 1 + sizes.len()], sizes].concat();
     let (count, data) = match header {
@@ -200,12 +202,12 @@ fn idx(path: &Path, sizes: &[usize]) -> Result<Vec<u8>, ImageError> {
     Ok(bytes.split_off(data))
 }
 
-/// The digits, made larger.
+/// The digits, enlarged.
 fn digits(path: &Path) -> Result<(Vec<u8>, Vec<u8>), ImageError> {
     const SMALL: usize = DIGIT_SIDE * DIGIT_SIDE;
     let named = || path.to_owned();
     let file = File::open(path).map_err(|source| ImageError::Read { path: named(), source })?;
-    // `flexible`: a short or long row is reported by our own error, which knows what the row should look like.
+    // With `flexible`, rows of a wrong length reach our own check, whose error states the expected format.
     let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(MultiGzDecoder::new(file));
     let (mut pixels, mut labels) = (Vec::new(), Vec::new());
     for (index, record) in reader.records().enumerate() {
@@ -266,7 +268,7 @@ mod tests {
         assert!(matches!(&error, ImageError::Read { .. }) && error.to_string().contains("no/such/file.gz"), "{error}");
     }
 
-    /// A good file of `rows` rows, with the field that `edit` changes.
+    /// A valid file of `rows` rows, in which `edit` may change fields.
     fn csv(rows: usize, edit: impl Fn(usize, &mut Vec<String>)) -> tempfile::NamedTempFile {
         let row = |row: usize| {
             let mut fields: Vec<String> = (0..64).map(|column| ((row + column) % 17).to_string()).collect();
@@ -284,7 +286,7 @@ mod tests {
         let (image, at) = (&pixels[15 * PIXELS..16 * PIXELS], |y: usize, x: usize| y * SIDE + x);
         assert_eq!(labels[15], 6);
         assert!(image[..2 * SIDE].iter().all(|pixel| *pixel == 0));
-        // Row 16 starts with 16, 0, 1.
+        // Row 16 begins with the values 16, 0, 1.
         assert_eq!(
             [at(2, 1), at(2, 2), at(4, 4), at(2, 5), at(2, 8), at(4, 10)].map(|at| image[at]),
             [0, 255, 255, 0, 15, 15]

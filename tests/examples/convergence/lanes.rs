@@ -1,19 +1,20 @@
-//! Arithmetic on a batch of images at once: the image is the innermost index of every array, so that one instruction works on several.
+//! Arithmetic on a batch of images at once: the image is the innermost index of every array, so that one instruction processes several
+//! images.
 //!
-//! A convolution and a fully connected layer are the same here: each output row is a weighted sum of input rows. Every sum is formed in one
-//! fixed order that depends on neither the processor nor the number of threads. Knows nothing of networks.
+//! Convolutions and fully connected layers share one representation: each output row is a weighted sum of input rows. Every sum is computed
+//! in one fixed order that depends on neither the processor nor the number of threads. This module knows nothing of networks.
 
 use pulp::Simd;
 
-/// Images of a batch: what a rank sees in a step.
+/// Images per batch: a rank's samples in one step.
 pub(crate) const BATCH: usize = 32;
-/// One number of each image.
+/// One number for each image.
 pub(crate) type Row = [f32; BATCH];
 
-/// Output rows that are summed at a time, and registers of each: with eight lanes in a register, a row has four of them.
+/// Output rows that are summed at a time, and registers per output row: with eight lanes in a register, a row has four registers.
 const OUTPUTS: usize = 6;
 const REGISTERS: usize = 2;
-/// The same for the gradient of weights, whose sums are over lanes.
+/// The block sizes for the gradient of weights, whose sums are over lanes.
 const ROWS: usize = 3;
 const TAPS: usize = 4;
 
@@ -26,12 +27,12 @@ pub(crate) struct Affine {
 }
 
 impl Affine {
-    /// Every output sees every input.
+    /// A fully connected layer: every output depends on every input.
     pub(crate) fn dense(inputs: usize, outputs: usize) -> Self {
         Self { outputs, taps: (0..inputs).collect(), positions: vec![0] }
     }
 
-    /// A convolution without padding: `channels` of `size` × `size` inputs, a window of `kernel` × `kernel`.
+    /// A convolution without padding: `channels` inputs of `size` × `size`, with a window of `kernel` × `kernel`.
     pub(crate) fn convolution(channels: usize, size: usize, kernel: usize, outputs: usize) -> Self {
         let grid = |side: usize| (0..side).flat_map(move |y| (0..side).map(move |x| y * size + x));
         let taps = (0..channels).flat_map(|channel| grid(kernel).map(move |place| channel * size * size + place));
@@ -42,7 +43,7 @@ impl Affine {
         self.taps.len()
     }
 
-    /// Rows of the output.
+    /// The number of rows of the output.
     pub(crate) fn output_rows(&self) -> usize {
         self.outputs * self.positions.len()
     }
@@ -59,7 +60,7 @@ impl Affine {
         }
     }
 
-    /// The gradient of the input, of that of the output.
+    /// The gradient of the input, computed from the gradient of the output.
     #[inline(always)]
     pub(crate) fn backward_input<S: Simd>(&self, simd: S, input: &mut [Row], output: &[Row], weights: &[f32]) {
         let places: Vec<usize> = (0..self.outputs).map(|output| output * self.positions.len()).collect();
@@ -70,7 +71,7 @@ impl Affine {
         }
     }
 
-    /// The gradients of weights and bias, of that of the output.
+    /// The gradients of weights and bias, computed from the gradient of the output.
     #[inline(always)]
     pub(crate) fn backward_weights<S: Simd>(
         &self,
@@ -88,7 +89,7 @@ impl Affine {
         }
         for first in (0..self.outputs).step_by(ROWS) {
             for tap in (0..taps).step_by(TAPS) {
-                // What lies beyond the end is computed from the last row, and dropped.
+                // Blocks beyond the end repeat the last row, and their results are dropped.
                 let rows: [&[Row]; ROWS] =
                     std::array::from_fn(|row| &output[(first + row).min(self.outputs - 1) * positions..][..positions]);
                 let offsets: [usize; TAPS] = std::array::from_fn(|index| self.taps[(tap + index).min(taps - 1)]);
@@ -103,7 +104,7 @@ impl Affine {
     }
 }
 
-/// Weights in the order in which [`add_weighted_rows`] reads them, with zeros up to whole blocks of outputs.
+/// Weights in the order in which [`add_weighted_rows`] reads them, padded with zeros to whole blocks of outputs.
 #[inline(always)]
 fn packed(outputs: usize, taps: usize, weight: impl Fn(usize, usize) -> f32) -> Vec<[f32; OUTPUTS]> {
     let mut packed = vec![[0.0; OUTPUTS]; outputs.div_ceil(OUTPUTS) * taps];

@@ -1,6 +1,6 @@
-//! What is trained: a model and its data, behind one face.
+//! The interface between training and a model with its data.
 //!
-//! The data are shared by all ranks of all runs; a [`Learner`] is one rank's room to work in.
+//! All ranks of all runs share the data; a [`Learner`] holds one rank's working memory.
 
 use candle_core::Result;
 use gradsync::GradientBuffer;
@@ -12,29 +12,29 @@ use crate::lenet::LeNet;
 /// Sums over samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Sums {
-    /// Cross-entropy.
+    /// The sum of cross-entropies.
     pub(crate) loss: f64,
-    /// Right answers.
+    /// The number of correct answers.
     pub(crate) correct: f64,
     pub(crate) count: f64,
 }
 
-/// A task and its data.
+/// A task with its data.
 pub(crate) trait Data: Sync {
-    /// Names and shapes of what is trained.
+    /// Names and shapes of the trained tensors.
     fn tensors(&self) -> Vec<(String, Vec<usize>)>;
-    /// Writes the weights from which training starts.
+    /// Writes the initial weights.
     fn start(&self, weights: &mut GradientBuffer, seed: u64);
-    /// Samples that a rank sees in a step.
+    /// Samples per rank and step.
     fn batch(&self) -> usize;
-    /// How many samples a part has; they are numbered from 0.
+    /// The number of samples in a part; they are numbered from 0.
     fn samples(&self, part: Part) -> usize;
-    /// The loss of who always gives the same answer; at or above it nothing has been learned.
+    /// The loss of a constant answer; a run with this loss or a higher one has learned nothing.
     fn chance(&self) -> f64;
     /// One rank's model.
     ///
     /// # Errors
-    /// candle's.
+    /// Errors of candle.
     fn learner(&self) -> Result<Box<dyn Learner + '_>>;
 }
 

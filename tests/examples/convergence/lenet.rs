@@ -1,7 +1,8 @@
-//! LeNet-5 on images of 28 × 28: loss, gradient and number of right answers of one batch.
+//! LeNet-5 on images of 28 × 28: loss, gradient and number of correct answers of one batch.
 //!
-//! Two convolutions of 5 × 5 (6 and 16 channels), each followed by a rectifier and the maximum over 2 × 2, and three fully connected layers
-//! (120, 84, 10) with rectifiers between. By hand instead of by candle, whose convolutions took 15 times as long on one core.
+//! Two convolutions of 5 × 5 (6 and 16 channels), each followed by a rectifier and a maximum over 2 × 2, and three fully connected layers
+//! (120, 84, 10) with rectifiers between them. The network is written by hand because candle's convolutions took 15 times as long on one
+//! core.
 
 use gradsync::GradientBuffer;
 use pulp::{Arch, Simd, WithSimd};
@@ -10,27 +11,27 @@ use crate::images::{CLASSES, SIDE};
 use crate::lanes::{Affine, BATCH, Row};
 use crate::random::SplitMix64;
 
-/// The layers' names and how many inputs an output sees.
+/// The number of layers, and their names.
 const LAYERS: usize = 5;
 const NAMES: [&str; LAYERS] = ["convolution 1", "convolution 2", "dense 1", "dense 2", "dense 3"];
 
-/// The network's shape, and one rank's room to work in.
+/// The network's shape, and one rank's working memory.
 pub(crate) struct LeNet {
-    /// What the processor has.
+    /// The instruction set of the processor.
     arch: Arch,
     layers: [Affine; LAYERS],
-    /// What each layer sees; the first is the images.
+    /// The inputs of each layer; the first layer's are the images.
     inputs: [Vec<Row>; LAYERS],
-    /// What each layer gives, and in the backward pass the gradients of that.
+    /// The outputs of each layer, which the backward pass replaces by their gradients.
     outputs: [Vec<Row>; LAYERS],
     /// Gradients of the inputs.
     gradients: [Vec<Row>; LAYERS],
 }
 
-/// What a batch came to.
+/// The results of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Answers {
-    /// Summed cross-entropy.
+    /// The sum of cross-entropies.
     pub(crate) loss: f64,
     pub(crate) correct: usize,
 }
@@ -59,7 +60,7 @@ impl LeNet {
         NAMES.into_iter().zip(shapes).flat_map(pair).collect()
     }
 
-    /// Where training starts: weights and biases uniform within ± 1 / √inputs.
+    /// The initial weights: weights and biases are uniform within ± 1 / √inputs.
     pub(crate) fn start(weights: &mut GradientBuffer, seed: u64) {
         let mut random = SplitMix64::new(seed, 1);
         for layer in 0..LAYERS {
@@ -70,18 +71,18 @@ impl LeNet {
         }
     }
 
-    /// The images of the next batch, to be filled.
+    /// The images of the next batch, which the caller fills.
     pub(crate) fn images(&mut self) -> &mut [Row] {
         &mut self.inputs[0]
     }
 
-    /// What the network makes of the first `count` of the images.
+    /// The results for the first images of the batch, one for each label.
     pub(crate) fn answer(&mut self, weights: &GradientBuffer, labels: &[u8]) -> Answers {
         self.arch.dispatch(Forward(self, weights));
         self.scores(labels, false)
     }
 
-    /// The gradient of the batch's mean loss, and the batch's answers.
+    /// The gradient of the batch's mean loss, and the batch's results.
     pub(crate) fn gradient(&mut self, weights: &GradientBuffer, labels: &[u8], into: &mut GradientBuffer) -> Answers {
         self.arch.dispatch(Forward(self, weights));
         let answers = self.scores(labels, true);
@@ -89,12 +90,12 @@ impl LeNet {
         answers
     }
 
-    /// Answers from the last layer's outputs; `gradient` puts the gradient of the mean loss in their place.
+    /// The results from the last layer's outputs; with `gradient`, the gradient of the mean loss replaces the outputs.
     fn scores(&mut self, labels: &[u8], gradient: bool) -> Answers {
         let scores = &mut self.outputs[LAYERS - 1];
         let mut answers = Answers::default();
         if gradient {
-            // Images beyond the labels do not count.
+            // Images beyond the labels have no gradient.
             scores.iter_mut().for_each(|row| row[labels.len()..].fill(0.0));
         }
         for (image, &label) in labels.iter().enumerate() {
@@ -103,7 +104,7 @@ impl LeNet {
             let parts = own.map(|score| (score - largest).exp());
             let total: f64 = parts.iter().sum();
             answers.loss -= (parts[usize::from(label)] / total).ln();
-            // The first of equals.
+            // Of equal scores, the first one counts.
             let answer = own.iter().position(|score| *score == largest);
             answers.correct += usize::from(answer == Some(usize::from(label)));
             if gradient {
@@ -170,7 +171,7 @@ impl WithSimd for Backward<'_> {
     }
 }
 
-/// The side of the images that a layer gives, where these are made half as large.
+/// The width of a layer's output images, for layers that are followed by a maximum over 2 × 2.
 const SIDES: [Option<usize>; LAYERS] = [Some(24), Some(8), None, None, None];
 
 pub(crate) fn tensor(buffer: &GradientBuffer, index: usize) -> &[f32] {
@@ -187,7 +188,7 @@ fn rectified(value: f32) -> f32 {
     if value > 0.0 { value } else { 0.0 }
 }
 
-/// The four places that one place of the smaller image is made of.
+/// The four positions of the large image that belong to one position of the small image.
 #[inline(always)]
 fn corners(place: usize, side: usize) -> [usize; 4] {
     let half = side / 2;
@@ -196,7 +197,7 @@ fn corners(place: usize, side: usize) -> [usize; 4] {
     [first, first + 1, first + side, first + side + 1]
 }
 
-/// The largest of each four, or 0 if that is larger.
+/// The maximum of each four values, or 0 if all are negative.
 #[inline(always)]
 fn pool(small: &mut [Row], large: &[Row], side: usize) {
     for (place, small) in small.iter_mut().enumerate() {
@@ -209,7 +210,8 @@ fn pool(small: &mut [Row], large: &[Row], side: usize) {
     }
 }
 
-/// Puts gradients in the place of the values: that of the small image where its value came from, the first of equals, and 0 elsewhere.
+/// Replaces the values by gradients: the value that was the maximum (the first one if several are equal) gets the gradient of the small
+/// image, and the others get 0.
 #[inline(always)]
 fn unpool(large: &mut [Row], small: &[Row], side: usize) {
     for (place, gradient) in small.iter().enumerate() {
@@ -258,7 +260,7 @@ mod tests {
                     let bias = bias.reshape((1, (), 1, 1))?;
                     let sums = values.conv2d(&window, 0, 1, 1, 1)?.broadcast_add(&bias)?;
                     let (_, channels, side, _) = sums.dims4()?;
-                    // The gradient of candle's max_pool2d is a quarter of what it should be.
+                    // The gradient of candle's max_pool2d is a quarter of the correct value, so the maximum is written out here.
                     let fours = sums.reshape((BATCH, channels, side / 2, 2, side / 2, 2))?;
                     fours.max(5)?.max(3)?.relu()?
                 }
@@ -294,8 +296,8 @@ mod tests {
         }
     }
 
-    /// Equal but for the order of sums. The longest are those of the first layer's gradient: a product for each of 24 × 24 places in each image,
-    /// each rounded once.
+    /// The results are equal except for the order of summation. The longest sums belong to the first layer's gradient: 24 × 24 products for
+    /// each image, each rounded once.
     fn assert_near(found: &[f32], expected: &[f32], name: &str) {
         let error = (24 * 24 * BATCH) as f32 * f32::EPSILON / 2.0;
         let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));

@@ -1,7 +1,8 @@
-//! `convergence`: does a learning rate that was tuned for one rank keep working as ranks are added? Sum, mean and Adasum, held against each other.
+//! `convergence`: does a learning rate that was tuned for one rank remain good as ranks are added? The program compares sum, mean and
+//! Adasum.
 //!
-//! `study` makes all runs of a protocol and keeps them in a file; `demo` makes a few of them, with the rates that the study chose, and writes
-//! a page. What `cargo xtask study` and `cargo xtask demo` run. Never fetches anything: arguments name the data.
+//! `study` makes all runs of a protocol and keeps them in a file; `demo` makes a few of these runs, with the rates that the study chose,
+//! and writes a page. `cargo xtask study` and `cargo xtask demo` run this program. It never downloads anything: arguments name the data.
 
 mod charts;
 mod demo;
@@ -48,7 +49,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Make a few runs, with the rates that the study chose, and write a page of what they show
+    /// Make a few runs, with the rates that the study chose, and write a page about their results
     Demo(Demo),
     /// Make all runs of the study that are not yet in its file, and print its tables
     Study(StudyArguments),
@@ -63,7 +64,7 @@ struct Demo {
     /// The folder for report.html; created if missing
     #[arg(long, value_name = "DIR")]
     output: PathBuf,
-    /// A few short runs, too short to show anything: whether everything works
+    /// Make a few short runs that only check that everything works
     #[arg(long)]
     quick: bool,
     #[command(flatten)]
@@ -76,7 +77,7 @@ struct DemoData {
     /// The folder with the four files of Fashion-MNIST
     #[arg(long, value_name = "DIR")]
     images: Option<PathBuf>,
-    /// scikit-learn's sklearn/datasets/data/digits.csv.gz, where Fashion-MNIST cannot be had
+    /// scikit-learn's sklearn/datasets/data/digits.csv.gz, if Fashion-MNIST is not available
     #[arg(long, value_name = "FILE")]
     digits: Option<PathBuf>,
 }
@@ -89,27 +90,27 @@ struct StudyArguments {
     /// The plays; without them the study has images only
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Where runs are kept, a line each; those that it has are not made again
+    /// The file of runs, one per line; runs that it contains are not repeated
     #[arg(long, value_name = "FILE")]
     results: PathBuf,
-    /// A few short runs, too short to show anything: whether everything works
+    /// Make a few short runs that only check that everything works
     #[arg(long)]
     quick: bool,
     /// Only this task (may be repeated)
     #[arg(long, value_name = "TASK", value_enum)]
     only: Vec<Task>,
-    /// Other numbers of ranks than the study's, separated by commas; 1 is always there
+    /// Numbers of ranks instead of the study's, separated by commas; 1 is always included
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = ranks)]
     ranks: Vec<usize>,
-    /// Other seeds for the figures than the study's, at least 3
+    /// Seeds for the figures instead of the study's, at least 3
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     seeds: Vec<u64>,
-    /// Start no run after so many seconds
+    /// Start no run after this many seconds
     #[arg(long, value_name = "SECONDS")]
     within: Option<u64>,
     #[command(flatten)]
     threads: Threads,
-    /// The commit that this program was built from, to be kept with its runs
+    /// The commit that this program was built from, which is recorded with its runs
     #[arg(long, default_value = "unknown")]
     commit: String,
 }
@@ -159,8 +160,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The ranks are the threads, and several runs go on at a time; candle and rayon would each start more of them. Who sets the variable keeps
-/// the value.
+/// Ranks are threads, and several runs are active at a time; candle and rayon would each start further threads. A value that the user sets
+/// is kept.
 fn one_thread_a_rank() {
     const VARIABLE: &str = "RAYON_NUM_THREADS";
     if std::env::var_os(VARIABLE).is_none() {
@@ -175,7 +176,7 @@ fn demo(arguments: &Demo) -> anyhow::Result<()> {
         (None, Some(file)) => Images::digits(file)?,
         (None, None) => anyhow::bail!("no data are named"),
     };
-    // Now rather than after the training: a folder that cannot be made should not cost minutes.
+    // The folder is created before the training, so that an error does not cost minutes.
     let folder = &arguments.output;
     std::fs::create_dir_all(folder).with_context(|| format!("{}: cannot be created", folder.display()))?;
     let scale = Scale::demo(arguments.quick);
@@ -236,13 +237,13 @@ fn page(arguments: &Page) -> anyhow::Result<()> {
     Ok(page::write(&page::files(&Results::parse(&text, path)?, &arguments.root)?)?)
 }
 
-/// The study that is checked in.
+/// The published study of the repository.
 fn published() -> Result<Results, ResultsError> {
     const RUNS: &str = include_str!("../../measured/convergence/runs.jsonl");
     Results::parse(RUNS, Path::new("tests/measured/convergence/runs.jsonl"))
 }
 
-/// Processor and threads, where Linux says it.
+/// The processor and the number of threads, as far as Linux reports them.
 fn machine() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split(": ").nth(1));

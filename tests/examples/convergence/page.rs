@@ -1,6 +1,7 @@
-//! The page of the documentation: its tables and charts, made from the study's runs and put between its marks.
+//! The study's page in the documentation: its tables and charts are made from the runs, and inserted between marks.
 //!
-//! Words are written by hand, figures never: `<!-- NAME -->` to `<!-- end -->` belongs to this program, in the page and in README.
+//! Words are written by hand, figures never: this program writes the text from `<!-- NAME -->` to `<!-- end -->`, in the page and in
+//! README.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,10 +13,10 @@ use crate::results::Results;
 use crate::study::{Family, Scale, Study};
 use crate::table::thousands;
 
-/// The accuracy whose steps are counted.
+/// The accuracy up to which steps are counted.
 const TARGET: f64 = 0.7;
 
-/// Why there is no page.
+/// The reason why the page could not be made.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PageError {
     #[error("{}: cannot be read or written", path.display())]
@@ -26,7 +27,7 @@ pub(crate) enum PageError {
     Chart { title: String, reason: String },
 }
 
-/// What a repository holds of a study: files and their texts.
+/// A study's files in a repository, with their texts.
 pub(crate) fn files(results: &Results, root: &Path) -> Result<BTreeMap<PathBuf, String>, PageError> {
     let study = Study { scale: &Scale::full(), results };
     let folder = root.join("host/docs/convergence");
@@ -57,7 +58,7 @@ pub(crate) fn files(results: &Results, root: &Path) -> Result<BTreeMap<PathBuf, 
     Ok(files)
 }
 
-/// Writes what is not as it should be.
+/// Writes the files.
 pub(crate) fn write(files: &BTreeMap<PathBuf, String>) -> Result<(), PageError> {
     for (path, text) in files {
         let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
@@ -67,7 +68,7 @@ pub(crate) fn write(files: &BTreeMap<PathBuf, String>) -> Result<(), PageError> 
     Ok(())
 }
 
-/// The text with every block that it has a mark for.
+/// The text with every block for which it has a mark.
 fn filled(mut text: String, blocks: &[(String, String)], path: &Path) -> Result<String, PageError> {
     const END: &str = "<!-- end -->";
     for (name, block) in blocks {
@@ -79,7 +80,7 @@ fn filled(mut text: String, blocks: &[(String, String)], path: &Path) -> Result<
     Ok(text)
 }
 
-/// The words in lines of at most 100 characters, for pages that are read as plain text as well; a longer word has a line of its own.
+/// The words in lines of at most 100 characters, because pages are read as plain text too; a longer word has a line of its own.
 fn wrapped(text: &str) -> String {
     const WIDTH: usize = 100;
     let mut lines = vec![String::new()];
@@ -117,7 +118,7 @@ fn blocks(study: &Study<'_>) -> Vec<(String, String)> {
     blocks.map(|(name, block)| (name.to_owned(), block)).into()
 }
 
-/// For the console: all tables that have figures.
+/// All tables that have figures, for the console.
 pub(crate) fn text(study: &Study<'_>) -> String {
     let families = [
         ("Images, plain gradient descent: per cent right", Family::IMAGES_SGD),
@@ -134,7 +135,7 @@ pub(crate) fn text(study: &Study<'_>) -> String {
     text
 }
 
-/// What the study says in one sentence, at the most ranks that have figures.
+/// The study's result in one sentence, at the largest number of ranks with figures.
 pub(crate) fn headline(study: &Study<'_>, family: Family) -> String {
     let figure = |way, ranks| study.figure(study.place(family, way, ranks));
     let has_all = |&ranks: &usize| [ADASUM, MEAN, SUM].iter().all(|&way| figure(way, ranks) != Figure::Missing);
@@ -161,7 +162,7 @@ pub(crate) fn headline(study: &Study<'_>, family: Family) -> String {
     )
 }
 
-/// Which runs there are, and where they were made.
+/// The numbers of runs, and the machines that made them.
 fn origin(study: &Study<'_>) -> String {
     let records = &study.results.records;
     let count = |purpose| records.iter().filter(|record| record.spec.purpose == purpose).count();
@@ -210,7 +211,7 @@ mod tests {
         assert_eq!(super::wrapped(&format!("a {long} b")), format!("a\n{long}\nb"));
     }
 
-    /// `cargo xtask study --publish` writes them.
+    /// `cargo xtask study --publish` writes these files.
     #[test]
     fn the_documentation_has_the_figures_of_the_runs_that_are_checked_in() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

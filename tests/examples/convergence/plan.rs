@@ -1,19 +1,19 @@
-//! What a run is, as data: everything that its result depends on.
+//! The specification of a run, as data: everything that its result depends on.
 
 use serde::{Deserialize, Serialize};
 
-/// What is learned.
+/// The learning task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Task {
-    /// LeNet-5 tells clothes apart.
+    /// LeNet-5 classifies images.
     Images,
     /// A transformer continues plays by Shakespeare.
     Text,
 }
 
-/// What becomes of gradients before weights move. Deltas: every rank's optimizer makes a step of its own gradient, and these are reduced;
-/// otherwise the reduced gradient goes to the optimizer.
+/// The optimizer, and the vectors that are reduced. With deltas, every rank's optimizer computes a step from the rank's own gradient, and
+/// these steps are reduced; otherwise the optimizer gets the reduced gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Method {
@@ -24,7 +24,7 @@ pub(crate) enum Method {
     AdamDeltas,
 }
 
-/// How the ranks' vectors become one.
+/// The reduction of the ranks' vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Reduction {
@@ -32,17 +32,17 @@ pub(crate) enum Reduction {
     Sum,
     /// By one Gram matrix, tensor by tensor.
     Adasum,
-    /// Pair by pair along the tree, as Horovod and ONNX Runtime have it.
+    /// Pair by pair along the tree, as in Horovod and ONNX Runtime.
     AdasumTree,
     /// All tensors as one vector.
     AdasumWhole,
-    /// The sum inside nodes of 8 ranks, Adasum of the nodes.
+    /// The sum inside nodes of 8 ranks, then Adasum across nodes.
     AdasumOfSums,
-    /// The mean inside nodes of 8 ranks, Adasum of the nodes.
+    /// The mean inside nodes of 8 ranks, then Adasum across nodes.
     AdasumOfMeans,
 }
 
-/// Why a run is made: to choose a rate by, or for a figure.
+/// The purpose of a run: the choice of a learning rate, or a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Purpose {
@@ -52,7 +52,7 @@ pub(crate) enum Purpose {
     Figure,
 }
 
-/// What is compared: all that a learning rate is chosen for.
+/// The unit of comparison, for which a learning rate is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Arm {
     pub(crate) task: Task,
@@ -67,19 +67,19 @@ pub(crate) struct Spec {
     pub(crate) purpose: Purpose,
     #[serde(flatten)]
     pub(crate) arm: Arm,
-    /// At its highest, after the warm-up.
+    /// The highest learning rate, after the warm-up.
     pub(crate) rate: f64,
-    /// Decides initial weights and the order of samples: the same for all arms.
+    /// Determines initial weights and the order of samples, identically for all arms.
     pub(crate) seed: u64,
-    /// Images or windows of text that are seen, by all ranks together: the same however many ranks there are.
+    /// The number of images or windows of text for all ranks together, which does not depend on the number of ranks.
     pub(crate) samples: usize,
 }
 
-/// Ranks of a node, where nodes reduce first.
+/// Ranks per node, for reductions with nodes.
 pub(crate) const RANKS_OF_A_NODE: usize = 8;
-/// Momentum, where there is one.
+/// The momentum of methods that have one.
 pub(crate) const MOMENTUM: f64 = 0.9;
-/// The part of the steps in which the rate rises; it falls to 0 in the others.
+/// The part of the steps in which the rate rises; in the others it falls to 0.
 const WARM_UP: f64 = 0.1;
 
 impl Spec {
@@ -88,7 +88,7 @@ impl Spec {
     }
 }
 
-/// The part of the rate that counts in a step, counted from 0.
+/// The factor of the learning rate in a step; steps are counted from 0.
 pub(crate) fn schedule(step: usize, steps: usize) -> f64 {
     let warm = ((WARM_UP * steps as f64) as usize).max(1);
     let rising = (step + 1) as f64 / warm as f64;

@@ -1,7 +1,7 @@
-//! The demo's random numbers: SplitMix64, written out so that one seed gives the same split, the same batches and the
-//! same initial weights on every machine and with every version of every dependency.
+//! The example's random numbers: SplitMix64, implemented here so that a seed gives identical splits, batches and initial weights on every
+//! machine and with every version of every dependency.
 //!
-//! Never used for anything that must be hard to guess.
+//! Not suitable for values that must be unpredictable.
 
 /// Steele, Lea and Flood's SplitMix64: one 64-bit state, one output a step.
 pub(crate) struct SplitMix64 {
@@ -9,7 +9,7 @@ pub(crate) struct SplitMix64 {
 }
 
 impl SplitMix64 {
-    /// A stream of its own for each (`seed`, `purpose`): the split must not change because a layer got wider.
+    /// An independent stream for each (`seed`, `purpose`), so that, for example, the split does not change when a layer becomes wider.
     pub(crate) fn new(seed: u64, purpose: u64) -> Self {
         let mut mixer = Self { state: seed };
         let state = mixer.next_u64() ^ purpose.wrapping_mul(0xd134_2543_de82_ef95);
@@ -24,7 +24,7 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// Uniform in `-bound..bound`, from the upper 24 bits: every value is exact in f32 before it is scaled.
+    /// Uniform in `-bound..bound`, from the upper 24 bits: every value is exact in f32 before scaling.
     pub(crate) fn uniform(&mut self, bound: f32) -> f32 {
         let unit = (self.next_u64() >> 40) as f32 / (1u32 << 24) as f32;
         (2.0 * unit - 1.0) * bound
@@ -35,7 +35,7 @@ impl SplitMix64 {
         ((u128::from(self.next_u64()) * limit as u128) >> 64) as usize
     }
 
-    /// Fisher and Yates.
+    /// The Fisher-Yates shuffle.
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));

@@ -1,4 +1,4 @@
-//! Finished runs: one line of JSON each, appended as soon as a run has ended, so that a study goes on where it was stopped.
+//! Finished runs: one line of JSON each, appended as soon as a run has finished, so that an interrupted study continues from there.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -9,20 +9,20 @@ use serde::{Deserialize, Serialize};
 use crate::plan::{Arm, Purpose, Spec};
 use crate::train::Outcome;
 
-/// A run, what came out, and where it was made.
+/// A run, its outcome, and its origin.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
     #[serde(flatten)]
     pub(crate) spec: Spec,
     #[serde(flatten)]
     pub(crate) outcome: Outcome,
-    /// Processor and cores.
+    /// The processor and its number of threads.
     pub(crate) machine: String,
-    /// Of this repository.
+    /// The commit of this repository.
     pub(crate) commit: String,
 }
 
-/// Why runs cannot be kept.
+/// The reason why runs cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ResultsError {
     #[error("{}: cannot be read or written", path.display())]
@@ -31,14 +31,14 @@ pub(crate) enum ResultsError {
     Line { path: PathBuf, line: usize, source: serde_json::Error },
 }
 
-/// All runs known.
+/// All known runs.
 #[derive(Debug, Default)]
 pub(crate) struct Results {
     pub(crate) records: Vec<Record>,
 }
 
 impl Results {
-    /// `name` is for messages.
+    /// Parses a file's text; `name` is for messages.
     pub(crate) fn parse(text: &str, name: &Path) -> Result<Self, ResultsError> {
         let record = |(index, line): (usize, &str)| {
             let path = name.to_owned();
@@ -51,21 +51,21 @@ impl Results {
         self.records.iter().any(|record| record.spec == *spec)
     }
 
-    /// Runs of an arm for one purpose, which saw so many samples.
+    /// The runs of an arm for one purpose with this number of samples.
     pub(crate) fn of(&self, arm: Arm, purpose: Purpose, samples: usize) -> impl Iterator<Item = &Record> {
         let wanted = move |spec: &Spec| (spec.arm, spec.purpose, spec.samples) == (arm, purpose, samples);
         self.records.iter().filter(move |record| wanted(&record.spec))
     }
 }
 
-/// A file of runs that grows.
+/// A file to which runs are appended.
 pub(crate) struct Journal {
     path: PathBuf,
     file: File,
 }
 
 impl Journal {
-    /// Opens or creates it, and reads what it has. A last line that was cut off when a study was killed is taken away.
+    /// Opens or creates the file, and reads its runs. A last line that is incomplete because a study was killed is removed.
     pub(crate) fn open(path: &Path) -> Result<(Self, Results), ResultsError> {
         let failed = |source| ResultsError::File { path: path.to_owned(), source };
         let file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! Makes the runs of a plan that grows while it is carried out, several at a time, and keeps each as soon as it has ended.
+//! Makes the runs of a plan, several at a time, and records each as soon as it has finished; the plan may grow as runs finish.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::plan::{Spec, Task};
 use crate::results::{Journal, Record, Results, ResultsError};
 use crate::train::{self, TrainError};
 
-/// Why the runs ended early.
+/// The error that ended the runs early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunnerError {
     #[error("{spec}")]
@@ -19,14 +19,14 @@ pub(crate) enum RunnerError {
     Results(#[from] ResultsError),
 }
 
-/// What there is to learn.
+/// The data of the tasks.
 pub(crate) struct Tasks<'a> {
     pub(crate) images: Option<&'a dyn Data>,
     pub(crate) text: Option<&'a dyn Data>,
 }
 
 impl Tasks<'_> {
-    /// Those that have data.
+    /// The tasks that have data.
     pub(crate) fn known(&self) -> Vec<Task> {
         let images = self.images.map(|_| Task::Images);
         images.into_iter().chain(self.text.map(|_| Task::Text)).collect()
@@ -41,21 +41,21 @@ impl Tasks<'_> {
     }
 }
 
-/// How many runs at a time, and until when.
+/// The number of parallel runs, and the time limit.
 pub(crate) struct Limits {
     pub(crate) threads: usize,
-    /// No run starts after this much time.
+    /// No run starts after this time.
     pub(crate) within: Option<Duration>,
 }
 
-/// Where runs are made.
+/// The origin of runs.
 #[derive(Clone)]
 pub(crate) struct Origin {
     pub(crate) machine: String,
     pub(crate) commit: String,
 }
 
-/// How often a line is printed where standard error is no terminal.
+/// The interval of progress lines if standard error is not a terminal.
 const SILENCE: Duration = Duration::from_secs(20);
 
 struct State {
@@ -64,11 +64,11 @@ struct State {
     in_flight: Vec<Spec>,
     failed: Option<RunnerError>,
     done: usize,
-    /// Since when nothing was said, where no bar is drawn.
+    /// The time of the last progress line, if no bar is drawn.
     silent: Instant,
 }
 
-/// Makes the runs that `plan` names, in its order, until it names no more; what it names may depend on what is finished. Gives all results.
+/// Makes the runs that `plan` returns, in its order, until it returns no more; the plan may depend on finished runs. Returns all results.
 pub(crate) fn run(
     tasks: &Tasks<'_>,
     (journal, results): (Option<Journal>, Results),
@@ -96,7 +96,7 @@ pub(crate) fn run(
                     let spec = match next {
                         _ if guard.failed.is_some() || late => break,
                         Some(spec) => spec,
-                        // What is in flight may decide on more.
+                        // Runs in flight may extend the plan.
                         None if !guard.in_flight.is_empty() => {
                             guard = changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
                             continue;

@@ -1,9 +1,9 @@
-//! Means with the intervals that they are known to: Student's t, 95 %.
+//! Means with 95 % confidence intervals, by Student's t distribution.
 
-/// No fewer values are compared.
+/// The smallest number of values for a comparison.
 pub(crate) const LEAST: usize = 3;
 
-/// A mean, and how far from it the true one may lie, in 95 of 100 cases.
+/// A mean, with half the width of its 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Interval {
     pub(crate) mean: f64,
@@ -11,7 +11,7 @@ pub(crate) struct Interval {
 }
 
 impl Interval {
-    /// None of fewer than [`LEAST`] values.
+    /// `None` for fewer than [`LEAST`] values.
     pub(crate) fn of(values: &[f64]) -> Option<Self> {
         if values.len() < LEAST {
             return None;
@@ -22,19 +22,19 @@ impl Interval {
         Some(Self { mean, half: quantile(values.len() - 1) * (variance / count).sqrt() })
     }
 
-    /// Whether the true mean may be 0.
+    /// Whether the interval contains 0.
     pub(crate) fn has_zero(&self) -> bool {
         self.mean.abs() <= self.half
     }
 }
 
-/// The 97.5 % quantile of Student's t.
+/// The 97.5 % quantile of Student's t distribution.
 fn quantile(freedom: usize) -> f64 {
     const TABLE: [f64; 30] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
         2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
     ];
-    // Beyond the table the last entry is too wide by 4 % at most.
+    // Beyond the table, the last entry is too large by at most 4 %.
     TABLE[freedom.clamp(1, TABLE.len()) - 1]
 }
 
@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn an_interval_by_hand() {
         let interval = Interval::of(&[88.0, 89.0, 90.0]).unwrap();
-        // The deviation is 1, of the mean 1 / √3, times 4.303.
+        // The standard deviation is 1, and of the mean 1 / √3; the quantile is 4.303.
         assert_eq!(interval.mean, 89.0);
         assert!((interval.half - 4.303 / 3f64.sqrt()).abs() < 1e-12, "{interval:?}");
         assert!(!interval.has_zero());

@@ -1,15 +1,16 @@
-//! The plan of the study: which runs there are, in the order of their importance, given those that are finished.
+//! The plan of the study: the remaining runs in the order of their importance, given the finished runs.
 //!
 //! **Protocol.** Every run sees the same number of samples, whatever the number of ranks. A rate is chosen by runs on
-//! [`search_seeds`](Scale::search_seeds) scored on validation samples; figures are runs on other seeds, scored on test samples, which choose
-//! nothing. Mean and Adasum get the same list of rates at every number of ranks; other ways get the best rate of Adasum and its neighbours.
+//! [`search_seeds`](Scale::search_seeds) scored on validation samples; figures are runs on other seeds, scored on test samples, and never
+//! affect a choice. Mean and Adasum get the same list of rates at every number of ranks; other ways get the best rate of Adasum and its
+//! neighbours.
 
 use std::collections::HashSet;
 
 use crate::plan::{Arm, Method, Purpose, Reduction, Spec, Task};
 use crate::results::{Record, Results};
 
-/// A task and what its gradients go through: what has its own list of rates, and its own rate of one rank.
+/// A task and its optimizer, which together have a list of rates and a best rate for one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Family {
     pub(crate) task: Task,
@@ -25,7 +26,8 @@ impl Family {
         Arm { task: self.task, method: self.method, reduction, ranks }
     }
 
-    /// Steps of the optimizers instead of gradients; the same as gradients where the optimizer has no memory.
+    /// The variant that reduces the optimizers' steps instead of gradients; `None` if the optimizer has no state, because both are then
+    /// equal.
     pub(crate) fn deltas(self) -> Option<Self> {
         let method = match self.method {
             Method::Momentum => Method::MomentumDeltas,
@@ -35,7 +37,7 @@ impl Family {
         Some(Self { method, ..self })
     }
 
-    /// Doublings from here.
+    /// The lowest rate of the list; the others are its doublings.
     fn lowest_rate(self) -> f64 {
         match self.method {
             Method::Sgd => 0.025,
@@ -45,21 +47,21 @@ impl Family {
     }
 }
 
-/// How much of it there is.
+/// The size of a study.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Scale {
-    /// Beside 1, the most important first.
+    /// The numbers of ranks besides 1, the most important first.
     pub(crate) ranks: Vec<usize>,
-    /// Numbers of ranks at which everything else is tried.
+    /// Numbers of ranks at which all other reductions are tried.
     pub(crate) extra_ranks: Vec<usize>,
     pub(crate) rates: usize,
     pub(crate) search_seeds: Vec<u64>,
     pub(crate) figure_seeds: Vec<u64>,
-    /// By which the numbers of samples are divided.
+    /// The divisor of the numbers of samples.
     divisor: usize,
 }
 
-/// The longest list of rates.
+/// The length of the longest list of rates.
 const RATES: usize = 8;
 
 impl Scale {
@@ -74,19 +76,20 @@ impl Scale {
         }
     }
 
-    /// A minute or two on two cores: whether everything runs.
+    /// A minute or two on two cores, to check that everything runs.
     pub(crate) fn quick() -> Self {
         let figure_seeds = vec![1, 2, 3];
         Self { ranks: vec![16, 4], extra_ranks: vec![16], rates: 4, search_seeds: vec![11], figure_seeds, divisor: 40 }
     }
 
-    /// What a few minutes on two cores allow; with rates from elsewhere.
+    /// A few minutes on two cores, with rates from the published study.
     pub(crate) fn demo(quick: bool) -> Self {
         let (ranks, divisor) = if quick { (vec![4], 40) } else { (vec![4, 16, 64], 1) };
         Self { ranks, divisor, figure_seeds: vec![1, 2, 3], ..Self::full() }
     }
 
-    /// With other numbers of ranks and other seeds, where any are given. What only some numbers of ranks get needs whole nodes.
+    /// Replaces the numbers of ranks and the seeds, if any are given. `extra_ranks` keeps only the given ones of its numbers, because the
+    /// reductions that are tried there need whole nodes.
     pub(crate) fn with(mut self, ranks: &[usize], seeds: &[u64]) -> Self {
         if !ranks.is_empty() {
             self.ranks = ranks.to_vec();
@@ -98,7 +101,7 @@ impl Scale {
         self
     }
 
-    /// Two passes over the training images without momentum, four with it.
+    /// Two passes over the training images without momentum, four with momentum.
     pub(crate) fn samples(&self, family: Family) -> usize {
         let samples = match (family.task, family.method) {
             (Task::Images, Method::Sgd) => 110_000,
@@ -108,15 +111,15 @@ impl Scale {
         samples / self.divisor
     }
 
-    /// The list that mean and Adasum get.
+    /// The list of rates for mean and Adasum.
     pub(crate) fn rates(&self, family: Family) -> Vec<f64> {
-        // A shorter list has the middle of the longer one.
+        // A shorter list is the middle of the longest one.
         let first = (RATES - self.rates) / 2 + usize::from(self.rates < RATES);
         (first..first + self.rates).map(|index| rate(family.lowest_rate() * f64::from(1u32 << index))).collect()
     }
 }
 
-/// Adasum's guide names this as the most that one worker's rate should be multiplied by.
+/// The largest factor for one worker's rate that Adasum's guide names.
 pub(crate) const LARGEST_FACTOR: f64 = 2.5;
 
 /// A multiple of one rank's rate.
@@ -124,21 +127,21 @@ pub(crate) fn scaled(of_one: f64, factor: f64) -> f64 {
     rate(of_one * factor)
 }
 
-/// Without the last digits of 3 × 0.1, so that a rate that went through a file is the same.
+/// Rounding removes the last digits of 3 × 0.1, so that a rate is unchanged by writing it to a file and reading it.
 fn rate(value: f64) -> f64 {
     format!("{value:.6}").parse().expect("a number was written")
 }
 
-/// The study over finished runs.
+/// The study, given its finished runs.
 #[derive(Clone, Copy)]
 pub(crate) struct Study<'a> {
     pub(crate) scale: &'a Scale,
     pub(crate) results: &'a Results,
 }
 
-/// The ways of reducing beside mean and Adasum, tensor by tensor, at [`Scale::extra_ranks`].
+/// The reductions besides mean and Adasum per tensor, tried at [`Scale::extra_ranks`].
 pub(crate) const EXTRAS: [Reduction; 3] = [Reduction::AdasumWhole, Reduction::AdasumOfSums, Reduction::AdasumOfMeans];
-/// What is given one rank's rate, and which multiple of it.
+/// The reductions that get one rank's rate, with its factor.
 pub(crate) const TRANSFERRED: [(Reduction, f64); 6] = [
     (Reduction::Adasum, 1.0),
     (Reduction::Mean, 1.0),
@@ -147,11 +150,11 @@ pub(crate) const TRANSFERRED: [(Reduction, f64); 6] = [
     (Reduction::Adasum, LARGEST_FACTOR),
     (Reduction::AdasumTree, LARGEST_FACTOR),
 ];
-/// What is tuned again at every number of ranks.
+/// The reductions whose rate is tuned again at every number of ranks.
 pub(crate) const TUNED: [Reduction; 2] = [Reduction::Mean, Reduction::Adasum];
 
 impl Study<'_> {
-    /// All runs that can be named now, the most important first. Runs that depend on choices follow when these can be made.
+    /// All runs that are determined so far, the most important first. Runs that depend on choices are added when these can be made.
     pub(crate) fn specs(&self, tasks: &[Task]) -> Vec<Spec> {
         let mut specs = Vec::new();
         for family in [Family::IMAGES_SGD, Family::IMAGES_MOMENTUM] {
@@ -176,7 +179,7 @@ impl Study<'_> {
         specs
     }
 
-    /// Mean and Adasum with every rate, and what is transferred.
+    /// Adds mean and Adasum with every rate, and the reductions with a transferred rate.
     fn add_grid(&self, family: Family, specs: &mut Vec<Spec>) {
         let rates = self.scale.rates(family);
         let one = family.arm(Reduction::Mean, 1);
@@ -197,7 +200,8 @@ impl Study<'_> {
         }
     }
 
-    /// Another way with a few rates: those around Adasum's best, or around one rank's where there is no grid.
+    /// Adds another reduction with a few rates: Adasum's best rate and its neighbours, or one rank's rate and its neighbours if there is no
+    /// grid.
     fn add_neighbours(&self, family: Family, variant: Family, reduction: Reduction, specs: &mut Vec<Spec>) {
         for &ranks in &self.scale.extra_ranks {
             let Some(rates) = self.neighbours(family, ranks) else { continue };
@@ -207,7 +211,7 @@ impl Study<'_> {
         }
     }
 
-    /// The few rates that a way beside mean and Adasum gets.
+    /// The few rates of a reduction other than mean and Adasum.
     pub(crate) fn neighbours(&self, family: Family, ranks: usize) -> Option<Vec<f64>> {
         let (centre, factors): (f64, &[f64]) = match family.task {
             Task::Images => {
@@ -219,7 +223,7 @@ impl Study<'_> {
         Some(factors.iter().map(|factor| rate(centre * factor)).collect())
     }
 
-    /// The rate that is best for one rank, once it is known.
+    /// The best rate of one rank, once it is known.
     pub(crate) fn rate_of_one(&self, family: Family) -> Option<f64> {
         self.best(family.arm(Reduction::Mean, 1), &self.scale.rates(family))
     }
@@ -243,7 +247,7 @@ impl Study<'_> {
         self.scale.samples(Family { task: arm.task, method: arm.method })
     }
 
-    /// The mean score of an arm's search runs at a rate: none while one is missing, and none where one diverged.
+    /// The mean score of an arm's search runs at a rate: missing until all runs have finished, and diverged if one of them did.
     pub(crate) fn searched(&self, arm: Arm, rate: f64) -> Searched {
         let runs = self.results.of(arm, Purpose::Search, self.samples(arm));
         let runs: Vec<&Record> = runs.filter(|record| record.spec.rate == rate).collect();
@@ -257,7 +261,7 @@ impl Study<'_> {
         }
     }
 
-    /// The rate with the best mean score, the lowest of equals; none while a run is missing, or where every rate diverged.
+    /// The rate with the best mean score, the lowest of equal ones; `None` while a run is missing, or if every rate diverged.
     pub(crate) fn best(&self, arm: Arm, rates: &[f64]) -> Option<f64> {
         let mut best: Option<(f64, f64)> = None;
         for &rate in rates {
@@ -271,7 +275,7 @@ impl Study<'_> {
     }
 }
 
-/// What the search says of a rate.
+/// The search's result for a rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Searched {
     Missing,
@@ -279,7 +283,7 @@ pub(crate) enum Searched {
     Score(f64),
 }
 
-/// What is compared, more being better: the accuracy of images, the negative loss of text. None of a run that diverged.
+/// The score of a run, for which larger is better: the accuracy of images, the negative loss of text. `None` if the run diverged.
 pub(crate) fn score(record: &Record) -> Option<f64> {
     if record.outcome.diverged {
         return None;
@@ -295,7 +299,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::train::Outcome;
 
-    /// A finished run with this accuracy or this loss; none stands for one that diverged.
+    /// A finished run with this accuracy or loss; `None` stands for a run that diverged.
     pub(crate) fn record(spec: Spec, score: Option<f64>) -> Record {
         let steps = spec.steps(32);
         let (stopped, diverged) = (score.is_none().then_some(3), score.is_none());
@@ -304,7 +308,7 @@ pub(crate) mod tests {
         Record { spec, outcome, machine: "a machine".into(), commit: "1f97cc5".into() }
     }
 
-    /// Runs of a world in which every arm has this best rate and high rates diverge, until the plan names no more.
+    /// The runs of a simulated study in which every arm has this best rate and high rates diverge, until the plan is complete.
     pub(crate) fn simulated(scale: &Scale, best: f64) -> Results {
         let mut results = Results::default();
         loop {

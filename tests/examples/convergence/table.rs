@@ -1,11 +1,11 @@
-//! A table of texts, as a console, a page of the documentation and a report show it: so that they cannot differ.
+//! A table of texts, which the console, the documentation and the report show alike.
 
 use std::fmt::Write as _;
 
-/// What stands in the place of a figure that there is not.
+/// The text in place of a missing figure.
 pub(crate) const NONE: &str = "–";
 
-/// The first column is text, the others are figures.
+/// A table whose first column is text, and whose other columns are figures.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Table {
     pub(crate) headings: Vec<String>,
@@ -17,7 +17,7 @@ impl Table {
         Self { headings: headings.into_iter().map(|heading| heading.to_string()).collect(), rows: Vec::new() }
     }
 
-    /// Whether there is a figure.
+    /// Whether the table has at least one figure.
     pub(crate) fn has_figures(&self) -> bool {
         self.rows.iter().flat_map(|row| &row[1..]).any(|cell| cell != NONE)
     }

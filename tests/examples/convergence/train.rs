@@ -1,8 +1,8 @@
-//! One run: every rank a thread with its own copy of the weights, and everything between the gradient and the weights gradsync's.
+//! One run: every rank is a thread with its own copy of the weights, and gradsync does everything between the gradient and the weights.
 //!
-//! A step of each rank: the gradient of its own batch; then either the reduction over the ranks and the optimizer, or the optimizer and then
-//! the reduction of its steps. No weights are sent: the copies stay equal because the reduction gives the same bits on every rank, and the run
-//! checks that they do.
+//! A step of each rank: the gradient of its own batch; then either the reduction over the ranks and the optimizer, or the optimizer and
+//! then the reduction of its steps. No weights are sent: the copies stay equal because the reduction's result is bit-identical on every
+//! rank, and the run checks that they do.
 
 use gradsync::comm::local::{self, LocalCommunicator};
 use gradsync::comm::{Collectives, Ranks, ReduceOp, Split};
@@ -16,12 +16,12 @@ use crate::learner::{Data, Learner, Sums};
 use crate::plan::{MOMENTUM, Method, Purpose, RANKS_OF_A_NODE, Reduction, Spec, schedule};
 use crate::random::SplitMix64;
 
-/// How often a run for a figure is looked at while it trains.
+/// The number of intermediate evaluations of a run for a figure.
 pub(crate) const MARKS: usize = 16;
-/// Samples of the validation part that this takes.
+/// Samples of the validation part for an intermediate evaluation.
 const MARK_SAMPLES: usize = 2_048;
 
-/// Why a run stopped. A run that diverges is not among them: that is an outcome.
+/// The error that stopped a run. Divergence is no error but an outcome.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TrainError {
     #[error("step {step}: the weights of rank {rank} differ from those of rank 0 ({found:016x}, not {expected:016x})")]
@@ -34,28 +34,29 @@ pub(crate) enum TrainError {
     Gradsync(#[from] gradsync::Error),
 }
 
-/// What came out of a run.
+/// The outcome of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     pub(crate) steps: usize,
-    /// Mean cross-entropy at the end; none where the numbers were no longer finite.
+    /// The mean cross-entropy at the end; `None` if numbers were no longer finite.
     pub(crate) loss: Option<f64>,
-    /// The part of the answers that was right at the end.
+    /// The proportion of correct answers at the end.
     pub(crate) accuracy: Option<f64>,
-    /// The step whose gradient was not finite, and at which the run stopped.
+    /// The step at which the run stopped because its gradient was not finite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stopped: Option<usize>,
-    /// Whether the run ended without numbers, or no better than always giving the same answer.
+    /// Whether the run ended with numbers that are not finite, or no better than a constant answer.
     pub(crate) diverged: bool,
-    /// Loss, if it is a number, and accuracy on validation samples after each of [`MARKS`] equal parts of the steps.
+    /// The loss, if it is finite, and the accuracy on validation samples after each of [`MARKS`] equal parts of the steps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) curve: Vec<(Option<f64>, f64)>,
-    /// For the same parts of the steps and each tensor, the mean of the sum of Adasum's weights: 1 is a mean, the number of ranks a sum.
+    /// The mean of the sum of Adasum's weights, for each part of the steps and each tensor: 1 corresponds to a mean, the number of ranks to
+    /// a sum.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) mass: Vec<Vec<f64>>,
 }
 
-/// Trains, and gives rank 0's account.
+/// Trains, and returns the outcome from rank 0.
 pub(crate) fn run(spec: &Spec, data: &dyn Data) -> Result<Outcome, TrainError> {
     let order = order(spec, data);
     let outcomes = local::run_each(spec.arm.ranks, |comm| Rank::new(&comm, spec, data)?.train(&order))?;
@@ -65,8 +66,8 @@ pub(crate) fn run(spec: &Spec, data: &dyn Data) -> Result<Outcome, TrainError> {
         match outcome {
             Ok(Ok(outcome)) if rank == 0 => account = Some(outcome),
             Ok(Ok(_)) => {}
-            // When one rank fails, the others' next collective fails too. The one reason that is not about the ranks'
-            // meeting is the one to show.
+            // If one rank fails, the others' next collective fails too. The error that is not about communication is the cause, and is
+            // returned.
             Ok(Err(error @ TrainError::Gradsync(gradsync::Error::Comm(_)))) => {
                 consequence.get_or_insert(error);
             }
@@ -80,7 +81,7 @@ pub(crate) fn run(spec: &Spec, data: &dyn Data) -> Result<Outcome, TrainError> {
     }
 }
 
-/// The training samples in the order in which they are seen: pass by pass, each in another order. The same for all arms and numbers of ranks.
+/// The training samples in their order: pass by pass, each pass in another order. The order is identical for all arms and numbers of ranks.
 fn order(spec: &Spec, data: &dyn Data) -> Vec<u32> {
     let (all, needed) = (data.samples(Part::Train) as u32, spec.steps(data.batch()) * spec.arm.ranks * data.batch());
     let mut order = Vec::new();
@@ -119,10 +120,10 @@ impl Optimizer {
     }
 }
 
-/// One rank's side of a run.
+/// One rank of a run.
 struct Rank<'a> {
     comm: &'a LocalCommunicator,
-    /// This rank's node, and the ranks in its place on all nodes, where nodes reduce first.
+    /// For reductions with nodes: this rank's node, and the ranks at its position on all nodes.
     nodes: Option<[LocalCommunicator; 2]>,
     spec: &'a Spec,
     data: &'a dyn Data,
@@ -131,7 +132,7 @@ struct Rank<'a> {
     gradients: GradientBuffer,
     deltas: GradientBuffer,
     optimizer: Optimizer,
-    /// For the optimizers' own steps.
+    /// Used by the methods with deltas.
     stepper: Stepper<'a>,
 }
 
@@ -191,7 +192,7 @@ impl<'a> Rank<'a> {
         Ok(outcome)
     }
 
-    /// Moves the weights. None if the gradients or the steps were not finite.
+    /// Updates the weights. `None` if the gradients or the steps were not finite.
     fn step(&mut self, rate: f64) -> Result<Option<Option<AdasumReport>>, TrainError> {
         let optimizer = self.optimizer.with_rate(rate)?;
         if matches!(self.spec.arm.method, Method::MomentumDeltas | Method::AdamDeltas) {
@@ -212,7 +213,7 @@ impl<'a> Rank<'a> {
             }
             (reduction, None) => Some(ops::adasum_all_reduce(self.comm, &mut self.gradients, options(reduction))?),
         };
-        // The same bits on every rank, so that all leave here or none does.
+        // The gradients are bit-identical on every rank, so that either all ranks return here or none does.
         if !kernels::cpu::all_finite(self.gradients.as_slice()) {
             return Ok(None);
         }
@@ -226,7 +227,7 @@ impl<'a> Rank<'a> {
         Ok(Some(report))
     }
 
-    /// Of the first samples of a part, shared out over the ranks.
+    /// The score on the first samples of a part, which are divided among the ranks.
     fn score(&mut self, part: Part, most: usize) -> Result<Sums, TrainError> {
         let samples: Vec<u32> = (0..self.data.samples(part).min(most) as u32).collect();
         let mut own = [0.0; 3];
@@ -238,7 +239,7 @@ impl<'a> Rank<'a> {
         Ok(Sums { loss: own[0], correct: own[1], count: own[2] })
     }
 
-    /// All ranks must hold the same bits.
+    /// Checks that the weights are bit-identical on all ranks.
     fn check_weights(&self, step: usize) -> Result<(), TrainError> {
         // The two halves of the hash are exact in f64.
         let own = fingerprint(&self.weights);
@@ -253,7 +254,7 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// Gradients that an optimizer refuses, on every rank: finite ones that its state would not survive.
+/// Whether an optimizer refuses the gradients, on every rank: they are finite, but its state would overflow.
 fn is_overflow(error: &gradsync::Error) -> bool {
     matches!(error, gradsync::Error::InvalidArgument { .. })
 }
@@ -264,14 +265,14 @@ fn options(reduction: Reduction) -> AdasumOptions {
     AdasumOptions::default().with_algorithm(algorithm).with_granularity(granularity)
 }
 
-/// FNV-1a over the arena: differs as soon as one bit of one weight does.
+/// The FNV-1a hash of the buffer's bytes, which detects a change of a single bit of a weight.
 fn fingerprint(weights: &GradientBuffer) -> u64 {
     let bytes = weights.as_slice().as_bytes().iter();
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 impl Sums {
-    /// The mean; JSON has no other numbers than finite ones.
+    /// The mean loss; `None` if it is not finite, because JSON has only finite numbers.
     fn loss(&self) -> Option<f64> {
         Some(rounded(self.loss / self.count)).filter(|loss| loss.is_finite())
     }
@@ -281,12 +282,12 @@ impl Sums {
     }
 }
 
-/// Digits beyond these are noise, and results are kept as text.
+/// Further digits are noise, and results are stored as text.
 fn rounded(value: f64) -> f64 {
     (value * 1e5).round() / 1e5
 }
 
-/// Sums of Adasum's weights, layer by layer, added up over steps.
+/// The sum of Adasum's weights per layer, accumulated over steps.
 #[derive(Default)]
 struct Mass {
     of_layers: Vec<f64>,
@@ -301,7 +302,7 @@ impl Mass {
         self.steps += 1;
     }
 
-    /// The mean over the steps since the last time.
+    /// The mean over the steps since the last call.
     fn take(&mut self) -> Option<Vec<f64>> {
         let Self { of_layers, steps } = std::mem::take(self);
         (steps > 0).then(|| of_layers.into_iter().map(|sum| (sum / steps as f64 * 1e3).round() / 1e3).collect())

@@ -1,6 +1,6 @@
-//! A small transformer that continues text, character by character, in candle: two blocks of four heads on 64 numbers a character.
+//! A small transformer that predicts text, character by character, in candle: two blocks of four heads with 64 features per character.
 //!
-//! Normalisation comes before attention and the dense layers, and has candle's elementary operations, because its own has no gradient.
+//! Normalisation comes before attention and the dense layers. It uses candle's elementary operations, because candle's own has no gradient.
 
 use candle_core::{D, Device, Result, Tensor, Var};
 use candle_nn::{loss, ops};
@@ -15,10 +15,10 @@ use crate::text::{SYMBOLS, Text, WINDOW};
 const WIDTH: usize = 64;
 const BLOCKS: usize = 2;
 const HEADS: usize = 4;
-/// Windows that a rank sees in a step.
+/// Windows per rank and step.
 const BATCH: usize = 16;
 
-/// Names, shapes, and from where training starts: uniform within ± 1 / √inputs, or everywhere this.
+/// Names, shapes, and initial values: uniform within ± 1 / √inputs, or this constant.
 fn parameters() -> Vec<(String, Vec<usize>, Option<f32>)> {
     let mut parameters =
         vec![("characters".to_owned(), vec![SYMBOLS, WIDTH], None), ("places".to_owned(), vec![WINDOW, WIDTH], None)];
@@ -75,7 +75,7 @@ impl Data for Text {
         let variable =
             |(_, shape, _): (String, Vec<usize>, _)| Var::zeros(shape, candle_core::DType::F32, &Device::Cpu);
         let variables = parameters().into_iter().map(variable).collect::<Result<_>>()?;
-        // What is added to the score of a place that comes later.
+        // The mask, which is added to the scores of later positions.
         let later = (0..WINDOW * WINDOW).map(|place| if place % WINDOW > place / WINDOW { -1e9f32 } else { 0.0 });
         let mask = Tensor::from_iter(later, &Device::Cpu)?.reshape((WINDOW, WINDOW))?;
         Ok(Box::new(Transformer { text: self, variables, mask }))
@@ -89,7 +89,7 @@ struct Transformer<'a> {
 }
 
 impl Transformer<'_> {
-    /// Scores of every character after each of the windows' characters: (windows × places) × symbols, and what did follow.
+    /// The scores of every symbol after each of the windows' characters, (windows × positions) × symbols, and the actual next symbols.
     fn scores(&self, weights: &GradientBuffer, part: Part, samples: &[u32]) -> Result<(Tensor, Tensor)> {
         for (index, variable) in self.variables.iter().enumerate() {
             variable.set(&Tensor::from_slice(tensor(weights, index), variable.shape(), &Device::Cpu)?)?;
@@ -143,7 +143,7 @@ impl Learner for Transformer<'_> {
     }
 }
 
-/// Each row with mean 0 and variance 1, scaled and shifted.
+/// Normalises each row to mean 0 and variance 1, then scales and shifts it.
 fn normalised(values: &Tensor, scale: &Tensor, shift: &Tensor) -> Result<Tensor> {
     let values = values.broadcast_sub(&values.mean_keepdim(D::Minus1)?)?;
     let deviation = (values.sqr()?.mean_keepdim(D::Minus1)? + 1e-5)?.sqrt()?;

@@ -1,4 +1,4 @@
-//! Any bytes as the header of a bundle.
+//! Fuzz target: decodes arbitrary bytes as the header of a bundle.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A rank for the tests of `gradsync launch`: its arguments say what it does. It never ends by itself where it waits for a signal.
+//! A rank for the tests of `gradsync launch`: its arguments select its behaviour. It never ends by itself where it waits for a signal.
 
 use std::io::{Write, stdout};
 use std::process::{Command, exit};
@@ -89,7 +89,7 @@ fn main() {
     }
 }
 
-/// Ranks that are threads, of which the last never comes to the second collective.
+/// Runs ranks as threads, of which the last never calls the second collective.
 fn threads() {
     let (done, is_done) = std::sync::mpsc::channel();
     let is_done = std::sync::Mutex::new(is_done);
@@ -97,7 +97,7 @@ fn threads() {
         let mut data = [1.0f32; 5];
         comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         if comm.rank() == 2 {
-            // It goes on once the others have failed, or have panicked.
+            // The last rank returns once the others have failed or panicked.
             (0..2).for_each(|_| _ = is_done.lock().unwrap().recv());
             return;
         }
@@ -113,11 +113,11 @@ fn join(launch: &Launch) -> Member {
     rendezvous.join(launch.rank, launch.world_size).unwrap()
 }
 
-/// Stands for a collective: ranks compare their calls, and no data move.
+/// Compares the ranks' calls as a collective does, but moves no data.
 fn agree(member: &Member, operation: Operation, len: usize, deadline: Duration) {
     if let Err(error) = member.agree(&[Call::new(operation, len, DType::F32)], deadline) {
         eprintln!("{error}");
-        // The other ranks learn of it too, if this is rank 0.
+        // If this is rank 0, its departure makes the other ranks' calls fail too.
         member.leave();
         exit(7);
     }
@@ -129,7 +129,7 @@ fn wait() -> ! {
     }
 }
 
-/// Many lines on both streams, in pieces.
+/// Prints many lines to both streams, each in several pieces.
 fn lines(count: usize) {
     for number in 0..count {
         for piece in ["line ", &number.to_string(), " of stdout\n"] {
@@ -141,7 +141,7 @@ fn lines(count: usize) {
     print!("without an end");
 }
 
-/// Starts a process that outlives this one unless it is ended, and says its number.
+/// Starts a process that outlives this one unless it is ended, and prints both process IDs.
 fn grandchild(seconds: &str) {
     let mut child = Command::new("sleep").arg(seconds).spawn().unwrap();
     println!("processes {} {}", std::process::id(), child.id());

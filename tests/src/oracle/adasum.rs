@@ -1,7 +1,7 @@
-//! Adasum by its definition: the pair rule, and the tree of adjacent pairs in which an odd one out moves up unchanged.
+//! Adasum by its definition: the pair rule, and the tree of adjacent pairs in which an unpaired node moves up unchanged.
 //!
-//! The whole tree is kept, because the error bounds of [`crate::tolerance`] walk it. Nothing here is a Gram matrix: the
-//! vectors are formed, so an error in the Gram formulation cannot hide in the oracle.
+//! The whole tree is kept, because the error bounds of [`crate::tolerance`] walk it. The oracle forms the vectors and uses no Gram matrix,
+//! so that an error in the Gram formulation cannot hide in it.
 
 use std::ops::Range;
 
@@ -15,13 +15,13 @@ pub const SMALLEST_SQUARED_NORM: f64 = 1.491_668_146_240_041_3e-154;
 pub struct Node {
     /// The vector.
     pub vector: Vec<Wide>,
-    /// The weight of each rank's input in `vector`; 0 for ranks that are not below this node.
+    /// The weight of each rank's input in `vector`; 0 for ranks outside this node's subtree.
     pub weights: Vec<Wide>,
-    /// How the vector came about.
+    /// The node's derivation.
     pub origin: Origin,
 }
 
-/// Where a node's vector comes from.
+/// The derivation of a node's vector.
 #[derive(Clone, Debug)]
 pub enum Origin {
     /// The input of this rank.
@@ -30,7 +30,7 @@ pub enum Origin {
     Pair(Box<Node>, Box<Node>, Pair),
 }
 
-/// The numbers of one application of the pair rule.
+/// The scalars of one application of the pair rule.
 #[derive(Clone, Copy, Debug)]
 pub struct Pair {
     /// a·b
@@ -45,7 +45,7 @@ pub struct Pair {
     pub right: Wide,
 }
 
-/// The pair rule's numbers for two vectors.
+/// The scalars of the pair rule for two vectors.
 pub fn pair(a: &[Wide], b: &[Wide]) -> Pair {
     let (product, left_square, right_square) = (dot(a, b), dot(a, a), dot(b, b));
     Pair {
@@ -65,7 +65,7 @@ fn coefficient(dot: Wide, square: Wide) -> Wide {
     Wide::ONE.add(dot.div(square.add(square)).neg())
 }
 
-/// The tree over one layer: one vector per rank, all of one length.
+/// The tree over one layer: one vector per rank, all of equal length.
 pub fn tree(inputs: &[&[f64]]) -> Node {
     assert!(!inputs.is_empty(), "Adasum needs at least one rank");
     let mut level: Vec<Node> = inputs

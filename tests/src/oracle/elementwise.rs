@@ -1,10 +1,10 @@
-//! cast, accumulate and scale for one element, per pair of formats, straight from the specification.
+//! cast, accumulate and scale for one element and each pair of formats, directly from the specification.
 //!
-//! Never a loop and never a buffer: tests map these over their inputs.
+//! There are no loops and no buffers here: tests map these functions over their inputs.
 
 use super::format::Format;
 
-/// The format in which two operands meet: f64 if either is f64, otherwise f32.
+/// The format of the arithmetic on two operands: f64 if either is f64, otherwise f32.
 pub fn wide_format(a: Format, b: Format) -> Format {
     if a == Format::F64 || b == Format::F64 { Format::F64 } else { Format::F32 }
 }

@@ -1,8 +1,7 @@
 //! Double-double arithmetic: an unevaluated sum of two `f64`, about 106 significant bits.
 //!
-//! Dots and norms of the oracle run in it, so that the oracle's own error (relative 2^-100 or so) never enters a bound.
-//! It is not exact at the ends of the range: an error term that underflows is lost, and a sum that overflows is infinite,
-//! as it is in `f64`.
+//! The oracle's inner products and norms use it, so that the oracle's own error (relative 2^-100 or so) never enters a bound. It is not
+//! exact at the ends of the range: an error term that underflows is lost, and a sum that overflows is infinite, as in `f64`.
 
 /// `high + low`, where `low` is at most half a unit in the last place of `high`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -17,7 +16,7 @@ impl Wide {
     /// One.
     pub const ONE: Wide = Wide { high: 1.0, low: 0.0 };
 
-    /// Exactly `value`.
+    /// Represents `value` exactly.
     pub fn new(value: f64) -> Wide {
         Wide { high: value, low: 0.0 }
     }

@@ -1,8 +1,8 @@
 //! The four number formats, by their textbook parameters, and rounding to them.
 //!
-//! One generic rounding (scale to the quantum, round half to even, scale back) serves all four formats; the conversion
-//! code under test is bit arithmetic or a hardware instruction, and shares nothing with this. The `half` crate is not used
-//! even here, because its `f64` conversions have dropped sticky bits before (they look at the upper 32 bits only).
+//! One generic rounding (scale to the quantum, round half to even, scale back) serves all four formats; the conversion code under test uses
+//! bit arithmetic or a hardware instruction, and shares nothing with this module. The `half` crate is not used even here, because its `f64`
+//! conversions have dropped sticky bits in the past (they look at the upper 32 bits only).
 
 /// A binary floating-point format of at most 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,7 +45,7 @@ impl Format {
         1 - self.min_exponent()
     }
 
-    /// Stored bits.
+    /// Bits of the encoding.
     pub fn bits(self) -> u32 {
         match self {
             Format::F64 => 64,
@@ -59,7 +59,7 @@ impl Format {
         self.bits() as usize / 8
     }
 
-    /// The name that gradsync gives the dtype.
+    /// gradsync's name of the dtype.
     pub fn name(self) -> &'static str {
         match self {
             Format::F64 => "f64",
@@ -86,12 +86,12 @@ impl Format {
 
     /// The largest error of rounding `value` once: relative, plus half a quantum among the subnormals.
     pub fn rounding_error(self, value: f64) -> f64 {
-        // Half of the smallest f64 is no f64; the whole one is a bound as well.
+        // Half of the smallest f64 is not representable in f64; the whole quantum is a valid bound too.
         let half_quantum = if self == Format::F64 { self.smallest() } else { self.smallest() / 2.0 };
         value.abs() * self.unit_roundoff() + half_quantum
     }
 
-    /// Rounds to nearest, ties to even, overflowing to infinity as IEEE 754 says.
+    /// Rounds to nearest, ties to even, with overflow to infinity, as IEEE 754 defines it.
     pub fn round(self, value: f64) -> f64 {
         match self {
             Format::F64 => value,
@@ -99,14 +99,14 @@ impl Format {
             _ => {
                 let exponent = exponent_of(value).max(self.min_exponent());
                 let quantum = power_of_two(exponent - self.precision() + 1);
-                // Dividing and multiplying by a power of two is exact here: quanta lie far inside f64's range.
+                // Dividing and multiplying by a power of two is exact here: the quanta of the narrower formats lie far inside f64's range.
                 let rounded = (value / quantum).round_ties_even() * quantum;
                 if rounded.abs() > self.max_finite() { f64::INFINITY.copysign(value) } else { rounded }
             }
         }
     }
 
-    /// The number that a bit pattern of this format stands for.
+    /// The number that a bit pattern of this format encodes.
     pub fn decode(self, pattern: u64) -> f64 {
         if self == Format::F64 {
             return f64::from_bits(pattern);
@@ -130,7 +130,7 @@ impl Format {
     ///
     /// # Panics
     ///
-    /// If `value` is not a number of this format: the oracle never rounds behind a test's back.
+    /// If `value` is not representable in this format: the oracle never rounds implicitly.
     pub fn encode(self, value: f64) -> u64 {
         assert!(value.is_nan() || self.round(value) == value, "{value:e} is not a number of {self:?}");
         if self == Format::F64 {
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn ties_go_to_even_and_sticky_bits_count() {
-        // Between 1 and 1 + 2^-10 the midpoint is even on the left; one bit of 2^-52 above it decides.
+        // Halfway between 1 and 1 + 2^-10, the even neighbour is 1; a single bit of 2^-52 above the midpoint changes the result.
         let midpoint = 1.0 + power_of_two(-11);
         assert_eq!(Format::F16.round(midpoint), 1.0);
         assert_eq!(Format::F16.round(f64::from_bits(midpoint.to_bits() + 1)), 1.0 + power_of_two(-10));

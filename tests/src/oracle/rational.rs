@@ -1,7 +1,7 @@
-//! Adasum of `f64` vectors in rational numbers: nothing is rounded, and the error of a result is known exactly.
+//! Adasum of `f64` vectors in rational arithmetic: nothing is rounded, and the error of a result is known exactly.
 //!
-//! A node of the tree is a vector of integers over one common denominator, times a power of two that all nodes share. Nothing is ever reduced to
-//! lowest terms: numbers grow about fivefold a level, to some ten thousand digits for 16 ranks.
+//! A node of the tree is a vector of integers over one common denominator, times a power of two that all nodes share. Fractions are never
+//! reduced to lowest terms: the numbers grow about fivefold with each level, to some ten thousand digits for 16 ranks.
 
 use num_bigint::{BigInt, Sign};
 
@@ -16,7 +16,7 @@ pub struct Exact {
     exponent: i64,
 }
 
-/// The Adasum of one layer, one vector a rank, all finite.
+/// The Adasum of one layer, given one vector of finite numbers per rank.
 pub fn adasum(inputs: &[Vec<f64>]) -> Exact {
     let values = || inputs.iter().flatten();
     let exponent = values().filter(|value| **value != 0.0).map(|&value| parts(value).1).min().unwrap_or(0);
@@ -35,7 +35,7 @@ pub fn adasum(inputs: &[Vec<f64>]) -> Exact {
 }
 
 impl Exact {
-    /// The largest error of `found` in any element, in units of `unit`, which is positive.
+    /// The largest error of any element of `found`, in multiples of `unit`, which is positive.
     pub fn error_of(&self, found: &[f64], unit: f64) -> f64 {
         assert_eq!(found.len(), self.numerators.len(), "a result of another length");
         let error = |(found, numerator): (&f64, &BigInt)| {
@@ -43,7 +43,7 @@ impl Exact {
                 return f64::INFINITY;
             }
             let (unit, unit_exponent) = parts(unit);
-            // Over 2^lowest, all are integers.
+            // As multiples of 2^lowest, all operands are integers.
             let lowest = self.exponent.min(parts(*found).1).min(unit_exponent);
             let difference = integer(*found, lowest) * &self.denominator - (numerator << (self.exponent - lowest));
             let divisor = (BigInt::from(unit) << (unit_exponent - lowest)) * &self.denominator;
@@ -60,7 +60,7 @@ pub fn unit(inputs: &[Vec<f64>]) -> f64 {
 
 fn combine(a: &Exact, b: &Exact) -> Exact {
     let (dot, a_square, b_square) = (product(a, b), product(a, a), product(b, b));
-    // The coefficient of `one` is `1 - (dot / ab) / (2 square / aa)`, with the denominators a and b; as a fraction.
+    // The coefficient of `one` is `1 - (dot / ab) / (2 square / aa)`, with the denominators a and b; it is returned as a fraction.
     let coefficient = |one: &Exact, other: &Exact, square: &BigInt| {
         if !has_coefficient(one, square) {
             return (BigInt::from(1), BigInt::from(1));
@@ -70,7 +70,7 @@ fn combine(a: &Exact, b: &Exact) -> Exact {
     };
     let (left, left_divisor) = coefficient(a, b, &a_square);
     let (right, right_divisor) = coefficient(b, a, &b_square);
-    // A common denominator of `left/left_divisor × a` and `right/right_divisor × b`.
+    // Both terms, `left/left_divisor × a` and `right/right_divisor × b`, are brought to a common denominator.
     let (a_divisor, b_divisor) = (left_divisor * &a.denominator, right_divisor * &b.denominator);
     let (a_factor, b_factor) = (left * &b_divisor, right * &a_divisor);
     let terms = a.numerators.iter().zip(&b.numerators);
@@ -102,13 +102,13 @@ fn parts(value: f64) -> (i64, i64) {
     if biased == 0 { (sign * digits, -1074) } else { (sign * (digits + (1 << 52)), biased as i64 - 1075) }
 }
 
-/// A number over `2^exponent`, which divides it unless it is zero.
+/// A number as an integer multiple of `2^exponent`; the number must be such a multiple.
 fn integer(value: f64, exponent: i64) -> BigInt {
     let (digits, own) = parts(value);
     if digits == 0 { BigInt::from(0) } else { BigInt::from(digits) << (own - exponent) }
 }
 
-/// `|numerator / denominator|`, to sixty bits.
+/// `|numerator / denominator|`, with sixty significant bits.
 fn ratio(numerator: &BigInt, denominator: &BigInt) -> f64 {
     if numerator.sign() == Sign::NoSign {
         return 0.0;
@@ -132,7 +132,7 @@ mod tests {
         // (1 - 3/4) (1, 1) + (1 - 3/10) (1, 2) = (0.95, 1.65)
         let error = exact(&[&[1.0, 1.0], &[1.0, 2.0]]).error_of(&[0.95, 1.65], f64::EPSILON);
         assert!(error < 1.0, "{error}");
-        // A mean of exact opposites is a vector without a norm, which leaves the others alone.
+        // The mean of exact opposites has norm zero, so that the pair rule adds the other vector unchanged.
         assert_eq!(exact(&[&[1.0], &[3.0], &[-2.0], &[-2.0], &[7.0]]).error_of(&[7.0], 1.0), 0.0);
         assert_eq!(exact(&[&[1e-200], &[3e-200]]).error_of(&[4e-200], 1e-216), 0.0, "no coefficient");
         assert_eq!(exact(&[&[1.0], &[1.0]]).error_of(&[1.0 + f64::EPSILON], f64::EPSILON), 1.0);

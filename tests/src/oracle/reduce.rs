@@ -1,11 +1,11 @@
-//! Reductions over ranks: sum, mean, max, min of one value per rank, and the shuffling collectives as index arithmetic.
+//! Reductions over ranks (sum, mean, max, min of one value per rank), and the data-moving collectives as index arithmetic.
 //!
-//! Sums run in rank order in `f64` and round once, as the specification says, so results are compared for equality.
+//! Sums run in rank order in `f64` and are rounded once, as the specification says, so that results are compared for equality.
 
 use super::exact::Wide;
 use super::format::Format;
 
-/// What is done with the values of all ranks.
+/// The reduction operation over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Sum.
@@ -25,8 +25,7 @@ impl Op {
 
 /// The reduction of one element over ranks, in `f64`, before the rounding to the dtype.
 ///
-/// `Mean` is correctly rounded; an implementation may multiply by a rounded `1/P` instead, see
-/// [`crate::tolerance::mean`].
+/// The mean is correctly rounded; an implementation may multiply by a rounded `1/P` instead, see [`crate::tolerance::mean`].
 pub fn reduce(op: Op, values: impl Iterator<Item = f64> + Clone) -> f64 {
     let count = values.clone().count() as f64;
     match op {
@@ -56,7 +55,7 @@ pub fn all_reduce(op: Op, format: Format, inputs: &[Vec<f64>]) -> Vec<f64> {
     (0..len).map(|i| format.round(reduce(op, inputs.iter().map(|input| input[i])))).collect()
 }
 
-/// What rank `rank` holds after an all-to-all: block `rank` of every rank, in rank order.
+/// The result on rank `rank` of an all-to-all: block `rank` of every rank, in rank order.
 pub fn all_to_all(inputs: &[Vec<f64>], rank: usize) -> Vec<f64> {
     let block = inputs[rank].len() / inputs.len();
     inputs.iter().flat_map(|input| input[rank * block..(rank + 1) * block].iter().copied()).collect()

@@ -1,4 +1,4 @@
-//! Gradients that are not there, parameters under several names, and ranks with unequal numbers of examples.
+//! Missing gradients, parameters under several names, and ranks with unequal numbers of examples.
 
 use gradsync::DType;
 use gradsync::comm::Communicator;
@@ -10,7 +10,7 @@ use crate::array::{Array, values_of};
 use crate::oracle::{Format, reduce};
 use crate::tolerance::{assert_equal, assert_within};
 
-/// Not trained anywhere; used on no rank; used on rank 0 alone.
+/// Parameters that are not trained on any rank, that no rank uses, and that one rank alone uses.
 pub(super) fn absent(comm: &dyn Communicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let mut declared = parameters(&[Format::F32]);
@@ -47,7 +47,7 @@ pub(super) fn absent(comm: &dyn Communicator) {
                     "{index} in step {number}"
                 );
                 assert_eq!(found.is_some(), expected.has_gradient());
-                // The only rank that had it has the sum, and Adasum of it and zeros.
+                // The reduction of one rank's gradient and of zeros is that gradient, both for the sum and for Adasum.
                 let alone = [(6, 0), (4, world_size - 1)].into_iter().find(|(other, _)| *other == index);
                 if let (Some(found), Some((_, owner))) = (found, alone) {
                     assert_equal(
@@ -80,7 +80,7 @@ pub(super) fn absent_errors(comm: &dyn Communicator) {
     }
 }
 
-/// Three names of one storage: one gradient, under any of them.
+/// Three names of one storage: a gradient may be passed under any of the names, and counts once.
 pub(super) fn tied(comm: &dyn Communicator) {
     let rank = comm.rank();
     let base = 0x1000 * (1 + rank as u64);
@@ -94,7 +94,7 @@ pub(super) fn tied(comm: &dyn Communicator) {
     for number in 0..3 {
         let own = gradient(Format::F32, 0, rank, number);
         let mut step = reducer.step().unwrap();
-        // Another name on every rank.
+        // Each rank passes the gradient under a different name.
         step.ready([0, 2, 3][(rank + number) % 3], view(&own, 0)).unwrap();
         let reduced = step.finish().unwrap();
         assert_eq!(reduced.skipped().collect::<Vec<_>>(), [1]);
@@ -114,17 +114,17 @@ pub(super) fn tied(comm: &dyn Communicator) {
     assert!(text(step.finish()).contains("two gradients in one step"));
 }
 
-/// The mean over the examples of all ranks, where each rank has another number of them in every step, down to none.
+/// The mean over the examples of all ranks, where the number of examples differs by rank and step and may be 0.
 ///
-/// One rank with all examples would have the sum of the examples' gradients over their number. Here four roundings to f32 come to that: of a rank's mean,
-/// of its weight, of their product, and of the mean of the ranks. Each is relative to its term, and their sum is at most relative to the sum of
-/// absolute terms.
+/// The reference is the mean of all examples' gradients, as a single rank with all examples would compute it. The reducer's result differs
+/// from it by four roundings to f32: of a rank's mean, of its weight, of their product, and of the mean over ranks. Each is relative to its
+/// term, so that the total error is at most that relative error times the sum of the absolute terms.
 pub(super) fn uneven(comm: &dyn Communicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let index = 1;
     let options = ReducerOptions::default().with_bucket_bytes(100);
     let mut reducer = Reducer::new(comm, parameters(&[Format::F32]), options).unwrap();
-    // Rank r has batches of 4 in r + 1 steps, and one of r + 1 after them.
+    // Rank r has 4 examples in each of r + 1 steps, then one step with r + 1 examples, then none.
     let examples = |rank: usize, number: usize| match number.cmp(&(rank + 1)) {
         std::cmp::Ordering::Less => 4,
         std::cmp::Ordering::Equal => rank + 1,
@@ -162,7 +162,7 @@ pub(super) fn uneven(comm: &dyn Communicator) {
         number += 1;
     }
     assert_eq!(number, world_size + 1, "all end with the last batch");
-    // The reducer goes on: an epoch with equal numbers has the bits of steps without numbers.
+    // The reducer stays usable: steps with equal numbers of examples are bit-identical to steps without numbers.
     let own = gradient(Format::F32, index, rank, 0);
     let mut bits = Vec::new();
     for counted in [false, true] {
@@ -172,7 +172,7 @@ pub(super) fn uneven(comm: &dyn Communicator) {
         bits.push(results(&reducer, &reduced, |index| gradient(Format::F32, index, rank, 0)));
     }
     assert_eq!(bits[0], bits[1]);
-    // A rank that has added up micro-batches, and says that it has no examples.
+    // A rank that has accumulated micro-batches must not declare that it has no examples.
     let is_wrong = rank > 0;
     if is_wrong {
         reducer.accumulate(&[(index, view(&own, index))]).unwrap();
@@ -182,7 +182,7 @@ pub(super) fn uneven(comm: &dyn Communicator) {
         1 => assert_eq!(step.finish().unwrap().skipped().count(), SHAPES.len()),
         _ => assert!(text(step.finish()).contains("it has sums over micro-batches, and says that it has no examples")),
     }
-    // A gradient of a rank without data.
+    // A rank without examples must not pass a gradient.
     let has_data = rank == 0;
     let mut step = reducer.step_of(usize::from(has_data)).unwrap().expect("rank 0 has data");
     assert_eq!(step.ready(index, view(&own, index)).is_ok(), has_data);
@@ -192,7 +192,7 @@ pub(super) fn uneven(comm: &dyn Communicator) {
     }
 }
 
-/// `roundings` of f32, compounded.
+/// The relative error of `roundings` successive roundings to f32.
 fn gamma_f32(roundings: usize) -> f64 {
     let each = roundings as f64 * 2f64.powi(-Format::F32.precision());
     each / (1.0 - each)
@@ -212,12 +212,12 @@ pub(super) fn stop(comm: &dyn Communicator) {
     assert_eq!(steps, 2);
 }
 
-/// The ranks' votes of the first step hold for all steps; results are the same bits.
+/// The votes of the first step apply to all later steps; results are bit-identical to the results without a static graph.
 pub(super) fn alike(comm: &dyn Communicator) {
     let options = ReducerOptions::default().with_bucket_bytes(1000);
     let plain = train(comm, options, &[Format::F32], Way::Each, 1);
     assert!(train(comm, options.with_static_graph(true), &[Format::F32], Way::Each, 1) == plain);
-    // A parameter that is never used, and one that rank 0 alone uses.
+    // One parameter is never used, and another is used by rank 0 alone.
     let mut reducer = Reducer::new(comm, parameters(&[Format::F32]), options.with_static_graph(true)).unwrap();
     for number in 0..3 {
         let used = (0..SHAPES.len()).filter(|index| *index != 2 && (*index != 6 || comm.rank() == 0));

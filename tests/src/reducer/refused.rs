@@ -1,4 +1,4 @@
-//! What is wrong on one rank is an error of all.
+//! An invalid call on one rank is an error on all ranks.
 
 use gradsync::comm::Communicator;
 use gradsync::train::{AbsentGradients, Parameter, Reducer, ReducerOptions, Step};
@@ -7,7 +7,8 @@ use gradsync::{DType, Error, TensorView};
 use super::{gradient, parameters, text, view, works};
 use crate::oracle::Format;
 
-/// Whatever one rank hands in wrongly is its error at once, and an error of all ranks at the end, which name it; then the reducer goes on.
+/// An invalid gradient is an error at once on the rank that passes it, and at the end of the step an error on all ranks that names this
+/// rank; the reducer stays usable.
 pub(super) fn refusals(comm: &dyn Communicator) {
     let (rank, wrong) = (comm.rank(), comm.world_size() - 1);
     let mut declared = parameters(&[Format::F32]);
@@ -52,7 +53,7 @@ pub(super) fn refusals(comm: &dyn Communicator) {
             works(&mut reducer, rank);
         }
     }
-    // A rank that leaves its step without a reason of its own.
+    // A rank drops its step without an error of its own.
     let mut step = reducer.step().unwrap();
     let own = gradient(Format::F32, 7, rank, 0);
     step.ready(7, view(&own, 7)).unwrap();
@@ -112,7 +113,7 @@ pub(super) fn disagreements(comm: &dyn Communicator) {
             other => panic!("{label}: {:?}", other.map(drop)),
         }
     }
-    // What one rank alone can see.
+    // The parameters of one rank are invalid, which only that rank can detect.
     let mut declared = parameters(&[Format::F32]);
     declared[1].storage = Some(0..16);
     if rank == last {

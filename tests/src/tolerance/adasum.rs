@@ -2,12 +2,12 @@
 //!
 //! # Derivation
 //!
-//! Take one node of the oracle's tree, `c = k_a a + k_b b` with `k_a = 1 − s/2q_a`, `s = a·b`, `q_a = |a|²`. The
-//! implementation has `ã` instead of `a`. Carried for every node, all as upper bounds:
+//! Take one node of the oracle's tree, `c = k_a a + k_b b` with `k_a = 1 − s/2q_a`, `s = a·b`, `q_a = |a|²`. The implementation has `ã`
+//! instead of `a`. Every node carries these upper bounds:
 //!
 //! - `E_i ≥ |ã_i − a_i|`, and `e = |E|` its Euclidean norm;
 //! - `W_i ≥ Σ_r |c_r||x_r,i|`, the magnitude of element i before cancellation (`c_r` are the weights of the inputs);
-//! - `M ≥ Σ_r |c_r||x_r|`, the same for norms.
+//! - `M ≥ Σ_r |c_r||x_r|`, the corresponding magnitude for norms.
 //!
 //! **Inner products.** `ã·b̃ − a·b = (ã−a)·b + a·(b̃−b) + (ã−a)·(b̃−b)`, and evaluating it errs by a relative `η`
 //! of a magnitude `m_a m_b`:
@@ -23,9 +23,9 @@
 //! roundings more: `δk = |t̃ − t| + 3u (1 + |t| + |t̃ − t|)`. A computed `q̃_a` below the threshold gives `k̃_a = 1`, and
 //! then `δk = |t|` at most; the threshold itself is part of the rule, so this matters only where `q_a − δq_a` is below it.
 //!
-//! **A direction lost.** If `δq_a ≥ q_a`, nothing is known of the direction of `ã`. In the tree its contribution is still
-//! bounded, since `s̃ ≤ (1+η)|ã||b̃|`: `|k̃_a ã_i| ≤ |ã_i| + (1+2η)(|b|+e_b)|ã_i| / 2|ã| ≤ |a_i| + E_i + (1+2η)(|b|+e_b)/2`.
-//! In the Gram form it is not (q̃ may be anything), the bound is infinite, and the exact fall-back has to be used.
+//! **A direction lost.** If `δq_a ≥ q_a`, nothing is known of the direction of `ã`. In the tree its contribution is still bounded, since
+//! `s̃ ≤ (1+η)|ã||b̃|`: `|k̃_a ã_i| ≤ |ã_i| + (1+2η)(|b|+e_b)|ã_i| / 2|ã| ≤ |a_i| + E_i + (1+2η)(|b|+e_b)/2`. In the Gram form there is no
+//! such bound (q̃ may be anything); the bound is infinite, and the layer must be recomputed exactly.
 //!
 //! **The new vector.** Per element
 //!
@@ -36,13 +36,13 @@
 //! rounding to the dtype.
 //!
 //! **In `f64`**, layers of at most `SHORT` elements, and longer ones where a node has less than half of `Σ u_i²|x_i|²`, are *Precise*: the
-//! tree in twice the precision, rounded once. All of the above holds with `w = 2^-100` in the place of `u`, which covers an oracle of
-//! the same precision too, and with one rounding to the dtype at the root; only weights are products of rounded coefficients.
+//! tree in twice the precision, rounded once. All of the above holds with `w = 2^-100` in place of `u`, which also covers an oracle of
+//! equal precision, and with one rounding to the dtype at the root; only weights are products of rounded coefficients.
 //!
-//! **Which one.** design.md wants a layer recomputed by the tree where the survival of a node that takes part in a pair
-//! (`|u|²/Σ|u_i||u_j||G_ij|`) is below about 1e-10; it then has the tree's bound, which also covers an exact path
-//! that keeps `f64` between levels. gradsync switches earlier, below 1e-4 of `P Σ u_i²|x_i|²`, which is at most P times
-//! that sum: above `1e-4 P` the bound is Gram's. In between either may run, and the larger bound holds.
+//! **Choice of the bound.** design.md requires that a layer is recomputed by the tree where the survival of a node that takes part in a
+//! pair (`|u|²/Σ|u_i||u_j||G_ij|`) is below about 1e-10; the tree's bound then applies, which also covers an exact path that keeps `f64`
+//! between levels. gradsync switches earlier, below 1e-4 of `P Σ u_i²|x_i|²`, which is at most P times the denominator of the survival:
+//! above `1e-4 P` Gram's bound applies. In between either path may run, and the larger bound applies.
 
 use std::ops::Range;
 
@@ -51,16 +51,16 @@ use crate::oracle::Format;
 use crate::oracle::adasum::{Node, Origin, Pair, SMALLEST_SQUARED_NORM, trees};
 use crate::oracle::exact::dot;
 
-/// The two ways of computing that gradsync has.
+/// gradsync's two methods of computing Adasum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// One weighted sum of the inputs, weights from the Gram matrix.
     Gram,
-    /// Level by level, rounding to the dtype at each.
+    /// Level by level, with a rounding to the dtype at each level.
     Tree,
 }
 
-/// What a layer goes through.
+/// The computation path of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
     Gram,
@@ -68,7 +68,7 @@ enum Path {
     Precise,
 }
 
-/// What is expected of one Adasum all-reduce.
+/// The expected result of one Adasum all-reduce.
 #[derive(Clone, Debug)]
 pub struct Expectation {
     /// The exact result, flat, with zeros outside the layers.
@@ -86,28 +86,30 @@ pub struct Expectation {
 }
 
 impl Expectation {
-    /// Layers that cancel so far that the Gram form cannot be right, or are short and of `f64`: these must have been recomputed.
+    /// The number of layers that must have been recomputed: the Gram form cannot be accurate because of cancellation, or the layer is short
+    /// and of `f64`.
     pub fn surely_cancelled(&self) -> usize {
         self.surely_cancelled
     }
 
-    /// Layers that might have been recomputed.
+    /// The number of layers that may have been recomputed.
     pub fn possibly_cancelled(&self) -> usize {
         self.possibly_cancelled
     }
 }
 
-/// Where the exact path is a must.
+/// Survival below which the exact path is required.
 const SURELY_CANCELLED: f64 = 1e-10;
-/// Where there is no reason for it, per rank; the factor 2 is for rounding in either computation of the ratio.
+/// Survival per rank above which the exact path is not taken; the factor 2 allows for rounding in either computation of the ratio.
 const SURELY_SOUND_PER_RANK: f64 = 2e-4;
-/// The same in `f64`: half of the sum of squares, which is at most the sum that survival is a part of, and something for rounding.
+/// The corresponding limit for `f64`: half of the sum of squares, which is at most the denominator of the survival, with a margin for
+/// rounding.
 const SURELY_SOUND_DOUBLE: f64 = 0.5001;
-/// Layers of `f64` with no more elements always take the exact path.
+/// `f64` layers of at most this many elements always take the exact path.
 const SHORT: usize = 128;
-/// Where squared norms are larger, no layer does.
+/// No layer with a larger squared norm takes the exact path.
 const MOST: f64 = f64::from_bits((1023 + 990) << 52);
-/// The unit roundoff of twice the precision of `f64`, with something to spare.
+/// The unit roundoff of twice the precision of `f64`, with a margin.
 const WIDE_UNIT: f64 = f64::from_bits((1023 - 100) << 52);
 
 /// The exact result and its bounds for flat inputs (one per rank) cut into layers.
@@ -145,7 +147,7 @@ pub fn expect(method: Method, format: Format, inputs: &[Vec<f64>], layers: &[Ran
     expectation
 }
 
-/// The paths that the Gram form of a layer may take.
+/// The computation paths that the Gram form of a layer may take.
 fn paths(node: &Node, format: Format, inputs: &[&[f64]]) -> &'static [Path] {
     let (len, ranks) = (inputs[0].len(), inputs.len());
     let left = smallest_survival(node, inputs, true);
@@ -170,7 +172,7 @@ fn larger(a: (Vec<f64>, Vec<f64>), b: (Vec<f64>, Vec<f64>)) -> (Vec<f64>, Vec<f6
     (max(a.0, b.0), max(a.1, b.1))
 }
 
-/// The root takes part in no pair, so its own cancellation does not matter.
+/// The smallest survival in the tree. The root takes part in no pair, so its own cancellation does not matter.
 fn smallest_survival(node: &Node, inputs: &[&[f64]], root: bool) -> f64 {
     let own = if root { 1.0 } else { survival(node, inputs) };
     match &node.origin {
@@ -179,7 +181,7 @@ fn smallest_survival(node: &Node, inputs: &[&[f64]], root: bool) -> f64 {
     }
 }
 
-/// What is carried from node to node; see the module's header.
+/// The quantities that each node carries; the module's header defines them.
 struct State {
     element: Vec<f64>,
     magnitude: Vec<f64>,
@@ -188,7 +190,7 @@ struct State {
     weight: Vec<f64>,
 }
 
-/// How far one coefficient may be off.
+/// The error of one coefficient.
 enum Slack {
     Known(f64),
     DirectionLost,
@@ -214,7 +216,8 @@ impl Walk<'_> {
                 before
                     .zip(&node.vector)
                     .map(|(error, value)| {
-                        // What it is compared with has been rounded too, which shows where nothing else is left.
+                        // In twice the precision, the reference is rounded too; its rounding error is visible because no larger error
+                        // remains.
                         let rounding = self.format.rounding_error(value.value().abs() + error);
                         error + if self.path == Path::Precise { 2.0 * rounding } else { rounding }
                     })
@@ -282,7 +285,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The error of `k̃_a ã_i` against `k_a a_i`.
+    /// The bound of the difference between `k̃_a ã_i` and `k_a a_i`.
     fn term(&self, coefficient: f64, slack: &Slack, value: f64, error: f64, other: &State) -> f64 {
         match slack {
             Slack::Known(slack) => (coefficient.abs() + slack) * error + slack * value.abs(),
@@ -293,7 +296,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The error of the coefficient `1 - dot / 2 square` of the vector described by `own`.
+    /// The error bound of the coefficient `1 - dot / 2 square` of the vector described by `own`.
     fn slack(&self, dot: f64, square: f64, own: &State, other: &State) -> Slack {
         let (own_error, other_error) = (norm_of(&own.element), norm_of(&other.element));
         let (own_magnitude, other_magnitude) = match self.path {
@@ -301,7 +304,7 @@ impl Walk<'_> {
             Path::Gram => (own.norm_magnitude + own_error, other.norm_magnitude + other_error),
         };
         let evaluation = self.evaluation();
-        // What the products of subnormals lose does not scale with the magnitudes.
+        // The loss by underflow in products does not scale with the magnitudes.
         let underflow = (self.len * self.world_size * self.world_size) as f64 * Format::F64.smallest();
         let dot_error = own_error * other.norm
             + own.norm * other_error
@@ -326,7 +329,7 @@ impl Walk<'_> {
         Slack::Known(drift + 3.0 * unit * (1.0 + ratio + drift))
     }
 
-    /// `η` of the header.
+    /// `η` of the module's header.
     fn evaluation(&self) -> f64 {
         let sums = gamma(self.len + self.world_size);
         match self.path {
@@ -348,7 +351,7 @@ fn weight_error(coefficient: f64, slack: &Slack, weight: f64, error: f64) -> f64
 }
 
 fn norm_of(values: &[f64]) -> f64 {
-    // Scaled, so that errors of huge vectors do not overflow when squared.
+    // The values are scaled, so that the squares of huge errors do not overflow.
     let largest = values.iter().fold(0.0_f64, |max, value| max.max(value.abs()));
     if largest == 0.0 || !largest.is_finite() {
         return largest;

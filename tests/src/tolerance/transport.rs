@@ -1,47 +1,46 @@
-//! The bound of a reduction that a transport forms itself: in the dtype of the data, in an order of its own, with
-//! factors.
+//! The error bound of a reduction computed by a transport: in the dtype of the data, in an unspecified order, with scaling factors.
 //!
 //! # Derivation
 //!
-//! Wanted is `g Σ_r f x_r` over P ranks, with real factors `f` and `g`. Let `u` be the unit roundoff of the dtype, and
-//! `w` that of the precision in which a pass over the data multiplies: f64 for f64, f32 for all others.
+//! The reduction is `g Σ_r f x_r` over P ranks, with real factors `f` and `g`. Let `u` be the unit roundoff of the dtype, and `w` the unit
+//! roundoff of the multiplications in a pass over the data: f64 for data of f64, f32 for all others.
 //!
-//! **Additions.** Whoever adds P numbers, in whatever tree, makes P − 1 additions, so that no number meets more than
-//! P − 1 roundings to the dtype on its way to the root. A transport may accumulate in the next wider precision, of unit
-//! roundoff `v`: there are as many roundings to that then, and fewer to the dtype, but one at least unless P is 1. Both
-//! together are a bound for either.
+//! **Additions.** A sum of P numbers, in any tree, has P − 1 additions, so that no number meets more than P − 1 roundings to the dtype on
+//! its way to the root. A transport may accumulate in the next wider precision, of unit roundoff `v`: then the P − 1 roundings are to the
+//! wider precision, and fewer roundings are to the dtype, but at least one unless P is 1. The bound counts both, so that it covers either
+//! case.
 //!
-//! **Factors.** A power of two rounds nothing. Any other factor is, of f64 and f32, rounded itself (`u`), as is its
-//! product (`u`). Of the halves, either the transport multiplies by a factor that the dtype has, which rounds the
-//! product (`u`), or a pass rounds the factor and the product to f32 (`2w`) and then to the dtype (`u`). A quotient by
-//! P has been rounded in f64 before (at most `w`).
+//! **Factors.** A multiplication by a power of two does not round. For f64 and f32, any other factor is rounded itself (`u`), and so is its
+//! product (`u`). For f16 and bf16, either the transport multiplies by a factor that is representable in the dtype, which rounds the
+//! product (`u`), or a pass rounds the factor and the product to f32 (`2w`) and then to the dtype (`u`). A quotient by P has been rounded
+//! in f64 before (at most `w`).
 //!
 //! With `k` roundings to the dtype, `m` by `w` and P − 1 by `v` on the path of each `x_r` (Higham, section 3.1),
 //!
 //! > |computed − exact| ≤ ((1 + u)^k (1 + w)^m (1 + v)^(P − 1) − 1) |f g| Σ|x_r|, where (1 + u)^k ≤ 1 + γ_k(u).
 //!
-//! **Underflow.** A rounding among the subnormals errs by up to half the smallest number of the dtype instead. There
-//! are at most three for each input before `g`, which multiplies their errors, and two afterwards. Whole numbers in
-//! place of halves cover that such an error may grow by relative ones later.
+//! **Underflow.** The error of a rounding among the subnormals is up to half the smallest number of the dtype instead. There are at most
+//! three such roundings for each input before the multiplication by `g`, which scales their errors, and two afterwards. The bound uses the
+//! whole smallest number instead of half of it, because later roundings may enlarge such an error.
 //!
-//! **The oracle** adds and multiplies in about 106 bits and rounds the outcome to `f64`, which counts for the dtype f64
-//! alone: for all others it is far below what `γ` exceeds `k u` by.
+//! **The oracle** adds and multiplies in about 106 bits and rounds the outcome to `f64`. This rounding counts for the dtype f64 alone: for
+//! all others it is far smaller than the difference between `γ` and `k u`.
 
 use super::UNIT;
 use crate::oracle::Format;
 use crate::oracle::exact::Wide;
 
-/// A factor, as a quotient that need not be a number of any format.
+/// A factor, as a quotient that need not be representable in any format.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Factor {
-    /// What is divided.
+    /// The numerator.
     pub numerator: f64,
-    /// By what: 1, or the number of ranks.
+    /// The denominator: 1, or the number of ranks.
     pub divisor: f64,
 }
 
 impl Factor {
-    /// The factor itself.
+    /// The value of the factor.
     fn exact(self) -> Wide {
         Wide::new(self.numerator).div(Wide::new(self.divisor))
     }
@@ -50,7 +49,7 @@ impl Factor {
         (self.numerator / self.divisor).abs()
     }
 
-    /// How many roundings to the dtype, and finer ones, a number meets when it is multiplied by this factor.
+    /// The numbers of roundings to the dtype and of finer roundings in a multiplication by this factor.
     fn roundings(self, format: Format) -> (usize, usize) {
         if is_power_of_two(self.numerator) && is_power_of_two(self.divisor) {
             return (0, 0);
@@ -77,7 +76,7 @@ pub struct ScaledSum {
 }
 
 impl ScaledSum {
-    /// Of numbers of `format`, over `world_size` ranks.
+    /// A reduction of numbers of `format` over `world_size` ranks.
     pub fn new(format: Format, world_size: usize, first: Factor, last: Factor) -> ScaledSum {
         let ((k_first, m_first), (k_last, m_last)) = (first.roundings(format), last.roundings(format));
         let (single, additions) = (Format::F32.unit_roundoff(), world_size - 1);
@@ -91,12 +90,12 @@ impl ScaledSum {
             growth(m_first + m_last, of_passes),
             growth(additions, of_sums),
         ];
-        // (1 + a) (1 + b) − 1, without the loss of digits.
+        // (1 + a) (1 + b) − 1, computed without cancellation.
         let relative = relative.into_iter().fold(0.0, |one, other| one + other + one * other);
         ScaledSum { format, world_size, factor: first.exact().mul(last.exact()), last: last.magnitude(), relative }
     }
 
-    /// The exact result for one element of every rank, and how far a correct one may be off.
+    /// The exact result for one element of every rank, and the largest error of a correct result.
     pub fn expect(&self, values: impl Iterator<Item = f64>) -> (f64, f64) {
         let (mut sum, mut magnitude) = (Wide::ZERO, 0.0);
         for value in values {
@@ -130,7 +129,7 @@ mod tests {
 
     const ONE: Factor = Factor { numerator: 1.0, divisor: 1.0 };
 
-    /// Adds in the dtype, in a random tree.
+    /// Adds in the dtype, in a random order.
     fn add(format: Format, mut values: Vec<f64>, random: &mut Random) -> f64 {
         while values.len() > 1 {
             let one = values.swap_remove(random.below(values.len() as u64) as usize);
@@ -140,7 +139,7 @@ mod tests {
         values[0]
     }
 
-    /// A product as NCCL forms it: with a factor of the dtype.
+    /// A product as NCCL computes it: with a factor rounded to the dtype.
     fn multiply(format: Format, value: f64, factor: f64) -> f64 {
         format.round(value * format.round(factor))
     }

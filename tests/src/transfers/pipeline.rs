@@ -1,6 +1,6 @@
-//! A pipeline whose numbers are known: stage s multiplies by `s + 2` and adds `s + 1`.
+//! A pipeline with known results: stage s multiplies by `s + 2` and adds `s + 1`.
 //!
-//! All numbers are integers that f64 holds, so that every result is exact.
+//! All numbers are integers that f64 represents exactly, so that every result is exact.
 
 use gradsync::comm::Communicator;
 use gradsync::ops::send_recv::{
@@ -9,10 +9,10 @@ use gradsync::ops::send_recv::{
 use gradsync::plan::schedule::{Payload, one_forward_one_backward};
 use gradsync::{DataType, Result};
 
-/// How many micro-batches there are.
+/// The number of micro-batches.
 pub const MICRO_BATCHES: usize = 8;
 
-/// Rows of a micro-batch: they differ, which only the first stage knows beforehand.
+/// Rows of a micro-batch: the number varies, and only the first stage knows it beforehand.
 pub fn rows(micro_batch: usize) -> usize {
     3 + micro_batch % 3
 }
@@ -36,16 +36,16 @@ pub fn loss_gradient(output: f64) -> f64 {
     output % 5.0 - 1.0
 }
 
-/// What a stage has at the end.
+/// The results of a stage.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Trained {
-    /// Of all micro-batches, the last stage's outputs.
+    /// The outputs of all micro-batches, on the last stage only.
     outputs: Vec<Vec<f64>>,
     weight_gradient: f64,
     bias_gradient: f64,
 }
 
-/// All stages, one micro-batch after the other, without any schedule.
+/// The results of all stages, computed one micro-batch after the other, without any schedule.
 fn expected(stages: usize) -> Vec<Trained> {
     let mut trained = vec![Trained::default(); stages];
     for micro_batch in 0..MICRO_BATCHES {
@@ -64,13 +64,13 @@ fn expected(stages: usize) -> Vec<Trained> {
     trained
 }
 
-/// One stage. Activations are described, and tell their number and that of the stage; gradients have the activations' shape.
+/// One stage. Activations are sent as described tensors, with a label of micro-batch and stage; gradients have the activations' shape.
 struct Work {
     stage: usize,
     stages: usize,
     inputs: Vec<Option<Vec<f64>>>,
     outputs: Vec<Option<(Vec<f64>, [i64; 2])>>,
-    /// Of the outputs, then of the inputs.
+    /// The gradients of the outputs; the backward pass replaces them with the gradients of the inputs.
     gradients: Vec<Option<Vec<f64>>>,
     rows: Vec<usize>,
     kept: usize,
@@ -88,8 +88,8 @@ impl Work {
 }
 
 impl TransferHandler<Payload> for Work {
-    fn send(&self, to: usize, what: &Payload) -> Result<Bundle<'_>> {
-        match *what {
+    fn send(&self, to: usize, payload: &Payload) -> Result<Bundle<'_>> {
+        match *payload {
             Payload::Activation(k) => {
                 assert_eq!(to, self.stage + 1);
                 let (values, label) = self.outputs[k].as_ref().expect("computed");
@@ -104,15 +104,15 @@ impl TransferHandler<Payload> for Work {
         }
     }
 
-    fn expect(&self, _: usize, what: &Payload) -> Result<Expected> {
-        Ok(match *what {
+    fn expect(&self, _: usize, payload: &Payload) -> Result<Expected> {
+        Ok(match *payload {
             Payload::Activation(k) => Expected::described(k as u64),
             Payload::Gradient(k) => Expected::known([(DataType::F64, vec![self.rows[k]])]),
         })
     }
 
-    fn received(&mut self, from: usize, what: &Payload, tensors: Received) -> Result<()> {
-        match *what {
+    fn received(&mut self, from: usize, payload: &Payload, tensors: Received) -> Result<()> {
+        match *payload {
             Payload::Activation(k) => {
                 assert_eq!(from + 1, self.stage);
                 assert_eq!(tensors.tensor(0).shape(), [rows(k), 1]);
@@ -127,8 +127,8 @@ impl TransferHandler<Payload> for Work {
         Ok(())
     }
 
-    fn sent(&mut self, _: usize, what: &Payload) -> Result<()> {
-        match *what {
+    fn sent(&mut self, _: usize, payload: &Payload) -> Result<()> {
+        match *payload {
             Payload::Activation(k) => self.outputs[k] = None,
             Payload::Gradient(k) => self.gradients[k] = None,
         }
@@ -166,7 +166,7 @@ impl StageWork for Work {
     }
 }
 
-/// Trains a pipeline of as many stages as there are ranks, and compares every stage with what it must have.
+/// Trains a pipeline with one stage per rank, and compares the results of every stage with the expected ones.
 pub fn pipeline(comm: &dyn Communicator) {
     let (rank, stages) = (comm.rank(), comm.world_size());
     let plan = one_forward_one_backward(rank, stages, MICRO_BATCHES).unwrap();

@@ -1,9 +1,9 @@
-//! What ranks refuse, and that both of two ranks learn of it.
+//! Invalid transfers, and the errors that both ranks of a transfer receive.
 
 use super::*;
 use gradsync::comm::Collectives;
 
-/// The message of a refused argument.
+/// Panics unless the outcome is an invalid argument whose message contains all words.
 #[track_caller]
 fn refused(outcome: Result<impl std::fmt::Debug>, words: &[&str]) {
     match outcome {
@@ -24,7 +24,7 @@ fn mismatch(outcome: Result<impl std::fmt::Debug>) {
     }
 }
 
-/// The communicator still works, between all ranks.
+/// Checks that the communicator still works between all ranks.
 fn works(comm: &dyn Communicator) {
     over(comm, &bundles(31)[0], "afterwards");
     comm.barrier().unwrap();
@@ -41,7 +41,7 @@ pub(super) fn foreign_schedule(comm: &dyn Communicator) {
     works(comm);
 }
 
-/// Found before anything moves, so that no other rank notices.
+/// These errors are found before any data move, so that no other rank is affected.
 pub(super) fn own_mistakes(comm: &dyn Communicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let tensors = [Owned::new(DataType::F32, &[2], 0)];
@@ -51,7 +51,7 @@ pub(super) fn own_mistakes(comm: &dyn Communicator) {
     refused(send(&SendRecv::new(comm), false, peer, &bundle(&tensors)), &["signal"]);
     refused(recv(&SendRecv::new(comm), false, peer, &mut [given.tensor_mut()]), &["signal"]);
     refused(recv_described(&SendRecv::new(comm), false, peer, 0, &limits), &["signal"]);
-    // The signal comes first, as upstream has it.
+    // The signal is checked first, as upstream does.
     refused(send(&SendRecv::new(comm), false, rank, &bundle(&tensors)), &["signal"]);
     for bad in [rank, world_size, usize::MAX] {
         for outcome in [
@@ -77,7 +77,7 @@ pub(super) fn own_mistakes(comm: &dyn Communicator) {
     works(comm);
 }
 
-/// What the receiver refuses, the sender learns, in the receiver's words.
+/// When the receiver refuses a bundle, the sender gets the receiver's message.
 pub(super) fn limits_and_tags(comm: &dyn Communicator) {
     let tensors = [Owned::new(DataType::F32, &[2, 3], 0), Owned::new(DataType::U8, &[], 0)];
     let exact =
@@ -91,9 +91,9 @@ pub(super) fn limits_and_tags(comm: &dyn Communicator) {
         (&tensors, exact.with_header_bytes(63), 4, "limit is 63"),
         (&tensors, exact.with_payload_bytes(256), 4, "limit is 256"),
         (&tensors, exact, 5, "tag 5 is expected"),
-        // Found in the rest of the header.
+        // The limit is exceeded in the remainder of the header.
         (&many, Limits::default().with_dim(1), 4, "dimension of 2"),
-        // Found in its first part.
+        // The limit is exceeded in the header's first message.
         (&many, Limits::default().with_payload_bytes(1000), 4, "limit is 1000"),
     ];
     for (tensors, limits, tag, word) in cases {
@@ -114,7 +114,7 @@ pub(super) fn limits_and_tags(comm: &dyn Communicator) {
     works(comm);
 }
 
-/// One of three bundles is refused: the two ranks get the error, and the other two bundles have gone.
+/// The receiver refuses one of three bundles: the two ranks get the error, and the other two bundles are transferred.
 pub(super) fn refused_among_others(comm: &dyn Communicator) {
     let tensors = &bundles(41)[0];
     let tight = Limits::default().with_payload_bytes(3);
@@ -136,8 +136,8 @@ pub(super) fn refused_among_others(comm: &dyn Communicator) {
     works(comm);
 }
 
-/// Tensors that are there, as one memory many times, and that no address space has room for a copy of. The receiver of what is described learns
-/// of it, and other bundles of the call go; where shapes are known nothing has moved.
+/// The bundle's tensors all refer to one allocation, and a copy of them would exceed any address space. A receiver of a described bundle
+/// gets the error, and the call's other bundles are transferred; for a bundle of known shapes, nothing has been sent.
 pub(super) fn withdrawn(comm: &dyn Communicator) {
     const PART: usize = 1 << 30;
     const COUNT: usize = 1 << 18;
@@ -170,7 +170,7 @@ pub(super) fn withdrawn(comm: &dyn Communicator) {
     works(comm);
 }
 
-/// Bytes of a head's length that are none, or one of another version. They are not answered.
+/// Messages of a header's length that are no header, or a header of another version. The receiver does not answer them.
 pub(super) fn no_header(comm: &dyn Communicator) {
     let mut version = encode(&[spec()], 3).unwrap();
     version[4] = 2;
@@ -189,7 +189,7 @@ fn spec() -> TensorSpec {
     TensorSpec { dtype: DataType::F32, dims: vec![1] }
 }
 
-/// Headers that begin well, from a rank that knows the protocol and lies: refused before any memory is made.
+/// Headers with a valid start and false contents, from a rank that follows the protocol: they are refused before any memory is allocated.
 pub(super) fn strangers(comm: &dyn Communicator) {
     let good = |tensors: &[TensorSpec]| encode(tensors, 3).unwrap();
     let with = |mut header: Vec<u8>, offset: usize, bytes: &[u8]| {
@@ -221,7 +221,7 @@ pub(super) fn strangers(comm: &dyn Communicator) {
             _ => {}
         }
     }
-    // An answer that is neither yes nor no.
+    // The receiver answers with a value that means neither acceptance nor refusal.
     match comm.rank() {
         0 => refused(
             send(&SendRecv::new(comm), true, 1, &bundle(&[Owned::new(DataType::U8, &[1], 0)]).described(3)),
@@ -244,7 +244,7 @@ pub(super) fn other_lengths(comm: &dyn Communicator) {
     }
 }
 
-/// A payload of just the length of the header's first message is what the receiver waits for.
+/// The payload's length equals the length of the header's first message, which the sender transmits instead.
 pub(super) fn described_to_one_who_knows(comm: &dyn Communicator) {
     let tensors = [Owned::new(DataType::F32, &[254], 0)];
     assert_eq!(tensors[0].bytes.len(), 1016);
@@ -255,7 +255,7 @@ pub(super) fn described_to_one_who_knows(comm: &dyn Communicator) {
     }
 }
 
-/// A payload that is, byte for byte, the first message of a header.
+/// The payload equals the first message of a header, byte for byte.
 pub(super) fn known_to_one_who_asks(comm: &dyn Communicator) {
     let mut bytes = encode(&[spec()], 3).unwrap();
     bytes.resize(1016, 0);

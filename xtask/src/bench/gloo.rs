@@ -1,4 +1,4 @@
-//! `cargo xtask bench --peer gloo`: the all-reduce of processes beside PyTorch's over Gloo, in turns, where PyTorch is installed.
+//! `cargo xtask bench --peer gloo`: compares the all-reduce of processes with PyTorch's over Gloo, in turns, if PyTorch is installed.
 
 use std::{
     collections::BTreeMap,
@@ -17,13 +17,13 @@ use crate::{process::Cmd, toolchain::hex};
 const SCRIPT: &str = include_str!("gloo.py");
 const RANKS: [usize; 3] = [2, 4, 8];
 const SIZES: [usize; 7] = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20];
-/// Those of `--quick`.
+/// The largest size with `--quick`.
 const SMALL: usize = 1 << 20;
-/// Launches of each, in turns.
+/// Launches of each program; the programs alternate.
 const ROUNDS: usize = 3;
 const ITERATIONS: usize = 20;
 
-/// Seconds of each launch, by bytes.
+/// Seconds of each launch, by size in bytes.
 type Times = BTreeMap<usize, Vec<f64>>;
 
 /// Measures, prints the table, and writes it to `out`.
@@ -98,7 +98,7 @@ pub(super) fn run(program: &Path, quick: bool, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command as so many ranks, and gives back what rank 0 prints.
+/// Runs a command as `ranks` ranks, and returns the output of rank 0.
 fn launch(command: &Command, ranks: usize) -> Result<String> {
     let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
     let secret = secret()?;
@@ -129,7 +129,7 @@ fn secret() -> Result<String> {
     Ok(text + &check[..8])
 }
 
-/// Seconds of the only row.
+/// The time of the document's only row, in seconds.
 fn time_in(path: &PathBuf) -> Result<f64> {
     let document: serde_json::Value = serde_json::from_slice(&fs::read(path)?)?;
     let time = document["measurements"][0]["in_place"]["time_us"].as_f64();

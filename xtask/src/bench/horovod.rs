@@ -1,7 +1,7 @@
-//! Horovod's core and `gradsync-bench`'s rank program of it, `horovod.cc`, compiled with Horovod's own flags.
+//! Compiles Horovod's core, and `horovod.cc`, the rank program of `gradsync-bench` for it, with Horovod's own flags.
 //!
-//! Sources, include folders and flags are those of Horovod's CMakeLists.txt where there is MPI and nothing else. Nothing of Horovod is replaced
-//! or derived from: a class that overrode the virtual functions of its Adasum would keep the compiler from inlining the products.
+//! Sources, include folders and flags follow Horovod's CMakeLists.txt for a build with MPI alone. No class of Horovod is replaced or
+//! derived from: if a class overrode the virtual functions of its Adasum, the compiler could not inline the inner products.
 
 use std::{
     env, fs,
@@ -19,7 +19,8 @@ use crate::{
     toolchain::{hex, python},
 };
 
-/// What stands around Adasum, without what frameworks call (`operations.cc`) and the other operations: none of these refers to them.
+/// The sources that Adasum needs. The entry points for frameworks (`operations.cc`) and the other operations are left out, because none of
+/// these sources refers to them.
 const SOURCES: [&str; 22] = [
     "common.cc",
     "controller.cc",
@@ -44,7 +45,7 @@ const SOURCES: [&str; 22] = [
     "timeline.cc",
     "utils/env_parser.cc",
 ];
-/// Boost's libraries, each of which has an include folder of its own.
+/// Boost's libraries; each has an include folder of its own.
 const BOOST: [&str; 13] = [
     "assert",
     "config",
@@ -61,35 +62,35 @@ const BOOST: [&str; 13] = [
     "utility",
 ];
 const INCLUDES: [&str; 4] = ["eigen", "flatbuffers/include", "HTTPRequest/include", "lbfgs/include"];
-/// Those of a build of type RelWithDebInfo, in which Horovod replaces -O2 by -O3; without debugging information and warnings.
+/// The flags of a RelWithDebInfo build, in which Horovod replaces -O2 by -O3, without debugging information and warnings.
 const FLAGS: [&str; 7] =
     ["-O3", "-DNDEBUG", "-pthread", "-fPIC", "-ftree-vectorize", "-DEIGEN_MPL2_ONLY=1", "-DHAVE_MPI=1"];
-/// Without them Horovod's Adasum has no f16.
+/// Without these flags, Horovod's Adasum does not support f16.
 const X86_FLAGS: [&str; 3] = ["-mf16c", "-mavx", "-mfma"];
 const STANDARD: &str = "-std=c++14";
-/// Of our own file.
+/// The standard for `horovod.cc`.
 const OWN_STANDARD: &str = "-std=c++17";
 
-/// The rank program, and what it was made with.
+/// The rank program, with its compiler and flags.
 pub(super) struct Program {
     pub(super) path: PathBuf,
-    /// The first line of what the compiler says of its version.
+    /// The first line of the compiler's version message.
     pub(super) compiler: String,
     pub(super) flags: String,
 }
 
-/// One source, and the object that it becomes.
+/// One source with its object file.
 struct Unit {
     command: Cmd,
     object: PathBuf,
 }
 
-/// Does Horovod have an Adasum for f16 on this processor?
+/// Whether Horovod's Adasum supports f16 on this processor.
 pub(super) fn has_f16() -> bool {
     env::consts::ARCH == "x86_64"
 }
 
-/// Compiles what has not been compiled already, and links.
+/// Compiles the objects that are missing, and links the program.
 pub(super) fn program() -> Result<Program> {
     let folder = target("horovod");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -112,7 +113,7 @@ fn flags() -> Vec<&'static str> {
     [&FLAGS, of_processor].concat()
 }
 
-/// The object is named after all that it is made from but headers, whose version is fixed.
+/// The object's name is a hash of everything that determines it, except for headers, whose version is fixed.
 fn unit(folder: &Path, source: &Path, standard: &str, compiler: &str) -> Result<Unit> {
     let text = fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
     let horovod = python::horovod();
@@ -129,13 +130,13 @@ fn unit(folder: &Path, source: &Path, standard: &str, compiler: &str) -> Result<
     Ok(Unit { command, object })
 }
 
-/// As many at a time as there are processors.
+/// Compiles as many objects at a time as there are processors.
 fn compile(units: &[Unit]) -> Result<()> {
     let waiting = Mutex::new(units.iter().filter(|unit| !unit.object.exists()));
     let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = || {
         while let Some(Unit { command, object }) = next() {
-            // An object that is there is whole.
+            // The object is renamed when it is complete, so that an existing object is always usable.
             let partial = object.with_extension("partial");
             command.clone().arg("-o").arg(&partial).run()?;
             fs::rename(&partial, object).with_context(|| format!("cannot make {}", object.display()))?;

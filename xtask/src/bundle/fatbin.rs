@@ -1,26 +1,27 @@
-//! Makes a library of CUDA code smaller by what GPUs of other architectures would run.
+//! Reduces the size of a library of CUDA code by removing the code for unwanted GPU architectures.
 //!
-//! Such a library holds its kernels in two sections of fat binaries, one behind the other: a header, and an entry for each architecture
-//! with a header of its own and the code. The code of entries that are not wanted is overwritten with zeros, and nothing moves: addresses
-//! stay right, the driver finds the entry that it looks for, and zeros take no room once they are compressed.
+//! Such a library holds its kernels in two sections, which are sequences of fat binaries. A fat binary has a header, and for each
+//! architecture an entry with its own header and the code. The code of unwanted entries is overwritten with zeros. Nothing moves, so that
+//! addresses stay valid and the driver still finds the other entries; zeros take almost no space after compression.
 
 use std::ops::Range;
 
 use anyhow::{Context, Result, ensure};
 use object::{File, Object, ObjectSection};
 
-/// Code that is run.
+/// The section of linked code, which is run.
 const LINKED: &str = ".nv_fatbin";
-/// Code that programs which link the library statically would link once more; a shared library has no use for it.
+/// The section of relocatable code, which programs that link the library statically would link again; a shared library does not need it.
 const RELOCATABLE: &str = "__nv_relfatbin";
 const MAGIC: u32 = 0xba55_ed50;
-/// Of a fat binary: magic (u32), version and size of the header (u16), size of all entries (u64).
+/// The header of a fat binary: magic (u32), version and size of the header (u16), size of all entries (u64).
 const HEADER: usize = 16;
-/// Of an entry, as far as it is read: kind and version (u16), size of the header (u32), size of the code (u64), and the architecture.
+/// The part of an entry's header that is read: kind and version (u16), size of the header (u32), size of the code (u64), and the
+/// architecture.
 const ENTRY: usize = 32;
 const ARCHITECTURE: usize = 28;
 
-/// Blanks the code for all other architectures; fails if there is none for one of these.
+/// Overwrites the code for all other architectures; fails if one of these architectures has no code.
 pub(super) fn keep(library: &mut [u8], architectures: &[u32]) -> Result<()> {
     let file = File::parse(&*library).context("no ELF file")?;
     let section = |name: &str| file.section_by_name(name).and_then(|section| section.file_range());
@@ -44,7 +45,7 @@ fn list(architectures: &[u32]) -> String {
     architectures.iter().map(|number| format!("sm_{number}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Blanks a section's code for other architectures; gives back all that it found, in order.
+/// Overwrites a section's code for other architectures; returns all architectures that it found, in order.
 fn blank(section: &mut [u8], wanted: &[u32]) -> Result<Vec<u32>> {
     let mut found = Vec::new();
     let mut place = 0;
@@ -84,7 +85,7 @@ fn bytes<const N: usize>(from: &[u8], place: usize) -> [u8; N] {
     from[place..place + N].try_into().expect("as many bytes")
 }
 
-/// Where `len` bytes from `begin` on are, if the section has as many.
+/// The range of `len` bytes from `begin` on; fails if the section is too short.
 fn inside(section: &[u8], begin: usize, len: u64) -> Result<Range<usize>> {
     let end = usize::try_from(len).ok().and_then(|len| begin.checked_add(len)).filter(|&end| end <= section.len());
     let end = end.with_context(|| format!("{len} bytes from {begin} on are more than there are"))?;
@@ -95,7 +96,7 @@ fn inside(section: &[u8], begin: usize, len: u64) -> Result<Range<usize>> {
 mod tests {
     use super::*;
 
-    /// A fat binary with an entry of some code for each of these architectures, of which the first is a text of PTX.
+    /// A fat binary with an entry for each of these architectures; the first entry is PTX text.
     fn fatbin(architectures: &[u32]) -> Vec<u8> {
         let mut entries = Vec::new();
         for (index, &architecture) in architectures.iter().enumerate() {
@@ -116,7 +117,7 @@ mod tests {
         all
     }
 
-    /// An ELF file of these sections and nothing else.
+    /// An ELF file with only these sections.
     fn elf(sections: &[(&str, &[u8])]) -> Vec<u8> {
         let mut names = vec![0];
         let mut data = Vec::new();
@@ -147,7 +148,7 @@ mod tests {
         file
     }
 
-    /// The code bytes that are left, by architecture.
+    /// The number of code bytes that remain.
     fn left(section: &[u8]) -> usize {
         section.iter().filter(|&&byte| byte == 7).count()
     }

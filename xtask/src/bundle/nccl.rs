@@ -1,4 +1,4 @@
-//! The NCCL of a bundle: the library of NVIDIA's wheel with the code for the wanted GPUs, its notice of licence beside it.
+//! The NCCL of a bundle: the library of NVIDIA's wheel with the code for the wanted GPUs, and its licence text.
 
 use std::{fs, path::Path};
 
@@ -10,12 +10,12 @@ use crate::{
     toolchain::python,
 };
 
-/// As the loader looks for it.
+/// The file name that the loader searches for.
 pub(super) const LIBRARY: &str = "libnccl.so.2";
 pub(super) const ARCHIVE: &str = "nccl.tar.xz";
 pub(super) const LICENSE: &str = "nccl-license.txt";
 
-/// Puts the library and its licence into the folder. What is made for the same architectures is made once.
+/// Puts the library and its licence into the folder. The archive for a set of architectures is made only once.
 pub(super) fn pack(folder: &Path, architectures: &[u32]) -> Result<()> {
     let fetched = python::nccl_library();
     let mut name = "reduced".to_owned();
@@ -31,7 +31,7 @@ pub(super) fn pack(folder: &Path, architectures: &[u32]) -> Result<()> {
         let reduced = made.join(LIBRARY);
         fs::write(&reduced, &library).with_context(|| format!("cannot write {}", reduced.display()))?;
         Cmd::new("strip").arg(&reduced).run()?;
-        // Under another name until it is whole.
+        // The archive has another name until it is complete.
         let part = target("tmp").join(ARCHIVE);
         fs::create_dir_all(target("tmp")).context("cannot make target/tmp")?;
         compress(&part, &made, &[LIBRARY])?;

@@ -1,4 +1,4 @@
-//! The bundle's `run` with shell scripts for its programs: what it unpacks, and what it starts.
+//! Tests of the bundle's `run` with shell scripts as programs: the files that it unpacks, and the programs that it starts.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::process::write_program;
 
-/// A folder with `run` and an archive of programs that say by whom they were packed.
+/// A folder with `run` and an archive of programs that print who packed them.
 fn folder(packer: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("run"), RUN).unwrap();
@@ -25,7 +25,7 @@ fn write_script(path: &Path, line: &str) {
     write_program(path, &format!("#!/bin/sh\n{line}\n"));
 }
 
-/// What `run` prints with these arguments, where a GPU seems to be.
+/// The output of `run` with these arguments, on a machine that seems to have a GPU.
 fn run(folder: &TempDir, arguments: &[&str]) -> String {
     let bin = tempfile::tempdir().unwrap();
     write_script(&bin.path().join("nvidia-smi"), "echo 'a GPU, 1.2'");
@@ -58,7 +58,7 @@ fn programs_are_unpacked_once_and_again_when_they_are_new() {
     let arguments = ["--multi-gpu", "--ranks-per-gpu", "4"];
     let said = |packer: &str| format!("\n{packer}: test-multi-gpu --prebuilt . --ranks-per-gpu 4, none\n");
     assert!(run(&folder, &arguments).contains(&said("one")));
-    // It is not unpacked again over what is there.
+    // `run` does not unpack the same archive again over existing files.
     write_script(&program, "echo \"mine: $*, none\"");
     assert!(run(&folder, &arguments).contains(&said("mine")));
     pack_programs(&folder, "two");

@@ -1,8 +1,8 @@
-//! The processes of one launch: starts them, hands on their lines as they come, and ends every one, whatever happens.
+//! The processes of one launch: starts them, forwards their lines as they are printed, and ends every process in all cases.
 //!
-//! Each process leads a group of its own, and a group is killed whole: what a test starts, or wraps a rank in, goes with
-//! it, stopped or not. Lines come out whole and one at a time. Nothing here knows what a line means or which launch
-//! passes.
+//! Each process leads its own process group, and a group is killed as a whole, including processes that a test starts or that wrap a rank,
+//! even if they are stopped. Lines are forwarded whole and one at a time. This module knows neither the meaning of a line nor the criteria
+//! of a launch.
 
 use std::{
     fmt,
@@ -17,28 +17,28 @@ use std::{
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-/// How often the ends of processes are looked for.
+/// The interval of checks whether processes have ended.
 const POLL: Duration = Duration::from_millis(10);
-/// How many lines wait to be printed before their writers have to.
+/// The number of lines in the queue, above which their writers must wait.
 const BACKLOG: usize = 1024;
-/// How long lines are awaited after the last process: only one that left its group can hold a stream open then.
+/// The time to wait for lines after the last process has ended: only a process that left its group can still hold a stream open.
 const DRAIN: Duration = Duration::from_secs(2);
-/// How long a killed process may take to die; a driver that hangs can keep it for ever.
+/// The time that a killed process may take to end; a hanging driver can keep it forever.
 const DYING: Duration = Duration::from_secs(30);
 
 /// One process to start.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) command: Command,
-    /// Whether it is expected to end badly, so that the others are to live on.
+    /// Whether it is expected to fail, so that the other processes must continue.
     pub(crate) victim: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// For the whole launch.
+    /// The limit of the whole launch.
     pub(crate) deadline: Duration,
-    /// For the processes that still run when one has failed, and for victims when all others have ended.
+    /// The limit of the remaining processes after one has failed, and of victims after all others have ended.
     pub(crate) grace: Duration,
 }
 
@@ -48,25 +48,25 @@ pub(crate) enum Stream {
     Err,
 }
 
-/// How a process ended.
+/// The end of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Exited(i32),
-    /// By a signal that we did not send: its number and name.
+    /// By a signal that xtask did not send: its number and name.
     Signal(String),
-    /// By us.
+    /// Killed by xtask.
     Killed(Cause),
-    /// Not even by being killed.
+    /// It did not end even after being killed.
     Stuck,
 }
 
-/// Why we kill.
+/// The reason why xtask kills a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     Deadline,
-    /// A process that was to survive has failed, and the grace is over.
+    /// Another process that must not fail has failed, and the grace period is over.
     OtherFailed,
-    /// A victim that still ran, or was stopped, when the grace after the end of all others was over.
+    /// A victim still ran, or was stopped, when the grace period after the end of all others was over.
     Outlived,
 }
 
@@ -87,14 +87,14 @@ impl From<ExitStatus> for End {
     fn from(status: ExitStatus) -> Self {
         match status.code() {
             Some(code) => Self::Exited(code),
-            // The standard library knows the names: "signal: 11 (SIGSEGV) (core dumped)".
+            // The standard library formats the name: "signal: 11 (SIGSEGV) (core dumped)".
             None => Self::Signal(status.to_string().trim_start_matches("signal: ").to_owned()),
         }
     }
 }
 
-/// Runs the processes to their ends, and calls `on_line` with each line and the position of the process that wrote it.
-/// If that fails, or a process cannot be started, all are killed.
+/// Runs the processes to their ends, and calls `on_line` with each line and the index of the process that wrote it. If this call fails, or
+/// a process cannot be started, all processes are killed.
 pub(crate) fn run(
     processes: Vec<Process>,
     limits: Limits,
@@ -111,17 +111,17 @@ pub(crate) fn run(
     }
     drop(sender);
 
-    // When the grace began, and for whom.
+    // The start of the grace period, and its reason.
     let mut grace: Option<(Instant, Cause)> = None;
     let mut killed: Option<Instant> = None;
     loop {
         match lines.recv_timeout(POLL) {
             Ok(Line { index, stream, text }) => on_line(index, stream, &text)?,
             Err(RecvTimeoutError::Timeout) => {}
-            // All streams are closed, which says nothing of their writers.
+            // All streams are closed, but their writers may still run.
             Err(RecvTimeoutError::Disconnected) => thread::sleep(POLL),
         }
-        // A flood of lines must not keep us from looking at the clock.
+        // Many lines must not delay the check of the deadlines.
         for Line { index, stream, text } in lines.try_iter().take(BACKLOG) {
             on_line(index, stream, &text)?;
         }
@@ -156,7 +156,7 @@ pub(crate) fn run(
     Ok(running.iter_mut().map(|process| process.end.take().unwrap_or(End::Stuck)).collect())
 }
 
-/// Why those that still run have only the grace left, if that is so.
+/// The reason for a grace period of the remaining processes, if there is one.
 fn cause(running: &[Running]) -> Option<Cause> {
     let survivors = || running.iter().filter(|process| !process.victim);
     if survivors().any(|process| process.end.as_ref().is_some_and(|end| *end != End::Exited(0))) {
@@ -171,7 +171,7 @@ struct Line {
     text: String,
 }
 
-/// Reads one stream to its end in a thread of its own; a last line without its newline counts.
+/// Reads one stream to its end in a thread of its own; a last line without a newline is included.
 fn read(index: usize, stream: Stream, from: impl Read + Send + 'static, to: SyncSender<Line>) {
     thread::spawn(move || {
         let mut from = BufReader::new(from);
@@ -179,7 +179,7 @@ fn read(index: usize, stream: Stream, from: impl Read + Send + 'static, to: Sync
         while from.read_until(b'\n', &mut bytes).is_ok_and(|count| count > 0) {
             let text = String::from_utf8_lossy(&bytes).trim_end_matches(['\n', '\r']).to_owned();
             bytes.clear();
-            // Nobody listens any more if the launch was given up.
+            // The receiver is gone if the launch was aborted.
             if to.send(Line { index, stream, text }).is_err() {
                 break;
             }
@@ -187,7 +187,7 @@ fn read(index: usize, stream: Stream, from: impl Read + Send + 'static, to: Sync
     });
 }
 
-/// A process that was started, and is killed if it still runs when this goes.
+/// A started process, which is killed on drop if it still runs.
 struct Running {
     child: Child,
     group: Pid,
@@ -219,7 +219,8 @@ impl Running {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let ended = waitid(WaitId::Pid(self.group), options).context("cannot ask for the end of a process")?;
         if ended.is_some() {
-            // It is not waited for yet, hence the group's number is still its own: what it left behind goes now.
+            // The process has not been waited for yet, so the group's number is still its own: remaining members of the group are killed
+            // now.
             let _ = kill_process_group(self.group, Signal::KILL);
             let status = self.child.wait().context("cannot wait for a process that has ended")?;
             self.end = Some(match self.killed {
@@ -233,7 +234,7 @@ impl Running {
     fn kill(&mut self, cause: Cause) {
         if self.end.is_none() {
             self.killed = Some(cause);
-            // It can only fail if the group is gone, which is what is wanted.
+            // The call can only fail if the group no longer exists, which is the goal.
             let _ = kill_process_group(self.group, Signal::KILL);
         }
     }
@@ -252,9 +253,9 @@ impl Drop for Running {
     }
 }
 
-/// Kills all groups if this process ends without having done so, by Ctrl-C or any other signal, SIGKILL included. The
-/// terminal's signals do not reach groups other than ours, and what was killed cannot clean up; so this is a process,
-/// which waits for the end of a pipe that only we hold.
+/// Kills all groups if this process ends without having done so, by Ctrl-C or any other signal, SIGKILL included. The terminal's signals do
+/// not reach other process groups, and a killed process cannot clean up. So the guard is a process, which waits for the end of a pipe whose
+/// only writer is this process.
 struct Guard {
     child: Child,
     groups: Option<ChildStdin>,
@@ -281,7 +282,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Before its pipe closes: the numbers that it knows may be others' by now.
+        // The guard ends before its pipe closes, because the numbers of its groups may belong to other processes by now.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -5,9 +5,9 @@ use std::fs;
 use super::*;
 
 const LONG: Duration = Duration::from_secs(60);
-/// Long enough for a script to begin, on a busy machine too.
+/// Enough time for a script to start, even on a busy machine.
 const SHORT: Duration = Duration::from_secs(1);
-/// What nothing here takes, unless it waits for something that should have been killed.
+/// More time than any test here takes, unless it waits for a process that should have been killed.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn survivor(script: &str) -> Process {
@@ -45,7 +45,7 @@ fn launch<const N: usize>(processes: [Process; N], deadline: Duration, grace: Du
     Launched { ends: ends.unwrap(), lines, time }
 }
 
-/// Whether a process runs, which a zombie does not.
+/// Whether a process is running; zombies are not.
 fn runs(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
@@ -110,7 +110,7 @@ fn the_deadline_comes_in_a_flood_of_lines_too() {
 
 #[test]
 fn what_a_process_started_is_killed_with_it() {
-    // The first leaves it behind, the second is killed together with it; both hold the streams open.
+    // The first process leaves a child behind, and the second is killed together with its child; both children hold the streams open.
     let launched = launch([survivor("sleep 61 & echo $!"), survivor("sleep 61 & echo $!; wait")], SHORT, LONG);
     assert_eq!(launched.ends, [End::Exited(0), End::Killed(Cause::Deadline)]);
     for index in 0..2 {
@@ -158,7 +158,7 @@ fn the_guard_kills_all_groups_when_its_pipe_closes() {
     for process in &running {
         guard.add(process.group).unwrap();
     }
-    // As it is when this process is killed.
+    // The pipe closes in this way when this process is killed.
     guard.groups = None;
     guard.child.wait().unwrap();
     for process in &mut running {

@@ -1,14 +1,14 @@
-//! How the ranks of a launch are spread over GPUs and nodes, and what their processes are told of it.
+//! The distribution of a launch's ranks over GPUs and nodes, and the environment variables that describe it to the processes.
 //!
-//! Consecutive ranks fill a GPU, and a node. Nodes of one machine are made up: NCCL takes ranks with different values of `NCCL_HOSTID`
-//! for ranks of different machines and moves their data by sockets, and the library's own idea of a machine follows the same variable.
+//! Consecutive ranks fill a GPU, and a node. Nodes of one machine are simulated: NCCL treats ranks with different values of `NCCL_HOSTID`
+//! as ranks of different machines and moves their data by sockets, and gradsync's detection of machines uses the same variable.
 
 use std::env;
 
 use super::suites::Who;
 
-/// Thread blocks that NCCL's kernels may have on one GPU, those of all its ranks together. A block of each channel waits for the other
-/// ranks' blocks, so all of them have to be there at once: without a limit, four ranks hang from 1 Mi elements on.
+/// Thread blocks of NCCL's kernels on one GPU, for all its ranks together. A block of each channel waits for the other ranks' blocks, so
+/// all of them must be resident at once: without a limit, four ranks hang from 1 Mi elements on.
 const CHANNELS: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,15 +18,15 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// One rank a GPU on one node, of which processes are told nothing.
+    /// One rank per GPU on one node, which needs no variables.
     pub(crate) const PLAIN: Self = Self { ranks_per_gpu: 1, nodes: 1 };
 
     pub(crate) fn shares_gpus(self) -> bool {
         self.ranks_per_gpu > 1
     }
 
-    /// What the processes of a launch find in their environment, beside the rank and where to meet. What limits NCCL and chooses its network
-    /// is left alone where the caller has set it.
+    /// The environment variables of a launch's processes, besides the rank and the rendezvous. Variables that limit NCCL or choose its
+    /// network are not changed if the caller has set them.
     pub(crate) fn variables(self, world: usize, who: Who) -> Vec<(&'static str, String)> {
         let per_node = world / self.nodes;
         let mut variables = vec![("LOCAL_WORLD_SIZE", per_node.to_string())];
@@ -50,7 +50,7 @@ impl Layout {
             defaults.push(("NCCL_MAX_P2P_NCHANNELS", channels));
             defaults.push(("NCCL_NVLS_ENABLE", "0".to_owned()));
             if who == Who::AllRanks {
-                // Streams of one process that share one of the driver's ways to the GPU, of which there are eight, wait for each other.
+                // A process has eight hardware connections to the GPU by default, and streams that share a connection wait for each other.
                 defaults.push(("CUDA_DEVICE_MAX_CONNECTIONS", "32".to_owned()));
             }
         }
@@ -62,7 +62,7 @@ impl Layout {
         variables
     }
 
-    /// What a report begins with; nothing of what is plain.
+    /// The first line of a report; `None` for the plain layout.
     pub(crate) fn headline(self, gpus: usize, how: &str) -> Option<String> {
         if self == Self::PLAIN {
             return None;

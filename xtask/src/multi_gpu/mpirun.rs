@@ -1,12 +1,12 @@
-//! The launcher of an MPI, and how it is asked to start ranks: on this machine, however many there are, whoever asks.
+//! The launcher of an MPI, and its options for starting any number of ranks on this machine as any user.
 //!
-//! Starts nothing itself, but for the question what it is.
+//! This module starts nothing except the launcher's version query.
 
 use std::{env, process::Command, time::Duration};
 
 use crate::process::Cmd;
 
-/// `mpirun`, or what the variable `MPIRUN` names.
+/// The launcher: `mpirun`, or the program that the variable `MPIRUN` names.
 #[derive(Clone, Debug)]
 pub(crate) struct Mpirun {
     program: String,
@@ -15,11 +15,10 @@ pub(crate) struct Mpirun {
 }
 
 impl Mpirun {
-    /// How long after its own deadline a launch is killed by whoever started it: killed itself, a launcher may leave its
-    /// ranks behind.
+    /// The time after a launch's own deadline at which xtask kills the launcher: a killed launcher may leave its ranks behind.
     pub(crate) const GRACE: Duration = Duration::from_secs(20);
 
-    /// The launcher of this machine; if there is none, what was tried.
+    /// The launcher of this machine; if there is none, the commands that were tried.
     pub(crate) fn find() -> Result<Self, String> {
         Self::named(env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned()))
     }
@@ -34,20 +33,20 @@ impl Mpirun {
         Ok(Self { program, is_open_mpi, is_open_mpi_4 })
     }
 
-    /// Whether it starts ranks on other machines by what Open MPI 4 takes for ssh.
+    /// Whether it is Open MPI 4, which starts ranks on other machines by a replaceable ssh command.
     pub(crate) fn is_open_mpi_4(&self) -> bool {
         self.is_open_mpi_4
     }
 
-    /// The start of a command that runs what is added to it as so many ranks, and ends them all at the deadline.
+    /// The beginning of a command that runs the appended program as `ranks` ranks, and ends all of them at the deadline.
     pub(crate) fn command(&self, ranks: usize, deadline: Duration) -> Command {
         let mut command = Command::new(&self.program);
-        // Other MPIs start more ranks than cores, and by root, without being asked twice.
+        // Other MPIs start more ranks than cores, or start ranks as root, without these options.
         if self.is_open_mpi {
             command.args(["--oversubscribe", "--allow-run-as-root"]);
         }
         command.args(["-n", &ranks.to_string()]);
-        // Both Open MPI and MPICH end a job by this on their own, ranks first.
+        // With this variable, both Open MPI and MPICH end a job at the deadline, ranks first.
         command.env("MPIEXEC_TIMEOUT", deadline.as_secs().max(1).to_string());
         command
     }

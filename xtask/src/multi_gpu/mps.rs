@@ -1,7 +1,7 @@
-//! CUDA's Multi-Process Service, by which processes are on one GPU at once and not by turns: a daemon of our own, with folders of its
-//! own, which ends when we do.
+//! CUDA's Multi-Process Service, by which processes use one GPU at the same time instead of by time-slicing: a private daemon with private
+//! folders, which ends with xtask.
 //!
-//! Another daemon of the machine's is neither used nor disturbed, and the GPU's compute mode stays what it is.
+//! Another daemon on the machine is neither used nor disturbed, and the GPU's compute mode is not changed.
 
 use std::{
     env, fs,
@@ -15,25 +15,25 @@ use std::{
 use super::launch::{self, End, Limits, Process};
 
 const CONTROL: &str = "nvidia-cuda-mps-control";
-/// Where containers have what belongs to the driver.
+/// The folder of the driver's programs in containers.
 const FOLDER: &str = "/usr/local/nvidia/bin";
-/// How long a server may need to take clients, or to take them again after one of them was killed.
+/// The time that a server may need to accept clients, or to accept them again after one of them was killed.
 const SETTLING: Duration = Duration::from_secs(60);
-/// How long one attempt may take.
+/// The time limit of one attempt.
 const ATTEMPT: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// A daemon that runs.
+/// A running daemon.
 #[derive(Debug)]
 pub(crate) struct Mps {
     control: PathBuf,
     folder: PathBuf,
     guard: Child,
-    /// The guard ends the daemon when this closes.
+    /// The guard ends the daemon when this pipe closes.
     lifeline: Option<ChildStdin>,
 }
 
-/// The daemon's program; if there is none, where it was looked for.
+/// The daemon's program; if there is none, the places that were searched.
 pub(crate) fn find() -> Result<PathBuf, String> {
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = env::split_paths(&path).chain([PathBuf::from(FOLDER)]);
@@ -42,8 +42,8 @@ pub(crate) fn find() -> Result<PathBuf, String> {
 }
 
 impl Mps {
-    /// Ends the daemon however we end, by Ctrl-C and SIGKILL included: it waits for the end of a pipe that only we hold. A daemon that does
-    /// not obey is killed.
+    /// Ends the daemon however xtask ends, including by Ctrl-C and SIGKILL: the guard waits for the end of a pipe whose only writer is
+    /// xtask. A daemon that does not quit is killed.
     const GUARD: &str = r#"
 cat >/dev/null
 pid=$(cat "$CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid")
@@ -57,7 +57,7 @@ done
 rm -rf "$2"
 "#;
 
-    /// Starts one; if it does not start, what it says.
+    /// Starts a daemon; if it does not start, the error is its output.
     pub(crate) fn start(control: &Path) -> Result<Self, String> {
         let name = format!("gradsync-mps-{}-{:08x}", std::process::id(), random());
         let folder = env::temp_dir().join(name);
@@ -79,11 +79,11 @@ rm -rf "$2"
     }
 
     fn daemon(&self) -> Result<(), String> {
-        // Not a pipe: the daemon would hold it open.
+        // The output goes to a file, because the daemon would hold a pipe open.
         let log = self.folder.join("start");
         let file = || fs::File::options().create(true).append(true).open(&log);
         let mut command = Command::new(&self.control);
-        // Its clients choose among the GPUs that it has: it has all, so that they choose by the same numbers.
+        // Clients choose among the daemon's GPUs: the daemon has all of them, so that clients use the usual numbers.
         command.arg("-d").envs(self.variables()).env_remove("CUDA_VISIBLE_DEVICES").process_group(0);
         let status = file().and_then(|out| {
             let err = out.try_clone()?;
@@ -99,12 +99,12 @@ rm -rf "$2"
         }
     }
 
-    /// What makes a process a client.
+    /// The environment variables that make a process a client.
     pub(crate) fn variables(&self) -> [(&'static str, PathBuf); 2] {
         variables(&self.folder)
     }
 
-    /// Waits until a new process can use a GPU; if that takes too long, its last words.
+    /// Waits until a new process can use a GPU; if that takes too long, the error is the process's last output.
     pub(crate) fn settle(&self, program: &Path) -> Result<(), String> {
         let begun = Instant::now();
         loop {
@@ -137,7 +137,7 @@ fn variables(folder: &Path) -> [(&'static str, PathBuf); 2] {
     [("CUDA_MPS_PIPE_DIRECTORY", folder.join("pipe")), ("CUDA_MPS_LOG_DIRECTORY", folder.join("log"))]
 }
 
-/// For a name that nobody else has: a hash of nothing with a random key.
+/// A number for a unique name: a hash of nothing with a random key.
 fn random() -> u32 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish() as u32

@@ -1,11 +1,11 @@
-//! A daemon of shell scripts, from its start to its end.
+//! A daemon made of shell scripts, from its start to its end.
 
 use tempfile::TempDir;
 
 use super::*;
 use crate::process::write_program;
 
-/// Notes what it is asked for beside itself, and as a daemon sleeps until it is told to quit.
+/// Logs its requests, and sleeps as a daemon until it is told to quit.
 pub(crate) const DAEMON: &str = r##"#!/bin/sh
 log=$(dirname "$0")/mps.log
 pid=$CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid
@@ -25,7 +25,7 @@ else
 fi
 "##;
 
-/// A folder with the daemon and a rank program that can probe a GPU at the third attempt.
+/// A folder with the daemon and a rank program whose probe of a GPU succeeds at the third attempt.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let probe = "#!/bin/sh\n[ \"$1\" = probe ] && [ -d \"$CUDA_MPS_PIPE_DIRECTORY\" ] || exit 9\necho x >>\"$0.tries\"\n\
@@ -78,7 +78,7 @@ fn a_daemon_that_does_not_obey_is_killed() {
 fn a_daemon_ends_with_us_even_if_we_are_killed() {
     let folder = folder();
     let mut mps = Mps::start(&folder.path().join(CONTROL)).unwrap();
-    // As it is when this process is killed.
+    // The pipe closes in this way when this process is killed.
     mps.lifeline = None;
     mps.guard.wait().unwrap();
     let (runs, own) = daemon(&folder);

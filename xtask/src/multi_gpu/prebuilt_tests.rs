@@ -1,4 +1,4 @@
-//! `test-multi-gpu --prebuilt`, from the command line to the report, with a shell script for the rank program.
+//! `test-multi-gpu --prebuilt`, from the command line to the report, with a shell script as the rank program.
 
 use clap::Parser;
 use tempfile::TempDir;
@@ -80,7 +80,7 @@ job-fails)
 esac
 "##;
 
-/// As Open MPI's, with the options that it needs: starts the ranks one after the other.
+/// A launcher like Open MPI's, with the required options: it starts the ranks one after the other.
 const MPIRUN: &str = r##"#!/bin/sh
 if [ "$1" = --version ]; then
     echo 'mpirun (Open MPI) 4.1.4'
@@ -97,7 +97,7 @@ while [ $JOB_RANK -lt $JOB_SIZE ]; do
 done
 "##;
 
-/// The folder of a bundle, as far as it is needed, a launcher and a daemon in it.
+/// The needed part of a bundle's folder, with a launcher and a daemon.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in [("multi-gpu", PROGRAM), ("mpirun", MPIRUN), ("mps", mps::tests::DAEMON)] {
@@ -123,7 +123,7 @@ fn flags(folder: &Path, arguments: &[&str]) -> TestMultiGpu {
     }
 }
 
-/// The exit code and what is printed, with `gpus` GPUs.
+/// The exit code and the output with `gpus` GPUs.
 fn test(gpus: Result<usize, String>, arguments: &[&str]) -> Result<(i32, String)> {
     let folder = folder();
     let mut out = Vec::new();
@@ -132,7 +132,7 @@ fn test(gpus: Result<usize, String>, arguments: &[&str]) -> Result<(i32, String)
     Ok((tested.exit_code(), String::from_utf8(out).unwrap()))
 }
 
-/// The report at the end, with the times, which differ from run to run, made equal.
+/// The report at the end, with its times replaced by a constant, because they differ between runs.
 fn report(out: &str) -> String {
     let report = &out[out.find("\nsuite ").expect(out)..];
     let lines = report.split('\n').map(|line| {
@@ -166,7 +166,7 @@ not run:
     assert_eq!(report(&out), expected);
     assert_eq!(code, 0);
 
-    // Ranks of a launch meet at one port with one secret, and those of another launch elsewhere with another.
+    // Ranks of a launch connect to one port with one secret; another launch has another port and secret.
     let meetings: Vec<&str> = out.lines().filter(|line| line.contains("meet at 127.0.0.1:")).collect();
     let secret = |line: &str| line.rsplit(' ').next().unwrap().to_owned();
     assert_eq!(meetings.len(), 3, "{out}");
@@ -174,7 +174,7 @@ not run:
     assert!(one.starts_with("[0] meet") && two.iter().any(|line| line.starts_with("[1] meet")), "{out}");
     assert_eq!(two[0][3..], two[1][3..]);
     assert_ne!(secret(one), secret(two[0]));
-    // 256 bits and 32 of a check, of which the library's tests have the same example.
+    // A secret has 256 bits, and 32 bits of checksum; the library's tests use the same example.
     assert!(secret(one).strip_prefix("gradsync-secret-").is_some_and(|digits| digits.len() == 72));
     let known = secret_of(&std::array::from_fn(|index| [0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef][index % 8]));
     assert_eq!(known, format!("gradsync-secret-{}4b9a891d", "0123456789abcdef".repeat(4)));
@@ -243,7 +243,7 @@ fn without_a_gpu_nothing_is_run() {
     assert!(out.ends_with("\n0 passed, 0 failed, 1 not run\n"), "{out}");
 }
 
-/// What ranks of the suites "crowd" say of themselves, in order, and the report's first line, on this machine.
+/// The lines of the ranks of the suites "crowd", in order, and the report's first line, on this machine.
 fn crowd(folder: &TempDir, mps: Result<PathBuf, String>, arguments: &[&str]) -> (Vec<String>, String, String) {
     let mut out = Vec::new();
     let machine = Machine { gpus: Ok(1), mpirun: Ok(mpirun(folder)), mps };
@@ -287,7 +287,7 @@ fn many_ranks_share_a_gpu_by_a_daemon_that_ends_with_the_run() {
     assert!(out.starts_with(&headline), "{out}");
     assert!(out.contains("\n  times, 2 ranks: it measures times\n"), "{out}");
     assert!(out.contains("\n  crowd, 8 ranks: it needs 8 GPUs, and here is 1, for 4 each\n"), "{out}");
-    // A probe before the first launch, and one after that with a rank that is killed.
+    // There is a probe before the first launch, and one after a launch with a rank that is killed.
     let log = fs::read_to_string(folder.path().join("mps.log")).unwrap();
     let log: Vec<&str> = log.lines().map(|line| line.split(' ').next().unwrap()).collect();
     assert_eq!(log, ["started", "probe", "probe", "quit"]);

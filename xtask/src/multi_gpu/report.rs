@@ -1,6 +1,6 @@
-//! What a whole run amounts to: the table, the lists below it, the counts and the exit code.
+//! The report of a whole run: the table, the lists below it, the counts and the exit code.
 //!
-//! Pure: it judges nothing that `results` has not judged, and prints nothing.
+//! The module is pure: it uses the verdicts of `results`, and prints nothing.
 
 use std::fmt::Write;
 
@@ -23,12 +23,12 @@ pub(crate) enum Ran {
         verdict: Verdict,
         seconds: f64,
     },
-    /// For this reason.
+    /// The launch was not run, for this reason.
     Not(String),
 }
 
 impl Ran {
-    /// Whether processes may have been killed in it: on purpose, or because something failed.
+    /// Whether processes may have been killed in it, either on purpose or because of a failure.
     pub(crate) fn may_have_killed(&self, suite: &Suite) -> bool {
         match self {
             Self::Launched { verdict, .. } => !suite.victims.is_empty() || verdict.count(Outcome::Failed) > 0,
@@ -37,7 +37,7 @@ impl Ran {
     }
 }
 
-/// What passed, failed and was not run: cases, and launches that were not started.
+/// The numbers of cases that passed, failed and were not run; a launch that was not started counts as not run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) passed: usize,
@@ -45,7 +45,7 @@ pub(crate) struct Counts {
     pub(crate) not_run: usize,
 }
 
-/// Says of a number of ranks what it is a number of.
+/// A number of ranks with its unit.
 pub(crate) fn ranks(world: usize) -> String {
     format!("{world} rank{}", if world == 1 { "" } else { "s" })
 }
@@ -92,7 +92,7 @@ pub(crate) fn total(rows: &[Row]) -> Counts {
     })
 }
 
-/// Everything below its headline, if it has one, with the counts on the last line.
+/// The report after its headline, if it has one, with the counts on the last line.
 pub(crate) fn render(headline: Option<&str>, rows: &[Row]) -> String {
     let mut text = headline.map(|line| format!("\n{line}\n")).unwrap_or_default();
     text.push_str(&launches(rows));
@@ -151,7 +151,7 @@ fn section(title: &str, text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("\n{title}:\n{text}") }
 }
 
-/// Lines of columns two spaces apart; those in `right` are aligned on the right.
+/// Lines of columns two spaces apart; the columns in `right` are aligned on the right.
 fn columns<const N: usize>(table: &[[String; N]], right: &[usize]) -> String {
     let width = |column: usize| table.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);

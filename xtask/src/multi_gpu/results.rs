@@ -1,7 +1,7 @@
-//! What the processes of one launch report, collected into cases with one outcome each.
+//! The reports of a launch's processes, collected into cases with one outcome each.
 //!
-//! Pure: it is given lines and ends, starts nothing and prints nothing. Silence is never taken for success: a process
-//! that does not report a case has failed it.
+//! The module is pure: it receives lines and ends, starts nothing and prints nothing. A missing report is never a success: a process that
+//! does not report a case has failed it.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{launch::End, suites::Who};
 
-/// What compute-sanitizer is told to exit with when it has found something: no rank program exits with it.
+/// The exit code of compute-sanitizer after it has found an error; no rank program exits with it.
 pub(crate) const SANITIZER_CODE: i32 = 86;
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
@@ -27,19 +27,19 @@ pub(crate) enum Outcome {
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) outcome: Outcome,
-    /// What each process has to say about it, if it has something to say.
+    /// The notes of the processes that have one.
     pub(crate) notes: Vec<String>,
 }
 
-/// What is said in a launch.
+/// The result of a launch.
 #[derive(Debug)]
 pub(crate) struct Verdict {
-    /// In the order of their first report. What went wrong outside of cases is the last one, [`Verdict::LAUNCH`].
+    /// In the order of their first report. Errors outside of cases are collected in the last one, [`Verdict::LAUNCH`].
     pub(crate) cases: Vec<Case>,
 }
 
 impl Verdict {
-    /// The name of the case that stands for the launch.
+    /// The name of the case for errors of the launch itself.
     pub(crate) const LAUNCH: &str = "the launch itself";
 
     pub(crate) fn count(&self, outcome: Outcome) -> usize {
@@ -47,25 +47,25 @@ impl Verdict {
     }
 }
 
-/// One process's word on one case.
+/// One process's report of one case.
 #[derive(Debug, Deserialize)]
 struct Said {
     case: String,
     outcome: Outcome,
     #[serde(default)]
     note: String,
-    /// How often it was said; two cases of one name would hide each other.
+    /// The number of reports of the case; two cases of one name would hide each other.
     #[serde(skip)]
     times: usize,
 }
 
 impl Said {
-    fn with_note(&self, what: &str) -> String {
-        if self.note.is_empty() { what.to_owned() } else { format!("{what}: {}", self.note) }
+    fn with_note(&self, description: &str) -> String {
+        if self.note.is_empty() { description.to_owned() } else { format!("{description}: {}", self.note) }
     }
 }
 
-/// What one process has said so far.
+/// The reports of one process so far.
 struct Heard {
     who: Who,
     victim: bool,
@@ -81,7 +81,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// For these processes, each with whether it is a victim.
+    /// A ledger for these processes, each with a flag whether it is a victim.
     pub(crate) fn new(processes: impl IntoIterator<Item = (Who, bool)>) -> Self {
         let heard = processes.into_iter().map(|(who, victim)| Heard {
             who,
@@ -93,14 +93,14 @@ impl Ledger {
         Self { heard: heard.collect(), cases: Vec::new() }
     }
 
-    /// Takes a line from the standard output of the process at `index`. Gives back what to show of it at once: text as
-    /// it is, of results only those that are no news to be glad of.
+    /// Processes a line from the standard output of the process at `index`. Returns the text to show at once: other text unchanged, and of
+    /// results only failures and cases that were not run.
     pub(crate) fn line(&mut self, index: usize, line: &str) -> Option<String> {
         let Some(json) = line.strip_prefix('@') else { return Some(line.to_owned()) };
         match self.result(index, json) {
             Ok(shown) => shown,
             Err(error) => {
-                // Where the line ended in mid-air there may be nothing else wrong than that a victim was killed.
+                // A victim may have been killed in the middle of a line, which is no error.
                 if !self.heard[index].victim {
                     let unreadable = format!("printed a result that cannot be read: {line} ({error:#})");
                     self.heard[index].unreadable.push(unreadable);
@@ -131,7 +131,7 @@ impl Ledger {
         Ok(shown)
     }
 
-    /// Decides, when every process has ended.
+    /// Decides the outcomes after every process has ended.
     pub(crate) fn close(self, ends: &[End]) -> Verdict {
         let mut cases: Vec<Case> = self.cases.iter().map(|name| self.case(name)).collect();
         let notes = self.beyond_cases(ends);
@@ -152,18 +152,18 @@ impl Ledger {
                 }
                 continue;
             };
-            let what = match said.outcome {
+            let report = match said.outcome {
                 Outcome::Passed => "passed",
                 Outcome::Failed => "failed",
                 Outcome::NotRun => "did not run it",
             };
             if said.outcome != Outcome::Passed || !said.note.is_empty() {
-                notes.push(said.with_note(&format!("{} {what}", heard.who)));
+                notes.push(said.with_note(&format!("{} {report}", heard.who)));
             }
             if said.times > 1 {
                 notes.push(format!("{} reported it {} times", heard.who, said.times));
             }
-            // A victim's word does not count: it may be its last.
+            // A victim's report does not count, because the victim may have been killed before it could report a failure.
             if !heard.victim {
                 passed |= said.outcome == Outcome::Passed;
                 not_run |= said.outcome == Outcome::NotRun;
@@ -181,7 +181,7 @@ impl Ledger {
         };
         let mut said = self.heard.iter().filter_map(|heard| heard.said.get(name));
         if let (Outcome::NotRun, Some(first)) = (outcome, said.next()) {
-            // Usually all have the same reason.
+            // Usually all processes have the same reason.
             if said.all(|other| other.note == first.note) {
                 notes = vec![if first.note.is_empty() { "no reason given".to_owned() } else { first.note.clone() }];
             }
@@ -189,7 +189,7 @@ impl Ledger {
         Case { name: name.to_owned(), outcome, notes }
     }
 
-    /// What went wrong and no case says.
+    /// The errors that no case reports.
     fn beyond_cases(&self, ends: &[End]) -> Vec<String> {
         let mut notes = Vec::new();
         for (heard, end) in self.heard.iter().zip(ends) {
@@ -210,13 +210,13 @@ impl Ledger {
 }
 
 impl Heard {
-    /// What is wrong with an end that the cases do not explain.
+    /// The error in a process's end, unless a failed case explains it.
     fn ended_wrongly(&self, end: &End) -> Option<String> {
         let has_failed = || self.said.values().any(|said| said.outcome == Outcome::Failed);
         match (end, self.victim) {
             (End::Exited(0), true) => Some("was expected to end badly, and exited with code 0".to_owned()),
             (End::Exited(0), false) => None,
-            // That is how a process says that a case failed.
+            // The exit code 1 reports a failed case.
             (End::Exited(1), false) if has_failed() => None,
             (End::Exited(SANITIZER_CODE), _) => Some(format!("{end}, compute-sanitizer's for an error that it found")),
             (End::Stuck, _) | (_, false) => Some(end.to_string()),

@@ -1,9 +1,9 @@
-//! Launches as lines and ends.
+//! Launches, given as lines and ends.
 
 use super::*;
 use crate::multi_gpu::launch::Cause;
 
-/// Two ranks, of which the second may be a victim.
+/// Two ranks; the second may be a victim.
 fn two(victim: bool) -> Ledger {
     Ledger::new([(Who::Rank(0), false), (Who::Rank(1), victim)])
 }
@@ -84,7 +84,7 @@ fn a_victim_need_not_report_but_has_to_end_badly() {
     }
     let verdict = feed(two(true), [(0, case("f32", "passed", ""))]).close(&FINE);
     assert!(shown(&verdict)[1].contains("rank 1 was expected to end badly, and exited with code 0"));
-    // A case that nobody but the victim knows is one that the others have missed.
+    // The other ranks have missed a case that only the victim reported.
     let verdict = feed(two(true), [(1, case("f32", "passed", ""))]).close(&[End::Exited(0), End::Exited(7)]);
     assert_eq!(shown(&verdict), ["f32: Failed; rank 0 did not report it"]);
 }
@@ -119,7 +119,7 @@ fn a_result_that_cannot_be_read_is_a_failure_that_names_the_line() {
         let expected = format!("the launch itself: Failed; rank 1 printed a result that cannot be read: {line} (");
         assert!(shown[1].starts_with(&expected), "{shown:?}");
     }
-    // Of a victim it may be half of one.
+    // A victim's line may be incomplete.
     let mut ledger = feed(two(true), [(0, case("f32", "passed", ""))]);
     assert_eq!(ledger.line(1, "@{oops").as_deref(), Some("@{oops"));
     assert_eq!(shown(&ledger.close(&[End::Exited(0), End::Exited(9)])), ["f32: Passed; "]);

@@ -1,6 +1,6 @@
-//! The suites that the rank program lists, and which of their launches this machine and the caller's wishes allow.
+//! The suites that the rank program lists, and the launches of them that this machine and the command line allow.
 //!
-//! Decides, and starts nothing. What is not run for want of something is in the plan too, with the reason.
+//! This module decides, and starts nothing. Launches that lack a resource are in the plan too, with the reason.
 
 use std::fmt;
 
@@ -14,37 +14,37 @@ use super::layout::Layout;
 pub(crate) struct Suite {
     #[serde(rename = "suite")]
     pub(crate) name: String,
-    /// The world sizes that it runs with.
+    /// The world sizes of its launches.
     pub(crate) ranks: Vec<usize>,
     pub(crate) mode: Mode,
-    /// The ranks whose process is expected to end badly.
+    /// The ranks with processes that are expected to fail.
     #[serde(default)]
     pub(crate) victims: Vec<usize>,
     /// The deadline of one launch.
     pub(crate) seconds: u64,
-    /// Whether it makes sense under compute-sanitizer.
+    /// Whether it is useful under compute-sanitizer.
     pub(crate) sanitizer: bool,
-    /// Why it does not run where ranks share GPUs, if that is so.
+    /// The reason why it does not run if ranks share GPUs, if so.
     #[serde(default)]
     needs_own_gpus: Option<String>,
-    /// Why it does not run on several nodes, if that is so.
+    /// The reason why it does not run on several nodes, if so.
     #[serde(default)]
     needs_one_node: Option<String>,
 }
 
-/// What a process is.
+/// The kind of a launch's processes.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
     /// One rank.
     Processes,
-    /// All ranks, as threads that it starts itself.
+    /// All ranks, as threads of one process.
     Threads,
-    /// `mpirun`, which starts a process for each rank; rank 0 speaks for all, and the others only of what has failed.
+    /// `mpirun`, which starts a process for each rank; rank 0 reports for all ranks, and the others report only failures.
     Mpirun,
 }
 
-/// A process of a launch, by the ranks that it holds.
+/// A process of a launch, by its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     Rank(usize),
@@ -61,18 +61,18 @@ impl fmt::Display for Who {
 }
 
 impl Suite {
-    /// Whether it runs with this many ranks: one that has no rank for a victim, or none to survive, does not.
+    /// Whether it runs with this many ranks: every victim must be a rank, and at least one rank must not be a victim.
     fn runs_with(&self, world: usize) -> bool {
         let victims = self.victims.iter().all(|&victim| victim < world) && self.victims.len() < world;
         self.ranks.contains(&world) && victims
     }
 
-    /// The world sizes that it runs with, in the order in which it lists them.
+    /// The world sizes with which it runs, in the order of its list.
     fn worlds(&self) -> Vec<usize> {
         self.ranks.iter().copied().filter(|&world| self.runs_with(world)).collect()
     }
 
-    /// Why it does not run with this many ranks in this layout, if that is so.
+    /// The reason why it does not run with this many ranks in this layout, if so.
     fn refuses(&self, world: usize, layout: Layout) -> Option<String> {
         let Layout { nodes, .. } = layout;
         if layout.shares_gpus() && self.needs_own_gpus.is_some() {
@@ -90,7 +90,7 @@ impl Suite {
         of_mode.map(str::to_owned).or_else(|| self.needs_one_node.clone()).or_else(uneven)
     }
 
-    /// The processes of a launch, and whether each is a victim.
+    /// The processes of a launch, each with a flag whether it is a victim.
     pub(crate) fn processes(&self, world: usize) -> Vec<(Who, bool)> {
         match self.mode {
             Mode::Processes => (0..world).map(|rank| (Who::Rank(rank), self.victims.contains(&rank))).collect(),
@@ -99,7 +99,7 @@ impl Suite {
     }
 }
 
-/// Reads what `multi-gpu list` printed.
+/// Parses the output of `multi-gpu list`.
 pub(crate) fn parse(list: &str) -> Result<Vec<Suite>> {
     let mut suites: Vec<Suite> = Vec::new();
     for line in list.lines().filter(|line| !line.trim().is_empty()) {
@@ -119,22 +119,22 @@ pub(crate) fn parse(list: &str) -> Result<Vec<Suite>> {
     Ok(suites)
 }
 
-/// What the caller wants to see run.
+/// The launches that the command line selects.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     /// Only with this many ranks.
     pub(crate) ranks: Option<usize>,
-    /// Only these suites; all, if there are none.
+    /// Only these suites, or all if the list is empty.
     pub(crate) suites: &'a [String],
     pub(crate) sanitizer: bool,
     pub(crate) layout: Layout,
 }
 
-/// What this machine has to run them with.
+/// The resources of this machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Here<'a> {
     pub(crate) gpus: usize,
-    /// Why there is no `mpirun`, if there is none.
+    /// The reason why there is no `mpirun`, if so.
     pub(crate) no_mpirun: Option<&'a str>,
 }
 
@@ -143,11 +143,11 @@ pub(crate) struct Here<'a> {
 pub(crate) struct Planned<'a> {
     pub(crate) suite: &'a Suite,
     pub(crate) world: usize,
-    /// Why it is not run.
+    /// The reason why it is not run, if so.
     pub(crate) not_run: Option<String>,
 }
 
-/// What is run, in order, and what is not. Numbers of ranks that the caller excludes are not mentioned; all else is.
+/// All launches in order, including launches that are not run. Numbers of ranks that the command line excludes are left out.
 pub(crate) fn plan<'a>(suites: &'a [Suite], wanted: Wanted<'_>, here: Here<'_>) -> Result<Vec<Planned<'a>>> {
     let (gpus, layout) = (here.gpus, wanted.layout);
     for name in wanted.suites {

@@ -1,7 +1,7 @@
-//! From a device crate to PTX text: one run of a nightly-capable compiler per architecture, and nothing after it.
+//! From a device crate to PTX text: one run of a nightly-capable compiler per architecture, without post-processing.
 //!
-//! The vocabulary is that of rust-cuda's `CudaBuilder` (`arch`, `release`, `fma_contraction`, `copy_to`, `build`), with its defaults but for the
-//! architecture. It writes no file outside `target/` but the copy asked for.
+//! Names and defaults follow rust-cuda's `CudaBuilder` (`arch`, `release`, `fma_contraction`, `copy_to`, `build`), except for the default
+//! architecture. It writes no file outside `target/` but the requested copy.
 
 use std::{
     fs,
@@ -15,10 +15,10 @@ use crate::{
     toolchain::device_compiler::DeviceCompiler,
 };
 
-/// The architectures that PTX is generated for. The driver carries PTX forward, so these two serve sm_75 to sm_120.
+/// The architectures for which PTX is generated. PTX is forward-compatible, so these two serve sm_75 to sm_120.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Arch {
-    /// Turing: the oldest supported one. f16 conversions in hardware, bf16 in integer arithmetic.
+    /// Turing: the oldest supported architecture. f16 conversions in hardware, bf16 in integer arithmetic.
     Sm75,
     /// Ampere and later: bf16 conversions in hardware.
     Sm80,
@@ -27,7 +27,7 @@ pub(crate) enum Arch {
 impl Arch {
     pub(crate) const ALL: [Self; 2] = [Self::Sm75, Self::Sm80];
 
-    /// As rustc's `target-cpu` and ptxas's `--gpu-name` have it.
+    /// The name for rustc's `target-cpu` and ptxas's `--gpu-name`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Sm75 => "sm_75",
@@ -35,7 +35,7 @@ impl Arch {
         }
     }
 
-    /// What selects the device crate's code for it, in any builder: upstream's takes such arguments too.
+    /// The cargo arguments that select the device crate's code for the architecture; upstream's builder takes such arguments too.
     fn build_args(self) -> &'static [&'static str] {
         match self {
             Self::Sm75 => &[],
@@ -43,7 +43,7 @@ impl Arch {
         }
     }
 
-    /// The architectures whose ptxas must accept this one's PTX.
+    /// The architectures for which ptxas must accept this architecture's PTX.
     pub(crate) fn assembled_for(self) -> &'static [u32] {
         match self {
             Self::Sm75 => &[75],
@@ -63,8 +63,8 @@ pub(crate) struct PtxBuilder<'a> {
     copy_to: Option<PathBuf>,
 }
 
-/// What shapes the generated code, for the manifest; the target CPU and its feature come on top. Kept beside
-/// [`PtxBuilder::build`], which is where they are passed.
+/// The flags that affect the generated code, for the manifest, without the target CPU and its feature. They must match
+/// [`PtxBuilder::build`], which passes them.
 pub(crate) const FLAGS: [&str; 10] = [
     "-Zbuild-std=core",
     "--crate-type=cdylib",
@@ -78,11 +78,12 @@ pub(crate) const FLAGS: [&str; 10] = [
     NO_CONTRACTION,
 ];
 
-/// Register arrays live in registers only where every loop over them is unrolled, and the widest Gram tile has 36 sums.
+/// Arrays are kept in registers only if every loop over them is unrolled, and the widest Gram tile has 36 sums.
 const UNROLL: &str = "-Cllvm-args=-unroll-threshold=8000";
-/// Loops whose length is not known stay as they are: unrolled, they and their remainders are up to half of what the driver has to compile.
+/// Loops of unknown length are not unrolled: with their remainder loops, they would be up to half of the code that the driver has to
+/// compile.
 const NO_REMAINDERS: &str = "-Cllvm-args=-unroll-runtime=false";
-/// `x × y + z` stays two operations, each of which rounds, unless the source asks for one.
+/// `x × y + z` remains two operations with a rounding each, unless the source asks for a fused one.
 const NO_CONTRACTION: &str = "-Cllvm-args=-nvptx-fma-level=0";
 const CONTRACTION: &str = "-Cllvm-args=-nvptx-fma-level=2";
 
@@ -112,21 +113,21 @@ impl<'a> PtxBuilder<'a> {
         self
     }
 
-    /// Compile; gives back the path of the PTX.
+    /// Compiles, and returns the path of the PTX.
     pub(crate) fn build(self) -> Result<PathBuf> {
-        // One target folder per architecture: RUSTFLAGS differ, and cargo would build `core` anew at every change.
+        // There is one target folder per architecture, because the RUSTFLAGS differ and cargo would rebuild `core` at every change.
         let target_folder = target("nvptx").join(self.arch.name());
         let (name, opt_level) = (self.crate_name()?, if self.release { "3" } else { "1" });
         let output = target_folder.join("nvptx64-nvidia-cuda/release/deps").join(format!("{name}.s"));
-        // Cargo does not know that the .s file is its output, and calls a build fresh without it. Without it or with an
-        // old one, a compiler run costs seconds; a stale file would cost a wrong answer.
+        // Cargo does not know that the .s file is its output, and considers a build fresh without it. A missing or outdated file therefore
+        // triggers a compiler run, which costs seconds; a stale file would give a wrong result.
         self.forget_last_build(&target_folder, &name)?;
         if output.exists() {
             fs::remove_file(&output).with_context(|| format!("cannot remove {}", output.display()))?;
         }
 
-        // -Ctarget-cpu must be the same for `core` and for our crate, hence RUSTFLAGS and not arguments of the last
-        // compiler run. No panic location: our kernels have nowhere to print them, and they hold paths.
+        // -Ctarget-cpu must be equal for `core` and for the device crate, so it is in RUSTFLAGS and not among the arguments of the last
+        // compiler run. Panic locations are left out: kernels cannot print them, and they contain paths.
         let rustflags = format!(
             "-Ctarget-cpu={} {UNROLL} {NO_REMAINDERS} {} -Zlocation-detail=none",
             self.arch.name(),
@@ -137,10 +138,10 @@ impl<'a> PtxBuilder<'a> {
             .arg("--manifest-path")
             .arg(self.crate_folder.join("Cargo.toml"))
             .args(self.arch.build_args())
-            // A cdylib is what makes rustc run fat LTO over `core` and our crate, and leave one complete module.
+            // With the crate type cdylib, rustc runs fat LTO over `core` and the device crate, and produces one complete module.
             .args(["--crate-type", "cdylib", "--target-dir"])
             .arg(&target_folder)
-            // The PTX is complete before the linker (llvm-bitcode-linker) would start; `true` stands in for it.
+            // The PTX is complete before the linker (llvm-bitcode-linker) would start, so `true` replaces the linker.
             .args(["--", "--emit=asm", "-Clinker=true"]);
         for (variable, _) in std::env::vars_os() {
             let variable = variable.to_string_lossy();

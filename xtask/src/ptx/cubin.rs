@@ -1,7 +1,8 @@
-//! host/cubin/: the kernels that the driver would compile for longest, as code of an architecture.
+//! host/cubin/: the kernels with the longest compilation by the driver, as machine code for some architectures.
 //!
-//! Assembled from host/ptx, which stays what everything is made from: where no file here fits the device, or the driver refuses it, the loader
-//! takes the PTX. This never looks into the code; that it is what the assembler makes of today's PTX is compared byte for byte.
+//! The files are assembled from host/ptx, which remains the source of all code: if no file fits the device, or the driver refuses it, the
+//! loader uses the PTX. This module does not inspect the code; a byte-for-byte comparison checks that it is the assembler's output for the
+//! current PTX.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,32 +22,33 @@ use crate::{
     },
 };
 
-/// Adasum in one kernel would take the driver up to a quarter of a second; other families take it 0.1 s at most.
+/// The driver would need up to a quarter of a second to compile these families, which are Adasum in one kernel; it needs at most 0.1 s for
+/// others.
 const FAMILIES: [&str; 2] = ["peer_adasum", "peer_tree"];
-/// Architectures whose GPUs reach each other by NVLink. Code for 8.0 serves all of 8.x, and so on.
+/// Architectures with GPUs that are connected by NVLink. Code for 8.0 runs on all of 8.x, and so on.
 const SMS: [u32; 3] = [80, 90, 100];
-/// The PTX that all of them are made from.
+/// The architecture of the PTX that all files are assembled from.
 const PTX: &str = "sm_80";
 
 pub(super) fn folder() -> PathBuf {
     root().join("host/cubin")
 }
 
-/// Architecture, family and path of every file, the latter relative to host/cubin.
+/// Architecture, family and path of every file; the path is relative to host/cubin.
 fn all() -> impl Iterator<Item = (u32, &'static str, String)> {
     let of_arch = |sm| FAMILIES.map(|family| (sm, family, format!("sm_{sm}/{family}.cubin")));
     SMS.into_iter().flat_map(of_arch)
 }
 
-/// What [`assemble`] leaves behind.
+/// The output of [`assemble`].
 #[derive(Debug)]
 pub(crate) struct Assembled {
     pub(crate) path: PathBuf,
-    /// What `ptxas -v` says of registers, stack and spills.
+    /// The message of `ptxas -v` about registers, stack and spills.
     pub(crate) said: String,
 }
 
-/// One family for one architecture, into `target/ptxas/sm_NN`.
+/// Assembles one family for one architecture, into `target/ptxas/sm_NN`.
 pub(crate) fn assemble(ptxas: &Path, family: &str, text: &str, sm: u32) -> Result<Assembled> {
     let folder = target("ptxas").join(format!("sm_{sm}"));
     let (source, path) = (folder.join(format!("{family}.ptx")), folder.join(format!("{family}.cubin")));
@@ -65,7 +67,7 @@ pub(crate) fn assemble(ptxas: &Path, family: &str, text: &str, sm: u32) -> Resul
     Ok(Assembled { path, said })
 }
 
-/// The text as a device gets it: from 9.0 on, the library's loader has every entry wait for the launch before it.
+/// The text that a device gets: from 9.0 on, the library's loader makes every entry wait for the previous launch.
 fn as_loaded(text: &str, sm: u32) -> String {
     if sm < 90 {
         return text.to_owned();
@@ -74,7 +76,7 @@ fn as_loaded(text: &str, sm: u32) -> String {
     text.replace("\n{\n", "\n{\n\tgriddepcontrol.wait;\n")
 }
 
-/// Every file of host/cubin, by path relative to it, from the files of host/ptx; and what the manifest says of them.
+/// Every file of host/cubin, by path relative to it, from the files of host/ptx; and the manifest's record of them.
 pub(super) fn generate(ptx: &BTreeMap<String, String>) -> Result<(Cubins, BTreeMap<String, Vec<u8>>)> {
     let ptxas = python::ptxas().context("no ptxas here")?;
     let assembler = version(&ptxas)?;
@@ -93,7 +95,7 @@ pub(super) fn generate(ptx: &BTreeMap<String, String>) -> Result<(Cubins, BTreeM
     Ok((Cubins { assembler, files: recorded }, files))
 }
 
-/// Puts these files there, and leaves no other.
+/// Writes these files, and removes all others.
 pub(super) fn write(files: &BTreeMap<String, Vec<u8>>) -> Result<()> {
     let folder = folder();
     if folder.exists() {
@@ -102,7 +104,7 @@ pub(super) fn write(files: &BTreeMap<String, Vec<u8>>) -> Result<()> {
     super::put(&folder, files)
 }
 
-/// Which drivers load code depends on the release that made it.
+/// The release of the assembler determines which drivers can load the code.
 fn check_assembler(assembler: &str) -> Result<()> {
     if assembler.ends_with(&format!("V{PTXAS_VERSION}")) {
         return Ok(());
@@ -112,7 +114,7 @@ fn check_assembler(assembler: &str) -> Result<()> {
     )
 }
 
-/// Without an assembler: the files are those that the manifest records, and were made from the PTX that lies in host/ptx.
+/// A check without an assembler: the files match the manifest's hashes, and so does the PTX in host/ptx that they were made from.
 pub(super) fn check(recorded: &Cubins) -> Result<()> {
     check_assembler(&recorded.assembler)?;
     let expected: Vec<String> = all().map(|(.., path)| path).collect();
@@ -138,7 +140,7 @@ pub(super) fn check(recorded: &Cubins) -> Result<()> {
     Ok(())
 }
 
-/// Holds host/cubin against what [`assemble`] has just made of all PTX; gives back what was compared, in words.
+/// Compares host/cubin with the output of [`assemble`] for the current PTX; returns a description of the comparison.
 pub(crate) fn compare(ptxas: &Path) -> Result<String> {
     let recorded = super::Manifest::read(&super::folder())?.cubins;
     let here = version(ptxas)?;
@@ -158,7 +160,7 @@ pub(crate) fn compare(ptxas: &Path) -> Result<String> {
     Ok(format!("{} cubins identical", recorded.files.len()))
 }
 
-/// Paths relative to host/cubin of everything there.
+/// The paths, relative to host/cubin, of all files there.
 fn existing() -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     let Ok(archs) = fs::read_dir(folder()) else { return Ok(found) };
@@ -171,7 +173,7 @@ fn existing() -> Result<BTreeSet<String>> {
     Ok(found)
 }
 
-/// The line of `ptxas --version` that tells one release from another.
+/// The line of `ptxas --version` that identifies the release.
 fn version(ptxas: &Path) -> Result<String> {
     let (_, text) = Cmd::new(ptxas).arg("--version").probe();
     let line = text.lines().find(|line| line.contains("release"));

@@ -1,6 +1,6 @@
-//! host/ptx/manifest.json: what the PTX was made from and with, which entry points it has, and what was assembled from it.
+//! host/ptx/manifest.json: the sources, compiler and entry points of the PTX, and the files that were assembled from it.
 //!
-//! The host crate's tests read the same file and hold it against their table of launches; it holds no path and no date.
+//! The host crate's tests compare the same file with their table of launches; it contains no path and no date.
 
 use std::{
     fs,
@@ -15,13 +15,13 @@ use super::builder::{Arch, FLAGS};
 use crate::toolchain::device_compiler::DeviceCompiler;
 
 pub(super) const FILE: &str = "manifest.json";
-/// Raised when a reader of the manifest would misunderstand it.
+/// The version of the format, which increases when existing readers would misinterpret the manifest.
 const FORMAT: u32 = 2;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Manifest {
     pub(crate) format: u32,
-    /// Over device/Cargo.toml and device/src, with paths.
+    /// The hash of device/Cargo.toml and device/src, including paths.
     pub(crate) source_sha256: String,
     /// The first line of `rustc -vV`.
     pub(crate) compiler: String,
@@ -32,21 +32,21 @@ pub(crate) struct Manifest {
     pub(crate) entries: Vec<EntryPoint>,
 }
 
-/// What lies in host/cubin.
+/// The files in host/cubin.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Cubins {
-    /// From `ptxas --version`.
+    /// The release line of `ptxas --version`.
     pub(crate) assembler: String,
     pub(crate) files: Vec<Cubin>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Cubin {
-    /// Relative to host/cubin.
+    /// The path relative to host/cubin.
     pub(crate) path: String,
-    /// Of the text that it was assembled from, which is the text that the loader would give to the driver.
+    /// The hash of the assembled text, which is the text that the loader would give to the driver.
     pub(crate) ptx_sha256: String,
-    /// Of the file.
+    /// The hash of the file.
     pub(crate) sha256: String,
 }
 
@@ -92,7 +92,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// One entry and one file a line: the lists are long, and read in diffs.
+    /// The JSON with one entry or file per line: the lists are long, and are read in diffs.
     pub(super) fn to_text(&self) -> Result<String> {
         Ok(format!(
             "{{\n  \"format\": {},\n  \"source_sha256\": {},\n  \"compiler\": {},\n  \"llvm\": {},\n  \"flags\": {},\n  \
@@ -109,7 +109,7 @@ impl Manifest {
         ))
     }
 
-    /// Entry points that are on one side only, or have other parameters there.
+    /// Entry points that exist on one side only, or have other parameters there.
     pub(super) fn differing_entries(&self, recorded: &Self) -> Vec<String> {
         let mut differences = Vec::new();
         for entry in &self.entries {

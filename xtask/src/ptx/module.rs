@@ -1,17 +1,17 @@
-//! Just enough PTX to cut one module into several: statements at module scope, the names they define and use.
+//! A minimal PTX parser that splits one module into several: statements at module scope, with the names that they define and use.
 //!
-//! It never looks into instructions, except for names that occur in them, and for the note in which an entry says its launch bounds.
+//! It does not interpret instructions, except for the names in them and the note with an entry's launch bounds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail};
 
-/// A module as the compiler wrote it, in statements.
+/// A module of the compiler, divided into statements.
 #[derive(Debug)]
 pub(crate) struct Module {
     /// `.version`, `.target` and `.address_size`.
     header: Vec<String>,
-    /// Variables and functions by name: what entries may need.
+    /// Variables and functions that entries may need, by name.
     items: BTreeMap<String, Item>,
     pub(crate) entries: BTreeMap<String, Entry>,
 }
@@ -19,7 +19,7 @@ pub(crate) struct Module {
 #[derive(Debug)]
 struct Item {
     text: String,
-    /// What must stand before any body that calls it; only functions have one.
+    /// The declaration that must precede any body that calls it; only functions have one.
     prototype: Option<String>,
     uses: BTreeSet<String>,
 }
@@ -72,7 +72,7 @@ impl Module {
         Ok(module)
     }
 
-    /// A complete module with these entries and whatever they need, and nothing else.
+    /// A complete module with these entries and all items that they need, and nothing else.
     pub(crate) fn extract(&self, entries: &[&str], first_line: &str) -> Result<String> {
         let mut needed = BTreeSet::new();
         let mut ordered = Vec::new();
@@ -95,7 +95,7 @@ impl Module {
         canonical(&text)
     }
 
-    /// Depth first, so that a variable comes after those that its initialiser names.
+    /// Collects depth first, so that a variable comes after the variables that its initialiser names.
     fn collect(&self, uses: &BTreeSet<String>, needed: &mut BTreeSet<String>, ordered: &mut Vec<String>) {
         for name in uses {
             if let Some(item) = self.items.get(name) {
@@ -108,8 +108,9 @@ impl Module {
     }
 }
 
-/// The entry with its launch bounds, and what keeps its loops, as directives in front of its body. The compiler cannot write them, and inline
-/// assembly cannot stand there, so that device code leaves a note: `.pragma "gradsync.launch_bounds THREADS BLOCKS UNROLL";`.
+/// The entry with directives for its launch bounds, and against the unrolling of its loops, before its body. The compiler cannot emit these
+/// directives, and inline assembly cannot appear there, so device code contains a note: `.pragma "gradsync.launch_bounds THREADS BLOCKS
+/// UNROLL";`.
 fn with_launch_bounds(entry: &str) -> Result<String> {
     const NOTE: &str = ".pragma \"gradsync.launch_bounds ";
     let mut notes = entry.lines().filter_map(|line| line.trim().strip_prefix(NOTE)?.strip_suffix("\";"));
@@ -128,7 +129,7 @@ fn with_launch_bounds(entry: &str) -> Result<String> {
     Ok(format!("{}\n.maxntid {threads}, 1, 1\n.minnctapersm {blocks}\n{pragma}{}", head.trim_end(), body.join("\n")))
 }
 
-/// Without comments, trailing space and empty lines.
+/// Removes comments, trailing space and empty lines.
 fn tidy_text(text: &str) -> String {
     let mut tidy = String::with_capacity(text.len());
     for line in text.lines() {
@@ -141,7 +142,7 @@ fn tidy_text(text: &str) -> String {
     tidy
 }
 
-/// Cuts at module scope: directives end with their line, bodies with their brace, everything else with a semicolon.
+/// Splits at module scope: directives end with their line, bodies with their brace, everything else with a semicolon.
 fn statements(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let (mut start, mut depth) = (0, 0_usize);
@@ -156,7 +157,7 @@ fn statements(text: &str) -> Vec<String> {
             }
             '}' => {
                 depth = depth.saturating_sub(1);
-                // The braces of an initialiser are followed by its semicolon.
+                // The braces of an initialiser are followed by a semicolon, which ends the statement.
                 depth == 0 && !so_far.split('{').next().unwrap_or_default().contains('=')
             }
             ';' => depth == 0,
@@ -218,8 +219,8 @@ fn params(head: &str) -> Result<Vec<String>> {
     Ok(params)
 }
 
-/// Replaces what depends on where and in which order things were compiled: crate disambiguators and hashes in mangled
-/// names, the numbers of anonymous constants, and the function's number in labels.
+/// Replaces the parts of names that depend on the place and order of compilation: crate disambiguators and hashes in mangled names, the
+/// numbers of anonymous constants, and the function's number in labels.
 fn canonical(text: &str) -> Result<String> {
     let mut renamed: BTreeMap<String, String> = BTreeMap::new();
     let mut anonymous = 0_usize;
@@ -236,7 +237,7 @@ fn canonical(text: &str) -> Result<String> {
             "__local_depot".to_owned()
         } else if word.starts_with("_R") || word.starts_with("_ZN") {
             let new = without_hashes(word);
-            // Labels and depots are local to a body, but two functions that become one would be a miscompilation.
+            // Labels and depots are local to a body, but giving two functions one name would be a miscompilation.
             if let Some((other, _)) = renamed.iter().find(|(_, taken)| **taken == new) {
                 bail!("{word} and {other} would both be called {new}");
             }
@@ -260,8 +261,8 @@ fn canonical(text: &str) -> Result<String> {
     Ok(output)
 }
 
-/// `_RNvNtCsanIojcP8aaR_4core9panicking` without `sanIojcP8aaR_`, `_ZN4core..17h0123456789abcdefE` without its hash,
-/// and neither with the `llvm` suffix of a symbol that LTO made private. A parameter's `_param_0` stays.
+/// `_RNvNtCsanIojcP8aaR_4core9panicking` without `sanIojcP8aaR_`, `_ZN4core..17h0123456789abcdefE` without its hash, and both without the
+/// `llvm` suffix of a symbol that LTO made private. A parameter's `_param_0` stays.
 fn without_hashes(name: &str) -> String {
     let mut name = name.to_owned();
     if let Some((stem, suffix)) = name.clone().split_once("_$_llvm_$_") {

@@ -1,4 +1,4 @@
-//! The splitter on a small module of the compiler's own making.
+//! Tests of the splitter on a small module in the compiler's format.
 
 use super::*;
 

@@ -1,7 +1,7 @@
-//! A project that depends on gradsync builds on stable with nothing installed, also with the feature `cuda`: the proof.
+//! Checks that a project that depends on gradsync builds on stable Rust with nothing installed, also with the feature `cuda`.
 //!
-//! The project is made outside the repository, so that it inherits no workspace, lock file or cargo configuration, and depends on the crates as the
-//! registry would give them out.
+//! The project is created outside the repository, so that it inherits no workspace, lock file or cargo configuration, and depends on the
+//! crates in the form in which the registry would provide them.
 
 use std::{
     env, fs,
@@ -13,17 +13,17 @@ use anyhow::{Context, Result, bail, ensure};
 use super::package::{self, Package};
 use crate::process::{Cmd, root, target};
 
-/// A project, and what it prints.
+/// A project and its expected output.
 struct Project {
-    /// What stands behind `gradsync = `.
+    /// The value of `gradsync = ` in its manifest.
     dependency: &'static str,
-    /// The whole `.cargo/config.toml`, if it takes one.
+    /// The whole `.cargo/config.toml`, if it needs one.
     configuration: Option<&'static str>,
     program: &'static str,
     prints: &'static [&'static str],
 }
 
-/// Two ranks average a gradient and make a step: the code that a dependent writes first.
+/// Two ranks average a gradient and make a step: typical first code of a user.
 const PLAIN: Project = Project {
     dependency: r#""*""#,
     configuration: None,
@@ -31,7 +31,7 @@ const PLAIN: Project = Project {
     prints: &["downstream: every rank has [-2.0, -3.0]"],
 };
 
-/// A queue of a GPU, where there is one; the program starts without a driver too.
+/// Opens a queue of a GPU, if there is one; the program starts without a driver too.
 const CUDA: Project = Project {
     dependency: r#"{ version = "*", features = ["cuda"] }"#,
     configuration: Some("[env]\nCUDA_LIBRARY_PATH = \"/usr\"\n"),
@@ -39,7 +39,7 @@ const CUDA: Project = Project {
     prints: &["downstream: device 0 is here", "downstream: error 100, no device"],
 };
 
-/// Gives back what was proven.
+/// Builds and runs the projects; returns a description of the check.
 pub(super) fn build_and_run() -> Result<String> {
     let folder = TemporaryFolder::new()?;
     let packages = package::pack(&target("downstream"), &folder.path)?;
@@ -68,7 +68,7 @@ impl Project {
         if let Some(configuration) = self.configuration {
             write(&folder.join(".cargo/config.toml"), configuration)?;
         }
-        // The same versions as ours where there is a choice, so that nothing is downloaded twice.
+        // Dependencies have the versions of gradsync's lock file where possible, so that nothing is downloaded twice.
         let lock = root().join("Cargo.lock");
         if lock.is_file() {
             fs::copy(&lock, folder.join("Cargo.lock")).context("cannot copy the lock file")?;
@@ -92,7 +92,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Without anything that could help: no device compiler, CUDA folder, MPI or compiler flag in the environment.
+/// Removes everything from the environment that could help: device compiler, CUDA folder, MPI and compiler flags.
 fn bare(mut cmd: Cmd) -> Cmd {
     let help = ["GRADSYNC_", "CUDA_", "MPI", "OMPI_", "CARGO_PROFILE_", "CARGO_BUILD_", "RUSTC_"];
     for (name, _) in env::vars_os() {
@@ -104,7 +104,7 @@ fn bare(mut cmd: Cmd) -> Cmd {
     cmd.env("CARGO_TARGET_DIR", target("downstream"))
 }
 
-/// Removed when dropped, whatever happened in between.
+/// A folder that is removed on drop.
 struct TemporaryFolder {
     path: PathBuf,
 }

@@ -1,7 +1,7 @@
-//! The tests of the MPI transport: builds the program once, and has `mpirun` start it with every number of ranks. After them, the
-//! transport's unit tests, and those of `cargo xtask perf` as an MPI job, which start `mpirun` themselves and leave it the deadline.
+//! The tests of the MPI transport: builds the program once, and has `mpirun` start it with every number of ranks. Then come the transport's
+//! unit tests, and the tests of `cargo xtask perf` as an MPI job, which call `mpirun` themselves and let it enforce the deadline.
 //!
-//! Each launch has a deadline, and is killed whole when it passes.
+//! Each launch has a deadline, after which all its processes are killed.
 
 use std::{
     path::{Path, PathBuf},
@@ -21,9 +21,10 @@ use crate::{
 };
 
 const RANKS: [usize; 4] = [2, 3, 4, 8];
-/// Has ranks talk as those of several machines do.
+/// Makes ranks communicate by messages alone, like ranks of several machines.
 const MESSAGES_ONLY: (&str, &str) = ("GRADSYNC_MPI_MESSAGES_ONLY", "1");
-/// The same where Open MPI waits for the receiver before it sends more than 1 KiB, as other MPIs may; others do not read these.
+/// As [`MESSAGES_ONLY`], with an eager limit of 1 KiB in Open MPI, above which a send waits for the receiver, as in other MPIs; other MPIs
+/// ignore these variables.
 const SHORT_MESSAGES: [(&str, &str); 7] = [
     MESSAGES_ONLY,
     ("OMPI_MCA_btl_vader_eager_limit", "1024"),
@@ -33,23 +34,23 @@ const SHORT_MESSAGES: [(&str, &str); 7] = [
     ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
     ("OMPI_MCA_smsc", "^cma,xpmem,knem"),
 ];
-/// For one launch; they take a few seconds, and the one with the large messages half a minute.
+/// The deadline of one launch; launches take a few seconds, and the one with the large messages half a minute.
 const DEADLINE: Duration = Duration::from_secs(180);
-/// Memory that the large messages of two ranks need, with room for everything else.
+/// The memory for the large messages of two ranks, with a margin for everything else.
 const LARGE_KIB: u64 = 8 << 20;
 
-/// The tests, built.
+/// Builds the test program and returns its path.
 pub(super) fn program() -> Result<PathBuf> {
     bundle::executable(cargo_test().args(["--no-run", "--test", "mpi"]), "mpi")
 }
 
-/// Tests of these packages are always compiled together, so that the features of their dependencies, and with them the library, are the same.
+/// Tests of these packages are always compiled together, so that the features of their dependencies, and thus of the library, are equal.
 fn cargo_test() -> Cmd {
     let packages = ["--package", "gradsync", "--package", "gradsync-tests", "--package", "gradsync-bench"];
     Cmd::cargo("test").args(packages).args(["--features", "gradsync/mpi,gradsync-tests/mpi,gradsync-bench/mpi"])
 }
 
-/// Gives back what was run, for the table.
+/// Runs the tests; returns a description for the table.
 pub(super) fn run() -> Result<String> {
     let program = program()?;
     let has_room = available_kib().is_some_and(|available| available >= LARGE_KIB);
@@ -85,7 +86,7 @@ pub(super) fn run() -> Result<String> {
     Ok(format!("on {RANKS:?} ranks, in memory of each other and by messages, {large}; `perf`"))
 }
 
-/// The cases of training with candle, on ranks of an MPI job.
+/// Runs the cases of training with candle on ranks of an MPI job.
 pub(super) fn candle() -> Result<String> {
     let build = ["--no-run", "--package", "gradsync-candle", "--features", "mpi", "--test", "ranks"];
     let program = bundle::executable(Cmd::cargo("test").args(build), "ranks")?;
@@ -107,7 +108,7 @@ fn start_ranks(mpirun: &Mpirun, program: &Path, ranks: usize, environment: &[(&s
     watch(command, DEADLINE)
 }
 
-/// Has ranks run the cases of limits where shared memory that has a name is no more than 64 KiB, if the system allows that.
+/// Runs the cases about limits with at most 64 KiB of named shared memory, if the system allows such a mount.
 fn in_tiny_shared_memory(mpirun: &Mpirun, program: &Path) -> Result<Option<End>> {
     let mount = ["sh", "-c", "mount -t tmpfs -o size=64k none /dev/shm && exec \"$@\"", "sh"];
     let worlds: [&[&str]; 2] = [&["--mount"], &["--mount", "--map-root-user"]];
@@ -125,7 +126,7 @@ fn in_tiny_shared_memory(mpirun: &Mpirun, program: &Path) -> Result<Option<End>>
     watch(command, DEADLINE).map(Some)
 }
 
-/// Runs a launcher, which ends its ranks at this deadline, and is ended if it does not.
+/// Runs a launcher, which ends its ranks at this deadline, and kills it if it does not.
 pub(super) fn watch(command: Command, deadline: Duration) -> Result<End> {
     println!("$ {command:?}");
     let limits = Limits { deadline: deadline + Mpirun::GRACE, grace: Duration::from_secs(5) };
@@ -136,7 +137,7 @@ pub(super) fn watch(command: Command, deadline: Duration) -> Result<End> {
     Ok(ends.into_iter().next().unwrap_or(End::Stuck))
 }
 
-/// Free memory, as Linux reckons it; unknown elsewhere.
+/// Available memory according to Linux; `None` on other systems.
 fn available_kib() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

@@ -1,7 +1,8 @@
-//! The tests of the MPI transport on several machines, which `nodes.sh` makes of this one: nothing but a network joins them, and they know
-//! each other by address only.
+//! The tests of the MPI transport on several machines, which `nodes.sh` simulates on this one: the nodes share nothing but a network, and
+//! know each other by address only.
 //!
-//! Needs Linux and its namespaces, as root or as a user who may have them; where they are refused, the stage is not run, and says why.
+//! The stage needs Linux namespaces, as root or as a user with permission; if the system refuses them, the stage is not run, and the reason
+//! is printed.
 
 use std::{
     path::Path,
@@ -17,14 +18,14 @@ use crate::{
     process::root,
 };
 
-/// Nodes, and ranks on each.
+/// The number of nodes, and of ranks on each.
 const GRIDS: [(usize, usize); 2] = [(3, 1), (2, 2)];
 const DEADLINE: Duration = Duration::from_secs(180);
-/// For ranks that only say where they are.
+/// The deadline of a launch in which ranks only print their host names.
 const START: Duration = Duration::from_secs(60);
-/// What makes a world of its own: of a user who is root in it, or of root.
+/// The arguments that create the outer namespaces: as a user who is root inside, or as root.
 const WORLDS: [&[&str]; 2] = [&["--user", "--map-root-user"], &[]];
-/// What `nodes.sh` ends with where the system refuses it something.
+/// The exit code of `nodes.sh` if the system refuses an operation.
 const REFUSED: i32 = 77;
 
 pub(super) fn run() -> Result<Outcome> {
@@ -64,7 +65,7 @@ pub(super) fn run() -> Result<Outcome> {
     Ok(Outcome::Passed(format!("machines × ranks on each: {grids}")))
 }
 
-/// What each rank of a launch prints.
+/// The output of each rank of a launch.
 fn names(launch: &mut Command) -> Result<Vec<String>> {
     let Output { status, stdout, stderr } = launch.output().context("cannot start `unshare`")?;
     if !status.success() {
@@ -73,7 +74,7 @@ fn names(launch: &mut Command) -> Result<Vec<String>> {
     Ok(String::from_utf8_lossy(&stdout).split_whitespace().map(str::to_owned).collect())
 }
 
-/// The first world in which a node can be made, or why the last cannot.
+/// The first kind of namespaces in which a node can be created, or the error of the last kind.
 fn find_world() -> Result<std::result::Result<&'static [&'static str], String>> {
     let mut why = String::new();
     for world in WORLDS {
@@ -83,7 +84,7 @@ fn find_world() -> Result<std::result::Result<&'static [&'static str], String>> 
             return Ok(Ok(world));
         }
         let text = String::from_utf8_lossy(&stderr).trim().replace('\n', "; ");
-        // It fails itself where it may not do what it is told.
+        // `unshare` itself fails if it is not permitted to create the namespaces.
         let is_refused = status.code() == Some(REFUSED) || text.starts_with("unshare:");
         if !is_refused {
             bail!("nodes.sh {status}: {text}");
@@ -93,7 +94,7 @@ fn find_world() -> Result<std::result::Result<&'static [&'static str], String>> 
     Ok(Err(why))
 }
 
-/// The same command where there are so many nodes.
+/// The command on this many nodes.
 fn on_nodes(world: &[&str], nodes: usize, start: &Command) -> Command {
     let mut command = Command::new("unshare");
     command.args(world).args(["--net", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child", "bash"]);

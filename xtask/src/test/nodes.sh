@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Several machines on one: nodes.sh NODES COMMAND...
 #
-# Every node has a network, processes, a host name and shared memory of its own, and they are joined by a bridge; no name stands for any of
-# them. The command, which is Open MPI 4's launcher, finds them at 10.77.0.1 and up, and starts processes there without ssh. Run by `unshare`
-# with a network, mounts and processes of its own, whose end takes all of this away. Exits with 77 where the system does not allow it.
+# Every node has its own network, processes, host name and shared memory. A bridge joins the nodes, and no host name resolves to any of
+# them. The command, which is Open MPI 4's launcher, finds them at 10.77.0.1 and up, and starts processes there without ssh. `unshare`
+# runs this script in namespaces of its own for network, mounts and processes, and their end removes everything. Exits with 77 if the
+# system refuses it.
 set -euo pipefail
 nodes=$1
 shift
@@ -15,11 +16,11 @@ ip address add 10.77.0.254/24 dev fabric
 ip link set fabric up
 here=$(mktemp -d)
 trap 'rm -rf "$here"' EXIT
-# Numbers of processes begin anew here, by which launchers name what they leave in such a folder.
+# Process IDs start again at 1 in this namespace, and launchers name their temporary files by them, so the files get a folder of their own.
 export TMPDIR=$here
 
 for ((node = 1; node <= nodes; node++)); do
-    # The node is there for as long as its first process.
+    # The node exists as long as its first process.
     unshare --net --uts --ipc --pid --mount --mount-proc --fork --kill-child bash -c '
         hostname "node$1" && mount -t tmpfs none /dev/shm && ip link set lo up && touch "$2" && exec sleep infinity
     ' node "$node" "$here/$node.is-up" &
@@ -35,7 +36,7 @@ for ((node = 1; node <= nodes; node++)); do
     nsenter --net --target "$first" sh -c "ip address add 10.77.0.$node/24 dev eth0 && ip link set eth0 up"
 done
 
-# What the launcher takes for ssh: HOST COMMAND...
+# The replacement of ssh for the launcher: HOST COMMAND...
 cat >"$here/enter" <<END
 #!/usr/bin/env bash
 read -r first <"$here/\$1"
@@ -44,6 +45,6 @@ export TMPDIR="$here"
 exec nsenter --net --uts --ipc --pid --mount --root --wd --target "\$first" bash -c "\$*"
 END
 chmod +x "$here/enter"
-# Every node believes that all cores are its own.
+# Every node uses all cores as if they were its own, so ranks are not bound to cores.
 export OMPI_MCA_plm_rsh_agent="$here/enter" OMPI_MCA_hwloc_base_binding_policy=none
 "$@"

@@ -1,4 +1,4 @@
-//! The published crates as `cargo publish` would upload them: packed, looked into, and unpacked for somebody to build on.
+//! The published crates as `cargo publish` would upload them: packed, checked, and unpacked so that another crate can depend on them.
 
 use std::{
     fs,
@@ -10,26 +10,26 @@ use serde::Deserialize;
 
 use crate::process::Cmd;
 
-/// What the registry takes at most.
+/// The registry's size limit.
 const LARGEST: u64 = 10 << 20;
-/// What every package has at its root.
+/// The files that every package has at its root.
 const FILES: [&str; 4] = ["Cargo.toml", "LICENSE-APACHE", "LICENSE-MIT", "README.md"];
-/// What the registry wants to know, and warns about where it is missing.
+/// The manifest fields that the registry expects.
 const FIELDS: [&str; 4] = ["description", "license", "readme", "repository"];
 
-/// From this one on, cargo packs crates that depend on each other before the registry has them.
+/// The first cargo version that packs interdependent crates before the registry has them.
 const PACKS_SEVERAL: (u32, u32) = (1, 90);
 
-/// A crate that somebody can build on.
+/// A crate that another crate can depend on.
 pub(super) struct Package {
     pub(super) name: String,
     pub(super) folder: PathBuf,
-    /// Bytes of the archive that it was unpacked from; none if it is the member itself.
+    /// The size in bytes of the archive; `None` if this is the workspace member itself.
     pub(super) size: Option<u64>,
 }
 
-/// Packs every member of the workspace that is published, by way of cargo's output folder `target`, and unpacks it in `to`. Where cargo is too
-/// old for that, gives back the members themselves.
+/// Packs every published member of the workspace into cargo's output folder `target`, and unpacks it in `to`. If cargo is too old for that,
+/// returns the members themselves.
 pub(super) fn pack(target: &Path, to: &Path) -> Result<Vec<Package>> {
     let members = published()?;
     if cargo_version()? < PACKS_SEVERAL {
@@ -39,7 +39,7 @@ pub(super) fn pack(target: &Path, to: &Path) -> Result<Vec<Package>> {
             .map(|member| Package { folder: folder(&member), name: member.name, size: None })
             .collect());
     }
-    // Nothing is compiled in here: whoever builds on the unpacked crates does that.
+    // Nothing is compiled here: the crate that depends on the unpacked crates compiles them.
     let pack = Cmd::cargo("package").args(["--quiet", "--no-verify", "--allow-dirty", "--target-dir"]).arg(target);
     pack.args(members.iter().flat_map(|member| ["--package", member.name.as_str()])).run()?;
     members.into_iter().map(|member| unpack(target, to, member)).collect()
@@ -53,7 +53,7 @@ fn unpack(target: &Path, to: &Path, member: Member) -> Result<Package> {
     Cmd::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(to).quiet().run()?;
     let folder = to.join(full_name);
     for file in FILES {
-        // A link that was packed as such would lead nowhere.
+        // A packed symbolic link would be dangling.
         let is_file = fs::symlink_metadata(folder.join(file)).is_ok_and(|found| found.is_file());
         ensure!(is_file, "{} has no {file}", archive.display());
     }
@@ -71,7 +71,7 @@ struct Member {
     name: String,
     version: String,
     manifest_path: PathBuf,
-    /// The registries that may have it: any, if it does not say.
+    /// The registries that may have it; any if the field is missing.
     publish: Option<Vec<String>>,
 }
 
@@ -88,7 +88,7 @@ fn published() -> Result<Vec<Member>> {
     Ok(members)
 }
 
-/// Of `cargo 1.90.0 (840b83a10 2025-07-30)`, 1 and 90.
+/// The version of `cargo 1.90.0 (840b83a10 2025-07-30)` is (1, 90).
 fn cargo_version() -> Result<(u32, u32)> {
     let text = Cmd::cargo("--version").quiet().read()?;
     let mut numbers = text.split([' ', '.']).skip(1).map_while(|number| number.parse().ok());

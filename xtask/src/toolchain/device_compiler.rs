@@ -1,6 +1,6 @@
-//! Finding a compiler for device code: any rustc that has the sources of its own `core` beside it.
+//! Finds a compiler for device code: any rustc with the sources of its own `core`.
 //!
-//! Nothing is installed from here; [`super::Toolchain`] does that.
+//! This module installs nothing; [`super::Toolchain`] does.
 
 use std::path::{Path, PathBuf};
 
@@ -9,30 +9,30 @@ use anyhow::{Context, Result, bail};
 use super::{APT_FLAGS, variable};
 use crate::process::Cmd;
 
-/// Names a rustc to use, before every other place.
+/// The variable that names a rustc, which has precedence over all other places.
 const VARIABLE: &str = "GRADSYNC_DEVICE_RUSTC";
-/// Debian's, where its version will do: the compiler, and the sources of `core`.
+/// Debian's packages of the compiler and of the sources of `core`; they are used if their version is sufficient.
 pub(super) const PACKAGES: [&str; 2] = ["rustc-web", "rust-web-src"];
-/// The first that compiles edition 2024 and `extern "ptx-kernel"` as the device crate uses them.
+/// The first version that compiles edition 2024 and the device crate's use of `extern "ptx-kernel"`.
 const OLDEST: (u32, u32) = (1, 89);
 
-/// A compiler that was tried and will do.
+/// A compiler that was checked and is sufficient.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceCompiler {
     pub(crate) rustc: PathBuf,
-    /// `rustc 1.96.0 (ac68faa20 2026-05-25)`, with whatever a distribution adds.
+    /// `rustc 1.96.0 (ac68faa20 2026-05-25)`, with any additions of a distribution.
     pub(crate) version: String,
     pub(crate) llvm: String,
 }
 
 impl DeviceCompiler {
-    /// Has somebody named the compiler to use?
+    /// Whether the variable names a compiler.
     pub(super) fn is_named() -> bool {
         variable(VARIABLE).is_some()
     }
 
-    /// The first that will do: the variable's and no other, or rustup's (nightly before others), then the distribution's. The
-    /// error lists every place and why not, and the commands that install one.
+    /// The first sufficient compiler: only the variable's if it is set, otherwise rustup's (nightly first), then the distribution's. The
+    /// error lists every place with the reason, and the commands that install one.
     pub(crate) fn find() -> Result<Self> {
         let mut tried = Vec::new();
         for (place, rustc) in candidates(&mut tried) {
@@ -70,11 +70,11 @@ impl DeviceCompiler {
     }
 }
 
-/// Places and compilers in order; places without a compiler go straight to `tried`.
+/// The candidates in order; places without a compiler are added to `tried`.
 fn candidates(tried: &mut Vec<String>) -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
     match variable(VARIABLE) {
-        // Whoever names one wants that one, and wants to hear why it will not do.
+        // If the user names a compiler, only that one is tried, so that its error is reported.
         Some(path) => return vec![(VARIABLE.to_owned(), PathBuf::from(path))],
         None => tried.push(format!("{VARIABLE}: not set")),
     }
@@ -87,7 +87,7 @@ fn candidates(tried: &mut Vec<String>) -> Vec<(String, PathBuf)> {
     if !names.iter().any(|name| name.starts_with("nightly")) {
         tried.push("rustup: no nightly toolchain".to_owned());
     }
-    // RUSTC_BOOTSTRAP lets any of them compile device code; nightly first, because there it needs no such excuse.
+    // RUSTC_BOOTSTRAP lets any toolchain compile device code; nightly comes first, because it does not need the variable.
     names.sort_by_key(|name| !name.starts_with("nightly"));
     for name in names {
         let (works, sysroot) = Cmd::new("rustup").args(["run", name, "rustc", "--print", "sysroot"]).probe();
@@ -98,7 +98,7 @@ fn candidates(tried: &mut Vec<String>) -> Vec<(String, PathBuf)> {
         }
     }
 
-    // Asked of the package, because a `rustc` on the path is usually rustup's.
+    // The package's own file list is used, because a `rustc` on the path is usually rustup's.
     let (works, files) = Cmd::new("dpkg").args(["-L", PACKAGES[0]]).probe();
     match files.lines().find(|line| works && line.ends_with("/bin/rustc")) {
         Some(path) => found.push((format!("Debian's {}", PACKAGES[0]), PathBuf::from(path))),
@@ -107,13 +107,13 @@ fn candidates(tried: &mut Vec<String>) -> Vec<(String, PathBuf)> {
     found
 }
 
-/// Would the distribution's package do, and can it be installed as others are?
+/// Whether the distribution's package is sufficient and can be installed without removing others.
 pub(super) fn apt_candidate() -> bool {
     candidate_of(PACKAGES[0]).and_then(|version| version_pair(&version)) >= Some(OLDEST)
         && Cmd::new("apt-get").args(["install", "--simulate"]).args(APT_FLAGS).args(PACKAGES).probe().0
 }
 
-/// Are there package lists at all? Then apt knows some package that is not installed.
+/// Whether there are package lists at all: then apt knows a package that is not installed.
 pub(super) fn apt_has_lists() -> bool {
     let (works, text) = Cmd::new("apt-cache").args(["search", "--names-only", "^gcc"]).env("LC_ALL", "C").probe();
     let installed = |name: &str| Cmd::new("dpkg").args(["-s", name]).probe().0;
@@ -127,7 +127,7 @@ pub(super) fn candidate_of(package: &str) -> Option<String> {
     works.then_some(candidate)
 }
 
-/// `1.96.0+dfsg1-1` to (1, 96).
+/// The version pair of `1.96.0+dfsg1-1` is (1, 96).
 fn version_pair(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))

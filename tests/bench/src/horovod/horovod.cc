@@ -2,9 +2,9 @@
 //
 //     mpirun -n RANKS horovod DTYPE BYTES WARM_UPS ITERATIONS
 //
-// `cargo xtask bench --peer horovod` compiles this file, and links it with the sources of Horovod's own distribution, none of which is
-// changed or replaced. The global state is set up as Horovod's InitializeHorovodOnce and BackgroundThreadLoop do it; only the thread
-// that waits for requests of a framework is left out, so that its cycle time is not measured. Rank 0 prints one object of JSON.
+// `cargo xtask bench --peer horovod` compiles this file, and links it with the unmodified sources of Horovod's own distribution. The global
+// state is set up as in Horovod's InitializeHorovodOnce and BackgroundThreadLoop; only the thread that waits for requests of a framework is
+// left out, so that its cycle time is not measured. Rank 0 prints one JSON object.
 
 #include <algorithm>
 #include <cmath>
@@ -26,22 +26,22 @@ namespace hvd = horovod::common;
 
 namespace {
 
-// Elements after which a vector repeats: a prime, so that no half of a vector of a power of two looks like the other.
+// The period of a vector's elements: a prime, so that the two halves of a vector whose length is a power of two differ.
 constexpr size_t kPeriod = 4093;
-// The unit roundoff of the products and coefficients, which Horovod forms in double.
+// The unit roundoff of the products and coefficients, which Horovod computes in double.
 constexpr double kDoubleRoundoff = 0x1p-53;
 constexpr double kFloatRoundoff = 0x1p-24;
-// PyTorch's tensors lie at multiples of this.
+// The alignment of PyTorch's tensors.
 constexpr size_t kAlignment = 64;
 
-// A dtype as Horovod names it, and what rounding to it costs.
+// A dtype of Horovod, with the errors of rounding to it.
 struct Type {
   const char* name;
   hvd::DataType horovod;
   size_t bytes;
-  // Relative error of one element of a weighted sum of two vectors, whatever the arithmetic in which it is formed.
+  // Relative error of one element of a weighted sum of two vectors, whatever the arithmetic.
   double roundoff;
-  // Absolute error of an element that is subnormal.
+  // Absolute error of a subnormal element.
   double smallest;
   // Relative error of a coefficient in the precision of that arithmetic.
   double coefficient_roundoff;
@@ -74,14 +74,14 @@ struct Type {
   }
 };
 
-// f64: two products and a sum. f32: the same in double, and one rounding. f16: a product and a fused one in float, and one rounding.
+// f64: two products and a sum. f32: these in double, and one rounding. f16: a product and a fused multiply-add in float, and one rounding.
 const Type kTypes[] = {
     {"f64", hvd::HOROVOD_FLOAT64, 8, 3 * kDoubleRoundoff, 0x1p-1074, 0.0},
     {"f32", hvd::HOROVOD_FLOAT32, 4, kFloatRoundoff + 3 * kDoubleRoundoff, 0x1p-150, 0.0},
     {"f16", hvd::HOROVOD_FLOAT16, 2, 0x1p-11 + 2 * kFloatRoundoff, 0x1p-25, kFloatRoundoff},
 };
 
-// Memory of a framework, of which Horovod only knows this much.
+// A framework's tensor, with the members that Horovod uses.
 class Vector : public hvd::Tensor {
 public:
   Vector(const Type& type, size_t len) : type_(type), len_(len) {
@@ -103,7 +103,7 @@ public:
   const void* data() const override { return data_; }
   int64_t size() const override { return static_cast<int64_t>(len_ * type_.bytes); }
 
-  // Repeats these elements.
+  // Fills the vector with repetitions of one period.
   void fill(const std::vector<double>& period) {
     for (size_t i = 0; i < len_; i++) {
       type_.set(data_, i, period[i % kPeriod]);
@@ -118,7 +118,7 @@ private:
   void* data_;
 };
 
-// One period of every rank's vector: something that all have in common, and something of its own, as gradients do.
+// One period of every rank's vector: the sum of a common part and a part of the rank's own, as in gradients.
 std::vector<std::vector<double>> inputs(const Type& type, int ranks) {
   uint64_t state = 0x9e3779b97f4a7c15;
   auto uniform = [&state] {
@@ -138,15 +138,15 @@ std::vector<std::vector<double>> inputs(const Type& type, int ranks) {
   return all;
 }
 
-// A node of Adasum's tree, as weights of the ranks' vectors, with a bound of how far what Horovod computes may be from it: in each
-// element the sum of `errors` times the magnitudes of the ranks' elements, and `absolute`.
+// A node of Adasum's tree, as weights of the ranks' vectors, with a bound of the error of Horovod's result: for each element, the sum of
+// `errors` times the magnitudes of the ranks' elements, plus `absolute`.
 struct Node {
   std::vector<double> weights;
   std::vector<double> errors;
   double absolute = 0.0;
 };
 
-// Adasum by its definition from the inner products of the ranks' vectors, in which no vector of a node is formed.
+// Adasum by its definition, from the inner products of the ranks' vectors; the vectors of inner nodes are never formed.
 class Oracle {
 public:
   Oracle(const Type& type, const std::vector<std::vector<double>>& inputs, size_t len)
@@ -189,7 +189,7 @@ private:
     return sum;
   }
 
-  // How far the vector that Horovod holds may be from the node's, in the Euclidean norm.
+  // The largest distance of Horovod's vector from the node's, in the Euclidean norm.
   double distance(const Node& node) const {
     double sum = node.absolute * std::sqrt(static_cast<double>(len_));
     for (size_t r = 0; r < ranks_; r++) {
@@ -198,7 +198,7 @@ private:
     return sum;
   }
 
-  // The coefficient of a vector, and how far Horovod's may be from it.
+  // The coefficient of a vector, and the largest error of Horovod's coefficient.
   struct Coefficient {
     double value;
     double error;
@@ -216,7 +216,7 @@ private:
     double dot = product(a, b), a_square = product(a, a), b_square = product(b, b);
     double a_norm = std::sqrt(a_square), b_norm = std::sqrt(b_square);
     double a_off = distance(a), b_off = distance(b);
-    // Sums of so many terms, in whatever order, and of the ranks' sums; by the inequality of Cauchy and Schwarz.
+    // The rounding error of sums of `len_` terms, in any order, and of the ranks' partial sums, by the Cauchy-Schwarz inequality.
     double summing = (static_cast<double>(len_) + 8.0) * kDoubleRoundoff;
     auto error = [summing](double x, double x_off, double y, double y_off) {
       return x * y_off + x_off * y + x_off * y_off + summing * (x + x_off) * (y + y_off);
@@ -250,7 +250,7 @@ private:
   std::vector<double> products_;
 };
 
-// What is off, and how far beside what it may be.
+// The number of wrong elements, and the largest ratio of an error to its bound.
 struct Verdict {
   unsigned long long wrong = 0;
   double worst = 0.0;
@@ -261,7 +261,7 @@ Verdict check(const Vector& found, const Node& node, const std::vector<std::vect
   for (size_t i = 0; i < kPeriod; i++) {
     for (size_t r = 0; r < inputs.size(); r++) {
       expected[i] += node.weights[r] * inputs[r][i];
-      // This sum is in double too.
+      // This function's own sum is in double too.
       double own = 2.0 * static_cast<double>(inputs.size()) * kDoubleRoundoff * std::abs(node.weights[r]);
       bound[i] += (node.errors[r] + own) * std::abs(inputs[r][i]);
     }
@@ -269,14 +269,14 @@ Verdict check(const Vector& found, const Node& node, const std::vector<std::vect
   Verdict verdict;
   for (size_t i = 0; i < found.len(); i++) {
     double off = std::abs(found.at(i) - expected[i % kPeriod]) / bound[i % kPeriod];
-    // No comparison with a NaN holds.
+    // Comparisons with NaN are false.
     verdict.wrong += !(off <= 1.0);
     verdict.worst = std::isnan(off) ? std::numeric_limits<double>::infinity() : std::max(verdict.worst, off);
   }
   return verdict;
 }
 
-// As in Horovod, for the process: too large for a stack.
+// Global, as in Horovod: the state is too large for the stack.
 hvd::HorovodGlobalState state;
 hvd::MPIContext mpi_context;
 
@@ -302,7 +302,7 @@ void run(const Type& type, size_t bytes, int warm_ups, int iterations) {
   vector->fill(vectors[rank]);
   hvd::TensorTableEntry entry;
   entry.tensor_name = "gradients";
-  // In place, as hvd.allreduce_ is, which saves Horovod a copy.
+  // In place, as hvd.allreduce_, which saves Horovod a copy.
   entry.tensor = entry.output = vector;
   std::vector<hvd::TensorTableEntry> entries{entry};
   hvd::Response response;
@@ -327,7 +327,7 @@ void run(const Type& type, size_t bytes, int warm_ups, int iterations) {
       seconds.push_back(elapsed);
     }
   }
-  // The slowest rank counts.
+  // The slowest rank determines the time.
   MPI_Allreduce(MPI_IN_PLACE, seconds.data(), iterations, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
 
   vector->fill(vectors[rank]);

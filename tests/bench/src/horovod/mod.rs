@@ -1,6 +1,6 @@
-//! `gradsync-bench horovod`, which is `cargo xtask bench --peer horovod`: Adasum of MPI processes beside Horovod's own.
+//! `gradsync-bench horovod`, which `cargo xtask bench --peer horovod` runs: Adasum of MPI processes compared with Horovod's.
 //!
-//! Both take turns on the same sizes, a launch each, so that what changes on the machine meanwhile changes for both. Horovod's results are
+//! The sides alternate on equal sizes, with one launch per turn, so that changes of the machine affect all of them. Horovod's results are
 //! checked by its rank program `horovod.cc`, which xtask compiles, gradsync's by `perf`. Horovod has no Adasum for bf16.
 
 use std::path::PathBuf;
@@ -28,9 +28,9 @@ use crate::perf::table;
 const RANKS: [usize; 3] = [2, 4, 8];
 const DTYPES: [DType; 3] = [DType::F32, DType::F64, DType::F16];
 const SMALL: [usize; 2] = [64 << 10, 1 << 20];
-/// Turns of a row, and those of `--quick`. Multiples of the number of sides, each of which is first as often as the others.
+/// Turns of a row, in full runs and with `--quick`. Both are multiples of the number of sides, so that each side is first equally often.
 const TURNS: [usize; 2] = [6, 3];
-/// For one launch.
+/// The deadline of one launch.
 const DEADLINE: Duration = Duration::from_secs(300);
 const NO_BF16: &str = "bf16: Horovod has no Adasum for it";
 const NAME: BaselineName = BaselineName { column: "Horovod", full: "Horovod's Adasum" };
@@ -58,20 +58,20 @@ pub(crate) struct Horovod {
     flags: String,
 }
 
-/// What takes turns.
+/// The programs and memory kinds that alternate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Horovod,
     /// gradsync, with gradients in memory that all processes of the machine map.
     Shared,
-    /// gradsync, with gradients in memory of each process's own.
+    /// gradsync, with gradients in the private memory of each process.
     Ordinary,
 }
 
 impl Side {
     const ALL: [Side; 3] = [Side::Horovod, Side::Shared, Side::Ordinary];
 
-    /// The order of a turn: each side is first, second and last as often as the others.
+    /// The order within a turn: over all turns, each side is first, second and last equally often.
     fn in_turn(turn: usize) -> [Side; 3] {
         let mut sides = Self::ALL;
         sides.rotate_left(turn % Self::ALL.len());
@@ -79,7 +79,7 @@ impl Side {
     }
 }
 
-/// The largest vector of a job: eight processes of 64 MiB would take gigabytes.
+/// The largest vector of a job: eight processes with vectors of 64 MiB would need gigabytes.
 fn large(ranks: usize) -> usize {
     if ranks > 4 { 16 << 20 } else { 64 << 20 }
 }
@@ -104,23 +104,23 @@ fn sections(is_quick: bool, has_f16: bool) -> Vec<Section> {
     RANKS.into_iter().map(section).collect()
 }
 
-/// Calls before those that count, and calls that count, of one launch.
+/// The numbers of warm-up and counted calls of one launch.
 fn counts(bytes: usize) -> [usize; 2] {
     if bytes > 1 << 20 { [2, 7] } else { [20, 100] }
 }
 
-/// What the launches of a row found.
+/// The results of a row's launches.
 #[derive(Clone, Debug, Default)]
 struct Turns {
     /// The median of each launch in seconds, by side.
     seconds: [Vec<f64>; 3],
     wrong: [u64; 3],
-    /// The algorithm that gradsync took.
+    /// The algorithm that gradsync chose.
     redop: String,
 }
 
 impl Turns {
-    /// The row of one of gradsync's sides. Sides are compared inside a turn, during which the machine changes least: the ratio is the
+    /// The row of one of gradsync's sides. Sides are compared within a turn, during which the machine changes least: the ratio is the
     /// median of the turns' ratios.
     fn measurement(&self, section: &Section, row: &Row, side: Side) -> Option<Measurement> {
         let [horovod, own] = [Side::Horovod, side].map(|side| &self.seconds[side as usize]);
@@ -139,7 +139,7 @@ impl Turns {
     }
 }
 
-/// Everything that was found so far.
+/// All results so far.
 struct Results {
     sections: Vec<(Section, Vec<Turns>)>,
     machine: Value,
@@ -225,7 +225,7 @@ impl Horovod {
         Ok(())
     }
 
-    /// Writes what there is so far, a document for each of gradsync's sides.
+    /// Writes the results so far, a document for each of gradsync's sides.
     fn write(&self, results: &Results) -> Result<()> {
         for (side, name) in [(Side::Shared, "shared"), (Side::Ordinary, "ordinary")] {
             let of_section = |(section, rows): &(Section, Vec<Turns>)| -> Vec<Measurement> {
@@ -237,7 +237,7 @@ impl Horovod {
                 schema: SCHEMA,
                 program: self.program_name(),
                 machine: &results.machine,
-                // Those of small vectors; large ones have fewer.
+                // These are the counts for small vectors; large ones have fewer.
                 warm_ups: counts(0)[0],
                 iterations: counts(0)[1],
                 graph_calls: 0,
@@ -258,7 +258,7 @@ impl Horovod {
     }
 }
 
-/// The median in seconds and the wrong elements of the one line that Horovod's rank program prints.
+/// The median in seconds and the number of wrong elements, from the line that Horovod's rank program prints.
 fn horovod_found(printed: &str) -> Result<(f64, u64)> {
     #[derive(Deserialize)]
     struct Line {
@@ -269,7 +269,7 @@ fn horovod_found(printed: &str) -> Result<(f64, u64)> {
     Ok((Times::of(&times_us).context("no times")?.median * 1e-6, wrong))
 }
 
-/// Runs a launch to its end, which has to be a good one, and gives back what it wrote to its standard output.
+/// Runs a launch to its end and returns its standard output; fails unless the launch succeeded.
 fn finished(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {command:?}"))?;
     let (printed, complaints) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -305,7 +305,7 @@ mod tests {
         }
     }
 
-    /// The machine is twice as slow in the second turn, and the third turn's Horovod is disturbed.
+    /// The machine is twice as slow in the second turn, and Horovod is disturbed in the third.
     #[test]
     fn ratios_are_those_of_turns() {
         let horovod = vec![100.0, 200.0, 300.0, 99.0, 101.0];

@@ -1,6 +1,6 @@
-//! The command line of `cargo xtask perf`: nccl-tests' letters where it has them.
+//! The command line of `cargo xtask perf`, with nccl-tests' option letters where it has them.
 //!
-//! Nothing is measured here, and what cannot be told from the arguments alone is not refused here.
+//! This module measures nothing, and refuses only errors that the arguments alone show.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ use super::operation::{Operation, Redop, Types};
 use super::sizes::{Bytes, Stride, series};
 use super::tensors::Model;
 
-/// What machines with NVLink have.
+/// The usual number of GPUs in machines with NVLink.
 const RANKS_PER_NODE: usize = 8;
 
 /// Where to compute.
@@ -32,20 +32,20 @@ pub(crate) enum BackendChoice {
     Cuda,
 }
 
-/// What carries collectives.
+/// The transport of collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TransportChoice {
     /// Threads of this process, on host memory.
     Local,
-    /// The processes of a launcher, on host memory, without MPI: torchrun's variables, and GRADSYNC_SECRET. With mpirun, held against `mpi`.
+    /// Processes of a launcher (torchrun's variables and GRADSYNC_SECRET) on host memory, without MPI; under mpirun, compared with `mpi`.
     Process,
     /// The processes of an MPI job, on host memory: start this program with mpirun.
     Mpi,
-    /// The processes of an MPI job with a GPU each, on device memory; held against the same calls on host memory.
+    /// The processes of an MPI job with a GPU each, on device memory; compared with the same calls on host memory.
     MpiDevice,
     /// NCCL, a GPU for each rank: the ranks of a launcher (torchrun's, Slurm's or MPI's variables), or else threads of this process.
     Nccl,
-    /// Kernels that reach into the memory of the other ranks' GPUs.
+    /// Kernels that access the memory of the other ranks' GPUs.
     Peer,
 }
 
@@ -61,7 +61,7 @@ impl TransportChoice {
     }
 }
 
-/// What `-d` accepts: a dtype, a pair of them, or all.
+/// The values of `-d`: a dtype, a pair of dtypes, or all.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum TypeChoice {
     All,
@@ -90,7 +90,7 @@ impl FromStr for TypeChoice {
     }
 }
 
-/// What `-o` accepts.
+/// The values of `-o`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RedopChoice {
     Sum,
@@ -105,7 +105,7 @@ pub(crate) enum RedopChoice {
 /// The algorithms of Adasum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AlgorithmChoice {
-    /// What the library takes by itself.
+    /// The library's own choice.
     Auto,
     Gram,
     Tree,
@@ -126,13 +126,13 @@ pub(crate) enum AlgorithmChoice {
 /// The arguments of `cargo xtask perf`.
 #[derive(Args)]
 pub(crate) struct Perf {
-    /// What to measure, or `all`
+    /// The operations to measure, or `all`
     #[arg(value_name = "OPERATION", required_unless_present_any = ["model", "tensors"], value_parser = operations)]
     operations: Vec<Operations>,
     /// The smallest size: bytes, or with K, M, G
     #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "32M")]
     begin: Bytes,
-    /// The largest size; that of -b if left out
+    /// The largest size; equal to -b if left out
     #[arg(short = 'e', long = "maxbytes", value_name = "SIZE")]
     end: Option<Bytes>,
     /// Multiply sizes by this
@@ -145,7 +145,7 @@ pub(crate) struct Perf {
     #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     iterations: u32,
-    /// Iterations before those
+    /// Warm-up iterations before the counted ones
     #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value_t = 5)]
     warm_ups: u32,
     /// Record this many calls in a CUDA graph, launch that for each iteration, and divide its time; 0 for none
@@ -158,10 +158,10 @@ pub(crate) struct Perf {
     /// Reductions of all_reduce and reduce_scatter
     #[arg(short = 'o', long = "op", value_name = "OP", value_enum, value_delimiter = ',', default_value = "sum")]
     redops: Vec<RedopChoice>,
-    /// Algorithms of adasum; those of two levels take --ranks-per-node
+    /// Algorithms of adasum; algorithms of two levels use --ranks-per-node
     #[arg(long = "algorithm", value_name = "NAME", value_enum, value_delimiter = ',', default_value = "auto")]
     algorithms: Vec<AlgorithmChoice>,
-    /// Tensors that adasum cuts a vector into: so many equal ones, or those of a model (resnet50, bert-large) in their proportions
+    /// Tensors of adasum's vector: a number of equal ones, or a model's tensors (resnet50, bert-large) in proportion
     #[arg(long, value_name = "N|MODEL", default_value = "32")]
     layers: Layers,
     /// Check results: 1, or 0 to leave it out
@@ -178,32 +178,32 @@ pub(crate) struct Perf {
     /// What carries collectives; local for the CPU and nccl for GPUs if left out
     #[arg(long, value_name = "TRANSPORT", value_enum, value_delimiter = ',')]
     transport: Vec<TransportChoice>,
-    /// Take turns with as many buffers as hold this together; three times the L2 cache and no less than two on GPUs, one on the CPU, if left out
+    /// Alternate between buffers of this total size; if left out, three times the L2 cache and at least two sets on GPUs, one on the CPU
     #[arg(long, value_name = "SIZE")]
     working_set: Option<Bytes>,
     /// Leave the baselines out
     #[arg(long)]
     no_baseline: bool,
-    /// Hold adasum of GPUs against NCCL's sum, where it would be held against the staged mode
+    /// Compare adasum on GPUs with NCCL's sum, instead of the staged mode
     #[arg(long, conflicts_with_all = ["tensors", "model", "launch", "no_baseline"])]
     against_sum: bool,
-    /// Keep the gradients of adasum over MPI in memory of each process's own, where they would lie in memory that all map
+    /// Keep the gradients of adasum over MPI in private memory of each process, not in memory that all of them map
     #[arg(long, conflicts_with_all = ["tensors", "model", "launch"])]
     ordinary_buffers: bool,
-    /// Put the gradients of all_reduce between processes of one machine into memory that all map, where they are reduced in place
+    /// Reduce the gradients of all_reduce between processes of one machine in place, in memory that all of them map
     #[arg(long, conflicts_with_all = ["tensors", "model", "launch"])]
     shared_buffers: bool,
-    /// What the hardware can do, in GB/s of busbw, where the program cannot tell
+    /// The hardware's limit in GB/s of busbw, if the program cannot determine it
     #[arg(long, value_name = "GB/s", allow_negative_numbers = true)]
     limit: Option<f64>,
-    /// Tell what small launches of these kernels take beyond an empty kernel's time and that of their bytes, plain and in a graph
+    /// Measure small launches of these kernels: the time beyond an empty kernel and the memory traffic, plain and in a graph
     #[arg(long, requires = "operations", conflicts_with_all = ["tensors", "model", "plot", "no_baseline"])]
     launch: bool,
     /// Accumulate, cast and clear the tensors of a model instead, in one launch, with bf16 gradients and f32 sums
     #[arg(long, value_name = "MODEL", value_enum, conflicts_with_all = ["operations", "model", "begin", "end", "factor", "step"])]
     #[arg(conflicts_with_all = ["types", "redops", "algorithms", "layers", "ranks", "transport"])]
     tensors: Option<Model>,
-    /// Print what Adasum costs on 2 to 4096 ranks by the cost model, for the sizes of -b and -e
+    /// Print the cost of Adasum on 2 to 4096 ranks by the cost model, for the sizes of -b and -e
     #[arg(long, conflicts_with_all = ["operations", "plot", "types", "redops", "algorithms", "ranks", "backend", "transport"])]
     model: bool,
     /// Fit the cost model to this file, which --json wrote (may be repeated)
@@ -234,14 +234,14 @@ fn operations(text: &str) -> Result<Operations, String> {
     Ok(Operations(vec![*known]))
 }
 
-/// What is to be measured, as far as the arguments say.
+/// The measurements that the arguments ask for.
 pub(crate) struct Settings {
     pub(crate) operations: Vec<Operation>,
     pub(crate) sizes: Vec<usize>,
     pub(crate) counts: Counts,
     pub(crate) types: Vec<TypeChoice>,
     pub(crate) redops: Vec<ReduceOp>,
-    /// How ranks combine by Adasum.
+    /// The algorithms of Adasum.
     pub(crate) algorithms: Vec<Redop>,
     pub(crate) layers: Layers,
     /// Empty where the arguments leave it open.
@@ -251,7 +251,7 @@ pub(crate) struct Settings {
     pub(crate) limit: Option<f64>,
 }
 
-/// How often and how everything is measured.
+/// The numbers of iterations and the method of measuring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counts {
     pub(crate) iterations: usize,
@@ -259,16 +259,16 @@ pub(crate) struct Counts {
     pub(crate) check: bool,
     pub(crate) baseline: bool,
     pub(crate) working_set: Option<usize>,
-    /// Whether NCCL's sum is what Adasum of GPUs is held against in any case.
+    /// Whether the baseline of Adasum on GPUs is NCCL's sum in every case.
     pub(crate) against_sum: bool,
-    /// Whether gradients that processes could share lie in memory of each process's own.
+    /// Whether gradients that processes could share are in the private memory of each process.
     pub(crate) ordinary_buffers: bool,
     pub(crate) shared_buffers: bool,
-    /// Calls that a CUDA graph holds; none are recorded for 0.
+    /// Calls per CUDA graph; 0 means that no graph is recorded.
     pub(crate) graph_calls: usize,
 }
 
-/// What the program is to do.
+/// The task of the program.
 pub(crate) enum Task {
     Measure,
     Launch,
@@ -299,7 +299,7 @@ impl Perf {
     }
 
     /// # Errors
-    /// [`PerfError::Arguments`] naming what does not fit together.
+    /// [`PerfError::Arguments`], which names the arguments that contradict each other.
     pub(crate) fn settings(&self) -> Result<Settings, PerfError> {
         let refuse = |reason: String| Err(PerfError::Arguments(reason));
         let (begin, end) = (self.begin.0, self.end.map_or(self.begin.0, |end| end.0));

@@ -1,18 +1,19 @@
-//! What vectors hold when results are checked: small integers, so that every sum and product is exact in every dtype.
+//! The contents of vectors when results are checked: small integers, so that every sum and product is exact in every dtype.
 //!
-//! Elements repeat with a period of [`PERIOD`], which makes what is expected a table of so many numbers. No two ranks hold the same, and no two
-//! shards that lie less than that apart. Ranks from the 64th on hold zeros: sums over more would not be exact in bf16.
+//! Elements repeat with a period of [`PERIOD`], so that the expected values are a table of [`PERIOD`] numbers. All ranks hold different
+//! vectors, and shards whose offsets differ by less than the period are different. Ranks from the 64th on hold zeros, because sums over
+//! more ranks would not be exact in bf16.
 
 use gradsync::comm::ReduceOp;
 use gradsync::{Element, Slice, SliceMut};
 use rayon::prelude::*;
 
-/// Elements after which a vector repeats.
+/// The period of a vector's elements.
 pub(crate) const PERIOD: usize = 61;
 const RANKS_WITH_VALUES: usize = 64;
 const CHUNK_LEN: usize = 1 << 16;
 
-/// The element at `index` of rank `rank`'s vector: 0, 1 or 2, by chance.
+/// The element at `index` of rank `rank`'s vector: 0, 1 or 2, pseudo-random.
 pub(crate) fn value(rank: usize, index: usize) -> f64 {
     if rank >= RANKS_WITH_VALUES {
         return 0.0;
@@ -22,7 +23,7 @@ pub(crate) fn value(rank: usize, index: usize) -> f64 {
     f64::from((mixed ^ mixed >> 13) % 3)
 }
 
-/// What rank `rank` holds where the ranks' values are reduced: for a mean as many times the value as there are ranks.
+/// Rank `rank`'s element of a reduction: the value, multiplied by the number of ranks for a mean.
 pub(crate) fn operand(op: ReduceOp, ranks: usize, rank: usize, index: usize) -> f64 {
     let factor = if op == ReduceOp::Mean { ranks as f64 } else { 1.0 };
     factor * value(rank, index)
@@ -41,12 +42,12 @@ pub(crate) fn reduced(op: ReduceOp, ranks: usize) -> [f64; PERIOD] {
     })
 }
 
-/// How far a result may be off, relative to what is expected: nothing, except for means, whose factor is not exact everywhere.
+/// The relative tolerance of a result: zero, except for means, whose factor is not exact for every number of ranks.
 pub(crate) fn tolerance(op: ReduceOp) -> f64 {
     if op == ReduceOp::Mean { 1.0 / 64.0 } else { 0.0 }
 }
 
-/// What vectors are scaled by.
+/// The scaling factor.
 pub(crate) const FACTOR: f64 = 2.0;
 
 /// The inner product of the first `len` elements of two ranks' vectors.
@@ -65,9 +66,10 @@ pub(crate) fn weighted(vectors: usize) -> [f64; PERIOD] {
     std::array::from_fn(|index| (0..vectors).map(|vector| weight(vector) * value(vector, index)).sum())
 }
 
-/// What a rank holds for Adasum. Tensors of even number are zero on all ranks but one at each place, hence orthogonal, and their Adasum is the
-/// sum; those of odd number are the same on all ranks, and their Adasum is they themselves. Where `summed` ranks add up before, two of them hold
-/// twice that and its negative, whose Adasum is another.
+/// A rank's element for Adasum. In tensors of even number, each element is nonzero on one rank alone; the ranks' vectors are hence
+/// orthogonal, and their Adasum is their sum. Tensors of odd number are equal on all ranks, and their Adasum is the common vector. If
+/// `summed` ranks are added first, one of them holds twice the vector and another its negative, so that Adasum without that sum would
+/// differ.
 pub(crate) fn adasum_operand(tensor: usize, ranks: usize, summed: usize, rank: usize, index: usize) -> f64 {
     let factor = match (tensor % 2, rank % summed) {
         (0, _) => f64::from(u8::from(index % ranks == rank)),
@@ -84,7 +86,7 @@ pub(crate) fn adasum(index: usize) -> f64 {
     (1 + index % 3) as f64
 }
 
-/// Writes every element, on all threads.
+/// Writes every element, using all threads.
 pub(crate) fn fill(data: SliceMut<'_>, value: impl Fn(usize) -> f64 + Sync) {
     fn typed<T: Element>(data: &mut [T], value: impl Fn(usize) -> f64 + Sync) {
         data.par_chunks_mut(CHUNK_LEN).enumerate().for_each(|(chunk, part)| {
@@ -100,7 +102,7 @@ pub(crate) fn fill(data: SliceMut<'_>, value: impl Fn(usize) -> f64 + Sync) {
     }
 }
 
-/// How many elements are further from what is expected than that part of it.
+/// The number of elements whose relative error exceeds the tolerance.
 pub(crate) fn count_wrong(data: Slice<'_>, tolerance: f64, expected: impl Fn(usize) -> f64 + Sync) -> u64 {
     fn typed<T: Element>(data: &[T], tolerance: f64, expected: impl Fn(usize) -> f64 + Sync) -> u64 {
         let wrong = |(chunk, part): (usize, &[T])| {
@@ -122,7 +124,7 @@ pub(crate) fn count_wrong(data: Slice<'_>, tolerance: f64, expected: impl Fn(usi
     }
 }
 
-/// How many of a few numbers are not what is expected.
+/// The number of values in a short list that differ from the expected ones.
 pub(crate) fn count_differing(found: &[f64], expected: impl Iterator<Item = f64>) -> u64 {
     let mut expected = expected;
     found.iter().filter(|&&found| expected.next() != Some(found)).count() as u64
@@ -144,7 +146,7 @@ mod tests {
         }
     }
 
-    /// A rank's data in another's place, or a shard in another's, must be seen.
+    /// The check must detect a rank's data in the position of another rank, or a shard in the position of another shard.
     #[test]
     fn no_two_ranks_or_shards_hold_the_same() {
         let vector =
@@ -157,7 +159,7 @@ mod tests {
                 assert_ne!(vector(rank, 0), vector(rank, begin), "{rank} from {begin} on");
             }
         }
-        // Without any one of the ranks, another number is the largest, or the smallest, somewhere.
+        // Without any one of the ranks, the maximum or minimum changes at some index.
         for (op, ranks) in [(ReduceOp::Max, 4), (ReduceOp::Min, 4)] {
             for left_out in 0..ranks {
                 let of = |all: bool, index| {

@@ -11,7 +11,7 @@ use gradsync_cli::messages::Listener;
 use gradsync_cli::output::{Destination, OutputFile};
 use gradsync_cli::text;
 
-/// What the rank that speaks writes at the end, and where the table goes.
+/// The files that rank 0 writes at the end, and the destination of the table.
 pub(crate) struct Files {
     json: Option<OutputFile>,
     plot: Option<(PathBuf, OutputFile)>,
@@ -19,7 +19,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Refuses files that could not be written at the end.
+    /// Opens the files; fails for files that could not be written at the end.
     pub(crate) fn open(perf: &Perf) -> Result<Self, PerfError> {
         let find = |path: &PathBuf| Destination::find(path, &[]);
         let json = perf.json().map(find).transpose()?;
@@ -35,7 +35,7 @@ impl Files {
         Ok(Self { json: json.map(Destination::open).transpose()?, plot, listener })
     }
 
-    /// Writes the files, if they were asked for.
+    /// Writes the requested files.
     pub(crate) fn write(self, document: &impl Serialize, rows: &[Measurement]) -> Result<(), PerfError> {
         if let Some(mut file) = self.json {
             let json = serde_json::to_string_pretty(document).map_err(io::Error::from)? + "\n";

@@ -1,19 +1,19 @@
-//! `--launch`: what is said of small launches, and kept of them.
+//! `--launch`: the records of small launches, and their table.
 //!
-//! An empty kernel's time, and the time that the bytes need at the rate of a large copy, are what no kernel can do without; the rest is
-//! the kernel's own.
+//! No kernel is faster than an empty kernel's time plus the time of its bytes at the rate of a large copy; the remaining time is the
+//! kernel's own overhead.
 
 use serde::{Deserialize, Serialize};
 
 use super::sizes;
 
-/// One way to launch.
+/// The times of one kind of launch, plain or recorded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Excess {
     pub(crate) time_us: f64,
-    /// An empty kernel's, in turns with it.
+    /// The time of an empty kernel that alternates with the kernel.
     pub(crate) empty_us: f64,
-    /// What is left without that and without the bytes' time.
+    /// The remaining time after subtracting the empty kernel's time and the time of the bytes.
     pub(crate) above_us: f64,
 }
 
@@ -25,25 +25,25 @@ pub(crate) struct Launch {
     pub(crate) dtype: String,
     pub(crate) from_dtype: String,
     pub(crate) size_bytes: usize,
-    /// From the first call until it has run; the first row of a kernel pays for its compilation by the driver.
+    /// The time from the first call to its completion; the first row of a kernel includes the kernel's compilation by the driver.
     pub(crate) first_call_ms: f64,
-    /// What the bytes need.
+    /// The time of the bytes at the memory bandwidth.
     pub(crate) bytes_us: f64,
     pub(crate) plain: Excess,
-    /// Recorded many times in one graph: of each.
+    /// The time per call of many calls recorded in one graph.
     pub(crate) graph: Excess,
     /// Wrong elements; null where results were not checked.
     pub(crate) wrong: Option<u64>,
 }
 
-/// All of them.
+/// All launches of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Launches {
-    /// GB/s that bytes count at.
+    /// The memory bandwidth in GB/s for the time of the bytes.
     pub(crate) memory_gbs: f64,
     /// Calls in a graph.
     pub(crate) graph_calls: usize,
-    /// What the buffers that take turns hold together; one set of buffers, which stays in the cache, where that is less.
+    /// The size of all alternating buffers together; if it is smaller than one set of buffers, there is one set, which stays in the cache.
     pub(crate) working_set: usize,
     pub(crate) rows: Vec<Launch>,
 }

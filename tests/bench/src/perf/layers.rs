@@ -1,4 +1,4 @@
-//! `--layers`: how the vector of an Adasum is cut into tensors.
+//! `--layers`: the division of an Adasum's vector into tensors.
 
 use std::str::FromStr;
 
@@ -9,13 +9,13 @@ use super::tensors::Model;
 /// The tensors of a vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layers {
-    /// So many, as equal as they can be.
+    /// A number of tensors, as equal as possible.
     Equal(usize),
-    /// Those of a model, in their proportions.
+    /// The tensors of a model, scaled in proportion.
     Of(Model),
 }
 
-/// A model's tensors keep their proportions, roughly, in vectors of so many times as many elements.
+/// The smallest mean length of a tensor at which a model's tensors roughly keep their proportions.
 const LEAST_MEAN_LEN: usize = 16;
 
 impl FromStr for Layers {
@@ -39,7 +39,7 @@ impl Layers {
         }
     }
 
-    /// The same for a vector of `len` elements, which may be too short for it.
+    /// The tensors for a vector of `len` elements, which may be too short for a model.
     pub(crate) fn within(self, len: usize) -> Self {
         match self {
             Layers::Of(model) if len >= LEAST_MEAN_LEN * self.count() => Layers::Of(model),
@@ -58,7 +58,7 @@ impl Layers {
                 let whole: usize = full.iter().sum();
                 let part = |own: usize| (own as f64 * len as f64 / whole as f64) as usize;
                 let mut lens: Vec<usize> = full.into_iter().map(|own| part(own).max(1)).collect();
-                // The largest has what rounding leaves over, or what the shortest take too much.
+                // The largest tensor compensates for rounding, and for the minimum length of the shortest tensors.
                 let others = lens.iter().sum::<usize>() - lens.iter().max().copied().unwrap_or(0);
                 if let Some(largest) = lens.iter_mut().max() {
                     *largest = len - others;

@@ -1,27 +1,28 @@
-//! What the hardware can do at best, as `busbw`: the line that bandwidths are drawn against. Memory's limits are those of large vectors;
-//! small ones may stay in caches, and be faster.
+//! Upper limits of the hardware as `busbw`, which charts show beside the measured bandwidths. Limits of memory apply to large vectors;
+//! small vectors may stay in caches and be faster.
 
 use super::arguments::TransportChoice;
 use super::operation::Row;
 use super::plan::Place;
 
-/// Bandwidths in bytes a second, as far as they are known.
+/// The known bandwidths, in bytes per second.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
-    /// What the user says, in GB/s of busbw; goes before everything else.
+    /// The limit that the user gives, in GB/s of busbw; it takes precedence over all others.
     pub(crate) given: Option<f64>,
-    /// Bytes that a copy with all cores reads and writes, measured.
+    /// The rate at which a copy with all cores reads and writes, measured.
     pub(crate) host_memory: Option<f64>,
-    /// Bytes that all ranks together read and write when each copies on its own, measured; known where all of them share one machine.
+    /// The rate at which all ranks together read and write while each copies its own memory, measured; known if all ranks are on one
+    /// machine.
     pub(crate) processes: Option<f64>,
-    /// Of a GPU's memory, from its clock and its width.
+    /// The bandwidth of a GPU's memory, computed from its clock and bus width.
     pub(crate) device_memory: Option<f64>,
-    /// From one GPU to others, in one direction, from its links.
+    /// The bandwidth from one GPU to others, in one direction, computed from its links.
     pub(crate) links: Option<f64>,
 }
 
 impl Limits {
-    /// The highest `busbw` that a row could have, in GB/s.
+    /// The highest `busbw` that a row can reach, in GB/s.
     pub(crate) fn of(&self, place: Place, row: &Row) -> Option<f64> {
         if self.given.is_some() {
             return self.given;
@@ -29,12 +30,12 @@ impl Limits {
         let limit = match place {
             Place::Cpu => self.host_memory?,
             Place::Cuda => self.device_memory?,
-            // All ranks share one memory.
+            // All ranks share one machine's memory.
             Place::Ranks(TransportChoice::Local) => {
                 self.host_memory? * row.bytes() as f64 * row.bus_factor() / row.traffic()
             }
             Place::Ranks(TransportChoice::Nccl | TransportChoice::Peer) if row.ranks > 1 => self.links?,
-            // At least one copy from another process' memory for each byte that a rank receives: `busbw` counts those bytes.
+            // Each byte that a rank receives, which `busbw` counts, needs at least one copy from another process's memory.
             Place::Ranks(TransportChoice::Process | TransportChoice::Mpi) if row.ranks > 1 => {
                 self.processes? / 2.0 / row.ranks as f64
             }
@@ -64,7 +65,7 @@ mod tests {
         };
         let limits = Limits { processes: Some(80e9), host_memory: Some(40e9), ..Limits::default() };
         let over = |transport, ranks| limits.of(Place::Ranks(transport), &row(ranks));
-        // 80 GB/s read and written are 40 GB/s copied, ten for each of four ranks.
+        // 80 GB/s read and written are 40 GB/s copied, 10 GB/s for each of four ranks.
         assert_eq!(over(TransportChoice::Mpi, 4), Some(10.0));
         assert_eq!(over(TransportChoice::Mpi, 1), None);
         // Two ranks read 4000 bytes each and write as many: 16000 bytes at 40 GB/s, for a busbw of 4000 bytes.

@@ -1,8 +1,8 @@
-//! `cargo xtask perf`: how fast operations are, in the manner of nccl-tests, each beside a baseline from the same run.
+//! `cargo xtask perf`: the speed of operations, in the manner of nccl-tests, each with a baseline from the same run.
 //!
-//! Times are taken in rounds in which the operation and its baseline take turns; the median and the 99th percentile of the slowest rank
-//! count. Results are checked afterwards, on fresh data of small integers. Ranks other than 0 print nothing. Nothing is compared with a
-//! number from another run.
+//! Times are taken in rounds in which the operation and its baseline alternate; the reported times are the median and the 99th percentile
+//! of the slowest rank. Results are checked afterwards, on fresh data of small integers. Ranks other than 0 print nothing. No result is
+//! compared with a result of another run.
 
 pub(crate) mod arguments;
 #[cfg(feature = "cuda")]
@@ -51,10 +51,10 @@ use gradsync_cli::messages::Listener;
 use gradsync_cli::output::OutputError;
 use gradsync_cli::text;
 
-/// Bytes that the host's copy is measured with: more than caches hold, where there is one for a few cores.
+/// Bytes of the copy that measures the host's bandwidth: more than the caches hold, even if a cache is shared by only a few cores.
 const COPY_BYTES: usize = 64 << 20;
 
-/// Why nothing could be measured, or what was measured is no good.
+/// The reason why nothing could be measured, or why the results are invalid.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PerfError {
     #[error("{0}")]
@@ -92,7 +92,7 @@ impl Perf {
     pub(crate) fn run(self) -> Result<(), PerfError> {
         let settings = self.settings()?;
         if let Task::Model { fit, ranks_per_node } = self.task() {
-            // Every process of a job would print and write the same.
+            // Every process of a job would print and write identical output.
             if Launch::from_env().is_ok_and(|launch| launch.rank > 0) {
                 return Ok(());
             }
@@ -136,7 +136,7 @@ impl Perf {
         }
         #[cfg(feature = "mpi")]
         match &outcome {
-            // Arguments are refused on all ranks.
+            // Argument errors are equal on all ranks and need no abort.
             Err(error)
                 if places.transports.iter().any(|transport| transport.is_over_mpi())
                     && !matches!(error, PerfError::Arguments(_)) =>
@@ -149,7 +149,7 @@ impl Perf {
     }
 }
 
-/// Refuses what is for GPUs alone where there are none: graphs, launches and another baseline.
+/// Refuses options that only GPUs support if there are none: graphs, launches and another baseline.
 fn check_gpus(settings: &Settings, task: &Task, places: &Places) -> Result<(), PerfError> {
     let refuse = |reason: String| Err(PerfError::Arguments(reason));
     if settings.counts.graph_calls > 0 && places.all().any(|place| place.backend() != "cuda") {
@@ -175,7 +175,7 @@ fn check_gpus(settings: &Settings, task: &Task, places: &Places) -> Result<(), P
     }
 }
 
-/// What has to be measured before anything else is.
+/// The properties of the machine that are measured before everything else.
 fn measured(places: &Places, first_use: Option<FirstUse>) -> Result<Measured, PerfError> {
     let needs_copy = places.is_speaker && places.all().any(|place| place.backend() == "cpu");
     Ok(Measured {
@@ -185,7 +185,7 @@ fn measured(places: &Places, first_use: Option<FirstUse>) -> Result<Measured, Pe
     })
 }
 
-/// What is paid before the first kernel has run, and what keeps the device open.
+/// The cost of the first kernel, and the queue that keeps the device open.
 #[cfg(feature = "cuda")]
 fn first_use(places: &Places) -> Result<Option<(FirstUse, gradsync::driver::Queue)>, PerfError> {
     let device = places.launch.as_ref().map_or(0, |launch| launch.local_rank.unwrap_or(launch.rank));
@@ -212,14 +212,14 @@ fn processes(places: &Places) -> Result<Option<Processes>, PerfError> {
     Ok(None)
 }
 
-/// Sections that the same ranks measure.
+/// Sections that one set of ranks measures.
 struct Group {
     place: Place,
     ranks: usize,
     sections: Vec<Section>,
 }
 
-/// The grid: kernels on the rank that speaks, and collectives on all of them. Refuses one without any row, with the reasons.
+/// The grid: kernels on rank 0, and collectives on all ranks. A grid without rows is an error, which lists the reasons.
 fn groups(settings: &Settings, places: &Places) -> Result<Vec<Group>, PerfError> {
     let mut groups = Vec::new();
     for &operation in settings.operations.iter().filter(|operation| operation.is_kernel() && places.is_speaker) {
@@ -240,7 +240,7 @@ fn groups(settings: &Settings, places: &Places) -> Result<Vec<Group>, PerfError>
         }
     }
     let sections = || groups.iter().flat_map(|group| &group.sections);
-    // Whoever does not speak knows nothing of the kernels' rows.
+    // Ranks other than 0 do not have the kernels' rows.
     let knows_all = places.is_speaker || !settings.operations.iter().any(|operation| operation.is_kernel());
     if knows_all && sections().next().is_some() && sections().all(|section| section.rows.is_empty()) {
         let mut reasons: Vec<&str> = Vec::new();
@@ -254,7 +254,7 @@ fn groups(settings: &Settings, places: &Places) -> Result<Vec<Group>, PerfError>
     Ok(groups)
 }
 
-/// Goes through the grid, one group of ranks after the other.
+/// Measures the grid, one group of ranks after the other.
 fn measure(groups: &[Group], places: &Places, output: &Output) -> Result<(), PerfError> {
     for Group { place, ranks, sections } in groups {
         match place {
@@ -272,7 +272,7 @@ fn measure(groups: &[Group], places: &Places, output: &Output) -> Result<(), Per
             Place::Ranks(TransportChoice::Nccl | TransportChoice::Peer) => {
                 cuda::ranks::run(places, *ranks, sections, output)?;
             }
-            // Without a feature, its places were refused when they were looked for.
+            // Places of features that are not compiled in were refused earlier.
             _ => sections.iter().try_for_each(|section| host::kernels::run(section, output))?,
         }
     }
@@ -318,8 +318,8 @@ fn header(machine: &Machine, settings: &Settings, has_gpus: bool) -> String {
     machine.lines() + &rounds + times
 }
 
-/// Writes the files, prints the footer, and fails if results were wrong. `failure` is what ended the measurement before its end: what
-/// was measured until then is kept.
+/// Writes the files, prints the footer, and fails if results were wrong. `failure` is the error that ended the measurement early; earlier
+/// results are kept.
 fn finish(
     files: Files,
     settings: &Settings,
@@ -334,7 +334,7 @@ fn finish(
     let failure = failure.map(ToString::to_string);
     let lines = launches.as_ref().map_or(String::new(), Launches::lines);
     let footer = table::footer(&measurements, &loads, &left_out, wrong, settings.counts.check, failure.as_deref());
-    // A run that has nothing to say leaves the files of an earlier one.
+    // A run without results keeps the files of an earlier run.
     let is_empty = measurements.is_empty() && launches.as_ref().is_none_or(|launches| launches.rows.is_empty());
     let has_files = failure.is_none() || !is_empty;
     let document = Document {

@@ -1,7 +1,7 @@
-//! `--model`: what Adasum costs on 2 to 4096 ranks by `plan::cost`, and where the automatic choice switches.
+//! `--model`: the cost of Adasum on 2 to 4096 ranks by `plan::cost`, and the numbers of ranks at which the automatic choice changes.
 //!
-//! With `--fit`, parameters come from what `--json` wrote; otherwise they are the model's own. The choice goes by the formulas; beside it
-//! stands what the choice takes when its messages are simulated one by one.
+//! With `--fit`, parameters are fitted to files that `--json` wrote; otherwise they are the model's defaults. The choice uses the formulas;
+//! its time is also shown from a simulation of the individual messages.
 
 mod fit;
 mod points;
@@ -25,7 +25,7 @@ use super::record::SCHEMA;
 use super::sizes;
 
 const MOST_RANKS: usize = 4096;
-/// From this part of the time on, products are not free.
+/// From this share of the time on, products are considered expensive.
 const DEAR: f64 = 0.1;
 
 /// The model as JSON.
@@ -44,7 +44,7 @@ pub(crate) struct ModelDocument {
 #[derive(Debug, Serialize)]
 struct Parameter {
     of: &'static str,
-    /// Seconds a unit.
+    /// Seconds per unit.
     seconds: f64,
     is_fitted: bool,
 }
@@ -53,14 +53,14 @@ struct Parameter {
 struct Size {
     size_bytes: usize,
     worlds: Vec<Estimate>,
-    /// Where the choice changes as the world doubles.
+    /// The numbers of ranks at which the choice changes, as the world size doubles.
     switches: Vec<Switch>,
-    /// The same among what runs on GPUs that know nothing of nodes: ranks, and the scheme from there on.
+    /// The changes among the schemes for GPUs without known nodes: the number of ranks, and the scheme chosen from it on.
     on_gpus: Vec<(usize, &'static str)>,
-    /// The same among what runs within known nodes: for the Adasum of all ranks, and for that of the nodes' sums.
+    /// The changes among the schemes within known nodes: first for the Adasum of all ranks, then for the Adasum of the nodes' sums.
     within_nodes: Vec<(usize, &'static str)>,
     of_sums: Vec<(usize, &'static str)>,
-    /// The number of ranks from which the products of one Gram matrix take a tenth of its time.
+    /// The number of ranks from which products take a tenth of the time of one Gram matrix.
     products_cost_from: Option<usize>,
 }
 
@@ -75,12 +75,12 @@ struct Switch {
 struct Estimate {
     ranks: usize,
     nodes: usize,
-    /// Milliseconds of each scheme; null where it does not fit the world.
+    /// Milliseconds of each scheme; null if the scheme does not support the world.
     milliseconds: Vec<(&'static str, Option<f64>)>,
-    /// Of the choice, and of one Gram matrix, message by message; null where a node is not full.
+    /// Simulated times of the choice and of one Gram matrix; null if a node is not full.
     simulated_milliseconds: Option<f64>,
     simulated_gram_milliseconds: Option<f64>,
-    /// The part of a Gram matrix' time that products, their sums and weights take.
+    /// The share of a Gram matrix's time that products, their sums and weights take.
     products_share: f64,
     choice: &'static str,
     reason: String,
@@ -228,7 +228,7 @@ impl Size {
     }
 }
 
-/// Why a choice is no Gram matrix over all ranks, or is one.
+/// The reason for a choice, compared with one Gram matrix over all ranks.
 fn why(choice: &Choice) -> String {
     let (part, share) = choice.usual_spends;
     let (gram, percent) = (1e3 * choice.usual_seconds, 100.0 * share);

@@ -1,7 +1,7 @@
-//! Adasum of ranks in nodes: what is done inside and across them, and the groups of ranks that this takes.
+//! Adasum of ranks in nodes: the algorithms inside and across nodes, and the groups of ranks that they need.
 //!
-//! Neighbouring ranks are a node, as many as `--ranks-per-node` says, whichever machines they are on; a fit takes rows whose nodes are its own.
-//! Nothing is measured here.
+//! Consecutive ranks form nodes of `--ranks-per-node` ranks, whichever machines they are on; a fit uses rows with the fit's own node size.
+//! Nothing is measured in this module.
 
 use gradsync::comm::{ReduceOp, Split};
 use gradsync::ops::{AdasumOptions, Algorithm, WithinNode};
@@ -9,7 +9,7 @@ use gradsync::plan::cost::Scheme;
 
 use super::PerfError;
 
-/// A scheme of two levels, and the ranks of a node.
+/// A scheme of two levels, and the number of ranks per node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OnNodes {
     pub(crate) scheme: Scheme,
@@ -17,7 +17,7 @@ pub(crate) struct OnNodes {
 }
 
 impl OnNodes {
-    /// Whether nodes add up, and combine only then.
+    /// Whether ranks of a node are summed, and Adasum combines the nodes' sums.
     pub(crate) fn is_of_sums(self) -> bool {
         matches!(self.scheme, Scheme::SumThenGram | Scheme::SumThenTree)
     }
@@ -30,13 +30,13 @@ impl OnNodes {
         if self.is_of_sums() { ReduceOp::Sum.into() } else { WithinNode::Adasum }
     }
 
-    /// Those of the step across nodes.
+    /// The options of the step across nodes.
     pub(crate) fn options(self) -> AdasumOptions {
         let algorithm = if self.is_tree() { Algorithm::Tree } else { Algorithm::Gram };
         AdasumOptions::default().with_algorithm(algorithm)
     }
 
-    /// Why that many ranks cannot combine so.
+    /// The reason why `ranks` ranks cannot use this scheme.
     pub(crate) fn refuses(self, ranks: usize) -> Option<String> {
         let Self { scheme, per_node } = self;
         if ranks % per_node != 0 {
@@ -48,14 +48,14 @@ impl OnNodes {
     }
 }
 
-/// This rank's node, and the ranks in its place on all nodes.
+/// The group of this rank's node, and the group of ranks in this rank's position on all nodes.
 pub(crate) struct Groups<C> {
     pub(crate) node: C,
     pub(crate) across: C,
 }
 
 impl<C: Split> Groups<C> {
-    /// Every rank of `comm` has to call it.
+    /// Creates the groups. Every rank of `comm` must call it.
     pub(crate) fn new(comm: &C, rank: usize, per_node: usize) -> Result<Self, PerfError> {
         let split =
             |color: usize| comm.split(Some(color as u64), 0).map(|group| group.expect("every rank has a colour"));

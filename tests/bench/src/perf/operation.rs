@@ -1,7 +1,8 @@
-//! The operations that can be measured, as data: their names, and the bytes that bandwidths are counted in.
+//! The operations that can be measured, as data: their names, and the byte counts of their bandwidths.
 //!
-//! `algbw` is the size of a row over its time. `busbw` is that times a factor which makes operations and numbers of ranks comparable with
-//! what the hardware can do: for collectives nccl-tests' factors, for kernels the bytes that memory has to move over the row's size.
+//! `algbw` is the size of a row divided by its time. `busbw` is `algbw` times a factor which makes operations and numbers of ranks
+//! comparable with the hardware's limits: for collectives nccl-tests' factors, for kernels the ratio of the memory traffic to the row's
+//! size.
 
 use clap::ValueEnum;
 use gradsync::DType;
@@ -33,7 +34,7 @@ pub(crate) enum Operation {
     Combine,
     /// The reduction of all ranks' vectors, on every rank.
     AllReduce,
-    /// The same, summed in rank order and rounded once: over nccl; over peer, all_reduce is that.
+    /// An all-reduce over nccl that sums in rank order and rounds once; over peer, all_reduce does so itself.
     OrderedAllReduce,
     /// All ranks' shards, on every rank.
     AllGather,
@@ -68,13 +69,13 @@ impl Operation {
         }
     }
 
-    /// Whether it runs on one rank's memory alone.
+    /// Whether it is a kernel, which uses one rank's memory alone.
     pub(crate) fn is_kernel(self) -> bool {
         use Operation::{Accumulate, Cast, Combine, Scale, Zero};
         matches!(self, Zero | Cast | Scale | Accumulate | Combine) || self.only_reads()
     }
 
-    /// Whether it is a kernel that leaves nothing but a few numbers.
+    /// Whether it is a kernel whose results are only a few numbers.
     pub(crate) fn only_reads(self) -> bool {
         matches!(self, Operation::SquaredNorms | Operation::Dots | Operation::Gram)
     }
@@ -84,17 +85,17 @@ impl Operation {
         matches!(self, Operation::Cast | Operation::Scale | Operation::Accumulate)
     }
 
-    /// Whether `-o` matters to it.
+    /// Whether `-o` applies to it.
     pub(crate) fn reduces(self) -> bool {
         matches!(self, Operation::AllReduce | Operation::OrderedAllReduce | Operation::ReduceScatter)
     }
 
-    /// Whether a row's size is shared out over the ranks.
+    /// Whether a row's size is divided among the ranks.
     pub(crate) fn has_shards(self) -> bool {
         matches!(self, Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll)
     }
 
-    /// The vectors that a kernel reads, for `ranks` of them where that is free.
+    /// The number of vectors that a kernel reads; `ranks` if the kernel accepts any number.
     pub(crate) fn vectors(self, ranks: usize) -> usize {
         match self {
             Operation::Zero => 0,
@@ -105,7 +106,7 @@ impl Operation {
     }
 }
 
-/// The dtype that results have, and that of the values where they differ.
+/// The dtypes of the result and of the input values, which may differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Types {
     pub(crate) to: DType,
@@ -117,7 +118,7 @@ impl Types {
         Self { to: dtype, from: dtype }
     }
 
-    /// Bytes of an element of the wider of the two.
+    /// The element size of the wider dtype, in bytes.
     pub(crate) fn widest(self) -> usize {
         self.to.size_bytes().max(self.from.size_bytes())
     }
@@ -132,7 +133,7 @@ impl std::fmt::Display for Types {
     }
 }
 
-/// How values are joined: the column `redop`.
+/// The reduction of a row: the column `redop`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Redop {
     None,
@@ -158,17 +159,17 @@ impl Redop {
     }
 }
 
-/// One row of the table: what is measured, on how much.
+/// One row of the table: an operation and its size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Row {
     pub(crate) operation: Operation,
     pub(crate) types: Types,
     pub(crate) redop: Redop,
-    /// How many ranks take part; for kernels on any number of vectors, how many vectors.
+    /// The number of ranks, or, for kernels on any number of vectors, the number of vectors.
     pub(crate) ranks: usize,
     /// Elements of the whole vector, over all shards.
     pub(crate) len: usize,
-    /// Tensors that the vector is cut into, where that matters.
+    /// The tensors of the vector, for operations on tensors.
     pub(crate) layers: Layers,
 }
 
@@ -204,8 +205,8 @@ impl Row {
         }
     }
 
-    /// Bytes that the memory of one machine has to move if it holds all ranks: each input read once, each output written once, and the
-    /// inputs of Adasum, whose weights must be known before they are used, read twice: the nodes' sums, where nodes add up before.
+    /// Bytes that the memory of one machine has to move if it holds all ranks: each input is read once and each output written once. Adasum
+    /// must know its weights before it uses them, so its inputs are read twice; if nodes are summed first, the nodes' sums are read twice.
     pub(crate) fn traffic(&self) -> f64 {
         let (len, ranks) = (self.len as f64, self.ranks as f64);
         let (to, from) = (len * self.types.to.size_bytes() as f64, len * self.types.from.size_bytes() as f64);

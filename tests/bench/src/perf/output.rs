@@ -1,6 +1,7 @@
-//! Where results go: rows to stdout as they come (to stderr where a file goes to stdout), and all of them to files at the end; how far it is to stderr, where that is a terminal.
+//! The destinations of results: rows go to stdout as they are measured (to stderr if a file goes to stdout), all results go to files at the
+//! end, and progress goes to stderr if it is a terminal.
 //!
-//! One rank, and no other, has an output that speaks. Nothing is drawn but when a row is done: never while something is timed.
+//! Exactly one rank has an output that prints. The progress bar is drawn only after a row is finished, never during a timing.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -25,7 +26,7 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    /// Of a kernel that several queues have loaded, the longest time stays.
+    /// If several queues have loaded a kernel, the longest time is kept.
     fn take(&mut self, load: Load) {
         match self.loads.binary_search_by(|known| known.kernel.cmp(&load.kernel)) {
             Ok(at) if self.loads[at].load_ms >= load.load_ms => {}
@@ -35,7 +36,7 @@ impl Results {
     }
 }
 
-/// What all sections share: how to measure, and where results go.
+/// The parts that all sections share: the method of measuring, and the destination of results.
 pub(crate) struct Output {
     pub(crate) counts: Counts,
     limits: Limits,
@@ -45,19 +46,19 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// For so many rows.
+    /// An output for a run of `rows` rows.
     pub(crate) fn new(counts: Counts, limits: Limits, listener: Listener, rows: usize) -> Self {
         let style = ProgressStyle::with_template("{bar:40} {pos}/{len} rows {eta} {msg}");
         let progress = ProgressBar::new(rows as u64).with_style(style.expect("the template is well-formed"));
         Self { counts, limits, listener, results: Mutex::default(), progress }
     }
 
-    /// Prints a row, or what stands around rows.
+    /// Prints a row, or a text around rows.
     pub(crate) fn say(&self, text: &str) -> Result<(), PerfError> {
         Ok(self.progress.suspend(|| self.listener.print(text))?)
     }
 
-    /// Begins a section's table; `baseline` is what its rows are held against.
+    /// Begins a section's table; `baseline` is the name of its rows' baseline.
     pub(crate) fn begin(&self, section: &Section, baseline: BaselineName) -> Result<(), PerfError> {
         let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
         let (operation, place) = (section.operation.name(), section.place);
@@ -72,7 +73,7 @@ impl Output {
         self.say(&table::heading(section, baseline, limit))
     }
 
-    /// Takes the result of a row.
+    /// Adds the result of a row.
     pub(crate) fn row(
         &self,
         section: &Section,
@@ -88,14 +89,14 @@ impl Output {
         self.say(&line)
     }
 
-    /// Takes what a queue has loaded.
+    /// Adds the kernels that a queue has loaded.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "kernels are loaded onto GPUs"))]
     pub(crate) fn loaded(&self, loads: impl IntoIterator<Item = Load>) {
         let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
         loads.into_iter().for_each(|load| results.take(load));
     }
 
-    /// A row is done.
+    /// Advances the progress by one row.
     pub(crate) fn advance(&self) {
         self.progress.inc(1);
     }

@@ -1,4 +1,4 @@
-//! Where a run measures: backends, transports and numbers of ranks, from the arguments and from what is here.
+//! The places of a run: backends, transports and numbers of ranks, from the arguments and from the machine.
 
 use std::time::Instant;
 
@@ -9,26 +9,26 @@ use super::arguments::{BackendChoice, Settings, TransportChoice};
 use super::operation::Operation;
 use super::plan::Place;
 
-/// Ranks of this process's threads, and vectors, where nobody says how many.
+/// The default number of threads as ranks, and of vectors.
 const DEFAULT_RANKS: usize = 4;
 
-/// Where a run measures.
+/// The places of a run.
 pub(crate) struct Places {
-    /// Where kernels run.
+    /// The places of kernels.
     pub(crate) kernels: Vec<Place>,
     pub(crate) transports: Vec<TransportChoice>,
-    /// What a launcher said, if there was one.
+    /// The launcher's variables, if there is a launcher.
     pub(crate) launch: Option<Launch>,
-    /// Whether this process is the one that prints and measures kernels.
+    /// Whether this process is rank 0, which prints and measures kernels.
     pub(crate) is_speaker: bool,
-    /// Seconds that the search for GPUs took: the driver's initialisation, where there is one.
+    /// Seconds of the search for GPUs, which includes the driver's initialisation, if there is a driver.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "part of what the first use of a GPU takes"))]
     pub(crate) search: f64,
 }
 
 impl Places {
     /// # Errors
-    /// [`PerfError::NotBuilt`] and `PerfError::NoDriver` for what this program, or this machine, does not have;
+    /// [`PerfError::NotBuilt`] and `PerfError::NoDriver` if this program or this machine lacks a backend or transport;
     /// [`PerfError::Arguments`] for a transport without its backend.
     pub(crate) fn find(settings: &Settings, are_kernels_needed: bool) -> Result<Self, PerfError> {
         let launch = Launch::from_env();
@@ -69,7 +69,7 @@ impl Places {
         let has_gpus = |transport: &TransportChoice| Place::Ranks(*transport).backend() == "cuda";
         let launch = match launch {
             Ok(launch) => Some(launch),
-            // Variables that contradict each other matter only to those who need them.
+            // Contradictory launcher variables are an error only for transports that need them.
             Err(error) if transports.iter().any(has_gpus) && !is_no_launcher(&error) => return Err(error.into()),
             Err(_) => None,
         };
@@ -77,7 +77,7 @@ impl Places {
         Ok(Self { kernels, transports, launch, is_speaker, search })
     }
 
-    /// Whether something is to run on GPUs.
+    /// Whether any place is on GPUs.
     #[cfg(feature = "cuda")]
     pub(crate) fn has_gpus(&self) -> bool {
         self.all().any(|place| place.backend() == "cuda")
@@ -92,7 +92,7 @@ impl Places {
         self.kernels.iter().copied().chain(self.transports.iter().map(|&transport| Place::Ranks(transport)))
     }
 
-    /// The numbers of vectors that a kernel is measured on.
+    /// The numbers of vectors for a kernel's measurements.
     pub(crate) fn vectors(&self, operation: Operation, settings: &Settings) -> Vec<usize> {
         match operation {
             Operation::Gram | Operation::Combine if settings.ranks.is_empty() => vec![DEFAULT_RANKS],
@@ -101,10 +101,10 @@ impl Places {
         }
     }
 
-    /// The numbers of ranks that collectives are measured on.
+    /// The numbers of ranks for the measurements of collectives.
     ///
     /// # Errors
-    /// [`PerfError::Arguments`] for another number than the launcher's, or more than there are GPUs.
+    /// [`PerfError::Arguments`] if the number differs from the launcher's, or exceeds the number of GPUs.
     pub(crate) fn ranks(&self, transport: TransportChoice, settings: &Settings) -> Result<Vec<usize>, PerfError> {
         if transport == TransportChoice::Local {
             return Ok(if settings.ranks.is_empty() { vec![DEFAULT_RANKS] } else { settings.ranks.clone() });
@@ -133,7 +133,7 @@ fn is_no_launcher(error: &gradsync::Error) -> bool {
     matches!(error, gradsync::Error::Bootstrap(gradsync::bootstrap::BootstrapError::NoLauncher { .. }))
 }
 
-/// Where kernels run for a choice. A transport decides what the choice leaves open.
+/// The place of kernels for a choice. If the choice leaves it open, a transport decides.
 fn backend(choice: BackendChoice, transports: &[TransportChoice]) -> Result<Place, PerfError> {
     let wants = |backend: &str| transports.iter().any(|&transport| Place::Ranks(transport).backend() == backend);
     match choice {
@@ -144,7 +144,7 @@ fn backend(choice: BackendChoice, transports: &[TransportChoice]) -> Result<Plac
     }
 }
 
-/// How many GPUs there are.
+/// The number of GPUs.
 #[cfg(feature = "cuda")]
 pub(crate) fn gpus() -> Result<usize, PerfError> {
     gradsync::driver::devices().map(|names| names.len()).map_err(PerfError::NoDriver)

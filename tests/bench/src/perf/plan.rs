@@ -1,13 +1,13 @@
-//! The grid that is measured: which sections run on which ranks, and the rows of each.
+//! The grid of measurements: the sections of each group of ranks, and the rows of each section.
 //!
-//! What a place cannot do is left out with a reason, never in silence.
+//! Measurements that a place does not support are left out, always with a reason.
 
 use gradsync::ops::Algorithm;
 
 use super::arguments::{Settings, TransportChoice};
 use super::operation::{Operation, Redop, Row};
 
-/// Where something is measured.
+/// A place of measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Kernels on the CPU.
@@ -42,7 +42,7 @@ impl Place {
         }
     }
 
-    /// Why it cannot do an operation on that many ranks at all.
+    /// The reason why it does not support an operation on `ranks` ranks, if so.
     pub(crate) fn refuses(self, operation: Operation, ranks: usize) -> Option<String> {
         let (name, transport) = (operation.name(), self.transport()?);
         match (self, operation) {
@@ -70,7 +70,7 @@ impl Place {
         }
     }
 
-    /// Why it cannot join values in that way.
+    /// The reason why it does not support a reduction, if so.
     fn refuses_redop(self, operation: Operation, redop: Redop, ranks: usize) -> Option<String> {
         use gradsync::comm::ReduceOp;
         let is_ordered = operation == Operation::OrderedAllReduce || self == Place::Ranks(TransportChoice::Peer);
@@ -91,19 +91,19 @@ impl Place {
     }
 }
 
-/// One operation at one place: a table of its own.
+/// One operation at one place, which has a table of its own.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Section {
     pub(crate) operation: Operation,
     pub(crate) place: Place,
     pub(crate) ranks: usize,
     pub(crate) rows: Vec<Row>,
-    /// What was asked for and is left out, with the reasons.
+    /// Requested measurements that are left out, with the reasons.
     pub(crate) left_out: Vec<String>,
 }
 
 impl Settings {
-    /// The section of an operation at a place, on that many ranks.
+    /// The section of an operation at a place, on `ranks` ranks.
     pub(crate) fn section(&self, operation: Operation, place: Place, ranks: usize) -> Section {
         let mut section = Section { operation, place, ranks, rows: Vec::new(), left_out: Vec::new() };
         if let Some(reason) = place.refuses(operation, ranks) {
@@ -124,7 +124,7 @@ impl Settings {
                     if operation.has_shards() {
                         len -= len % ranks;
                     }
-                    // Neighbouring sizes may be one number of elements.
+                    // Neighbouring sizes may round to one number of elements.
                     if len == 0 || len == last {
                         section
                             .left_out
@@ -148,7 +148,7 @@ impl Settings {
         }
     }
 
-    /// The sections of several operations at one place.
+    /// The sections of all wanted operations at one place.
     pub(crate) fn sections(&self, wanted: impl Fn(Operation) -> bool, place: Place, ranks: usize) -> Vec<Section> {
         let operations = self.operations.iter().filter(|operation| wanted(**operation));
         operations.map(|&operation| self.section(operation, place, ranks)).collect()

@@ -1,6 +1,6 @@
-//! `--plot`: bandwidth over size, each series beside its baseline and the limit, as one SVG.
+//! `--plot`: bandwidth over size, each series with its baseline and the limit, as one SVG.
 //!
-//! One chart for each operation, place and number of ranks. plotters draws; no font is measured or embedded.
+//! There is one chart for each operation, place and number of ranks. plotters draws it; no font is measured or embedded.
 
 use plotters::prelude::*;
 
@@ -8,11 +8,11 @@ use super::record::Measurement;
 use super::sizes;
 
 const CHART: (u32, u32) = (1000, 420);
-/// The part of a chart's width that its lines have; the rest is their names'.
+/// The width of a chart's plot area; the rest is for the legend.
 const LINES_WIDTH: u32 = 760;
 const INK: RGBColor = RGBColor(0x44, 0x44, 0x44);
 const LIMIT: RGBColor = RGBColor(0x99, 0x99, 0x99);
-/// Okabe and Ito's palette, which people with any kind of colour vision can tell apart.
+/// Okabe and Ito's palette, whose colours are distinguishable with any kind of colour vision.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xd5, 0x5e, 0x00),
@@ -22,7 +22,7 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(0x56, 0xb4, 0xe9),
 ];
 
-/// What rows of one chart have in common.
+/// The common properties of a chart's rows.
 type Title<'a> = (&'a str, &'a str, Option<&'a str>, usize);
 
 fn title(row: &Measurement) -> Title<'_> {
@@ -63,7 +63,7 @@ fn chart(
         [row.timing().map(|timing| timing.busbw), row.baseline.as_ref().map(|baseline| baseline.busbw), row.limit_busbw]
     });
     let most = rates.flatten().fold(1e-3, f64::max) * 1.08;
-    // Places along the axis are doublings; a chart of one size has room around it.
+    // The axis is logarithmic to base 2; a chart of a single size has a margin around it.
     let place_of = |row: &Measurement| (row.size_bytes.max(1) as f64).log2();
     let least = rows.iter().map(|row| place_of(row)).fold(f64::INFINITY, f64::min).floor() - 0.5;
     let last = rows.iter().map(|row| place_of(row)).fold(0.0, f64::max).ceil() + 0.5;
@@ -123,10 +123,10 @@ fn chart(
     draw_legend(&legend, &entries)
 }
 
-/// Characters of a line of the legend.
+/// Characters per line of the legend.
 const LEGEND_LINE: usize = 32;
 
-/// Names of lines, each beside a piece of it.
+/// Draws the legend: each name beside a sample of its line.
 fn draw_legend(
     area: &Area<'_>,
     entries: &[(String, RGBColor, bool)],
@@ -147,7 +147,7 @@ fn draw_legend(
     Ok(())
 }
 
-/// A name in lines that fit beside the chart.
+/// A name, wrapped into lines that fit beside the chart.
 fn wrapped(name: &str) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in name.split(' ') {

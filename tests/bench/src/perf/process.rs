@@ -1,6 +1,6 @@
-//! Ranks as processes without MPI, on host memory: those of a launcher, or those of an MPI job, whose control channel then goes over MPI.
+//! Ranks as processes without the MPI transport, on host memory. A launcher starts them; in an MPI job, the control channel uses MPI.
 //!
-//! In an MPI job collectives are held against our own MPI transport, elsewhere against a copy by rank 0.
+//! In an MPI job, the baseline of collectives is gradsync's MPI transport, otherwise a copy by rank 0.
 
 use std::time::{Duration, Instant};
 
@@ -16,10 +16,10 @@ use super::output::Output;
 use super::places::Places;
 use super::plan::Section;
 
-/// How long ranks wait for each other.
+/// The longest time that ranks wait for each other.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Measures sections; every process has to call it.
+/// Measures sections; every process must call it.
 pub(crate) fn run(places: &Places, sections: &[Section], output: &Output) -> Result<(), PerfError> {
     let comm = communicator(places)?;
     #[cfg(feature = "mpi")]
@@ -30,7 +30,7 @@ pub(crate) fn run(places: &Places, sections: &[Section], output: &Output) -> Res
     collectives::run(&comm, sections, output, &Memory { is_first: comm.rank() == 0 })
 }
 
-/// Whether the processes have an MPI launcher, and not the variables of another one.
+/// Whether an MPI launcher started the processes, and no other launcher's variables are set.
 #[cfg(feature = "mpi")]
 fn is_mpi_job() -> bool {
     std::env::var_os("MASTER_ADDR").is_none()
@@ -49,18 +49,18 @@ fn member(places: &Places) -> Result<Member, PerfError> {
     Ok(Rendezvous::from_env(launch)?.with_deadline(DEADLINE).join(launch.rank, launch.world_size)?)
 }
 
-/// What all ranks together read and write when each copies on its own; and how they meet. Every process has to call it.
+/// The bandwidth of all ranks together while each copies its own memory, and their way of communication. Every process must call it.
 pub(crate) fn look(places: &Places) -> Result<Processes, PerfError> {
     let comm = communicator(places)?;
     copy_together(&comm, comm.shares_memory())
 }
 
-/// Bytes of each rank's copy.
+/// Bytes per copy of a rank.
 const COPY_BYTES: usize = 32 << 20;
 const COPIES: usize = 5;
 
-/// What all ranks together read and write when each copies on its own, at their best, which carries messages between the processes of one
-/// machine. Every process has to call it.
+/// The best bandwidth of all ranks together while each copies its own memory. It limits messages between the processes of one machine.
+/// Every process must call it.
 pub(crate) fn copy_together(comm: &dyn Communicator, share_memory: bool) -> Result<Processes, PerfError> {
     let (from, mut to) = (vec![1u8; COPY_BYTES], vec![2u8; COPY_BYTES]);
     let mut best = f64::INFINITY;
@@ -69,7 +69,7 @@ pub(crate) fn copy_together(comm: &dyn Communicator, share_memory: bool) -> Resu
         let start = Instant::now();
         to.copy_from_slice(&from);
         std::hint::black_box(&mut to);
-        // Until the last one is done: where ranks share a core, each copies alone, and as fast as if there were no others.
+        // The time lasts until the slowest rank has finished: ranks that share a core copy one after the other, each at full speed.
         comm.barrier()?;
         let mut slowest = [start.elapsed().as_secs_f64()];
         comm.all_reduce(&mut slowest, ReduceOp::Max)?;
@@ -91,7 +91,7 @@ mod over_mpi {
     use crate::perf::record::BaselineName;
     use crate::perf::subject::{Side, Subject};
 
-    /// The same calls over our own MPI transport.
+    /// The corresponding calls over gradsync's MPI transport.
     pub(super) struct OverMpi {
         pub(super) mpi: MpiCommunicator,
     }

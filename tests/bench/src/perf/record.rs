@@ -1,4 +1,4 @@
-//! What is kept of a run: the rows as `--json` writes them, and as `--model --fit` reads them.
+//! The record of a run: the rows that `--json` writes and `--model --fit` reads.
 
 use gradsync::ops::Algorithm;
 use serde::{Deserialize, Serialize};
@@ -12,39 +12,39 @@ use super::subject::{Found, Side};
 /// The version of this format.
 pub(crate) const SCHEMA: u32 = 1;
 
-/// One way that an operation ran.
+/// The times of one side of a row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Timing {
-    /// Microseconds at the median.
+    /// The median in microseconds.
     pub(crate) time_us: f64,
     pub(crate) p99_us: f64,
-    /// GB/s at the median.
+    /// The median bandwidth in GB/s.
     pub(crate) algbw: f64,
     pub(crate) busbw: f64,
-    /// Wrong elements; null where results were not checked.
+    /// The number of wrong elements; null if results were not checked.
     pub(crate) wrong: Option<u64>,
 }
 
-/// What baselines are called.
+/// The names of a baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BaselineName {
-    /// Above the table's column: at most seventeen letters.
+    /// The title of the table's column: at most seventeen characters.
     pub(crate) column: &'static str,
-    /// In the heading and in the JSON.
+    /// The name in the heading and in the JSON.
     pub(crate) full: &'static str,
 }
 
-/// What a row is held against.
+/// The baseline of a row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Baseline {
     pub(crate) name: String,
     pub(crate) time_us: f64,
     pub(crate) p99_us: f64,
-    /// GB/s, with the row's own factor.
+    /// GB/s, with the factor of the row.
     pub(crate) busbw: f64,
     /// The baseline's time over the row's: above 1 where the row is faster.
     pub(crate) ratio: f64,
-    /// The least and the most of the ratios whose median that is, where it is such a median.
+    /// The smallest and the largest of the ratios, if `ratio` is a median of several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ratio_range: Option<[f64; 2]>,
 }
@@ -58,31 +58,31 @@ pub(crate) struct Measurement {
     pub(crate) transport: Option<String>,
     pub(crate) ranks: usize,
     pub(crate) dtype: String,
-    /// The dtype of the values, which is another for some casts and sums.
+    /// The dtype of the input values, which may differ for casts, scalings and sums.
     pub(crate) from_dtype: String,
     pub(crate) redop: String,
     pub(crate) size_bytes: usize,
     pub(crate) count: usize,
-    /// Tensors of an Adasum.
+    /// The number of tensors of an Adasum.
     pub(crate) layers: usize,
-    /// Of an Adasum in nodes; null for others.
+    /// The number of ranks per node of an Adasum in nodes; null for others.
     #[serde(default)]
     pub(crate) ranks_per_node: Option<usize>,
     pub(crate) out_of_place: Option<Timing>,
     pub(crate) in_place: Option<Timing>,
     pub(crate) baseline: Option<Baseline>,
-    /// What the hardware can do, in GB/s of busbw.
+    /// The hardware's limit, in GB/s of busbw.
     pub(crate) limit_busbw: Option<f64>,
 }
 
-/// How a kernel got onto a GPU.
+/// The load of a kernel onto a GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Load {
     /// The entry point.
     pub(crate) kernel: String,
     /// `cubin`, or `ptx`, which the driver compiles unless it has the result in its cache.
     pub(crate) source: String,
-    /// The longest of all times that it was loaded in.
+    /// The longest load time of the kernel.
     pub(crate) load_ms: f64,
 }
 
@@ -94,33 +94,33 @@ pub(crate) struct Document<M> {
     pub(crate) machine: M,
     pub(crate) warm_ups: usize,
     pub(crate) iterations: usize,
-    /// Calls in the CUDA graphs whose times were divided by that; 0 where none were recorded.
+    /// Calls per CUDA graph, by which its time was divided; 0 if no graphs were recorded.
     #[serde(default)]
     pub(crate) graph_calls: usize,
-    /// Whether gradients that processes could share lay in memory of each process's own.
+    /// Whether gradients that processes could share were in the private memory of each process.
     #[serde(default)]
     pub(crate) ordinary_buffers: bool,
-    /// Whether the vectors of all-reduces between processes lay in memory that all of them map.
+    /// Whether the vectors of all-reduces between processes were in memory that all of them map.
     #[serde(default)]
     pub(crate) shared_buffers: bool,
     pub(crate) measurements: Vec<Measurement>,
-    /// Those of `--launch`.
+    /// The results of `--launch`.
     #[serde(default)]
     pub(crate) launches: Option<Launches>,
-    /// Kernels that the rank that speaks has loaded, by name.
+    /// The kernels that rank 0 has loaded, by name.
     #[serde(default)]
     pub(crate) loads: Vec<Load>,
-    /// What was asked for and left out, with the reasons.
+    /// Requested measurements that were left out, with the reasons.
     pub(crate) left_out: Vec<String>,
-    /// Why there are no more rows, if the run failed.
+    /// The error that ended the run early, if any.
     #[serde(default)]
     pub(crate) failure: Option<String>,
-    /// Wrong elements of all rows.
+    /// The number of wrong elements in all rows.
     pub(crate) wrong: u64,
 }
 
 impl Measurement {
-    /// From what the ranks found; `limit` in GB/s of busbw.
+    /// A row from the ranks' results; `limit` is in GB/s of busbw.
     pub(crate) fn new(section: &Section, row: &Row, found: &Found, baseline: BaselineName, limit: Option<f64>) -> Self {
         let times = |side: Side| Times::of(&found.seconds[side as usize]);
         let gigabytes = |times: Times| if times.median > 0.0 { row.bytes() as f64 / times.median / 1e9 } else { 0.0 };
@@ -164,7 +164,7 @@ impl Measurement {
         }
     }
 
-    /// The side that is drawn, and held against the baseline.
+    /// The side that is drawn, and compared with the baseline.
     pub(crate) fn timing(&self) -> Option<&Timing> {
         self.in_place.as_ref().or(self.out_of_place.as_ref())
     }
@@ -179,7 +179,7 @@ impl Measurement {
     }
 }
 
-/// The algorithm that ran, where the library chose.
+/// The reduction with the algorithm that ran, if the library chose it.
 pub(crate) fn resolved(redop: Redop, ran: Algorithm) -> Redop {
     if redop == Redop::Adasum(Algorithm::Auto) { Redop::Adasum(ran) } else { redop }
 }

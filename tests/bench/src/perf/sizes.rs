@@ -1,4 +1,4 @@
-//! Numbers of bytes as nccl-tests takes them (`8`, `1K`, `64M`, `1G`), and the series of sizes from `-b` to `-e`.
+//! Sizes in bytes in nccl-tests' notation (`8`, `1K`, `64M`, `1G`), and the series of sizes from `-b` to `-e`.
 
 use std::str::FromStr;
 
@@ -22,7 +22,7 @@ impl FromStr for Bytes {
         };
         let number: f64 = digits.parse().map_err(|_| refused())?;
         let bytes = number * (1u64 << shift) as f64;
-        // Exact in f64, and within the address space.
+        // The number must be exact in f64, and within the address space.
         if !(bytes >= 0.0 && bytes < 2f64.powi(53) && bytes.fract() == 0.0) {
             return Err(refused());
         }
@@ -30,16 +30,16 @@ impl FromStr for Bytes {
     }
 }
 
-/// How sizes follow each other.
+/// The increment between sizes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Stride {
-    /// Each is this many times the one before.
+    /// Each size is this many times the previous one.
     Factor(f64),
-    /// Each is this many bytes more.
+    /// Each size is this many bytes larger than the previous one.
     Step(usize),
 }
 
-/// The sizes from `begin` to `end`, both included where the stride meets them.
+/// The sizes from `begin` to `end`; `end` is included if the stride meets it.
 pub(crate) fn series(begin: usize, end: usize, stride: Stride) -> Vec<usize> {
     let mut sizes = vec![begin];
     let mut last = begin;
@@ -56,7 +56,7 @@ pub(crate) fn series(begin: usize, end: usize, stride: Stride) -> Vec<usize> {
     }
 }
 
-/// A number of bytes for people: `64 MiB`, or plain where it is not round.
+/// A readable number of bytes: `64 MiB`, or the plain number if it is not a multiple of a unit.
 pub(crate) fn shown(bytes: usize) -> String {
     for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
         if bytes >= 1 << shift && bytes % (1 << shift) == 0 {
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(series(8, 100, Stride::Factor(4.0)), [8, 32]);
         assert_eq!(series(10, 40, Stride::Step(10)), [10, 20, 30, 40]);
         assert_eq!(series(64, 64, Stride::Factor(2.0)), [64]);
-        // A factor that rounds down to no growth ends the series.
+        // The series ends if the factor yields no larger size after rounding down.
         assert_eq!(series(1, 100, Stride::Factor(1.2)), [1]);
         assert_eq!(series(usize::MAX - 1, usize::MAX, Stride::Step(usize::MAX)), [usize::MAX - 1, usize::MAX]);
     }

@@ -1,4 +1,4 @@
-//! What is said of the times of many iterations: their median and their 99th percentile.
+//! Statistics of the times of many iterations: the median and the 99th percentile.
 
 /// Times of one side of a row, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -8,7 +8,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// `None` for no times.
+    /// `None` if there are no times.
     pub(crate) fn of(seconds: &[f64]) -> Option<Self> {
         let mut sorted = seconds.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -16,7 +16,7 @@ impl Times {
     }
 }
 
-/// The smallest value that is no smaller than that part of all.
+/// The quantile: the smallest value that is at least as large as the share `part` of all values.
 fn rank(sorted: &[f64], part: f64) -> Option<f64> {
     let place = (part * sorted.len() as f64).ceil() as usize;
     sorted.get(place.saturating_sub(1)).copied()

@@ -1,11 +1,11 @@
-//! What is timed, as the timing sees it: a [`Subject`] with up to three sides, and rounds in which the sides take turns.
+//! The interface of timing: a [`Subject`] with up to three sides, and rounds in which the sides alternate.
 
 use std::time::Instant;
 
 use super::PerfError;
 use super::arguments::Counts;
 
-/// A way to run the operation of a row, or what it is held against.
+/// A way to run the operation of a row, or its baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     OutOfPlace,
@@ -19,26 +19,26 @@ impl Side {
 
 /// One rank's part of one row.
 pub(crate) trait Subject {
-    /// The sides that it has.
+    /// Whether it has this side.
     fn has(&self, side: Side) -> bool;
 
-    /// Runs a side once, on the buffers whose turn it is in that round.
+    /// Runs a side once, on the buffers of that round.
     fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError>;
 
-    /// Fills the operands anew, runs a side once, and counts elements of the result that are wrong. Never asked of the baseline.
+    /// Fills the operands again, runs a side once, and counts wrong elements of the result. It is never called for the baseline.
     fn wrong(&mut self, side: Side) -> Result<u64, PerfError>;
 }
 
-/// Seconds of each counted iteration, by side; nothing for sides that there are not.
+/// Seconds of each counted iteration, by side; empty for missing sides.
 pub(crate) type Seconds = [Vec<f64>; 3];
 
-/// The sides to be timed.
+/// The sides to time.
 pub(crate) fn sides(subject: &dyn Subject, counts: Counts) -> Vec<Side> {
     let wanted = |side: &Side| subject.has(*side) && (counts.baseline || *side != Side::Baseline);
     Side::ALL.into_iter().filter(wanted).collect()
 }
 
-/// Times a subject by the host's clock. `meet` brings the ranks together before each call.
+/// Times a subject by the host's clock. `meet` synchronises the ranks before each call.
 pub(crate) fn time(
     subject: &mut dyn Subject,
     counts: Counts,
@@ -60,10 +60,10 @@ pub(crate) fn time(
     Ok(seconds)
 }
 
-/// Wrong elements by side; `None` where results are not checked.
+/// The number of wrong elements by side; `None` if results are not checked.
 pub(crate) type Wrong = [Option<u64>; 3];
 
-/// Checks the sides that have results.
+/// Checks the results of all sides except the baseline.
 pub(crate) fn check(subject: &mut dyn Subject, counts: Counts) -> Result<Wrong, PerfError> {
     let mut wrong = Wrong::default();
     if counts.check {
@@ -79,7 +79,7 @@ pub(crate) fn check(subject: &mut dyn Subject, counts: Counts) -> Result<Wrong, 
     Ok(wrong)
 }
 
-/// What one rank found out about one row, as plain numbers that any transport can carry.
+/// One rank's results for one row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Found {
     pub(crate) seconds: Seconds,
@@ -87,13 +87,13 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// As many numbers on every rank.
+    /// The results as plain numbers that any transport can send; their count is equal on all ranks.
     pub(crate) fn to_numbers(&self) -> Vec<f64> {
         let wrong = self.wrong.map(|count| count.map_or(-1.0, |count| count as f64));
         self.seconds.iter().flatten().copied().chain(wrong).collect()
     }
 
-    /// The slowest rank's time of each iteration, and the wrong elements of all ranks together.
+    /// The slowest rank's time of each iteration, and the total number of wrong elements.
     pub(crate) fn merge<'a>(mut self, ranks: impl Iterator<Item = &'a [f64]>) -> Self {
         for numbers in ranks {
             let (times, wrong) = numbers.split_at(numbers.len() - self.wrong.len());

@@ -1,11 +1,11 @@
-//! The table: nccl-tests' columns, with p99 beside each time and the baseline at the end.
+//! The table: nccl-tests' columns, with the 99th percentile beside each time and the baseline at the end.
 
 use super::layers::Layers;
 use super::operation::{Operation, Row};
 use super::plan::Section;
 use super::record::{BaselineName, Load, Measurement, Timing};
 
-/// What stands above the rows of a section; `limit` in GB/s of busbw.
+/// The text above the rows of a section; `limit` is in GB/s of busbw.
 pub(crate) fn heading(section: &Section, baseline: Option<BaselineName>, limit: Option<f64>) -> String {
     let mut title = format!("\n# {} on {}", section.operation.name(), section.place.backend());
     if let Some(transport) = section.place.transport() {
@@ -30,7 +30,7 @@ pub(crate) fn heading(section: &Section, baseline: Option<BaselineName>, limit: 
     lines.map(|line| line.trim_end().to_owned() + "\n").concat()
 }
 
-/// One row. A side that an operation does not have, and a baseline that was left out, are `N/A`.
+/// One row. Missing sides and a disabled baseline are `N/A`.
 pub(crate) fn row(measurement: &Measurement) -> String {
     let Measurement { size_bytes, count, redop, .. } = measurement;
     let side = |timing: &Option<Timing>| match timing {
@@ -68,7 +68,7 @@ fn rate(rate: f64) -> String {
     if rate < 1e4 { format!("{rate:.2}") } else { format!("{rate:.0}") }
 }
 
-/// What stands below all tables.
+/// The text below all tables.
 pub(crate) fn footer(
     measurements: &[Measurement],
     loads: &[Load],
@@ -102,7 +102,7 @@ pub(crate) fn footer(
     text + "#\n"
 }
 
-/// What an operation adds to a section's heading.
+/// The part of a section's heading that is specific to its operation.
 fn note(section: &Section) -> Option<String> {
     match section.operation {
         Operation::Gram | Operation::Combine => Some(format!("{} vectors", section.ranks)),

@@ -1,7 +1,7 @@
-//! `--tensors`: the gradients of well-known models, separately allocated, accumulated, cast and cleared by one call for all of them.
+//! `--tensors`: the gradients of well-known models in separate allocations, accumulated, cast and cleared with one call for all of them.
 //!
-//! bf16 gradients are added to f32 sums, and f32 weights copied to bf16 ones, as in mixed-precision training. On a GPU each call is one
-//! launch, whatever the number of tensors; on the CPU it goes through them one by one.
+//! bf16 gradients are added to f32 sums, and f32 weights are copied to bf16 ones, as in mixed-precision training. On a GPU each call is one
+//! launch, whatever the number of tensors; on the CPU it processes them one by one.
 
 use clap::ValueEnum;
 use gradsync::kernels::cpu;
@@ -17,7 +17,7 @@ use super::places::Places;
 use super::plan::{Place, Section};
 use super::subject::{self, Found, Side, Subject};
 
-/// A model whose tensors are known.
+/// A model with known tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Model {
     /// ResNet-50: 161 tensors, 25.6 million elements.
@@ -26,7 +26,7 @@ pub(crate) enum Model {
     BertLarge,
 }
 
-/// What is done to the tensors.
+/// The operations on the tensors.
 pub(crate) const OPERATIONS: [Operation; 3] = [Operation::Accumulate, Operation::Cast, Operation::Zero];
 
 /// The dtypes of an operation's tensors.
@@ -56,7 +56,7 @@ impl Model {
 }
 
 fn resnet50() -> Vec<usize> {
-    // A convolution without bias, and its normalisation's scale and shift.
+    // A convolution without bias, and the scale and shift of its normalisation.
     let convolution = |from: usize, to: usize, width: usize| [from * to * width * width, to, to];
     let mut lens = convolution(3, 64, 7).to_vec();
     let mut from = 64;
@@ -83,14 +83,14 @@ fn bert_large() -> Vec<usize> {
     let mut lens = vec![WORDS * WIDTH, 512 * WIDTH, 2 * WIDTH];
     lens.extend(norm);
     for _ in 0..24 {
-        // Query, key, value, and the projection.
+        // Query, key, value, and the output projection.
         (0..4).for_each(|_| lens.extend(linear(WIDTH, WIDTH)));
         lens.extend(norm);
         lens.extend(linear(WIDTH, 4 * WIDTH));
         lens.extend(linear(4 * WIDTH, WIDTH));
         lens.extend(norm);
     }
-    // The pooler; the prediction of words, whose matrix is that of the words' embedding; the prediction of the next sentence.
+    // The pooler; the word prediction, which shares its matrix with the word embedding; the next-sentence prediction.
     lens.extend(linear(WIDTH, WIDTH));
     lens.push(WORDS);
     lens.extend(linear(WIDTH, WIDTH));
@@ -99,7 +99,7 @@ fn bert_large() -> Vec<usize> {
     lens
 }
 
-/// Measures the calls wherever kernels are to run.
+/// Measures the calls on every backend that runs kernels.
 pub(crate) fn run(model: Model, places: &Places, output: &Output) -> Result<(), PerfError> {
     let lens = model.lens();
     for &place in places.kernels.iter().filter(|_| places.is_speaker) {
@@ -187,12 +187,12 @@ impl Subject for Tensors {
     }
 }
 
-/// The side that an operation on tensors has.
+/// The side of an operation on tensors.
 pub(crate) fn own_side(operation: Operation) -> Side {
     if operation == Operation::Cast { Side::OutOfPlace } else { Side::InPlace }
 }
 
-/// What a call leaves at an index of a tensor.
+/// The expected element at an index of a tensor after a call.
 pub(crate) fn expected(operation: Operation, index: usize) -> f64 {
     match operation {
         Operation::Zero => 0.0,

@@ -1,28 +1,28 @@
-//! What the figures are held to: the project's goals, as far as a run of `perf` tells whether they are met.
+//! The project's performance goals, and whether the figures of `perf` runs meet them.
 //!
-//! What is no goal is shown beside its baseline alone.
+//! Figures without a goal are shown with their baseline only.
 
 use serde_json::Value;
 
-/// Of the baseline's speed: the copy's or the read-only sweep's on a GPU.
+/// The ratio to the speed of the baseline on a GPU: the copy or the read-only sweep.
 const MEMORY_RATIO: f64 = 0.97;
-/// Of the copy's, for many tensors in one launch.
+/// The ratio to the speed of the copy, for many tensors in one launch.
 const TENSORS_RATIO: f64 = 0.9;
-/// Of the parallel copy's, on the CPU.
+/// The ratio to the speed of the parallel copy, on the CPU.
 const CPU_RATIO: f64 = 0.9;
-/// Of the speed of NCCL's sum, which may take that much less time.
+/// The ratio to the speed of NCCL's sum: Adasum may take 1.05 times as long.
 const PEER_RATIO: f64 = 1.0 / 1.05;
-/// As [`PEER_RATIO`], pair by pair along the tree.
+/// As [`PEER_RATIO`], for the tree.
 const TREE_RATIO: f64 = 1.0 / 1.6;
-/// As [`PEER_RATIO`], over NCCL.
+/// As [`PEER_RATIO`], for Adasum over NCCL.
 const NCCL_RATIO: f64 = 1.0 / 1.2;
-/// Of NCCL's speed, for sums that it does not keep in f32.
+/// The ratio to the speed of NCCL, for dtypes whose sums NCCL does not keep in f32.
 const MIXED_RATIO: f64 = 1.0 / 1.1;
-/// Of the copy's that moves what ranks on one machine's memory have to.
+/// The ratio to the speed of a copy that moves as many bytes as ranks on one machine's memory must.
 const LOCAL_RATIO: f64 = 0.6;
-/// From this size on, memory is what takes the time.
+/// From this size on, memory bandwidth determines the time.
 const LARGE_BYTES: u64 = 64 << 20;
-/// Sizes of small vectors, with the µs that Adasum may take by peer access.
+/// Sizes of small vectors, with the goals in µs for Adasum by peer access.
 const LATENCIES_US: [(u64, f64); 2] = [(64 << 10, 25.0), (1 << 20, 45.0)];
 const LAUNCH_BYTES: u64 = 1 << 20;
 const ABOVE_US: f64 = 1.0;
@@ -111,13 +111,13 @@ impl Goal {
     }
 }
 
-/// Something measured that a goal speaks of.
+/// A measured figure that has a goal.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Figure {
     pub(super) goal: Goal,
     pub(super) what: String,
     pub(super) shown: String,
-    /// Above zero where the goal is missed: for the worst of all.
+    /// The distance to the goal, above zero if the goal is missed; it ranks the figures of a goal.
     pub(super) missed_by: f64,
 }
 
@@ -127,7 +127,7 @@ impl Figure {
     }
 }
 
-/// What a row of `measurements` says; `part` is where it comes from.
+/// The figure of a row of `measurements`; `part` is the part of the standing set.
 pub(super) fn of_row(part: &str, row: &Value, graph_calls: u64) -> Option<Figure> {
     let bytes = row["size_bytes"].as_u64()?;
     let types = (text(row, "dtype"), text(row, "from_dtype"));
@@ -168,7 +168,7 @@ pub(super) fn of_row(part: &str, row: &Value, graph_calls: u64) -> Option<Figure
     Some(Figure { goal, what, shown: format!("{ratio:.3}"), missed_by: wanted - ratio })
 }
 
-/// What a row of `launches` says.
+/// The figures of a row of `launches`.
 pub(super) fn of_launch(row: &Value) -> Vec<Figure> {
     let what = format!(
         "{} {}:{}, {:.3} MiB",
@@ -192,7 +192,7 @@ fn first_use(what: String, time: f64) -> Figure {
     Figure { goal: Goal::FirstUse, what, shown: format!("{time:.1} ms"), missed_by: time - LOAD_MS }
 }
 
-/// All that a document says, `part` being where it comes from.
+/// All figures of a document; `part` is the part of the standing set.
 pub(super) fn of_document(part: &str, json: &Value) -> Vec<Figure> {
     let rows = |list: &Value| list.as_array().cloned().unwrap_or_default();
     let mut figures = Vec::new();
@@ -274,7 +274,7 @@ mod tests {
         };
         assert_eq!(goal("local-adasum", on_cpu("local", 0.59), 0), Some((Goal::Local, false)));
         assert_eq!(goal("mpi", on_cpu("mpi", 0.5), 0), None, "beside a sum, there is none");
-        // Too small, too many vectors, recorded, beside another baseline.
+        // The size is too small, the vectors are too many, the calls are recorded, or the baseline is another.
         assert_eq!(goal("cuda-kernels", row("gram", 8, 1 << 20, 0.5), 0), None);
         assert_eq!(goal("cuda-wide", row("gram", 16, 1 << 30, 0.5), 0), None);
         assert_eq!(goal("cuda-graph", row("cast", 1, 1 << 30, 0.5), 20), None);

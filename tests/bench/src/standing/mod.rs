@@ -1,8 +1,8 @@
-//! `gradsync-bench standing`, which is `cargo xtask bench`: the standing set of measurements, and a report of them, `report.html`.
+//! `gradsync-bench standing`, which `cargo xtask bench` runs: the standing set of measurements, and a report of them, `report.html`.
 //!
-//! `perf` measures, judges and draws; here it is started, as a process of its own, for each part of the set, and put together. A part that
-//! this machine cannot run is listed with the reason. No path of the repository is looked at. The report is written anew after each part:
-//! a run that is cut short leaves one.
+//! `perf` measures, checks and draws; this module starts it as a process of its own for each part of the set, and combines the results. A
+//! part that this machine cannot run is listed with the reason. The repository's files are not used. The report is rewritten after each
+//! part, so that an interrupted run leaves a report too.
 
 mod goals;
 mod page;
@@ -26,9 +26,9 @@ use crate::perf::places::gpus;
 
 /// Ranks of the parts that run under mpirun.
 const MPI_RANKS: usize = 8;
-/// Has the driver compile everything anew.
+/// Disables the driver's cache, so that it compiles every kernel.
 const NO_CACHE: &str = "CUDA_CACHE_DISABLE";
-/// For one part.
+/// The deadline of one part.
 const DEADLINE: Duration = Duration::from_secs(3600);
 
 /// The arguments of `gradsync-bench standing`.
@@ -40,15 +40,15 @@ pub(crate) struct Standing {
     /// Only this part of the set (may be repeated)
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
-    /// Start no part when this much time has passed: for machines that are lent
+    /// Start no part after this much time: for rented machines
     #[arg(long, value_name = "SECONDS")]
     within: Option<NonZeroU64>,
-    /// Where the report and what it is made of go
+    /// The folder for the report and its parts' files
     #[arg(long, value_name = "FOLDER", default_value = "bench")]
     out: PathBuf,
 }
 
-/// How a part ended.
+/// The outcome of a part.
 #[derive(Debug, PartialEq, Eq)]
 enum Ended {
     Measured,
@@ -56,14 +56,14 @@ enum Ended {
     Failed(String),
 }
 
-/// A part as the report shows it.
+/// A part's results in the report.
 struct Shown {
     part: &'static Part,
     ended: Ended,
-    /// As a shell would take it.
+    /// The command in a shell's syntax.
     command: String,
     seconds: f64,
-    /// What the program printed.
+    /// The standard output of the program.
     text: String,
     svg: Option<String>,
     json: Option<Value>,
@@ -76,9 +76,9 @@ impl Shown {
     }
 }
 
-/// What parts are run with.
+/// The environment of the parts.
 struct Bench {
-    /// This one.
+    /// The path of this program.
     program: PathBuf,
     folder: PathBuf,
     mpirun: Result<(), String>,
@@ -120,7 +120,7 @@ impl Standing {
         if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join(", ")) }
     }
 
-    /// Looks at what is here.
+    /// Determines the launcher and the GPUs of this machine.
     fn prepare(&self) -> Result<Bench> {
         let program = env::current_exe().context("cannot find this program")?;
         fs::create_dir_all(&self.out).with_context(|| format!("cannot make {}", self.out.display()))?;
@@ -131,7 +131,7 @@ impl Standing {
 }
 
 impl Bench {
-    /// What this machine lacks for a part.
+    /// The requirement of a part that this machine does not meet, with the reason.
     fn missing(&self, part: &Part) -> Option<String> {
         match (part.needs, &self.mpirun, &self.gpus) {
             (Needs::Mpi, Err(why), _) | (Needs::Gpus(_), _, Err(why)) => Some(why.clone()),
@@ -156,8 +156,8 @@ impl Bench {
         };
         command.arg("perf").args(part.arguments(self.is_quick)).arg("--json").arg(&json);
         if part.needs == Needs::Gpus(1) {
-            // Kernels that an earlier run has loaded would come out of the driver's cache. Of ranks that are threads, each would compile
-            // for itself without it, one after the other.
+            // Kernels that an earlier run loaded would come from the driver's cache. Ranks as threads keep the cache, because otherwise
+            // each would compile all kernels, one after the other.
             command.env(NO_CACHE, "1");
         }
         if part.has_plot {
@@ -190,7 +190,7 @@ impl Bench {
         Ok(Shown { part, ended, command: shown, seconds, text: printed, svg: read(&svg), json: document })
     }
 
-    /// A command as somebody would type it in the folder of the report.
+    /// The command as a user would type it in the report's folder.
     fn shown(&self, part: &Part, command: &Command) -> String {
         let is_uncached = command.get_envs().any(|(name, _)| name == NO_CACHE);
         let variable = if is_uncached { format!("{NO_CACHE}=1 ") } else { String::new() };
@@ -200,7 +200,7 @@ impl Bench {
         format!("{variable}cargo xtask perf{processes} {}", words.collect::<Vec<_>>().join(" "))
     }
 
-    /// The cost model, fitted to what GPUs were measured with where there are some.
+    /// The output of the cost model, fitted to the measurements on GPUs if there are any.
     fn model(&self, shown: &[Shown]) -> String {
         let arguments = ["perf", "--model", "-b", "1M", "-e", "1G", "-f", "32", "--layers", "398"];
         let mut command = Command::new(&self.program);
@@ -217,7 +217,7 @@ impl Bench {
         }
     }
 
-    /// Writes the report of what there is so far.
+    /// Writes the report of the results so far.
     fn report(&self, shown: &[Shown], model: Option<&str>) -> Result<PathBuf> {
         let report = self.folder.join("report.html");
         let invoked = env::args().skip(1).collect::<Vec<_>>().join(" ");

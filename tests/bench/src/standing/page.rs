@@ -1,4 +1,4 @@
-//! The report of `cargo xtask bench` as one HTML file, without anything from elsewhere.
+//! The report of `cargo xtask bench` as one self-contained HTML file.
 
 use serde_json::Value;
 
@@ -24,7 +24,7 @@ figure svg { width: 100%; height: auto; }
 .quiet { color: #5b6470; }
 ";
 
-/// The whole page; `invoked` is the command that made it. Without a model, more parts are to come.
+/// The whole page; `invoked` is the command that created it. If `model` is `None`, the run is not finished.
 pub(super) fn page(shown: &[Shown], model: Option<&str>, invoked: &str) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>gradsync: measurements</title>\n\
@@ -49,13 +49,13 @@ pub(super) fn page(shown: &[Shown], model: Option<&str>, invoked: &str) -> Strin
     page + "</main>\n</body>\n</html>\n"
 }
 
-/// What all parts' headers say of the machine, each line once.
+/// The lines about the machine in all parts' headers, without repetitions.
 fn machine(shown: &[Shown]) -> String {
     let mut lines: Vec<&str> = Vec::new();
     for text in shown.iter().map(|part| part.text.as_str()) {
         let head = text.lines().take_while(|line| line.starts_with("# "));
         for line in head.filter(|line| !line.contains("warm-up rounds") && !line.contains("# time")) {
-            // A clock or a rate is found anew by each part: the first says enough.
+            // A clock or a bandwidth differs between parts: only the first value is kept.
             let key = |line: &str| line.split([':', ',']).next().map(str::to_owned);
             if lines.iter().all(|known| key(known) != key(line)) {
                 lines.push(line);
@@ -67,19 +67,19 @@ fn machine(shown: &[Shown]) -> String {
 
 fn figures(shown: &[Shown]) -> Vec<Figure> {
     let documents = shown.iter().filter_map(|part| Some((part.part.name, part.json.as_ref()?)));
-    // What was measured before a failure tells of no goal: the rest is missing.
+    // An incomplete part is not compared with goals, because its remaining rows are missing.
     let whole = documents.filter(|(_, json)| json["failure"].is_null());
     whole.flat_map(|(name, json)| goals::of_document(name, json)).collect()
 }
 
-/// Of a goal: how many figures there are, how many meet it, and the worst.
+/// The number of a goal's figures, the number that meet it, and the worst.
 fn verdict(goal: Goal, figures: &[Figure]) -> (usize, usize, Option<&Figure>) {
     let of_goal = || figures.iter().filter(move |figure| figure.goal == goal);
     let worst = of_goal().max_by(|one, other| one.missed_by.total_cmp(&other.missed_by));
     (of_goal().count(), of_goal().filter(|figure| figure.is_met()).count(), worst)
 }
 
-/// The goals for a terminal.
+/// The goals as text for a terminal.
 pub(super) fn verdicts(shown: &[Shown]) -> String {
     let figures = figures(shown);
     let line = |goal: Goal| match verdict(goal, &figures) {
@@ -190,7 +190,7 @@ fn judged(figure: Option<&Figure>) -> String {
     }
 }
 
-/// Every row of a part.
+/// The table of a part's rows.
 fn measurements_table(part: &str, rows: &[Value], graph_calls: u64) -> String {
     let names = ["operation", "ranks", "type", "redop", "MiB", "µs", "p99", "busbw GB/s", "limit", "baseline GB/s"];
     let mut table = heading(&[&names[..], &["ratio", "goal"]].concat());

@@ -1,4 +1,4 @@
-//! Pages of made-up measurements.
+//! Report pages of invented measurements.
 
 use serde_json::json;
 
@@ -48,7 +48,7 @@ fn a_page_shows_what_was_measured_and_what_was_not() {
         assert!(page.contains(text), "{text} is not in {page}");
     }
     assert!(!page.contains("parts are missing"), "{page}");
-    // Nothing is fetched from elsewhere.
+    // The page refers to no other files.
     for text in ["http:", "https:", "src=", "<link", "@import"] {
         assert!(!page.contains(text), "{text} is in {page}");
     }

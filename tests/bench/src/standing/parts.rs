@@ -1,8 +1,8 @@
-//! The standing set: what is measured, on which sizes, and what each part of it needs. Nothing is run here.
+//! The standing set: the measurements, their sizes, and the requirements of each part. This module runs nothing.
 //!
-//! GPUs come first: they are what a lent machine is there for.
+//! Parts on GPUs come first, because GPUs are the reason to rent a machine.
 
-/// What a part needs beyond this machine's processors.
+/// The requirement of a part beyond a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Needs {
     Nothing,
@@ -12,24 +12,24 @@ pub(super) enum Needs {
 
 /// One run of `perf`.
 pub(super) struct Part {
-    /// Names its files.
+    /// The name of the part, and of its files.
     pub(super) name: &'static str,
     pub(super) title: &'static str,
     pub(super) needs: Needs,
-    /// Separated by spaces.
+    /// The arguments, separated by spaces.
     arguments: &'static str,
-    /// The sizes, and those of `--quick`.
+    /// The sizes of full runs, and of `--quick`.
     sizes: [&'static str; 2],
-    /// Whether the cost model knows its rows.
+    /// Whether the cost model has formulas for its rows.
     pub(super) is_for_the_model: bool,
     pub(super) has_plot: bool,
 }
 
 impl Part {
-    /// The arguments behind `perf`.
+    /// The arguments after `perf`.
     pub(super) fn arguments(&self, is_quick: bool) -> impl Iterator<Item = &'static str> {
         let few = if is_quick { "-n 3 -w 1" } else { "" };
-        // The last of two numbers would be refused: a part that says how often is not told again.
+        // A repeated option would be refused, so parts that set the number of iterations keep it.
         let few = if self.arguments.contains(" -n ") { "" } else { few };
         [self.arguments, self.sizes[usize::from(is_quick)], few].into_iter().flat_map(str::split_whitespace)
     }
@@ -120,7 +120,7 @@ pub(super) const PARTS: [Part; 21] = [
         name: "nccl-adasum",
         title: "Adasum of all GPUs over NCCL, beside the staged mode",
         needs: Needs::Gpus(2),
-        // The staged mode takes a hundred times as long.
+        // The staged mode takes a hundred times as long, hence fewer iterations.
         arguments: "adasum --transport nccl --algorithm gram,tree -d f32,bf16 -n 5 -w 2",
         sizes: ["-b 1M -e 256M -f 16", "-b 1M"],
         is_for_the_model: true,

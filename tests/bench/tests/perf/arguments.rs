@@ -1,8 +1,8 @@
-//! Arguments that make no sense, and what this program or this machine does not have: a reason, an exit code, no panic.
+//! Invalid arguments, and features that this program or this machine lacks, end with a reason and an exit code, not with a panic.
 
 use crate::run::perf;
 
-/// Refused by the command line's own rules.
+/// The command-line parser refuses the arguments.
 #[track_caller]
 fn misused(arguments: &[&str], words: &[&str]) {
     let finished = perf(arguments);
@@ -10,7 +10,7 @@ fn misused(arguments: &[&str], words: &[&str]) {
     finished.refused(&arguments.join(" "), words);
 }
 
-/// Refused by the command.
+/// The command refuses the arguments.
 #[track_caller]
 fn failed(arguments: &[&str], words: &[&str]) {
     let finished = perf(arguments);
@@ -44,7 +44,7 @@ fn words_that_are_no_arguments() {
     misused(&["adasum", "--against-sum", "--no-baseline"], &["--against-sum", "--no-baseline"]);
 }
 
-/// What would have no effect, or would write over itself.
+/// Options that would have no effect, or would overwrite each other's output, are refused.
 #[test]
 fn arguments_that_do_not_go_together() {
     misused(&["--model", "-d", "bf16"], &["--model", "--datatype"]);
@@ -63,7 +63,7 @@ fn numbers_that_do_not_fit() {
     failed(&["zero", "--limit", "-1"], &["--limit -1"]);
     failed(&["zero", "--limit", "0"], &["--limit 0"]);
     failed(&["all_reduce", "-d", "f32:bf16"], &["f32:bf16", "all_reduce", "cast, scale and accumulate"]);
-    // Less than one element for each rank.
+    // The size is less than one element per rank.
     failed(
         &["all_gather", "--transport", "local", "-b", "8", "-g", "4"],
         &["nothing to measure", "8 bytes", "4 ranks"],
@@ -94,7 +94,7 @@ fn numbers_that_do_not_fit() {
     failed(&["all_reduce", "--backend", "cpu", "--launch", "-b", "1K"], &["--launch", "all_reduce"]);
 }
 
-/// This test's program is built without the features that these need, or its machine has no GPU.
+/// This test's program is built without the required features, or its machine has no GPU.
 #[test]
 fn what_is_not_here() {
     let finished = perf(&["zero", "--backend", "cuda", "-b", "1K"]);

@@ -1,4 +1,4 @@
-//! What `--json` and `--plot` may write to: files, the files behind links, pipes, devices, the standard output.
+//! The possible destinations of `--json` and `--plot`: files, targets of links, pipes, devices, the standard output.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, symlink};
@@ -51,7 +51,7 @@ fn a_pipe_is_written_to() {
         move || fs::read_to_string(pipe).unwrap()
     });
     run(folder.path(), &["--json", "pipe"]).succeeded("pipe");
-    // Where the program has replaced the pipe, its reader waits for a writer.
+    // If the program had replaced the pipe, its reader would wait for a writer forever.
     assert!(pipe.symlink_metadata().unwrap().file_type().is_fifo(), "the pipe was replaced");
     assert!(is_document(&reader.join().unwrap()));
 }
@@ -63,7 +63,7 @@ fn the_standard_output_by_each_of_its_names() {
     for name in ["-", "/dev/stdout", "link"] {
         let finished = run(folder.path(), &["--json", name]).succeeded(name);
         assert!(is_document(&finished.stdout), "{name}: {}", finished.stdout);
-        // The table has moved.
+        // The table goes to stderr instead.
         assert!(finished.stderr.contains("# zero on cpu"), "{name}: {}", finished.stderr);
         let finished = perf_in(folder.path(), &["--model", "-b", "64M", "--json", name]).succeeded(name);
         assert!(is_document(&finished.stdout), "{name}: {}", finished.stdout);
@@ -75,7 +75,7 @@ fn the_standard_output_by_each_of_its_names() {
 #[test]
 fn a_device_is_written_to_and_a_full_one_is_an_error_that_names_it() {
     let folder = tempfile::tempdir().unwrap();
-    // Links: a program that replaces its output must not destroy the machine's own devices.
+    // The destinations are links, because a program that replaces its output must not destroy the machine's own devices.
     for device in ["null", "full"] {
         symlink(Path::new("/dev").join(device), folder.path().join(device)).unwrap();
     }
@@ -109,7 +109,7 @@ fn a_signal_leaves_nothing_unfinished() {
     assert_eq!((count(), fs::read(folder.path().join("out.json")).unwrap()), (1, b"older".to_vec()));
 }
 
-/// What a file says is printed with its control characters escaped.
+/// Text from a file is printed with its control characters escaped.
 #[test]
 fn names_in_a_file_cannot_steer_a_terminal() {
     let folder = tempfile::tempdir().unwrap();

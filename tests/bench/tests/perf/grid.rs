@@ -1,4 +1,4 @@
-//! Every operation on the CPU, with every dtype, reduction and algorithm, on several numbers of ranks: results are right.
+//! The results of every operation on the CPU are correct, with every dtype, reduction and algorithm, on several numbers of ranks.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use crate::run::{measured, rows};
 
 const DTYPES: [&str; 4] = ["f64", "f32", "f16", "bf16"];
 
-/// Checks that all rows were checked, and right.
+/// Checks that the results of all rows were checked and correct.
 fn assert_right(document: &Value) {
     assert_eq!(document["wrong"], 0, "{document:#}");
     for row in rows(document) {
@@ -24,7 +24,7 @@ fn count(document: &Value, matches: impl Fn(&Value) -> bool) -> usize {
 
 #[test]
 fn kernels() {
-    // Odd numbers of elements, and more than one chunk.
+    // Sizes include odd numbers of elements, and more than one chunk.
     let sizes = ["-b", "120", "-e", "600000", "-f", "5000"];
     let document = measured(
         &[&["zero", "squared_norms", "dots", "gram", "combine", "-d", "all", "-g", "3,9"][..], &sizes].concat(),
@@ -70,7 +70,7 @@ fn adasum() {
     let options = ["--algorithm", "gram,tree,auto", "-d", "all", "-g", "2,3,4,8", "-b", "20000", "--layers", "7"];
     let document = measured(&[&["adasum"][..], &options].concat());
     assert_right(&document);
-    // The tree runs on powers of two; what is left to the library is shown under the name of what it took.
+    // The tree runs on powers of two; a choice by the library is shown under the name of the chosen algorithm.
     assert_eq!(count(&document, |row| row["redop"] == "gram"), 2 * 4 * DTYPES.len(), "{document:#}");
     assert_eq!(count(&document, |row| row["redop"] == "tree"), 3 * DTYPES.len(), "{document:#}");
     let left_out = document["left_out"].as_array().expect("a list");
@@ -81,7 +81,7 @@ fn adasum() {
 fn adasum_of_a_models_tensors() {
     let document = measured(&["adasum", "-g", "2", "-b", "4K", "-e", "64K", "-f", "16", "--layers", "bert-large"]);
     assert_right(&document);
-    // A vector too short for a model's proportions is cut into as many equal tensors.
+    // A vector that is too short for a model's proportions is divided into as many equal tensors.
     assert_eq!(rows(&document).iter().map(|row| &row["layers"]).collect::<Vec<_>>(), [398, 398]);
 }
 

@@ -1,4 +1,4 @@
-//! `--json` and `--plot`: one document, whose numbers fit each other, and one picture.
+//! `--json` and `--plot` write one document with consistent numbers, and one picture.
 
 use std::fs;
 
@@ -26,7 +26,7 @@ fn a_document_says_what_was_measured_and_where() {
             |part: &str, field: &str| row[part][field].as_f64().unwrap_or_else(|| panic!("{part} {field}: {row:#}"));
         let (time, algbw) = (number("in_place", "time_us"), number("in_place", "algbw"));
         assert!((algbw - size as f64 / time / 1e3).abs() <= 1e-9 * algbw, "{row:#}");
-        // Two f32 and one bf16 move for each f32.
+        // For each f32 of the size, the memory moves two f32 and one bf16.
         assert!((number("in_place", "busbw") - 2.5 * algbw).abs() <= 1e-9 * algbw, "{row:#}");
         assert!((number("baseline", "ratio") - number("baseline", "time_us") / time).abs() <= 1e-9, "{row:#}");
         assert!(row["baseline"]["name"].as_str().is_some_and(|name| name.contains("memcpy")), "{row:#}");
@@ -95,32 +95,36 @@ fn nothing_is_left_behind_where_files_cannot_be_written() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
-/// More than a process can address.
+/// The size is more than a process can address.
 #[test]
 fn a_failure_keeps_the_rows_before_it() {
     let bytes = 1u64 << 48;
     for (arguments, reason) in [
         (["zero", "--backend", "cpu", "-c", "1"], format!("gradient buffer: no memory for {bytes} bytes")),
-        // Two ranks read and write that much.
+        // Two ranks read and write this many bytes.
         (["send_recv", "--transport", "local", "-g", "2"], format!("baseline: no memory for {} bytes", 2 * bytes)),
     ] {
-        let (what, bytes) = (arguments.join(" "), bytes.to_string());
+        let (label, bytes) = (arguments.join(" "), bytes.to_string());
         let folder = tempfile::tempdir().expect("a temporary folder");
         let files = ["--json", "out.json", "--plot", "out.svg"];
         let sizes = ["-n", "3", "-w", "1", "-b", "1K", "-e", &bytes, "-f", "274877906944"];
         let finished = perf_in(folder.path(), &[&arguments[..], &sizes, &files].concat());
         let document = document(folder.path());
-        assert!(finished.code == Some(1) && finished.stderr.contains(&reason), "{what}: {}", finished.stderr);
-        assert_eq!(rows(&document).len(), 1, "{what}: {document:#}");
-        assert_eq!(document["failure"], reason, "{what}");
-        assert!(folder.path().join("out.svg").is_file(), "{what}");
-        assert!(finished.stdout.contains(&format!("# FAILED before the end: {reason}")), "{what}: {}", finished.stdout);
-        // A failure before the first row leaves what stands there.
+        assert!(finished.code == Some(1) && finished.stderr.contains(&reason), "{label}: {}", finished.stderr);
+        assert_eq!(rows(&document).len(), 1, "{label}: {document:#}");
+        assert_eq!(document["failure"], reason, "{label}");
+        assert!(folder.path().join("out.svg").is_file(), "{label}");
+        assert!(
+            finished.stdout.contains(&format!("# FAILED before the end: {reason}")),
+            "{label}: {}",
+            finished.stdout
+        );
+        // A failure before the first row keeps the existing files.
         let text = |name: &str| fs::read_to_string(folder.path().join(name)).expect("a file");
         let before = (text("out.json"), text("out.svg"));
         let sizes = ["-n", "3", "-w", "1", "-b", &bytes];
-        perf_in(folder.path(), &[&arguments[..], &sizes, &files].concat()).refused(&what, &[&reason]);
-        assert_eq!((text("out.json"), text("out.svg")), before, "{what}");
+        perf_in(folder.path(), &[&arguments[..], &sizes, &files].concat()).refused(&label, &[&reason]);
+        assert_eq!((text("out.json"), text("out.svg")), before, "{label}");
     }
     assert!(measured(&["zero", "-b", "1K"])["failure"].is_null());
 }

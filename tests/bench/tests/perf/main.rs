@@ -1,6 +1,6 @@
-//! `gradsync-bench perf`, which is `cargo xtask perf`, on the CPU: its table, its JSON, its charts, its rows of processes, its cost model, and what it refuses.
+//! `gradsync-bench perf`, which `cargo xtask perf` runs, on the CPU: its table, JSON, charts, rows of processes, cost model, and errors.
 //!
-//! Sizes are small and iterations few: what is measured is no matter here, only that it is said right, and that results are right.
+//! Sizes are small and iterations few: these tests check that results are correct and reported correctly, not how fast operations are.
 
 mod arguments;
 mod files;

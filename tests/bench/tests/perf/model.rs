@@ -1,4 +1,4 @@
-//! `--model`: estimates for 2 to 4096 ranks, where the choice switches, and fits to what was measured.
+//! `--model`: estimates for 2 to 4096 ranks, the numbers of ranks at which the choice changes, and fits to measurements.
 
 use std::path::Path;
 
@@ -64,7 +64,7 @@ fn its_json_names_the_switches_and_the_reasons() {
             let of_choice = world["milliseconds"]
                 .as_array()
                 .and_then(|all| all.iter().find(|time| time[0] == world["choice"]).and_then(|time| time[1].as_f64()));
-            // Sent one by one, messages take about what the formula says.
+            // The simulated messages take about as long as the formula predicts.
             let ratio = number("simulated_milliseconds") / of_choice.expect("the time of the choice");
             assert!((0.5..1.25).contains(&ratio), "{ratio}: {world:#}");
             assert!(number("simulated_gram_milliseconds") > 0.0, "{world:#}");
@@ -72,7 +72,7 @@ fn its_json_names_the_switches_and_the_reasons() {
     }
 }
 
-/// Replaces every number of that name in a row, however deep.
+/// Replaces every number of that name in a row, at any depth.
 fn replace(row: &mut Value, field: &str, number: f64) {
     for (name, value) in row.as_object_mut().into_iter().flatten() {
         match value {
@@ -83,7 +83,7 @@ fn replace(row: &mut Value, field: &str, number: f64) {
     }
 }
 
-/// Leaves rows of four ranks in `measured.json`, in two nodes where the algorithm has them.
+/// Writes rows of four ranks to `measured.json`, in two nodes for algorithms of two levels.
 fn measure(folder: &Path) {
     let sizes = ["-b", "4K", "-e", "1M", "-f", "16", "--json", "measured.json"];
     let nodes = ["--algorithm", "gram,gram+tree", "--ranks-per-node", "2"];
@@ -95,7 +95,7 @@ fn measure(folder: &Path) {
 fn it_is_fitted_to_what_was_measured() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     measure(folder.path());
-    // Rows that nobody can have measured.
+    // These rows are invalid.
     let measured = std::fs::read_to_string(folder.path().join("measured.json")).unwrap();
     let measured: Value = serde_json::from_str(&measured).unwrap();
     for (field, number, words) in [("ranks", 0.0, "0 ranks"), ("time_us", -1.5, "a time of -1.5 us")] {
@@ -104,7 +104,7 @@ fn it_is_fitted_to_what_was_measured() {
         std::fs::write(folder.path().join("spoilt.json"), spoilt.to_string()).unwrap();
         perf_in(folder.path(), &["--model", "--fit", "spoilt.json"]).refused(field, &["spoilt.json", "zero", words]);
     }
-    // Rows in nodes count where the fit has the same.
+    // Rows in nodes are used only if the fit has the same node size.
     let finished = perf_in(folder.path(), &["--model", "--fit", "measured.json", "-b", "1M"]).succeeded("other nodes");
     for words in ["fitted to 15 measured rows", "rows that the model has no formula for: 3"] {
         assert!(finished.stdout.contains(words), "{words}: {}", finished.stdout);
@@ -131,7 +131,7 @@ fn it_is_fitted_to_what_was_measured() {
     }
 }
 
-/// Measured times are as noisy as the machine; with times of a rule, what the fit finds does not depend on it.
+/// Measured times are as noisy as the machine; with times by a fixed rule, the fit's result does not depend on the noise.
 #[test]
 fn every_part_of_the_time_that_rows_show_is_fitted() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -139,7 +139,7 @@ fn every_part_of_the_time_that_rows_show_is_fitted() {
     let path = folder.path().join("measured.json");
     let mut measured: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     for row in measured["measurements"].as_array_mut().expect("a list") {
-        // Ranks that meet take a step; a KiB takes longer where others get it, and longest between nodes.
+        // Rows with a transport take a step; a KiB takes longer if ranks exchange it, and longest between nodes.
         let (microseconds, microseconds_per_kib) = match (row["redop"].as_str(), row["transport"].as_str()) {
             (Some("gram+tree"), _) => (400.0, 8.0),
             (_, Some(_)) => (200.0, 2.0),
@@ -151,7 +151,7 @@ fn every_part_of_the_time_that_rows_show_is_fitted() {
     std::fs::write(&path, measured.to_string()).unwrap();
     let model = document_in(folder.path(), &["--ranks-per-node", "2", "--fit", "measured.json", "-b", "1M"]);
     let parameters = model["parameters"].as_array().expect("a list");
-    // Four ranks are two nodes.
+    // Four ranks form two nodes.
     for of in ["steps", "bytes inside the node", "bytes between nodes", "bytes of memory"] {
         let parameter = parameters.iter().find(|parameter| parameter["of"] == of).unwrap_or_else(|| panic!("{of}"));
         assert_eq!(parameter["is_fitted"], true, "{of}: {parameters:#?}");
@@ -159,8 +159,8 @@ fn every_part_of_the_time_that_rows_show_is_fitted() {
     }
 }
 
-/// What two H200 took, in `tests/measured/two-h200`: the model says it as exactly as the performance page has it, and chooses by it as by
-/// its own parameters.
+/// For the measurements of two H200 GPUs in `tests/measured/two-h200`, the model's errors equal the errors on the performance page, and the
+/// choice by the fitted parameters equals the choice by the default ones.
 #[test]
 fn it_is_as_exact_on_measured_gpus_as_the_performance_page_says() {
     let measured = Path::new(env!("CARGO_MANIFEST_DIR")).join("../measured/two-h200");

@@ -1,4 +1,4 @@
-//! Rows of ranks that are processes without MPI, in memory of their own and in memory that all of them map.
+//! Rows of ranks that are processes without MPI, in private memory and in memory that all of them map.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! One run of `gradsync-bench perf`.
+//! Runs of `gradsync-bench perf`.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +14,7 @@ pub(crate) fn perf_in(folder: &Path, arguments: &[&str]) -> Finished {
     Finished::of(alone(&mut Command::new(BINARY)).current_dir(folder).arg("perf").args(arguments))
 }
 
-/// Without the variables of a launcher that may have started this test.
+/// Removes the variables of a launcher that may have started this test.
 pub(crate) fn alone(command: &mut Command) -> &mut Command {
     let launchers = ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"];
     launchers
@@ -27,19 +27,19 @@ pub(crate) fn perf(arguments: &[&str]) -> Finished {
     perf_in(&std::env::temp_dir(), arguments)
 }
 
-/// Few iterations on the CPU.
+/// Arguments for few iterations on the CPU.
 pub(crate) const QUICK: [&str; 6] = ["-n", "3", "-w", "1", "--backend", "cpu"];
 
-/// The JSON of a quick run, which has to succeed.
+/// The JSON of a quick run, which must succeed.
 pub(crate) fn measured(arguments: &[&str]) -> Value {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let arguments = [&QUICK[..], arguments, &["--json", "out.json"]].concat();
-    let what = arguments.join(" ");
-    perf_in(folder.path(), &arguments).succeeded(&what);
+    let label = arguments.join(" ");
+    perf_in(folder.path(), &arguments).succeeded(&label);
     document(folder.path())
 }
 
-/// What a run left in `out.json`.
+/// The document that a run wrote to `out.json`.
 pub(crate) fn document(folder: &Path) -> Value {
     let text = std::fs::read_to_string(folder.join("out.json")).expect("the JSON was written");
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))

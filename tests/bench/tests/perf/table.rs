@@ -1,4 +1,4 @@
-//! The table: nccl-tests' columns, numbers that fit each other, and a verdict.
+//! The table: nccl-tests' columns, consistent numbers, and a verdict.
 
 use crate::run::{QUICK, perf};
 
@@ -20,7 +20,7 @@ fn columns_are_those_of_nccl_tests_with_p99_and_a_baseline() {
     let side = ["time", "p99", "algbw", "busbw", "#wrong"];
     let heads = [&["#", "size", "count", "type", "redop", "root"][..], &side, &side, &["time", "ratio"]].concat();
     assert!(words.contains(&heads), "{}", finished.stdout);
-    // Above the baseline's columns stands what it is.
+    // The name of the baseline is above its columns.
     assert!(finished.stdout.lines().any(|line| line.trim_end().ends_with("parallel memcpy")), "{}", finished.stdout);
     for word in
         ["limit: ", "out-of-place", "in-place", "(elements)", "# gradsync", "# CPU:", "1 warm-up rounds, 3 counted"]
@@ -31,14 +31,14 @@ fn columns_are_those_of_nccl_tests_with_p99_and_a_baseline() {
     assert_eq!(rows.iter().map(|row| row[0]).collect::<Vec<_>>(), ["65536", "262144", "1048576"]);
     for row in rows {
         assert_eq!(row.len(), heads.len() - 1, "{row:?}");
-        // Half of the elements are each rank's.
+        // Half of the elements are each rank's shard.
         assert_eq!(number(row[1]), number(row[0]) / 8.0, "{row:?}");
         assert_eq!(row[2..5], ["f32", "none", "-1"], "{row:?}");
         for side in [&row[5..10], &row[10..15]] {
             let (time, p99, algbw, busbw) = (number(side[0]), number(side[1]), number(side[2]), number(side[3]));
             assert!(time > 0.0 && p99 >= time, "{row:?}");
             let expected = number(row[0]) / time / 1e3;
-            // Both are printed with two digits.
+            // Both bandwidths are printed with two decimals.
             assert!((algbw - expected).abs() <= 0.006 + 0.01 * expected, "{row:?}");
             assert!((busbw - algbw / 2.0).abs() <= 0.011, "{row:?}");
             assert_eq!(side[4], "0", "{row:?}");
@@ -57,12 +57,12 @@ fn what_an_operation_does_not_have_is_not_available() {
     let rows = rows(&finished.stdout);
     assert_eq!(rows.len(), 2, "{}", finished.stdout);
     let absent = ["N/A"; 5];
-    // Zero is in place, a cast is not; without a check there is no number of wrong elements.
+    // Clearing is in place, and a cast is not; without a check there is no number of wrong elements.
     assert_eq!((&rows[0][5..10], rows[0][14]), (&absent[..], "N/A"), "{:?}", rows[0]);
     assert_eq!((&rows[1][10..15], rows[1][9]), (&absent[..], "N/A"), "{:?}", rows[1]);
     assert!(rows.iter().all(|row| row[15..] == ["N/A", "N/A"]), "{rows:?}");
     assert!(finished.stdout.contains("not checked") && finished.stdout.contains("no baseline"), "{}", finished.stdout);
-    // No progress is shown where stderr is no terminal.
+    // No progress is shown if stderr is not a terminal.
     assert_eq!(finished.stderr, "");
 }
 

@@ -1,6 +1,7 @@
-//! `mpirun -n N gradsync-bench perf … --transport mpi`: every operation beside plain MPI, one table and one file for all ranks.
+//! `mpirun -n N gradsync-bench perf … --transport mpi`: every operation with plain MPI as its baseline, one table and one file for all
+//! ranks.
 //!
-//! As in `perf`, what is measured is no matter here. Needs `mpirun`, or what the variable `MPIRUN` names.
+//! As in `perf`, the measured times do not matter here. The tests need `mpirun`, or the program that the variable `MPIRUN` names.
 
 use std::fs;
 use std::path::Path;
@@ -11,22 +12,22 @@ use serde_json::Value;
 
 use crate::run::{BINARY, alone, document, rows};
 
-// How runs are read is the same for all ranks.
+// The module with the helpers for runs is shared with `perf`, which uses more of it.
 #[allow(dead_code)]
 #[path = "../perf/run.rs"]
 mod run;
 
-/// Few iterations.
+/// Arguments for few iterations.
 const QUICK: [&str; 4] = ["-n", "2", "-w", "1"];
 
-/// Runs the program as so many ranks in `folder`.
+/// Runs the program as `ranks` ranks in `folder`.
 fn perf(ranks: usize, folder: &Path, arguments: &[&str]) -> Finished {
     Finished::of(alone(&mut command(ranks, folder, arguments)))
 }
 
 fn command(ranks: usize, folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("MPIRUN").unwrap_or("mpirun".into()));
-    // Open MPI wants to be asked for more ranks than cores, and by root; other MPIs do not read these.
+    // Open MPI runs more ranks than cores, or runs as root, only with these variables; other MPIs do not read them.
     for name in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"] {
         command.env(name, "1");
     }
@@ -35,7 +36,7 @@ fn command(ranks: usize, folder: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// The sides of a row that were timed, none of which may have wrong elements.
+/// Checks the timed sides of a row, none of which may have wrong elements.
 fn check_row(row: &Value, ranks: usize) {
     assert_eq!((&row["transport"], &row["ranks"]), (&"mpi".into(), &ranks.into()), "{row:#}");
     let sides: Vec<&Value> =
@@ -58,7 +59,7 @@ fn every_operation_is_measured_beside_plain_mpi() {
     assert_eq!(rows(&document).len(), operations.len() * 2 * 2);
     assert!(document["machine"]["mpi"].is_string(), "{}", document["machine"]);
     for operation in operations {
-        // One table, whatever the number of ranks.
+        // There is one table, whatever the number of ranks.
         let title = format!("# {operation} on cpu over mpi, 2 ranks; baseline: ");
         assert_eq!(finished.stdout.matches(&title).count(), 1, "{operation}: {}", finished.stdout);
         let of_operation = rows(&document).iter().filter(|row| row["operation"] == operation);

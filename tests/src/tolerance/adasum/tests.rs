@@ -1,9 +1,9 @@
-//! The bounds against plain f64 implementations: they hold, and they are not wide.
+//! The bounds compared with plain f64 implementations: they hold, and they are tight.
 
 use super::*;
 use crate::inputs::{Kind, generate};
 
-/// A naive Gram implementation in plain f64, to see that the bound holds and is not wide.
+/// A naive Gram implementation in plain f64, which shows that the bound holds and is tight.
 fn naive_gram(format: Format, inputs: &[Vec<f64>]) -> Vec<f64> {
     let world_size = inputs.len();
     let product = |i: usize, j: usize| -> f64 { inputs[i].iter().zip(&inputs[j]).map(|(x, y)| x * y).sum() };
@@ -56,16 +56,16 @@ fn plain_implementations_stay_inside_the_bounds() {
         for kind in Kind::ADASUM {
             for world_size in [1, 2, 3, 4, 7, 8] {
                 let inputs = generate(kind, format, world_size, 131, 5);
-                let what = format!("{format:?} {kind:?} P={world_size}");
+                let label = format!("{format:?} {kind:?} P={world_size}");
                 let layers = std::slice::from_ref(&(0..131));
                 let tree = expect(Method::Tree, format, &inputs, layers);
                 let got = naive_tree(format, &inputs);
-                crate::tolerance::assert_within(&format!("{what} tree"), format, &got, &tree.exact, &tree.bounds);
+                crate::tolerance::assert_within(&format!("{label} tree"), format, &got, &tree.exact, &tree.bounds);
                 let gram = expect(Method::Gram, format, &inputs, layers);
-                assert!(gram.bounds.iter().all(|bound| bound.is_finite()), "{what}: an infinite bound checks nothing");
+                assert!(gram.bounds.iter().all(|bound| bound.is_finite()), "{label}: an infinite bound checks nothing");
                 if gram.possibly_cancelled() == 0 {
                     let got = naive_gram(format, &inputs);
-                    crate::tolerance::assert_within(&format!("{what} gram"), format, &got, &gram.exact, &gram.bounds);
+                    crate::tolerance::assert_within(&format!("{label} gram"), format, &got, &gram.exact, &gram.bounds);
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! Adasum on GPUs, over NCCL or by kernels that reach into the peers' buffers, beside the staged mode: through the hosts' memory, by their
-//! processors.
+//! Adasum on GPUs, over NCCL or by kernels that access the peers' buffers, compared with the staged mode: through host memory, with the
+//! computation on the CPUs.
 
 use gradsync::GradientBuffer;
 use gradsync::comm::nccl::NcclCommunicator;
@@ -20,18 +20,18 @@ use crate::perf::operation::{Redop, Row};
 use crate::perf::record::BaselineName;
 use crate::perf::subject::{Side, Subject};
 
-/// Buffers with workspace of their own, at most.
+/// The largest number of buffers with a workspace of their own.
 const MOST_WORKSPACES: usize = 8;
 
-/// What an Adasum is held against.
+/// The baseline of an Adasum.
 enum Baseline<'a> {
-    /// The staged mode over a transport of the hosts' memory.
+    /// The staged mode over a transport of host memory.
     Staged(Adasum<'a, Cuda>),
-    /// Where there is none, or none can be recorded: the plain sum of as many bytes.
+    /// The plain sum of as many bytes, if there is no such transport or its calls cannot be recorded.
     Sum(&'a Plain),
 }
 
-/// The name of the baseline, with or without a transport of the hosts' memory. What goes through the hosts cannot be recorded.
+/// The name of the baseline, with or without a transport of host memory. Calls through host memory cannot be recorded.
 pub(super) fn baseline(host: Option<&dyn Communicator>, counts: Counts) -> BaselineName {
     let full = match host {
         _ if counts.against_sum => "plain NCCL's sum of as many bytes",
@@ -44,7 +44,7 @@ pub(super) fn baseline(host: Option<&dyn Communicator>, counts: Counts) -> Basel
     BaselineName { column: "plain NCCL's sum", full }
 }
 
-/// The groups of ranks that a row reduces in, if it has nodes. Every rank has to call it.
+/// The groups of ranks for a row with nodes. Every rank must call it.
 pub(super) fn groups(comm: &NcclCommunicator, row: &Row) -> Result<Option<Groups<NcclCommunicator>>, PerfError> {
     row.nodes().map(|nodes| Groups::new(comm, comm.rank(), nodes.per_node)).transpose()
 }
@@ -139,7 +139,7 @@ impl Subject for Reduction<'_> {
 
     fn wrong(&mut self, side: Side) -> Result<u64, PerfError> {
         self.prepare()?;
-        // No rank reads from a buffer that its owner is still filling.
+        // No rank may read a buffer while its owner is still filling it.
         self.comm.barrier()?;
         self.call(side, 0)?;
         self.comm.synchronize(self.queue)?;

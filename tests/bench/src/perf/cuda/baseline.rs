@@ -1,6 +1,6 @@
-//! What kernels on a GPU are held against: what its memory alone takes, or a launch alone.
+//! Baselines of kernels on a GPU: pure memory traffic, or an empty launch.
 //!
-//! Operations that write are held against the driver's copy, those that only read against a sweep; both move as many bytes.
+//! The baseline of kernels that write is the driver's copy, and of kernels that only read a sweep; both move as many bytes.
 
 use gradsync::DType;
 use gradsync::driver::Queue;
@@ -12,7 +12,7 @@ use crate::perf::data::PERIOD;
 use crate::perf::operation::{Operation, Row};
 use crate::perf::record::BaselineName;
 
-/// What a kernel takes turns with.
+/// A baseline that alternates with a kernel.
 pub(super) enum Baseline {
     Copy(Copy),
     Sweep(Sweep),
@@ -21,12 +21,12 @@ pub(super) enum Baseline {
 }
 
 impl Baseline {
-    /// The name of what [`memory`](Self::memory) gives.
+    /// The name of the baseline that [`memory`](Self::memory) creates.
     pub(super) fn name(operation: Operation) -> BaselineName {
         if operation.only_reads() { Sweep::NAME } else { Copy::NAME }
     }
 
-    /// With as many sets of buffers as the operation has.
+    /// A memory baseline with as many sets of buffers as the operation has.
     pub(super) fn memory(queue: &Queue, row: &Row, slots: usize) -> Result<Self, PerfError> {
         Ok(if row.operation.only_reads() {
             Baseline::Sweep(Sweep::new(queue, row.traffic(), slots)?)
@@ -44,7 +44,7 @@ impl Baseline {
     }
 }
 
-/// A kernel that reads as many bytes as an operation, and does next to nothing with them.
+/// A kernel that reads as many bytes as an operation, with almost no arithmetic.
 pub(super) struct Sweep {
     from: Vectors,
     sums: Vectors,

@@ -1,4 +1,4 @@
-//! Collectives on device memory, each beside a baseline, and the reduction of peers' buffers beside plain NCCL on the same memory.
+//! Collectives on device memory, each with a baseline, and the all-reduce by peer access with plain NCCL on equal memory as the baseline.
 
 use gradsync::GradientBuffer;
 use gradsync::comm::nccl::NcclCommunicator;
@@ -16,9 +16,9 @@ use crate::perf::host::collectives::Expected;
 use crate::perf::operation::{Operation, Redop, Row};
 use crate::perf::subject::{Side, Subject};
 
-/// Sets of buffers, at most.
+/// The largest number of sets of buffers.
 const MOST_SLOTS: usize = 1024;
-/// Buffers that peers have mapped, at most.
+/// The largest number of buffers that peers have mapped.
 const MOST_MAPPED: usize = 8;
 
 fn op(row: &Row) -> ReduceOp {
@@ -28,9 +28,9 @@ fn op(row: &Row) -> ReduceOp {
     }
 }
 
-/// The baseline of a collective, on one rank; it may use the collective's vectors.
+/// The baseline of a collective on one rank; it may use the collective's vectors.
 pub(super) trait Baseline {
-    /// Runs it once.
+    /// Runs the baseline once.
     fn call(&mut self, row: &Row, input: &mut Vectors, output: &mut Vectors, round: usize) -> Result<(), PerfError>;
 }
 
@@ -137,7 +137,7 @@ impl Subject for Collective<'_> {
             Operation::AllReduce | Operation::OrderedAllReduce if is_in_place => {
                 self.output.repeat(|index| operand(op, ranks, rank, index))?
             }
-            // Each rank's own shard, and elsewhere what no rank has.
+            // Each rank's own shard, and elsewhere a value that no rank has.
             Operation::AllGather if is_in_place => {
                 self.output.fill(|index| if index / shard == rank { value(rank, index % shard) } else { -1.0 })?;
             }
@@ -156,7 +156,7 @@ impl Subject for Collective<'_> {
     }
 }
 
-/// An all-reduce by kernels that reach into the peers' buffers.
+/// An all-reduce by kernels that access the peers' buffers.
 pub(super) struct Peers<'a> {
     comm: &'a NcclCommunicator,
     plain: &'a Plain,
@@ -197,7 +197,7 @@ impl<'a> Peers<'a> {
     }
 }
 
-/// What every rank says where kernels do not reach the peers' memory.
+/// The error of every rank if kernels cannot access the peers' memory.
 pub(super) fn unreachable_peers() -> PerfError {
     PerfError::Arguments("--transport peer: the GPUs do not reach each other's memory, or are more than eight".into())
 }
@@ -219,7 +219,7 @@ impl Subject for Peers<'_> {
     fn wrong(&mut self, side: Side) -> Result<u64, PerfError> {
         let op = op(&self.row);
         self.prepare()?;
-        // No rank writes into a buffer that its owner is still filling.
+        // No rank may write into a buffer while its owner is still filling it.
         self.comm.barrier()?;
         self.call(side, 0)?;
         self.comm.synchronize(self.queue)?;

@@ -1,4 +1,4 @@
-//! What a process pays before its first kernel has run, and for each kernel that it loads.
+//! The cost of a process's first kernel, and of loading each kernel.
 
 use std::time::Instant;
 
@@ -10,8 +10,9 @@ use crate::perf::PerfError;
 use crate::perf::machine::FirstUse;
 use crate::perf::record::Load;
 
-/// Opens a device, and runs a kernel on it, which the driver compiles for that. Nothing may have been run on the device before; `driver`
-/// is what its initialisation took, in seconds. The queue is to be kept: a context that nobody holds is destroyed, and made anew.
+/// Opens a device and runs a kernel on it, which the driver compiles for the device. Nothing may have run on the device before; `driver` is
+/// the time of the driver's initialisation, in seconds. The caller must keep the queue: a context without users is destroyed, and created
+/// anew by the next user.
 pub(crate) fn measure(ordinal: u32, driver: f64) -> Result<(FirstUse, Queue), PerfError> {
     let start = Instant::now();
     let queue = Queue::new(ordinal)?;
@@ -21,7 +22,7 @@ pub(crate) fn measure(ordinal: u32, driver: f64) -> Result<(FirstUse, Queue), Pe
     cuda::zero(data.as_mut_slice())?;
     queue.synchronize()?;
     let (context, kernel) = (opened - start, opened.elapsed());
-    // The driver keeps what it has compiled on disk, unless it is told not to.
+    // The driver caches compiled kernels on disk, unless this variable disables it.
     let is_cached = std::env::var("CUDA_CACHE_DISABLE").map_or(true, |value| value.trim() == "0" || value.is_empty());
     let first_use = FirstUse {
         open_ms: (driver + context.as_secs_f64()) * 1e3,
@@ -32,7 +33,7 @@ pub(crate) fn measure(ordinal: u32, driver: f64) -> Result<(FirstUse, Queue), Pe
     Ok((first_use, queue))
 }
 
-/// What a queue has loaded.
+/// The kernels that a queue has loaded.
 pub(super) fn loads(queue: &Queue) -> impl Iterator<Item = Load> {
     queue.loaded_kernels().into_iter().map(|kernel| Load {
         kernel: kernel.name.into(),

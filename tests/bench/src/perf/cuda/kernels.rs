@@ -1,4 +1,4 @@
-//! The kernels of the CUDA backend, on the first device.
+//! Measurements of the CUDA backend's kernels, on the first device.
 
 use gradsync::driver::{DeviceSlice, Queue};
 use gradsync::kernels::cpu::Coefficients;
@@ -15,9 +15,9 @@ use crate::perf::output::Output;
 use crate::perf::plan::Section;
 use crate::perf::subject::{self, Found, Side, Subject};
 
-/// Sets of buffers that have workspace of their own, at most.
+/// The largest number of sets of buffers with a workspace of their own.
 const MOST_WORKSPACES: usize = 64;
-/// Sets of buffers, at most.
+/// The largest number of sets of buffers.
 const MOST_SLOTS: usize = 4096;
 
 /// Measures a section's rows.
@@ -37,11 +37,11 @@ pub(crate) fn run(section: &Section, output: &Output) -> Result<(), PerfError> {
 
 pub(super) struct Kernel {
     row: Row,
-    /// Where results go.
+    /// The destination.
     to: Vectors,
-    /// What is read.
+    /// The inputs.
     from: Vec<Vectors>,
-    /// For products and weighted sums, one for each set of buffers.
+    /// The workspaces of products and weighted sums, one for each set of buffers.
     layers: Vec<SegmentWorkspace>,
     baseline: Option<Baseline>,
 }
@@ -53,7 +53,7 @@ impl Kernel {
         let has_workspace = operation.only_reads() || operation == Operation::Combine;
         let most = if has_workspace { MOST_WORKSPACES } else { MOST_SLOTS };
         let slots = slots(queue, counts.working_set, row.traffic() as usize, most)?;
-        // The results of products are numbers.
+        // Products return numbers and need no destination vector.
         let to_len = if operation.only_reads() { 0 } else { len };
         let mut to = Vectors::new(queue, types.to, to_len, slots)?;
         to.repeat(|index| value(0, index))?;
@@ -74,7 +74,7 @@ impl Kernel {
         Ok(Self { row: *row, to, from, layers, baseline })
     }
 
-    /// The same kernel, beside one that does nothing.
+    /// The kernel, with an empty kernel as its baseline.
     pub(super) fn beside_empty(queue: &Queue, row: &Row, counts: Counts) -> Result<Self, PerfError> {
         let kernel = Self::new(queue, row, Counts { baseline: false, ..counts })?;
         Ok(Self { baseline: Some(Baseline::Empty(queue.clone())), ..kernel })

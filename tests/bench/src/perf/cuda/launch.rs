@@ -1,4 +1,4 @@
-//! `--launch`: what small launches take beyond an empty kernel's time and the time that their bytes need, plain and recorded.
+//! `--launch`: the time of small launches beyond an empty kernel's time and the time of their memory traffic, plain and recorded.
 
 use std::time::Instant;
 
@@ -16,13 +16,13 @@ use crate::perf::plan::Section;
 use crate::perf::statistics::Times;
 use crate::perf::subject::{self, Side, Subject};
 
-/// Bytes that the copy reads and writes whose rate counts.
+/// Bytes that the reference copy reads and writes; its rate is the memory bandwidth.
 const COPY_TRAFFIC: f64 = (2u64 << 30) as f64;
-/// Calls in a graph where -G does not say how many.
+/// Calls per graph if -G is not given.
 const GRAPH_CALLS: usize = 20;
 
-/// Measures all rows, on the first device, and leaves them in `launches`, those before a failure too. `rate` is what memory does, in bytes a
-/// second, where the user says it.
+/// Measures all rows on the first device, and stores them in `launches`, including the rows before a failure. `rate` is the memory
+/// bandwidth in bytes per second, if the user gives it.
 pub(crate) fn run(
     sections: &[Section],
     counts: Counts,
@@ -30,9 +30,9 @@ pub(crate) fn run(
     output: &Output,
     launches: &mut Option<Launches>,
 ) -> Result<(), PerfError> {
-    // A queue of its own has loaded no kernel yet.
+    // A new queue has loaded no kernels yet.
     let queue = Queue::new(0)?;
-    // One set of buffers, which stays in the cache, unless the user says otherwise.
+    // The default is one set of buffers, which stays in the cache.
     let working_set = counts.working_set.unwrap_or(1);
     let counts = Counts { working_set: Some(working_set), baseline: true, ..counts };
     let graph_calls = if counts.graph_calls > 0 { counts.graph_calls } else { GRAPH_CALLS };
@@ -87,7 +87,7 @@ fn measure(
     })
 }
 
-/// Bytes a second that the driver's copy of 1 GiB reads and writes, at the median.
+/// The median bandwidth, in bytes per second read and written, of the driver's copy of 1 GiB.
 fn copy_rate(queue: &Queue, counts: Counts) -> Result<f64, PerfError> {
     let mut alone = Alone(Copy::new(queue, COPY_TRAFFIC, 1)?);
     let counts = Counts { graph_calls: 0, ..counts };

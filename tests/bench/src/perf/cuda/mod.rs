@@ -1,6 +1,6 @@
-//! What is measured on GPUs: kernels, and collectives of ranks with a GPU each.
+//! Measurements on GPUs: kernels, and collectives of ranks with a GPU each.
 //!
-//! Times are those between events on the queue, around each call, or around each launch of a graph of many.
+//! Times are measured between events on the queue, around each call or around each launch of a graph of many calls.
 
 mod adasum;
 mod baseline;

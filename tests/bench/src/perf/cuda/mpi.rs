@@ -1,6 +1,6 @@
-//! Collectives of an MPI job on device memory, each beside the same call on host memory.
+//! Collectives of an MPI job on device memory, each compared with the corresponding call on host memory.
 //!
-//! The processors take part in every call, so the host's clock tells its time, from the ranks' common start to the end of the queue.
+//! The CPUs take part in every call, so the host's clock measures its time, from the ranks' common start to the end of the queue.
 
 use gradsync::comm::mpi::MpiCommunicator;
 use gradsync::comm::mpi::device::{MpiDeviceCommunicator, MpiDeviceOptions};
@@ -20,7 +20,7 @@ use crate::perf::plan::{Place, Section};
 use crate::perf::record::BaselineName;
 use crate::perf::subject::{self, Found, Side, Subject};
 
-/// The same call on host memory.
+/// The corresponding call on host memory.
 struct OnHost<'a>(host::Collective<'a>);
 
 impl OnHost<'_> {
@@ -34,7 +34,7 @@ impl Baseline for OnHost<'_> {
     }
 }
 
-/// A collective whose calls end when their work on the device has.
+/// A collective whose calls return when their work on the device has finished.
 struct Waiting<'a> {
     collective: Collective<'a>,
     comm: &'a MpiDeviceCommunicator,
@@ -56,7 +56,7 @@ impl Subject for Waiting<'_> {
     }
 }
 
-/// Measures sections; every process of the job has to call it.
+/// Measures sections; every process of the job must call it.
 pub(crate) fn run(places: &Places, sections: &[Section], output: &Output) -> Result<(), PerfError> {
     let job = MpiCommunicator::world()?;
     let device = places.launch.as_ref().map_or(0, |launch| launch.local_rank.unwrap_or(launch.rank));

@@ -1,4 +1,4 @@
-//! NCCL alone, without anything of ours between: what collectives over it are held against.
+//! NCCL without gradsync, as the baseline of collectives over NCCL.
 
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::perf::record::BaselineName;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A communicator of NCCL.
+/// An NCCL communicator.
 pub(super) struct Plain {
     nccl: &'static Nccl,
     comm: Comm,
@@ -45,7 +45,7 @@ fn red_op(op: ReduceOp) -> RedOp {
     }
 }
 
-/// A rank to send to and what, and a rank to receive from and whereto.
+/// A destination rank with the address to send from, and a source rank with the address to receive into.
 type Pair = ((usize, *const c_void), (usize, *mut c_void));
 
 fn place(data: DeviceSlice<'_>) -> *const c_void {
@@ -59,7 +59,7 @@ fn place_mut(data: &DeviceSliceMut<'_>) -> *mut c_void {
 impl Plain {
     pub(super) const NAME: BaselineName = BaselineName { column: "plain NCCL", full: "plain NCCL" };
 
-    /// Of the ranks of `ours`, over whose control channel the identifier travels; on the device that is current on this thread.
+    /// A communicator of the ranks of `ours`, whose control channel carries the identifier, on the current device of this thread.
     pub(super) fn new(ours: &NcclCommunicator) -> Result<Self, PerfError> {
         let nccl = Nccl::get().map_err(gradsync::Error::from)?;
         let (rank, ranks) = (ours.rank(), ours.world_size());
@@ -72,36 +72,37 @@ impl Plain {
         let all = ours.member().all_gather(&bytes, DEADLINE).map_err(gradsync::Error::from)?;
         id.0.iter_mut().zip(&all[0]).for_each(|(to, &from)| *to = from as _);
         let (mut comm, mut config) = (std::ptr::null_mut(), Config { blocking: 1, ..Config::default() });
-        // SAFETY: every rank calls it with the same identifier, a number of its own, and its own device.
+        // SAFETY: every rank calls it with the common identifier, a distinct rank number, and a device of its own.
         check("ncclCommInitRankConfig", unsafe {
             (nccl.functions.ncclCommInitRankConfig)(&mut comm, ranks as c_int, id, rank as c_int, &mut config)
         })?;
         Ok(Self { nccl, comm, rank, ranks })
     }
 
-    /// In place.
+    /// All-reduces in place.
     pub(super) fn all_reduce(&self, data: DeviceSliceMut<'_>, op: ReduceOp) -> Result<(), PerfError> {
         let (to, view) = (place_mut(&data), data.as_slice());
-        // SAFETY: borrowed mutably; work in the queue that uses it later is ordered behind. So in all calls below.
+        // SAFETY: the data are borrowed mutably, and later work on them in the queue is ordered behind this call. The calls below rely on
+        // this too.
         check("ncclAllReduce", unsafe {
             let (len, dtype, stream) = (view.len(), data_type(view.dtype()), view.queue().stream());
             (self.nccl.functions.ncclAllReduce)(to, to, len, dtype, red_op(op), self.comm, stream)
         })
     }
 
-    /// Of each rank's shard in its place.
+    /// All-gathers in place: each rank's shard is at its final position.
     pub(super) fn all_gather(&self, data: DeviceSliceMut<'_>) -> Result<(), PerfError> {
         let (to, view) = (place_mut(&data), data.as_slice());
         let shard = view.len() / self.ranks;
         let own = place(view.range(self.rank * shard..(self.rank + 1) * shard));
-        // SAFETY: as above; a shard in its place is NCCL's form in place.
+        // SAFETY: as above; NCCL gathers in place if the input is the rank's shard of the output.
         check("ncclAllGather", unsafe {
             let (dtype, stream) = (data_type(view.dtype()), view.queue().stream());
             (self.nccl.functions.ncclAllGather)(own, to, shard, dtype, self.comm, stream)
         })
     }
 
-    /// Into this rank's shard.
+    /// Reduce-scatters in place, into this rank's shard.
     pub(super) fn reduce_scatter(&self, data: DeviceSliceMut<'_>, op: ReduceOp) -> Result<(), PerfError> {
         let view = data.as_slice();
         let shard = view.len() / self.ranks;
@@ -113,7 +114,7 @@ impl Plain {
         })
     }
 
-    /// A shard to and from each rank, in one group.
+    /// Exchanges a shard with each rank, in one group.
     pub(super) fn all_to_all(&self, input: DeviceSlice<'_>, output: DeviceSliceMut<'_>) -> Result<(), PerfError> {
         let shard = input.len() / self.ranks;
         let part = |data: DeviceSlice<'_>, peer: usize| place(data.range(peer * shard..(peer + 1) * shard));
@@ -122,16 +123,16 @@ impl Plain {
         self.exchange(input, shard, &pairs.collect::<Vec<_>>())
     }
 
-    /// To the next rank, from the one before.
+    /// Sends to the next rank, and receives from the previous one.
     pub(super) fn send_recv(&self, input: DeviceSlice<'_>, output: DeviceSliceMut<'_>) -> Result<(), PerfError> {
         let (next, last) = ((self.rank + 1) % self.ranks, (self.rank + self.ranks - 1) % self.ranks);
         self.exchange(input, input.len(), &[((next, place(input)), (last, place_mut(&output)))])
     }
 
-    /// Sends and receives of `len` elements of `like`'s type, in its queue.
+    /// Sends and receives `len` elements of `like`'s type, in its queue.
     fn exchange(&self, like: DeviceSlice<'_>, len: usize, pairs: &[Pair]) -> Result<(), PerfError> {
         let (api, dtype, stream) = (&self.nccl.functions, data_type(like.dtype()), like.queue().stream());
-        // SAFETY: as above; the group is closed whatever happens in it.
+        // SAFETY: as above; the group is closed even if a call in it fails.
         unsafe {
             check("ncclGroupStart", (api.ncclGroupStart)())?;
             let issued = pairs.iter().try_for_each(|&((to, from_place), (from, to_place))| {
@@ -146,8 +147,8 @@ impl Plain {
 
 impl Drop for Plain {
     fn drop(&mut self) {
-        // What counted has been waited for; unlike `ncclCommDestroy`, this does not hang where a peer has failed.
-        // SAFETY: made in `new`, ended once.
+        // All measured work has finished; unlike `ncclCommDestroy`, this call does not hang if a peer has failed.
+        // SAFETY: the communicator was created in `new`, and is ended once.
         unsafe { (self.nccl.functions.ncclCommAbort)(self.comm) };
     }
 }

@@ -22,12 +22,12 @@ use crate::perf::plan::{Place, Section};
 use crate::perf::record::resolved;
 use crate::perf::subject::{self, Found, Subject};
 
-/// How long ranks wait for each other's numbers.
+/// The longest time that ranks wait for each other's results.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// Measures sections on that many ranks.
+/// Measures sections on `ranks` ranks.
 pub(crate) fn run(places: &Places, ranks: usize, sections: &[Section], output: &Output) -> Result<(), PerfError> {
-    /// Tells the groups of one launch apart.
+    /// Distinguishes the groups of one launch.
     static GENERATION: AtomicU64 = AtomicU64::new(0);
     if let Some(launch) = &places.launch {
         let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
@@ -48,11 +48,11 @@ pub(crate) fn run(places: &Places, ranks: usize, sections: &[Section], output: &
     first_failure(outcomes)
 }
 
-/// A transport of the hosts' memory between the processes of a launcher, if there is one.
+/// A transport of host memory between the processes of a launcher, if available.
 #[cfg(feature = "mpi")]
 fn host_transport(places: &Places) -> Result<Option<Box<dyn Communicator>>, PerfError> {
     let comm = gradsync::comm::mpi::MpiCommunicator::world()?;
-    // Processes that something else than mpirun started are each a world of their own.
+    // Each process that was not started by mpirun is an MPI world of its own.
     let is_whole = places.launch.as_ref().is_some_and(|launch| launch.world_size == comm.world_size());
     Ok(is_whole.then(|| Box::new(comm) as Box<dyn Communicator>))
 }
@@ -107,14 +107,14 @@ fn rank(
     Ok(comm.synchronize(&queue)?)
 }
 
-/// Times and checks a subject on this rank, and merges what all ranks found. Nobody leaves before all are done.
+/// Times and checks a subject on this rank, and merges the results of all ranks. No rank returns before all have finished.
 fn measure(
     queue: &Queue,
     comm: &NcclCommunicator,
     subject: &mut dyn Subject,
     output: &Output,
 ) -> Result<Found, PerfError> {
-    // All ranks have their operands.
+    // After the barrier, all ranks have their operands.
     queue.synchronize()?;
     comm.barrier()?;
     let mut launch = |graph: &Graph| Ok(comm.launch(graph)?);

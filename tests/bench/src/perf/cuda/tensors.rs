@@ -37,7 +37,7 @@ struct Tensors {
     baseline: Option<Baseline>,
 }
 
-/// Tensors of a rank's values, each allocated on its own.
+/// Tensors with the values of a rank, each in a separate allocation.
 fn allocate(queue: &Queue, dtype: DType, rank: usize, lens: &[usize]) -> Result<Vec<DeviceBuffer>, PerfError> {
     let longest = lens.iter().copied().max().unwrap_or(0);
     let mut host = GradientBuffer::new(dtype, 1, [("tensor", [longest])])?;

@@ -1,7 +1,7 @@
-//! Time on the device: an event before and after a call, or a graph of many.
+//! Timing on the device: with an event before and after each call, or each graph of many calls.
 //!
-//! A side's turn is two calls, of which the second is timed: it finds the cache as its own like leaves it. Where one side writes more than
-//! the other, it would otherwise leave lines behind that are written back in the other's time.
+//! A side's turn consists of two calls, of which the second is timed: the first leaves the cache in the state that calls of this side
+//! produce. Otherwise, if one side wrote more than the other, its dirty cache lines would be written back during the other side's time.
 
 use std::ops::Range;
 
@@ -12,10 +12,10 @@ use crate::perf::PerfError;
 use crate::perf::arguments::Counts;
 use crate::perf::subject::{Seconds, Side, Subject, sides};
 
-/// Puts a graph into its queue.
+/// Launches a graph in its queue.
 pub(super) type Launch<'a> = &'a mut dyn FnMut(&Graph) -> Result<(), PerfError>;
 
-/// Times a subject whose calls put their work into `queue`. The host waits for nothing before the end, unless a call does.
+/// Times a subject whose calls add their work to `queue`. The host waits only at the end, unless a call itself waits.
 pub(super) fn time(
     queue: &Queue,
     subject: &mut dyn Subject,
@@ -23,16 +23,16 @@ pub(super) fn time(
     launch: Launch<'_>,
 ) -> Result<Seconds, PerfError> {
     let sides = sides(subject, counts);
-    // None where the calls are timed as they are.
+    // Empty if the calls are timed directly.
     let mut graphs = Vec::new();
     for &side in sides.iter().filter(|_| counts.graph_calls > 0) {
-        // Two, on other buffers as long as there are enough.
+        // There are two graphs, which use different buffers if there are enough.
         let graph = |turn: usize, subject: &mut dyn Subject| {
             record(queue, subject, side, turn * counts.graph_calls..(turn + 1) * counts.graph_calls)
         };
         graphs.push([graph(0, subject)?, graph(1, subject)?]);
     }
-    // Made before they are needed: making one takes longer than recording it.
+    // Events are created beforehand, because creating one takes longer than recording it.
     let mut marks: Vec<(Event, Event)> = Vec::new();
     for _ in 0..sides.len() * counts.iterations {
         marks.push((queue.record()?, queue.record()?));
@@ -65,12 +65,12 @@ pub(super) fn time(
     Ok(seconds)
 }
 
-/// Launches a graph that meets no other rank.
+/// Launches a graph that does not communicate with other ranks.
 pub(super) fn alone(graph: &Graph) -> Result<(), PerfError> {
     Ok(graph.launch()?)
 }
 
-/// Records the calls of a side in these rounds. Each runs once before: what has not run yet may allocate, which cannot be recorded.
+/// Records the calls of a side for these rounds. Each call runs once before, because a first call may allocate, which cannot be recorded.
 fn record(queue: &Queue, subject: &mut dyn Subject, side: Side, rounds: Range<usize>) -> Result<Graph, PerfError> {
     let mut run = || rounds.clone().try_for_each(|round| subject.call(side, round));
     run()?;

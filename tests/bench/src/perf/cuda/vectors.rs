@@ -1,4 +1,4 @@
-//! Vectors in device memory, several of each for the iterations to take turns with, and the copy that they are held against.
+//! Vectors in device memory, several of each so that iterations can alternate between them, and the copy that is their baseline.
 
 use gradsync::driver::{Device, DeviceAttribute, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::{DType, GradientBuffer};
@@ -7,17 +7,17 @@ use crate::perf::PerfError;
 use crate::perf::data::{PERIOD, count_wrong, fill};
 use crate::perf::record::BaselineName;
 
-/// Vectors lie at multiples of this many bytes.
+/// The alignment of vectors in bytes.
 const ALIGNMENT: usize = 256;
-/// How many times the L2 cache the buffers of all turns hold together.
+/// The size of all turns' buffers together, in multiples of the L2 cache.
 const CACHES: usize = 3;
-/// Elements that pass through host memory at once.
+/// Elements per transfer through host memory.
 const PART_LEN: usize = PERIOD << 18;
-/// Elements that the host writes where they repeat themselves.
+/// Elements that the host writes of a repeating vector.
 const BLOCK_LEN: usize = PERIOD << 14;
 
-/// How many sets of buffers make up a working set, where each call moves `bytes` bytes: three times the L2 cache and no less than two sets, unless
-/// the user says otherwise.
+/// The number of sets of buffers in a working set, if each call moves `bytes` bytes: three times the L2 cache and at least two sets, unless
+/// the user sets the size.
 pub(super) fn slots(queue: &Queue, working_set: Option<usize>, bytes: usize, most: usize) -> Result<usize, PerfError> {
     let (set, least) = match working_set {
         Some(set) => (set, 1),
@@ -60,7 +60,7 @@ impl Vectors {
         self.buffer.as_mut_slice().range_mut(begin..begin + self.len)
     }
 
-    /// Writes to every vector.
+    /// Writes values to every vector.
     pub(super) fn fill(&mut self, value: impl Fn(usize) -> f64 + Sync) -> Result<(), PerfError> {
         let mut host = GradientBuffer::new(self.dtype, 1, [("part", [self.len.min(PART_LEN)])])?;
         for begin in (0..self.len).step_by(PART_LEN) {
@@ -71,7 +71,8 @@ impl Vectors {
         self.spread()
     }
 
-    /// Writes to every vector what repeats itself after [`PERIOD`] elements: the device copies it on.
+    /// Writes to every vector values that repeat after [`PERIOD`] elements: the host writes one block, and the device copies it to the
+    /// rest.
     pub(super) fn repeat(&mut self, value: impl Fn(usize) -> f64 + Sync) -> Result<(), PerfError> {
         let mut filled = self.len.min(BLOCK_LEN);
         let mut host = GradientBuffer::new(self.dtype, 1, [("block", [filled])])?;
@@ -95,13 +96,13 @@ impl Vectors {
         Ok(())
     }
 
-    /// Waits for the queue, and counts the elements of the first vector that are not what is expected.
+    /// Waits for the queue, and counts the wrong elements of the first vector.
     pub(super) fn count_wrong(&self, tolerance: f64, expected: impl Fn(usize) -> f64 + Sync) -> Result<u64, PerfError> {
         wrong(self.slice(0), tolerance, expected)
     }
 }
 
-/// Waits for the queue, and counts the elements that are not what is expected.
+/// Waits for the queue, and counts the wrong elements.
 pub(super) fn wrong(
     data: DeviceSlice<'_>,
     tolerance: f64,
@@ -118,7 +119,7 @@ pub(super) fn wrong(
     Ok(wrong)
 }
 
-/// The driver's copy on the device, of as many bytes as an operation moves.
+/// The driver's copy on the device, which moves as many bytes as an operation.
 pub(super) struct Copy {
     from: Vectors,
     to: Vectors,

@@ -1,6 +1,6 @@
-//! What kernels on the CPU, and ranks that share its memory, are held against: what memory alone takes, with all threads.
+//! Baselines of CPU kernels, and of ranks that share the CPU's memory: pure memory traffic with all threads.
 //!
-//! Operations that write are held against a copy, those that only read against a sweep; both move as many bytes.
+//! The baseline of kernels that write is a copy, and of kernels that only read a sweep; both move as many bytes.
 
 use std::hint::black_box;
 
@@ -22,7 +22,7 @@ impl Baseline {
         if operation.only_reads() { Sweep::NAME } else { Copy::NAME }
     }
 
-    /// With as many sets of buffers as the operation has.
+    /// A baseline with as many sets of buffers as the operation has.
     pub(crate) fn new(row: &Row, slots: usize) -> Result<Self, PerfError> {
         let traffic = row.traffic();
         Ok(if row.operation.only_reads() {
@@ -43,11 +43,11 @@ impl Baseline {
 /// A read by all threads of as many bytes as an operation reads.
 pub(crate) struct Sweep {
     words: Vec<u64>,
-    /// Words of one sweep.
+    /// Words per sweep.
     len: usize,
 }
 
-/// Words that are joined side by side: enough that memory is what takes the time.
+/// Words that are combined in parallel: enough that memory bandwidth determines the time.
 const LANES: usize = 32;
 
 impl Sweep {

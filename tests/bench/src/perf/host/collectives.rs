@@ -17,19 +17,19 @@ use crate::perf::plan::{Place, Section};
 use crate::perf::record::{BaselineName, resolved};
 use crate::perf::subject::{self, Found, Side, Subject};
 
-/// What a collective is held against, on one rank.
+/// The baseline of a collective on one rank.
 pub(crate) trait HostBaseline {
-    /// Runs it once.
+    /// Runs the baseline once.
     fn call(&mut self, round: usize) -> Result<(), PerfError>;
 }
 
-/// Makes the baseline of a row, if it has one; and its name.
+/// Creates and names the baseline of a row, if it has one.
 pub(crate) trait HostBaselines {
     fn name(&self, operation: Operation) -> BaselineName;
     fn make(&self, row: &Row, counts: Counts) -> Result<Option<Box<dyn HostBaseline + '_>>, PerfError>;
 }
 
-/// Measures sections on one rank; every rank has to call it. Rank 0's output gets the rows.
+/// Measures sections on one rank; every rank must call it. The rows go to rank 0's output.
 pub(crate) fn run<C: Communicator + Split>(
     comm: &C,
     sections: &[Section],
@@ -58,12 +58,12 @@ pub(crate) fn run<C: Communicator + Split>(
     Ok(())
 }
 
-/// Merges what all ranks found.
+/// Merges the results of all ranks.
 pub(crate) fn gather(comm: &dyn Communicator, own: Found) -> Result<Found, PerfError> {
     let numbers = own.to_numbers();
     let mut all = vec![0.0f64; numbers.len() * comm.world_size()];
     comm.all_gather(&numbers, &mut all)?;
-    // This rank's own wrong elements would count twice.
+    // This rank's own results are excluded, so that its wrong elements are not counted twice.
     let (rank, size) = (comm.rank(), numbers.len());
     Ok(own.merge(all.chunks(size).enumerate().filter(|(other, _)| *other != rank).map(|(_, numbers)| numbers)))
 }
@@ -74,11 +74,11 @@ pub(crate) struct Collective<'a> {
     row: Row,
     input: Vectors,
     output: Vectors,
-    /// In place of the vectors: for Adasum, and for all-reduces in memory that all processes map.
+    /// These replace the vectors for Adasum, and for all-reduces in memory that all processes map.
     buffers: Vec<GradientBuffer>,
     groups: Option<Groups<Box<dyn Communicator + 'a>>>,
     baseline: Option<Box<dyn HostBaseline + 'a>>,
-    /// The algorithm of the last Adasum.
+    /// The algorithm that the last Adasum used.
     ran: Algorithm,
 }
 
@@ -92,7 +92,7 @@ impl<'a> Collective<'a> {
     ) -> Result<Self, PerfError> {
         let (dtype, len) = (row.types.to, row.len);
         let slots = slots(counts.working_set, row.bytes());
-        // Threads reach each other's memory of any kind, and ranks of a node may where ranks of several nodes do not.
+        // Threads access each other's memory of any kind; ranks within a node may have access even if ranks of several nodes do not.
         let may_share = comm.sharing().is_some() || row.nodes().is_some();
         let may_share = may_share && matches!(place, Place::Ranks(transport) if transport.are_processes());
         let is_in_windows = row.operation == Operation::AllReduce && counts.shared_buffers && may_share;
@@ -141,7 +141,7 @@ impl<'a> Collective<'a> {
         }
     }
 
-    /// Writes this rank's operands, those of every round.
+    /// Writes this rank's operands for every round.
     fn prepare(&mut self) {
         let (rank, ranks, op, row) = (self.comm.rank(), self.comm.world_size(), self.op(), self.row);
         match self.row.operation {
@@ -218,7 +218,7 @@ impl Subject for Collective<'_> {
         let (rank, ranks, op) = (self.comm.rank(), self.comm.world_size(), self.op());
         self.prepare();
         if (self.row.operation, side) == (Operation::AllGather, Side::InPlace) {
-            // Each rank's own shard, and elsewhere what no rank has.
+            // Each rank's own shard, and elsewhere a value that no rank has.
             let shard = self.row.shard();
             self.output.fill(|index| if index / shard == rank { value(rank, index % shard) } else { -1.0 });
         } else if self.row.operation != Operation::AllReduce {
@@ -236,7 +236,7 @@ impl Subject for Collective<'_> {
     }
 }
 
-/// What a collective leaves on a rank.
+/// The expected result of a collective on a rank.
 pub(crate) struct Expected {
     operation: Operation,
     reduced: [f64; PERIOD],
@@ -268,12 +268,12 @@ pub(crate) fn gradients(row: &Row) -> Result<GradientBuffer, PerfError> {
     Ok(GradientBuffer::new(row.types.to, row.ranks, named_tensors(row))?)
 }
 
-/// The same where processes of one machine reach it.
+/// A rank's gradient buffer for Adasum, in memory that processes of one machine can map.
 fn shared_gradients(row: &Row) -> Result<GradientBuffer, PerfError> {
     Ok(GradientBuffer::new_shared(row.types.to, row.ranks, named_tensors(row))?)
 }
 
-/// A vector that processes of one machine reach, as a buffer of one tensor.
+/// A vector in memory that processes of one machine can map, as a buffer of one tensor.
 fn shared_vector(row: &Row) -> Result<GradientBuffer, PerfError> {
     Ok(GradientBuffer::new_shared(row.types.to, row.ranks, [("vector", [row.len])])?)
 }
@@ -289,7 +289,7 @@ pub(crate) fn fill_gradients(buffer: &mut GradientBuffer, row: &Row, rank: usize
     }
 }
 
-/// Elements of an Adasum that are wrong; gaps must have stayed zero.
+/// The number of wrong elements of an Adasum; gaps must still be zero.
 pub(crate) fn wrong_gradients(buffer: &GradientBuffer) -> u64 {
     let segments = buffer.segments();
     let tensors: u64 =

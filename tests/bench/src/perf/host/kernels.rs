@@ -1,4 +1,4 @@
-//! The kernels of the CPU backend.
+//! Measurements of the CPU backend's kernels.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -30,11 +30,11 @@ pub(crate) fn run(section: &Section, output: &Output) -> Result<(), PerfError> {
 
 struct Kernel {
     row: Row,
-    /// Where results go.
+    /// The destination.
     to: Vectors,
-    /// What is read.
+    /// The inputs.
     from: Vec<Vectors>,
-    /// The whole vector: one layer.
+    /// The whole vector as one layer.
     whole: [Range<usize>; 1],
     weights: Vec<f64>,
     baseline: Option<Baseline>,
@@ -44,7 +44,7 @@ impl Kernel {
     fn new(row: &Row, output: &Output) -> Result<Self, PerfError> {
         let Row { operation, types, ranks, len, .. } = *row;
         let slots = slots(output.counts.working_set, row.traffic() as usize);
-        // The results of products are numbers.
+        // Products return numbers and need no destination vector.
         let to_len = if operation.only_reads() { 0 } else { len };
         let mut to = Vectors::new(types.to, to_len, slots)?;
         to.fill(|index| value(0, index));
@@ -68,7 +68,7 @@ impl Kernel {
         self.from.iter().map(|vectors| vectors.slice(round)).collect()
     }
 
-    /// Runs the kernel; gives back the numbers of those that find some.
+    /// Runs the kernel; returns the numbers of products, and nothing for other kernels.
     fn run(&mut self, round: usize) -> Result<Vec<f64>, PerfError> {
         match self.row.operation {
             Operation::Zero => cpu::zero(self.to.slice_mut(round)),

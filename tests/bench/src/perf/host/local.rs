@@ -1,6 +1,6 @@
 //! Ranks as threads of this process.
 //!
-//! They are held against the machine's memory, which carries all of them: a copy by all cores of as many bytes as memory has to move.
+//! The baseline is the bandwidth of the memory that all ranks share: a copy by all cores of as many bytes as the operation must move.
 
 use gradsync::comm::{Ranks, local};
 
@@ -13,7 +13,7 @@ use crate::perf::output::Output;
 use crate::perf::plan::Section;
 use crate::perf::record::BaselineName;
 
-/// Measures sections on that many threads.
+/// Measures sections on `ranks` threads.
 pub(crate) fn run(ranks: usize, sections: &[Section], output: &Output) -> Result<(), PerfError> {
     let outcomes = local::run_each(ranks, |comm| {
         collectives::run(&comm, sections, output, &Memory { is_first: comm.rank() == 0 })
@@ -21,7 +21,7 @@ pub(crate) fn run(ranks: usize, sections: &[Section], output: &Output) -> Result
     first_failure(outcomes)
 }
 
-/// The failure that the others follow from, if any.
+/// The failure that caused the other failures, if any.
 pub(crate) fn first_failure(outcomes: Vec<std::thread::Result<Result<(), PerfError>>>) -> Result<(), PerfError> {
     let mut failures = Vec::new();
     for (rank, outcome) in outcomes.into_iter().enumerate() {
@@ -31,13 +31,13 @@ pub(crate) fn first_failure(outcomes: Vec<std::thread::Result<Result<(), PerfErr
             Err(_) => failures.push(PerfError::Panicked { rank }),
         }
     }
-    // Ranks that miss another say so; the other knows why it left.
+    // A rank whose peer has left reports a communication error; the peer's own error is the cause.
     let is_cause = |error: &PerfError| !matches!(error, PerfError::Gradsync(gradsync::Error::Comm(_)));
     let cause = failures.iter().position(is_cause).unwrap_or(0);
     if failures.is_empty() { Ok(()) } else { Err(failures.swap_remove(cause)) }
 }
 
-/// The machine's memory.
+/// The memory baseline, which rank 0 measures.
 pub(crate) struct Memory {
     pub(crate) is_first: bool,
 }
@@ -48,7 +48,7 @@ impl HostBaselines for Memory {
     }
 
     fn make(&self, row: &Row, counts: Counts) -> Result<Option<Box<dyn HostBaseline + '_>>, PerfError> {
-        // Rank 0 copies, with all threads; the others have nothing to do, and count as that fast.
+        // Rank 0 copies with all threads; the other ranks have no work in the baseline and never are the slowest.
         let copy = self.is_first.then(|| Copy::new(row.traffic(), slots(counts.working_set, row.bytes())));
         Ok(Some(Box::new(copy.transpose()?)))
     }

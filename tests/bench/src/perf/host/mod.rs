@@ -1,4 +1,4 @@
-//! What is measured on host memory: the kernels of the CPU backend, and collectives over any communicator there.
+//! Measurements on host memory: the kernels of the CPU backend, and collectives over any communicator of host memory.
 
 pub(crate) mod baseline;
 pub(crate) mod collectives;

@@ -1,4 +1,4 @@
-//! Vectors in host memory, several of each for the iterations to take turns with, and the copy that they are held against.
+//! Vectors in host memory, several of each so that iterations can alternate between them, and the copy that is their baseline.
 
 use gradsync::{DType, Error, GradientBuffer, Slice, SliceMut};
 use rayon::prelude::*;
@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use crate::perf::PerfError;
 use crate::perf::record::BaselineName;
 
-/// Vectors lie at multiples of this many bytes.
+/// The alignment of vectors in bytes.
 const ALIGNMENT: usize = 256;
 
 /// Equal vectors, one after the other.
@@ -17,7 +17,7 @@ pub(super) struct Vectors {
     slots: usize,
 }
 
-/// How many vectors of `bytes` bytes make up a working set.
+/// The number of vectors of `bytes` bytes in a working set.
 pub(super) fn slots(working_set: Option<usize>, bytes: usize) -> usize {
     working_set.map_or(1, |set| set.div_ceil(bytes.max(1)).max(1))
 }
@@ -29,7 +29,7 @@ impl Vectors {
         Ok(Self { buffer, len, stride, slots })
     }
 
-    /// The vector whose turn it is in a round.
+    /// The vector that a round uses.
     pub(super) fn slice(&self, round: usize) -> Slice<'_> {
         let begin = round % self.slots * self.stride;
         self.buffer.as_slice().range(begin..begin + self.len)
@@ -40,7 +40,7 @@ impl Vectors {
         self.buffer.as_mut_slice().range_mut(begin..begin + self.len)
     }
 
-    /// Writes to every vector.
+    /// Writes values to every vector.
     pub(super) fn fill(&mut self, value: impl Fn(usize) -> f64 + Sync) {
         for slot in 0..self.slots {
             crate::perf::data::fill(self.slice_mut(slot), &value);
@@ -48,7 +48,7 @@ impl Vectors {
     }
 }
 
-/// So many elements of one value; written, so that the pages are there.
+/// `len` elements of one value; all are written, so that their pages are mapped.
 pub(crate) fn filled<T: Clone>(len: usize, value: T) -> Result<Vec<T>, PerfError> {
     let mut elements = Vec::new();
     let refused = |_| Error::OutOfMemory { operation: "baseline", bytes: len.saturating_mul(size_of::<T>()) };
@@ -57,11 +57,11 @@ pub(crate) fn filled<T: Clone>(len: usize, value: T) -> Result<Vec<T>, PerfError
     Ok(elements)
 }
 
-/// A copy by all threads that moves as many bytes as an operation must.
+/// A copy by all threads, which moves as many bytes as an operation must.
 pub(crate) struct Copy {
     from: Vec<u8>,
     to: Vec<u8>,
-    /// Bytes of one copy.
+    /// Bytes per copy.
     bytes: usize,
 }
 
@@ -69,7 +69,7 @@ impl Copy {
     pub(crate) const NAME: BaselineName =
         BaselineName { column: "parallel memcpy", full: "a parallel memcpy that moves as many bytes" };
 
-    /// A copy that reads and writes `traffic` bytes together, with as many pairs of buffers as the operation has.
+    /// A copy that reads and writes `traffic` bytes in total, with as many pairs of buffers as the operation has.
     pub(crate) fn new(traffic: f64, slots: usize) -> Result<Self, PerfError> {
         let bytes = ((traffic / 2.0) as usize).max(1);
         Ok(Self { from: filled(bytes * slots, 1)?, to: filled(bytes * slots, 2)?, bytes })
@@ -82,11 +82,11 @@ impl Copy {
     }
 }
 
-/// Up to so many bytes one thread has copied before others wake up.
+/// Up to this many bytes, one thread copies faster than several could be woken.
 const ALONE_BYTES: usize = 1 << 20;
 
-/// Copies with every thread of the pool, a contiguous part each: the C library goes around the caches only where one call is larger
-/// than they are. With one thread where that is faster.
+/// Copies a contiguous part with every thread of the pool: the C library bypasses the caches only if one call is larger than the caches.
+/// One thread copies alone if that is faster.
 fn parallel_copy(to: &mut [u8], from: &[u8]) {
     let part = to.len().div_ceil(rayon::current_num_threads()).next_multiple_of(4096);
     if to.len() <= part.max(ALONE_BYTES) {
@@ -96,7 +96,7 @@ fn parallel_copy(to: &mut [u8], from: &[u8]) {
     }
 }
 
-/// Bytes a second that a copy of `bytes` bytes by all threads reads and writes, at its best.
+/// The best bandwidth, in bytes per second read and written, of a copy of `bytes` bytes by all threads.
 pub(crate) fn copy_rate(bytes: usize) -> Result<f64, PerfError> {
     let mut copy = Copy::new(2.0 * bytes as f64, 1)?;
     let mut best = f64::INFINITY;

@@ -1,4 +1,4 @@
-//! What a run says of the machine that it ran on: versions, and clocks as they were found.
+//! The machine of a run, as its report describes it: versions, and clocks at the time of the run.
 
 #[cfg(feature = "cuda")]
 mod nvml;
@@ -10,42 +10,42 @@ use serde::Serialize;
 use super::limits::Limits;
 use super::plan::Place;
 
-/// What had to be measured to be known.
+/// Properties of the machine that must be measured.
 #[derive(Debug, Default)]
 pub(crate) struct Measured {
-    /// Bytes a second that a copy with all cores reads and writes.
+    /// The rate in bytes per second at which a copy with all cores reads and writes.
     pub(crate) copy_rate: Option<f64>,
-    /// Where they are all on this machine.
+    /// Known if all processes are on this machine.
     pub(crate) processes: Option<Processes>,
     pub(crate) first_use: Option<FirstUse>,
 }
 
-/// The processes of an MPI job.
+/// The memory properties of a job's processes.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Processes {
-    /// GB/s that all together read and write, each copying on its own.
+    /// The rate in GB/s at which all processes together read and write while each copies its own memory.
     pub(crate) copy_gbs: f64,
-    /// Whether they meet in memory of each other, or by messages alone.
+    /// Whether the processes communicate through shared memory, or by messages alone.
     pub(crate) share_memory: bool,
 }
 
-/// What this process paid before its first kernel had run on a GPU.
+/// The cost of this process's first kernel on a GPU.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct FirstUse {
-    /// The driver's initialisation, the context and a stream in it.
+    /// The time of the driver's initialisation and of creating a context and a stream.
     pub(crate) open_ms: f64,
-    /// From there until the first kernel had been loaded and had run.
+    /// The time from there until the first kernel had been loaded and had run.
     pub(crate) kernel_ms: f64,
     /// Whether the driver may have found the kernel in its cache on disk.
     pub(crate) may_be_cached: bool,
 }
 
-/// The machine, as far as it concerns the run.
+/// The properties of the machine that matter for the run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Machine {
     pub(crate) version: &'static str,
     pub(crate) cpu: Cpu,
-    /// The GPUs that the run may use; empty where it uses none.
+    /// The GPUs that the run may use; empty if it uses none.
     pub(crate) gpus: Vec<Gpu>,
     /// The version of NVIDIA's driver.
     pub(crate) driver: Option<String>,
@@ -58,30 +58,30 @@ pub(crate) struct Machine {
 pub(crate) struct Cpu {
     name: Option<String>,
     threads: usize,
-    /// Of the fastest core, as found; nothing where the system does not tell.
+    /// The current clock of the fastest core; `None` if the system does not report it.
     mhz: Option<f64>,
-    /// GB/s that a copy with all cores reads and writes.
+    /// The rate in GB/s at which a copy with all cores reads and writes.
     copy_gbs: Option<f64>,
-    /// Those of an MPI job on this machine.
+    /// The processes of a job on this machine.
     processes: Option<Processes>,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Gpu {
     name: String,
-    /// As found, and the most that it may have.
+    /// The current clock, and the highest clock.
     sm_mhz: Option<u32>,
     sm_max_mhz: Option<u32>,
     memory_mhz: Option<u32>,
-    /// From clock and width.
+    /// The bandwidth, computed from clock and bus width.
     memory_gbs: Option<f64>,
     l2_bytes: Option<usize>,
-    /// Of all its links to other GPUs, in one direction.
+    /// The bandwidth of all links to other GPUs together, in one direction.
     links_gbs: Option<f64>,
 }
 
 impl Machine {
-    /// Looks at what the places of a run need.
+    /// Determines the properties that the places of a run need.
     pub(crate) fn look(places: &[Place], measured: Measured) -> Self {
         let uses_gpus = places.iter().any(|place| place.backend() == "cuda");
         let (gpus, driver) = if uses_gpus { gpus() } else { (Vec::new(), None) };
@@ -105,7 +105,7 @@ impl Machine {
         }
     }
 
-    /// Fills in what this machine says of bandwidths.
+    /// The limits that follow from the machine's properties.
     pub(crate) fn limits(&self, given: Option<f64>) -> Limits {
         let gpu = self.gpus.first();
         Limits {
@@ -155,7 +155,7 @@ impl Machine {
     }
 }
 
-/// Values of a key in Linux's list of processors; none elsewhere.
+/// The values of a key in /proc/cpuinfo; none on systems other than Linux.
 fn cpu_lines(key: &'static str) -> impl Iterator<Item = String> {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let values = text.lines().filter_map(|line| line.split_once(':')).filter(|(name, _)| name.trim() == key);
@@ -175,7 +175,7 @@ fn gpus() -> (Vec<Gpu>, Option<String>) {
         };
         let uuid = device.and_then(|device| device.uuid().ok());
         let clocks = nvml.as_ref().zip(uuid).and_then(|(nvml, uuid)| nvml.clocks(uuid));
-        // kHz and bits; two transfers a clock.
+        // The clock is in kHz and the width in bits, and there are two transfers per clock.
         let memory = attribute(DeviceAttribute::MemoryClockRate).zip(attribute(DeviceAttribute::GlobalMemoryBusWidth));
         Gpu {
             name,

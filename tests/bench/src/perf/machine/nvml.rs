@@ -1,6 +1,6 @@
-//! Clocks and links of GPUs as NVIDIA's management library tells them, which comes with the driver: `libnvidia-ml.so.1`.
+//! Clocks and links of GPUs, from NVIDIA's management library, which is part of the driver: `libnvidia-ml.so.1`.
 //!
-//! Loaded when it is there; everything here is `None` where it is not. Names and numbers are those of `nvml.h`.
+//! The library is loaded if it is present; otherwise every value is `None`. Names and numbers are taken from `nvml.h`.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 
@@ -29,12 +29,12 @@ struct FieldValue {
     value: u64,
 }
 
-/// What a GPU says at this moment.
+/// The current clocks and links of a GPU.
 pub(super) struct Clocks {
     pub(super) sm: Option<u32>,
     pub(super) sm_max: Option<u32>,
     pub(super) memory: Option<u32>,
-    /// Of all links together, in one direction.
+    /// The bandwidth of all links together, in one direction.
     pub(super) links_gbs: Option<f64>,
 }
 
@@ -42,9 +42,9 @@ pub(super) struct Nvml(Library);
 
 impl Nvml {
     pub(super) fn open() -> Option<Self> {
-        // SAFETY: the driver's own library, whose initialisers set up nothing but itself.
+        // SAFETY: the library is the driver's own, and its initialisers affect only the library itself.
         let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
-        // SAFETY: takes nothing, and may be called again and again.
+        // SAFETY: the function has no arguments, and may be called repeatedly.
         let code = unsafe { library.get::<unsafe extern "C" fn() -> c_int>(b"nvmlInit_v2\0").ok()?() };
         (code == SUCCESS).then_some(Self(library))
     }
@@ -52,7 +52,7 @@ impl Nvml {
     /// The driver's version.
     pub(super) fn driver(&self) -> Option<String> {
         let mut text = [0 as c_char; 128];
-        // SAFETY: writes at most that many characters, with a zero at the end.
+        // SAFETY: the function writes at most this many characters, with a zero at the end.
         let code = unsafe {
             let function = self
                 .0
@@ -75,13 +75,13 @@ impl Nvml {
         })
     }
 
-    /// By UUID: ordinals are CUDA's own where `CUDA_VISIBLE_DEVICES` is set.
+    /// Finds a GPU by UUID, because ordinals are CUDA's own if `CUDA_VISIBLE_DEVICES` is set.
     fn device(&self, uuid: [u8; 16]) -> Option<Device> {
         let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
         let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
         let name = CString::new(format!("GPU-{}", parts.join("-"))).ok()?;
         let mut device: Device = std::ptr::null_mut();
-        // SAFETY: reads a string, writes one handle.
+        // SAFETY: the function reads a string and writes one handle.
         let code = unsafe {
             let function = self
                 .0
@@ -94,7 +94,7 @@ impl Nvml {
 
     fn clock(&self, function: &[u8], device: Device, kind: c_uint) -> Option<u32> {
         let mut clock = 0;
-        // SAFETY: both functions asked for this way take a handle and a kind of clock, and write one number.
+        // SAFETY: both functions that are called here take a handle and a kind of clock, and write one number.
         let code = unsafe {
             let function = self.0.get::<unsafe extern "C" fn(Device, c_uint, *mut c_uint) -> c_int>(function).ok()?;
             function(device, kind, &mut clock)
@@ -104,7 +104,7 @@ impl Nvml {
 
     fn links(&self, device: Device) -> Option<f64> {
         let mut fields = LINK_FIELDS.map(|field| FieldValue { field, ..FieldValue::default() });
-        // SAFETY: reads and writes that many fields.
+        // SAFETY: the function reads and writes exactly these fields.
         let code = unsafe {
             let function = self
                 .0
@@ -113,7 +113,7 @@ impl Nvml {
             function(device, fields.len() as c_int, fields.as_mut_ptr())
         };
         let is_told = code == SUCCESS && fields.iter().all(|field| field.code == SUCCESS as c_uint);
-        // Both are 32-bit numbers, in the first half of the union on every machine that has this library.
+        // Both values are 32-bit numbers, in the first half of the union on every machine that has this library.
         let [megabytes, count] = fields.map(|field| f64::from(field.value as u32));
         let rate = megabytes * count / 1e3;
         (is_told && rate > 0.0).then_some(rate)

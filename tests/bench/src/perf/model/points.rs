@@ -1,4 +1,4 @@
-//! What `--fit` reads: rows of `--json` files as points of the cost model, and how far the fit is off at each of them.
+//! The input of `--fit`: rows of `--json` files as points of the cost model, with the error of the fit at each of them.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::perf::record::{Document, Measurement, SCHEMA};
 use crate::perf::sizes;
 use gradsync_cli::text;
 
-/// A measured row, and what the fit says of it.
+/// A measured row, and the fit's prediction for it.
 #[derive(Debug, Serialize)]
 pub(super) struct Residual {
     /// Operation, place, dtype and reduction.
@@ -21,26 +21,26 @@ pub(super) struct Residual {
     size_bytes: usize,
     measured_us: f64,
     model_us: f64,
-    /// Of the model, as a part of what was measured.
+    /// The relative error of the prediction.
     error: f64,
-    /// The same for the model that all other rows give.
+    /// The relative error of the model that is fitted to all other rows.
     left_out_error: Option<f64>,
 }
 
 /// The fit to the rows of some files.
 #[derive(Debug, Serialize)]
 pub(super) struct FitReport {
-    /// Roots of the mean squared relative errors.
+    /// The root mean square of the relative errors.
     pub(super) error: f64,
     pub(super) left_out_error: f64,
-    /// What half of the rows are off at most.
+    /// The median of the absolute relative errors.
     median_error: f64,
-    /// Rows of the files that the model has no formula for.
+    /// The number of rows for which the model has no formula.
     pub(super) unknown_rows: usize,
     residuals: Vec<Residual>,
 }
 
-/// Fits the model to the files; without any, it is the model's own.
+/// Fits the model to the files; without files, the result is the default model.
 pub(super) fn fit(files: &[impl AsRef<Path>], ranks_per_node: usize) -> Result<(Fit, Option<FitReport>), PerfError> {
     let mut measurements = Vec::new();
     for file in files {
@@ -49,7 +49,7 @@ pub(super) fn fit(files: &[impl AsRef<Path>], ranks_per_node: usize) -> Result<(
     if files.is_empty() {
         return Ok((fit::fit(&[], Parameters::default()), None));
     }
-    // GPUs and processors are two machines: those of GPUs alone, if there are any.
+    // GPUs and CPUs are different machines: if there are rows of GPUs, only those are used.
     let has_gpus = measurements.iter().any(|row| row.backend == "cuda");
     measurements.retain(|row| !has_gpus || row.backend == "cuda");
     let known = if has_gpus { Parameters::default() } else { fit::PROCESSORS };
@@ -88,7 +88,7 @@ impl FitReport {
         self.residuals.len()
     }
 
-    /// Each row beside what the model says.
+    /// Each row with the model's prediction.
     pub(super) fn lines(&self) -> String {
         let mut text = format!(
             "\n# the fit; each row beside the model of all rows, and of all rows but itself\n#{:>44} {:>10} {:>12} {:>12} {:>8} {:>10}\n",
@@ -119,7 +119,7 @@ fn label(row: &Measurement) -> String {
     let place = row.transport.as_ref().map_or(row.backend.clone(), |name| format!("{} over {name}", row.backend));
     let redop = if row.redop == "none" { String::new() } else { format!(" {}", row.redop) };
     let nodes = row.ranks_per_node.map_or(String::new(), |per_node| format!(", {per_node} a node"));
-    // A file may hold any names.
+    // Names in a file are arbitrary text, which must be escaped.
     text::shown(&format!("{} {}{redop}, {place}, {} ranks{nodes}", row.operation, row.types(), row.ranks)).to_string()
 }
 
@@ -149,20 +149,20 @@ fn read(path: &Path) -> Result<Vec<Measurement>, PerfError> {
 fn point(row: &Measurement, ranks_per_node: usize) -> Option<Point> {
     let timing = row.timing()?;
     let seconds = timing.time_us / 1e6;
-    // Nodes that the user made up on one machine say nothing of what lies between machines.
+    // Nodes that the user defined within one machine do not measure links between machines.
     if row.ranks_per_node.is_some_and(|per_node| per_node != ranks_per_node) {
         return None;
     }
     let world = World::new(row.ranks, ranks_per_node);
     let (bytes, ranks, len) = (row.size_bytes as f64, row.ranks as f64, row.count as f64);
-    // For kernels, `busbw` counts what memory moves.
+    // For kernels, `busbw` counts the memory traffic.
     let traffic = if timing.algbw > 0.0 { bytes * timing.busbw / timing.algbw } else { bytes };
     let reduction = |products: f64| Work::kernel(traffic, products * len);
     let element_bytes = (row.size_bytes / row.count.max(1)).max(1);
     let adasum =
         |scheme| cost::work(scheme, world, Workload { bytes: row.size_bytes, element_bytes, layers: row.layers });
     let work = match (row.operation.as_str(), row.redop.as_str()) {
-        // Kernels that reach into peers' memory take other steps than those that the model counts.
+        // Kernels that access the peers' memory take steps for which the model has no formula.
         _ if row.transport.as_deref() == Some("peer") => None,
         ("zero" | "cast" | "scale" | "accumulate", _) => Some(Work::kernel(traffic, 0.0)),
         ("squared_norms", _) => Some(reduction(1.0)),

@@ -1,11 +1,11 @@
-//! [`simulate`]: a scheme's messages sent one by one over the links of a machine, as a check of the formulas.
+//! [`simulate`]: the messages of a scheme, simulated individually over the links of a machine, as a check of the formulas.
 //!
-//! Every rank has a port to the ranks of its node and one to the other nodes, each with one message at a time in either direction. Both
-//! work side by side, and a rank goes on as soon as it has what it waits for: the formulas add everything up instead.
+//! Every rank has one port to the ranks of its node and one to the other nodes; each port carries one message at a time in each direction.
+//! The ports work in parallel, and a rank continues as soon as its own messages have arrived, whereas the formulas add all times up.
 
 use gradsync::plan::cost::{Group, Parameters, Phase, Scheme, Work, Workload, World, phases};
 
-/// Seconds until the last rank has the result; `None` where the scheme does not fit, or a node is not full.
+/// Seconds until the last rank has the result; `None` if the scheme does not support the world, or a node is not full.
 pub(super) fn simulate(parameters: &Parameters, scheme: Scheme, world: World, load: Workload) -> Option<f64> {
     if world.ranks % world.local() != 0 {
         return None;
@@ -15,7 +15,7 @@ pub(super) fn simulate(parameters: &Parameters, scheme: Scheme, world: World, lo
     Some(fabric.ready.iter().copied().fold(0.0, f64::max))
 }
 
-/// When a rank's port is free again.
+/// The times at which a rank's port becomes free, per direction.
 #[derive(Clone, Copy, Default)]
 struct Port {
     out: f64,
@@ -24,12 +24,12 @@ struct Port {
 
 struct Fabric {
     world: World,
-    /// When each rank has done all before.
+    /// The time at which each rank has finished all earlier work.
     ready: Vec<f64>,
-    /// To the own node, and to the others.
+    /// The ports to the own node, and to the other nodes.
     ports: [Vec<Port>; 2],
     parameters: Parameters,
-    /// What one unit takes.
+    /// The seconds of one unit.
     step: f64,
     hop: f64,
     message: f64,
@@ -86,7 +86,7 @@ impl Fabric {
         }
     }
 
-    /// Starts a collective; the number of a group's members. One alone has nothing to start.
+    /// Starts a collective and returns the number of the group's members. A group of one has no start-up time.
     fn begin(&mut self, group: Group) -> usize {
         let members = group.world(self.world).ranks;
         if members > 1 {
@@ -95,7 +95,7 @@ impl Fabric {
         members
     }
 
-    /// Gathers shards: by doubling between the nodes, then straight to each rank of the node.
+    /// Gathers shards: by recursive doubling between the nodes, then directly to each rank of the node.
     fn gather(&mut self, group: Group, bytes: f64) {
         let (local, nodes) = self.levels(group);
         let shard = bytes / (local * nodes) as f64;
@@ -103,7 +103,7 @@ impl Fabric {
         self.inside(local, bytes / local as f64);
     }
 
-    /// The same messages the other way.
+    /// The messages of [`Self::gather`] in reverse.
     fn scatter(&mut self, group: Group, bytes: f64) {
         let (local, nodes) = self.levels(group);
         let shard = bytes / (local * nodes) as f64;
@@ -111,7 +111,7 @@ impl Fabric {
         self.doublings(nodes).into_iter().rev().for_each(|(distance, shards)| self.between(distance, shards * shard));
     }
 
-    /// How many ranks of a node, and how many nodes, a group has.
+    /// The number of ranks per node, and the number of nodes, in a group.
     fn levels(&self, group: Group) -> (usize, usize) {
         match group {
             Group::All => (self.world.local(), self.world.nodes()),
@@ -120,7 +120,7 @@ impl Fabric {
         }
     }
 
-    /// Distances of the steps in which shards of all nodes are gathered, with the number of shards that each step sends.
+    /// The distances of the steps that gather the shards of all nodes, with the number of shards that each step sends.
     fn doublings(&self, nodes: usize) -> Vec<(usize, f64)> {
         let distances = std::iter::successors(Some(1), |distance| Some(2 * distance));
         distances.take_while(|&distance| distance < nodes).map(|at| (at, at.min(nodes - at) as f64)).collect()
@@ -136,7 +136,7 @@ impl Fabric {
         self.send(distance..distance + 1, |at| (0..ranks).map(move |rank| (rank, Group::Places, at, bytes)));
     }
 
-    /// Sends all messages of some rounds: from a rank to that at a distance in its group.
+    /// Sends all messages of some rounds: from each rank to the rank at the given distance in its group.
     fn send<M: Iterator<Item = (usize, Group, usize, f64)>>(
         &mut self,
         rounds: std::ops::Range<usize>,
@@ -152,15 +152,15 @@ impl Fabric {
         let (ranks, local) = (self.world.ranks, self.world.local());
         let place = rank % local;
         match group {
-            // As many nodes further as the distance has in it, and as many places as remain: of one round, all messages stay inside the
-            // nodes or none does, and no two have one receiver.
+            // The peer is `distance / local` nodes further, and the remaining distance further within the node. All messages of a round
+            // thus stay inside the nodes or none does, and all have different receivers.
             Group::All => (rank - place + distance / local * local) % ranks + (place + distance) % local,
             Group::Node => rank - place + (place + distance) % local,
             Group::Places => (rank + distance * local) % ranks,
         }
     }
 
-    /// One message, which both sides are ready for since they have `posted` it.
+    /// One message; both sides are ready for it at their times in `posted`.
     fn message(&mut self, posted: &[f64], from: usize, to: usize, bytes: f64) {
         let is_far = from / self.world.local() != to / self.world.local();
         let ports = &mut self.ports[usize::from(is_far)];

@@ -1,4 +1,4 @@
-//! Fits to points of known parameters, messages against formulas, and the choice as worlds grow.
+//! Fits to points of known parameters, simulated messages compared with formulas, and the choice for growing worlds.
 
 use gradsync::plan::cost::{PART_NAMES, Work, all_reduce, all_to_all, choose, work};
 
@@ -43,7 +43,7 @@ fn a_fit_finds_the_parameters_of_exact_points() {
     let mut points = Vec::new();
     for bytes in sizes {
         let world = World::new(4, 8);
-        // The second is bound by its products.
+        // The second kernel is bound by its products.
         let kernels = [Work::kernel(bytes, 0.0), Work::kernel(bytes, 5.0 * bytes)];
         for work in [all_reduce(world, bytes), all_to_all(world, bytes)].into_iter().chain(kernels) {
             points.push(Point { work, seconds: truth.time(&work) });
@@ -55,7 +55,7 @@ fn a_fit_finds_the_parameters_of_exact_points() {
         assert!((0.98..1.02).contains(&(found / truth)), "{name}: {found} s, and it is {truth} s");
     }
     assert_eq!(found.is_fitted, [true, false, false, true, true, false, true, true, false]);
-    // Each of them is told by the others.
+    // Each point is predicted by the others.
     let errors = leave_one_out(&points, Parameters::default());
     assert!(errors.iter().all(|error| error.is_some_and(|error| error.abs() < 0.02)), "{errors:?}");
 }
@@ -64,7 +64,7 @@ fn a_fit_finds_the_parameters_of_exact_points() {
 fn a_fit_keeps_what_no_point_tells_and_never_goes_below_zero() {
     let known = Parameters::default();
     assert_eq!(fit(&[], known).parameters, known);
-    // Time that falls as bytes grow: the bytes get the least that a parameter can be.
+    // The time falls as bytes grow: the bandwidth parameters get the lower bound.
     let world = World::new(4, 8);
     let points =
         [(MIB, 1e-3), (GIB, 1e-4)].map(|(bytes, seconds)| Point { work: all_reduce(world, bytes as f64), seconds });
@@ -76,7 +76,7 @@ fn a_fit_keeps_what_no_point_tells_and_never_goes_below_zero() {
 #[test]
 fn what_hides_is_not_fitted() {
     let truth = Parameters { seconds: Parameters::default().seconds.map(|seconds| 2.0 * seconds) };
-    // Few products: memory takes the time, whatever a product takes.
+    // With few products, memory determines the time, whatever the cost of a product.
     let points = [MIB, 16 * MIB, GIB].map(|bytes| {
         let work = Work::kernel(bytes as f64, bytes as f64 / 8.0);
         Point { work, seconds: truth.time(&work) }
@@ -85,13 +85,13 @@ fn what_hides_is_not_fitted() {
     assert!(found.error < 1e-2, "{found:?}");
     assert_eq!(found.is_fitted, [false, false, false, true, false, false, true, false, false]);
     assert_eq!(found.parameters.seconds[7], Parameters::default().seconds[7]);
-    // A point that nothing like it was seen for is told by what was known.
+    // A point without similar points is predicted by the known parameters.
     let errors = leave_one_out(&[points[0], Point { seconds: 0.0, ..points[1] }], Parameters::default());
     assert!(errors[0].is_some_and(|error| (error + 0.5).abs() < 1e-9), "{errors:?}");
     assert_eq!(errors[1], None);
 }
 
-/// Formulas add up what messages do side by side, and know nothing of who waits for whom: not far apart, and not much below.
+/// The formulas add up the times of parallel messages, and ignore waiting: they are close to the simulation, and not much below it.
 #[test]
 fn messages_take_what_the_formulas_say() {
     let parameters = Parameters::default();

@@ -1,9 +1,9 @@
-//! What the model says of worlds that grow: where the automatic choice changes, and from where on products are not free.
+//! The model's results for growing worlds: the changes of the automatic choice, and the point from which products are expensive.
 
 use gradsync::plan::cost::{Alternatives, Parameters, Scheme, Work, Workload, World, choose_with, gram_kernels, work};
 
-/// Where the choice among some schemes changes as the world doubles from 2 to `most` ranks: the number of ranks from which a scheme is
-/// chosen, and the scheme. Worlds of a single node are left out where the usual scheme needs several.
+/// The changes of the choice among some schemes as the world size doubles from 2 to `most` ranks: the number of ranks from which a scheme
+/// is chosen, and the scheme. Worlds of a single node are left out if the usual scheme needs several nodes.
 pub(super) fn switches(
     among: Alternatives,
     parameters: &Parameters,
@@ -22,11 +22,11 @@ pub(super) fn switches(
     found
 }
 
-/// The share of the time of one Gram matrix over all ranks that products, their sums and weights take: how far they are from being free.
+/// The share of the time of one Gram matrix over all ranks that products, their sums and weights take.
 pub(super) fn products_share(parameters: &Parameters, world: World, load: Workload) -> f64 {
     let of = |layers| work(Scheme::Gram, world, Workload { layers, ..load }).unwrap_or_default();
-    // Without layers and products, and with each vector read once for them, in one launch, and once more, what is left has to be done for
-    // any weights.
+    // The bare work, which any weights require, has no layers and no products, and reads each vector once for the Gram matrix, in one
+    // launch, and once more for the weighted sum.
     let launches = gram_kernels(world.ranks, 0.0, load.element_bytes, 0).launches;
     let memory_bytes = (2 * world.ranks + 1) as f64 * load.bytes as f64 / world.ranks as f64;
     let launches = of(0).launches - launches + 1.0;

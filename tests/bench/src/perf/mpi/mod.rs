@@ -1,7 +1,7 @@
 //! Ranks as the processes of an MPI job, on host memory.
 //!
-//! Collectives are held against plain MPI's, Adasum against MPI's sum of as many bytes. `cargo xtask bench --peer horovod` holds Adasum
-//! against another Adasum: Horovod's.
+//! The baseline of collectives is plain MPI, and of Adasum an MPI sum of as many bytes. `cargo xtask bench --peer horovod` compares Adasum
+//! with Horovod's Adasum.
 
 mod plain;
 
@@ -23,10 +23,10 @@ use super::plan::Section;
 use super::process::copy_together;
 use super::record::BaselineName;
 
-/// Measures sections; every process of the job has to call it.
+/// Measures sections; every process of the job must call it.
 pub(crate) fn run(sections: &[Section], output: &Output) -> Result<(), PerfError> {
     let comm = MpiCommunicator::world()?;
-    // A launcher's variables, of which MPI knows nothing, would have rows name ranks that are not there.
+    // If another launcher's variables contradicted MPI, rows would be labelled with the wrong number of ranks.
     if let Some(row) = sections.iter().flat_map(|section| &section.rows).find(|row| row.ranks != comm.world_size()) {
         let (ranks, world_size) = (row.ranks, comm.world_size());
         return Err(PerfError::Arguments(format!(
@@ -36,10 +36,10 @@ pub(crate) fn run(sections: &[Section], output: &Output) -> Result<(), PerfError
     collectives::run(&comm, sections, output, &Beside { world: SimpleCommunicator::world() })
 }
 
-/// How long ranks that have nothing to write leave the one that has, if it has failed too.
+/// The time that other ranks give rank 0 to write its output, in case it has failed too.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Ends the job after a failure: the others would wait for this rank, here or at MPI's end.
+/// Ends the job after a failure: otherwise the other ranks would wait for this rank, in a call or in MPI's finalisation.
 pub(crate) fn abort(is_speaker: bool, error: &PerfError) -> Result<(), PerfError> {
     let comm = MpiCommunicator::world()?;
     gradsync_cli::messages::complain(error);
@@ -49,7 +49,7 @@ pub(crate) fn abort(is_speaker: bool, error: &PerfError) -> Result<(), PerfError
     comm.abort(1)
 }
 
-/// What the ranks' memory carries. Every process of the job has to call it.
+/// The memory bandwidth of all ranks together. Every process of the job must call it.
 pub(crate) fn look() -> Result<Processes, PerfError> {
     let comm = MpiCommunicator::world()?;
     copy_together(&comm, comm.shares_memory())
@@ -69,10 +69,10 @@ impl HostBaselines for Beside {
     }
 }
 
-/// Bytes of one message; MPI counts in 32 bits.
+/// Bytes per message, because MPI counts in 32 bits.
 const MESSAGE_BYTES: usize = 1 << 30;
 
-/// Sends to one rank while it receives as many bytes from another.
+/// Sends to one rank and receives as many bytes from another at the same time.
 fn exchange(world: &SimpleCommunicator, (to, send): (i32, &[u8]), (from, receive): (i32, &mut [u8])) {
     let (to, from) = (world.process_at_rank(to), world.process_at_rank(from));
     for (send, receive) in send.chunks(MESSAGE_BYTES).zip(receive.chunks_mut(MESSAGE_BYTES)) {

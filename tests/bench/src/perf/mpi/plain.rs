@@ -1,5 +1,5 @@
-//! MPI's own collectives, and its sum beside Adasum. MPI has no numbers of two bytes: those are reduced by an operation that MPI is given, which takes one after the
-//! other, in f32.
+//! MPI's own collectives, and its sum as the baseline of Adasum. MPI has no 16-bit floating-point types, so the baseline reduces them with
+//! a user-defined operation, which processes one element after the other, in f32.
 
 use std::ffi::{c_int, c_void};
 
@@ -31,11 +31,11 @@ pub(super) fn name(operation: Operation) -> BaselineName {
     }
 }
 
-/// The operands of a call, in the type that MPI is told.
+/// The operands of a call, in the type that MPI sees.
 enum Data {
     F32(Vec<f32>, Vec<f32>),
     F64(Vec<f64>, Vec<f64>),
-    /// Bits, and what joins them.
+    /// Bit patterns, and the operation on them.
     Halves(Vec<u16>, Vec<u16>, UnsafeUserOperation),
     Bytes(Vec<u8>, Vec<u8>),
 }
@@ -48,7 +48,7 @@ pub(super) struct Plain<'a> {
 }
 
 impl<'a> Plain<'a> {
-    /// `None` for counts that are beyond MPI's integers.
+    /// `None` if the count exceeds MPI's integers.
     pub(super) fn new(world: &'a SimpleCommunicator, row: &Row) -> Result<Option<Self>, PerfError> {
         if i32::try_from(row.bytes()).is_err() {
             return Ok(None);
@@ -75,7 +75,7 @@ impl<'a> Plain<'a> {
         Ok(Some(Self { world, operation: row.operation, op, data }))
     }
 
-    /// The operation of MPI's own. A mean is a sum and a division, which is left out here.
+    /// The predefined MPI operation. A mean is a sum and a division; the division is left out here.
     fn known(&self) -> SystemOperation {
         match self.op {
             ReduceOp::Sum | ReduceOp::Mean => SystemOperation::sum(),
@@ -108,7 +108,7 @@ impl<'a> Plain<'a> {
 
 impl HostBaseline for Plain<'_> {
     fn call(&mut self, _: usize) -> Result<(), PerfError> {
-        // The operands leave this object for the call, which borrows the rest of it.
+        // The operands are moved out of this object during the call, which borrows the rest of it.
         let mut data = std::mem::replace(&mut self.data, Data::Bytes(Vec::new(), Vec::new()));
         match &mut data {
             Data::F32(input, output) => self.reduce(input, output, self.known()),
@@ -121,7 +121,7 @@ impl HostBaseline for Plain<'_> {
     }
 }
 
-/// Numbers of 16 bits, which go through f32.
+/// A 16-bit floating-point type, whose arithmetic is in f32.
 trait Half: Copy {
     fn bits(value: f32) -> u16;
     fn widened(self) -> f32;
@@ -146,7 +146,7 @@ macro_rules! half {
 half!(f16);
 half!(bf16);
 
-/// Operands of 16 bits; `T` says of which kind.
+/// Operands of the 16-bit type `T`.
 fn halves<T: Half>(op: ReduceOp, (input, output): (usize, usize)) -> Result<Data, PerfError> {
     let join: UnsafeUserFunction = match op {
         ReduceOp::Sum | ReduceOp::Mean => join::<T, Add>,
@@ -154,13 +154,13 @@ fn halves<T: Half>(op: ReduceOp, (input, output): (usize, usize)) -> Result<Data
         ReduceOp::Min => join::<T, Min>,
         _ => unreachable!("{op} is not measured"),
     };
-    // SAFETY: `reduce` uses it on these operands alone, which have two bytes an element.
+    // SAFETY: `reduce` uses the operation on these operands alone, which have two bytes per element.
     Ok(Data::Halves(filled(input, T::bits(1.0))?, filled(output, 0)?, unsafe {
         UnsafeUserOperation::commutative(join)
     }))
 }
 
-/// How two numbers become one.
+/// A reduction of two numbers.
 trait Join {
     fn join(left: f32, right: f32) -> f32;
 }
@@ -190,14 +190,14 @@ impl Join for Min {
 /// MPI's user function (MPI-4.1, 6.9.5).
 ///
 /// # Safety
-/// `input` and `output` hold `*len` elements of type `T`, as MPI promises for operands that it was told are of that size.
+/// `input` and `output` hold `*len` elements of type `T`, as MPI guarantees for operands of that size.
 unsafe extern "C" fn join<T: Half, J: Join>(
     input: *mut c_void,
     output: *mut c_void,
     len: *mut c_int,
     _: *mut MPI_Datatype,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the lengths and types.
     let (input, output) = unsafe {
         let len = *len as usize;
         (std::slice::from_raw_parts(input.cast::<T>(), len), std::slice::from_raw_parts_mut(output.cast::<T>(), len))
@@ -214,7 +214,7 @@ mod tests {
     fn joined<T: Half, J: Join>(left: &mut [T], right: &mut [T]) {
         let mut len = right.len() as c_int;
         assert_eq!(left.len(), right.len());
-        // SAFETY: as many elements on both sides.
+        // SAFETY: both sides have the same number of elements.
         unsafe { join::<T, J>(left.as_mut_ptr().cast(), right.as_mut_ptr().cast(), &mut len, std::ptr::null_mut()) };
     }
 
