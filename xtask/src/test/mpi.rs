@@ -61,7 +61,7 @@ pub(super) fn run() -> Result<String> {
     let by_messages: [(_, &[_]); 3] = [(2, &SHORT_MESSAGES), (3, &[MESSAGES_ONLY]), (8, &[MESSAGES_ONLY])];
     for (ranks, environment) in launches.into_iter().chain(by_messages) {
         let start = Instant::now();
-        let end = start_ranks(&mpirun, &program, ranks, environment)?;
+        let end = start_ranks(&mpirun, &program, ranks, &[], environment)?;
         let how = if environment.contains(&MESSAGES_ONLY) { ", by messages" } else { "" };
         println!("{ranks} ranks{how}: mpirun {end} after {:.1} s", start.elapsed().as_secs_f64());
         if end != End::Exited(0) {
@@ -92,9 +92,8 @@ pub(super) fn candle() -> Result<String> {
     let program = bundle::executable(Cmd::cargo("test").args(build), "ranks")?;
     let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
     for ranks in [2, 4] {
-        let mut command = mpirun.command(ranks, DEADLINE);
-        command.arg(&program).args(["rank_of_an_mpi_job", "--exact", "--test-threads=1"]);
-        match watch(command, DEADLINE)? {
+        let case = ["rank_of_an_mpi_job", "--exact", "--test-threads=1"];
+        match start_ranks(&mpirun, &program, ranks, &case, &[])? {
             End::Exited(0) => {}
             end => bail!("candle on {ranks} ranks of MPI {end}"),
         }
@@ -102,9 +101,15 @@ pub(super) fn candle() -> Result<String> {
     Ok("candle on 2 and 4 ranks of MPI too".to_owned())
 }
 
-fn start_ranks(mpirun: &Mpirun, program: &Path, ranks: usize, environment: &[(&str, &str)]) -> Result<End> {
+fn start_ranks(
+    mpirun: &Mpirun,
+    program: &Path,
+    ranks: usize,
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+) -> Result<End> {
     let mut command = mpirun.command(ranks, DEADLINE);
-    command.arg(program).envs(environment.iter().copied());
+    command.arg(program).args(arguments).envs(environment.iter().copied());
     watch(command, DEADLINE)
 }
 

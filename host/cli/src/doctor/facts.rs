@@ -74,9 +74,9 @@ impl Facts {
             interface: std::env::var("NCCL_SOCKET_IFNAME").ok(),
             interfaces: names("/sys/class/net"),
             has_infiniband: !names("/sys/class/infiniband").is_empty(),
-            is_infiniband_disabled: number(&"NCCL_IB_DISABLE").is_some_and(|value| value != 0),
+            is_infiniband_disabled: number("NCCL_IB_DISABLE").is_some_and(|value| value != 0),
             cores,
-            threads: number(&"RAYON_NUM_THREADS").filter(|threads| *threads > 0).unwrap_or(cores),
+            threads: number("RAYON_NUM_THREADS").filter(|threads| *threads > 0).unwrap_or(cores),
             descriptors: getrlimit(Resource::Nofile).current,
             locked_bytes: getrlimit(Resource::Memlock).current,
             memory_bytes: memory::limit(),
@@ -98,7 +98,7 @@ fn names(folder: &str) -> Vec<String> {
     names
 }
 
-fn number(name: &&str) -> Option<usize> {
+fn number(name: &str) -> Option<usize> {
     std::env::var(name).ok()?.parse().ok()
 }
 

@@ -37,8 +37,6 @@ pub(in crate::comm) use self::point_to_point::{End, Stage, exchange};
 #[cfg(feature = "mpi")]
 pub(in crate::comm) use self::record::RECORD_BYTES;
 pub(in crate::comm) use self::record::Record;
-#[cfg(unix)]
-pub(in crate::comm) use self::remote_memory::Probe;
 #[cfg(all(feature = "cuda", feature = "mpi"))]
 pub(in crate::comm) use self::scratch::Scratch;
 pub(in crate::comm) use self::transfer::Transfer;

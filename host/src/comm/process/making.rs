@@ -9,7 +9,8 @@ use super::connection::{Connection, Lanes};
 use super::lane::{Lane, bytes_of};
 use super::mesh::{Mesh, Peer};
 use crate::bootstrap::{Member, Peers};
-use crate::comm::message_passing::{MemoryUse, Probe};
+use crate::comm::message_passing::MemoryUse;
+use crate::comm::message_passing::remote_memory::Probe;
 use crate::error::{CommError, Operation};
 use crate::memory::file::{FileHandle, MemoryFile};
 

@@ -275,12 +275,16 @@ impl<M: BundleMemory> SendRecv<'_, M> {
         for (_, bundle) in sends {
             M::check_queue(name, self.queue, bundle.queue())?;
         }
-        // Packing comes before the negotiation: it can fail, for example for lack of memory, and then no receiver waits for the payload.
+        // Packing comes before the negotiation: it can fail, for example for lack of memory. The negotiation tells the receiver of a described
+        // bundle; a bundle of known shapes is not negotiated, and its error ends the call before any payload moves.
         let packed = sends.iter().map(|(peer, bundle)| {
             let _range = range(Phase::SendMemcpy, *peer);
-            bundle.packed()
+            match bundle.shapes {
+                Shapes::Known => bundle.packed().map(Ok),
+                Shapes::Described { .. } => Ok(bundle.packed()),
+            }
         });
-        let packed = packed.collect();
+        let packed = packed.collect::<Result<_>>()?;
         let (accepted, landings) = {
             let _sends = ranges(Phase::PreSend, to.iter().copied());
             let _receives = ranges(Phase::PreRecv, from.iter().copied());

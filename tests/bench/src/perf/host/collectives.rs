@@ -149,10 +149,7 @@ impl<'a> Collective<'a> {
             Operation::AllReduce => {
                 self.output.fill(|index| operand(op, ranks, rank, index));
                 for buffer in &mut self.buffers {
-                    fill(
-                        buffer.as_mut_slice(),
-                        |index| if index < row.len { operand(op, ranks, rank, index) } else { 0.0 },
-                    );
+                    fill(buffer.tensor_mut(0).into_data(), |index| operand(op, ranks, rank, index));
                 }
             }
             _ => self.input.fill(|index| operand(op, ranks, rank, index)),
