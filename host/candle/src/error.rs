@@ -97,6 +97,14 @@ impl Error {
     }
 }
 
+/// So that `?` serves a program that makes its queue.
+#[cfg(feature = "cuda")]
+impl From<gradsync::driver::CudaError> for Error {
+    fn from(error: gradsync::driver::CudaError) -> Self {
+        Self::Gradsync(error.into())
+    }
+}
+
 /// The limit of a text that ranks exchange, in bytes.
 const LONGEST: usize = 2048;
 

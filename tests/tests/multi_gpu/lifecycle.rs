@@ -108,7 +108,7 @@ fn host_data(queue: &Queue, comm: &NcclCommunicator) {
     // The gradients of the last rank alone differ from zero, so that they are the result.
     let (tensors, len) = ([("weight", [1000]), ("bias", [7])], 1007);
     let mut gradients = GradientBuffer::on_queue(queue, DType::F32, world_size, tensors).unwrap();
-    let own = if rank + 1 == world_size { 3.5 } else { 0.0 };
+    let own = if rank + 1 == world_size { 3.5f32 } else { 0.0 };
     for tensor in 0..2 {
         let values = vec![own; gradients.tensor(tensor).data().len()];
         gradients.tensor_mut(tensor).data_mut().copy_from_host((&values).into()).unwrap();
