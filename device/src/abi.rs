@@ -9,7 +9,10 @@ mod peers;
 
 use core::fmt;
 
-pub use self::peers::{MOST_PEERS, PEER_LAYERS, Peers, Row, peer_senders, peer_tile_shift};
+pub use self::peers::{
+    MOST_PEERS, Mailboxes, PACKET_BLOCKS, PACKET_BYTES, PACKET_DATA_BYTES, PEER_LAYERS, Peers, Row, peer_senders,
+    peer_tile_shift,
+};
 
 /// The element types of gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -129,6 +132,9 @@ impl LaunchBounds {
     pub const fn of_peers(width: usize) -> Self {
         Self { threads: PEER_THREADS, blocks: if width <= 4 { 2 } else { 1 }, unroll: false }
     }
+
+    /// Kernels over packets in the mailboxes of peers.
+    pub const PACKETS: Self = Self { threads: PEER_THREADS, blocks: PACKET_BLOCKS, unroll: false };
 
     const fn of(threads: u32, blocks: u32) -> Self {
         Self { threads, blocks, unroll: true }
@@ -410,7 +416,7 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
     ),
 ];
 /// Kernels over one dtype and the memory of peers.
-pub const PEER_ENTRIES: [[Entry; 4]; 9] = [
+pub const PEER_ENTRIES: [[Entry; 4]; 15] = [
     // (peers, weights, tree, cancelled, short, totals, partials, chunked spans, span count, block count, chunk count, spans, chunk count, chunk
     // length, senders): one job for each sender, block of chunks, PEER_LAYERS layers and chunk of the result, in this order, on any number of
     // blocks; every rank's window becomes Adasum of all
@@ -428,7 +434,17 @@ pub const PEER_ENTRIES: [[Entry; 4]; 9] = [
     dtypes_of!("peer_reduce", "_p2", LaunchBounds::of_peers(2), PEER_REDUCE),
     dtypes_of!("peer_reduce", "_p4", LaunchBounds::of_peers(4), PEER_REDUCE),
     dtypes_of!("peer_reduce", "_p8", LaunchBounds::of_peers(8), PEER_REDUCE),
+    // (mailboxes, destination, source, len, factor, blocks): the destination, which may be the source, becomes the sum times the factor;
+    // every rank sends all others all data
+    dtypes_of!("one_shot", "_p2", LaunchBounds::PACKETS, PACKETS),
+    dtypes_of!("one_shot", "_p4", LaunchBounds::PACKETS, PACKETS),
+    dtypes_of!("one_shot", "_p8", LaunchBounds::PACKETS, PACKETS),
+    // the same; every rank sends each other one its window, adds up its own and sends all others the result
+    dtypes_of!("two_shot", "_p2", LaunchBounds::PACKETS, PACKETS),
+    dtypes_of!("two_shot", "_p4", LaunchBounds::PACKETS, PACKETS),
+    dtypes_of!("two_shot", "_p8", LaunchBounds::PACKETS, PACKETS),
 ];
+const PACKETS: &[Param] = &[Pointer, Pointer, Pointer, U64, F64, U64];
 const PEER_ADASUM: &[Param] =
     &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64];
 const PEER_TREE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64];

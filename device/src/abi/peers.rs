@@ -30,6 +30,56 @@ pub const fn peer_tile_shift(window_bytes: u64) -> u32 {
     }
 }
 
+/// The number of blocks of a kernel over packets that a multiprocessor can hold.
+pub const PACKET_BLOCKS: u32 = 4;
+/// Bytes of data in a packet: two words of four bytes, each beside a flag.
+pub const PACKET_DATA_BYTES: usize = 8;
+/// Bytes of a packet in a mailbox.
+pub const PACKET_BYTES: usize = 2 * PACKET_DATA_BYTES;
+
+/// The mailboxes of a group of ranks whose kernels send each other packets: data beside flags, so that a reader that finds the flag of its
+/// call has the data too, without a fence or a barrier (the protocol that NCCL calls LL).
+///
+/// A mailbox has a slot for each parity of the call and each writer, in this order, of [`slot_packets`](Self::slot_packets) packets. Flags
+/// are odd numbers that differ from call to call; all ranks' calls have the same number. In every call a rank also clears
+/// [`PEER_THREADS`](super::PEER_THREADS) packets of each of its own slots that nobody writes in that call, in turn, so that no flag is ever
+/// as old as the 2³¹ calls after which numbers repeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Mailboxes {
+    /// The number of this rank.
+    pub rank: u64,
+    /// Number of ranks.
+    pub world_size: u64,
+    /// Address of a u32 that becomes nonzero when kernels must not wait for a peer any more.
+    pub abort: u64,
+    /// Address of two u32 of this rank: the count of completed calls, and the number of blocks of the call under way that have ended.
+    pub calls: u64,
+    /// Packets of a slot, a multiple of twice [`PEER_THREADS`](super::PEER_THREADS).
+    pub slot_packets: u64,
+    /// The address of each rank's mailbox in this rank's address space.
+    pub mailboxes: [u64; MOST_PEERS],
+}
+
+impl Mailboxes {
+    /// The least slot with which two shots reduce `bytes` bytes: half a slot for the parts of this rank's window, half for results.
+    pub const fn slot_packets_for(bytes: usize, world_size: usize) -> usize {
+        let window = bytes.div_ceil(PACKET_DATA_BYTES).div_ceil(world_size);
+        (2 * window).next_multiple_of(2 * super::PEER_THREADS as usize)
+    }
+
+    /// The size of a mailbox in bytes.
+    pub const fn mailbox_bytes(slot_packets: usize, world_size: usize) -> usize {
+        2 * world_size * slot_packets * PACKET_BYTES
+    }
+
+    /// The offset in a mailbox of the slot of a writer.
+    #[inline(always)]
+    pub const fn slot(&self, parity: u64, writer: u64) -> u64 {
+        (parity * self.world_size + writer) * self.slot_packets * PACKET_BYTES as u64
+    }
+}
+
 /// The description of a rank's peers for its kernels, which can access the memory of all of them. Addresses are in this rank's address
 /// space; those beyond `world_size` are never used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

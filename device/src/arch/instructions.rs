@@ -178,3 +178,31 @@ pub(crate) fn fence_system() {
     // SAFETY: accesses no memory itself.
     unsafe { asm!("fence.acq_rel.sys;", options(nostack)) };
 }
+
+/// Two words of 8 bytes, each of which is read at once; the later one may be older. For memory that any GPU writes meanwhile.
+///
+/// # Safety
+/// 16 readable bytes of global memory at a multiple of 16, of this device or a peer.
+#[inline(always)]
+pub(crate) unsafe fn load_packet(address: u64) -> [u64; 2] {
+    let (a, b): (u64, u64);
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("ld.relaxed.sys.global.v2.b64 {{{0}, {1}}}, [{2}];", out(reg64) a, out(reg64) b, in(reg64) address,
+            options(nostack))
+    };
+    [a, b]
+}
+
+/// Two words of 8 bytes, each of which is written at once, for readers on any GPU.
+///
+/// # Safety
+/// 16 writable bytes of global memory at a multiple of 16, of this device or a peer.
+#[inline(always)]
+pub(crate) unsafe fn store_packet(address: u64, words: [u64; 2]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("st.relaxed.sys.global.v2.b64 [{2}], {{{0}, {1}}};", in(reg64) words[0], in(reg64) words[1],
+            in(reg64) address, options(nostack))
+    };
+}

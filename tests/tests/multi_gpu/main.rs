@@ -14,6 +14,7 @@ mod graphs;
 mod large;
 mod layout;
 mod lifecycle;
+mod low_latency;
 mod mismatch;
 mod mpi;
 mod ownership;
@@ -92,6 +93,8 @@ fn suites() -> Vec<Suite> {
         Suite { seconds: 300, ..Suite::new("collectives-large", ANY, collectives::run_large) },
         Suite::new("streams", &[2, 4, 8], streams::run),
         Suite { sanitizer: true, ..Suite::new("bundles", ANY, bundles::run) },
+        Suite { needs_one_node: PEERS, sanitizer: true, ..Suite::new("low-latency", ANY, low_latency::run) },
+        Suite { needs_one_node: PEERS, seconds: 300, ..Suite::new("low-latency-many", &[2, 4], low_latency::run_many) },
         Suite::new("large", &[2, 4], large::run),
         Suite { sanitizer: true, ..Suite::new("adasum", ANY, adasum::run) },
         Suite {

@@ -23,6 +23,7 @@ macro_rules! for_each_dtype_and_width {
 }
 
 mod gram;
+mod packets;
 mod team;
 mod tree;
 

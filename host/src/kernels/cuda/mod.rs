@@ -6,9 +6,11 @@
 #[doc(hidden)] // for measuring and tests
 pub mod baseline;
 mod elementwise;
+mod packets;
 mod segments;
 
 pub use elementwise::{accumulate, accumulate_all, all_finite, cast, cast_all, pack, scale, unpack, zero, zero_all};
+pub(crate) use packets::{PacketGroup, Shots};
 pub use segments::SegmentWorkspace;
 pub(crate) use segments::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
 

@@ -2,7 +2,7 @@
 
 mod buffers;
 mod disagreements;
-mod ordered;
+pub(crate) mod ordered;
 mod owned;
 mod peers;
 mod plain;

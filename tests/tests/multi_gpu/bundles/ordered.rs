@@ -38,8 +38,13 @@ pub(super) fn run(world: &World<'_>, report: &mut Report) {
     report.case("ordered, refused", || refused(world));
 }
 
+/// Every rank's numbers, as [`inputs_of`].
+pub(super) fn inputs(world: &World<'_>, formats: (Format, Format), len: usize) -> Vec<Vec<f64>> {
+    inputs_of(world.size(), formats, len)
+}
+
 /// Numbers whose magnitudes differ so much that the order of additions matters, even for f32 in f64, within the range of the formats.
-pub(super) fn inputs(world: &World<'_>, (data, wire): (Format, Format), len: usize) -> Vec<Vec<f64>> {
+pub(crate) fn inputs_of(world_size: usize, (data, wire): (Format, Format), len: usize) -> Vec<Vec<f64>> {
     let reach = if data == Format::F16 || wire == Format::F16 { 10 } else { 40 };
     let input = |rank: usize| {
         let mut random = Random::new(1000 + rank as u64);
@@ -49,12 +54,12 @@ pub(super) fn inputs(world: &World<'_>, (data, wire): (Format, Format), len: usi
         };
         (0..len).map(|_| number()).collect()
     };
-    (0..world.size()).map(input).collect()
+    (0..world_size).map(input).collect()
 }
 
 /// The documented result, bit for bit: every element is rounded to the wire format, multiplied by the weight, added in `f64` in rank order,
 /// rounded to the wire format, and from there to the data format. A sum's weight is 1, and a mean's weight is the rounded `1/P`.
-pub(super) fn oracle((data, wire): (Format, Format), op: ReduceOp, inputs: &[Vec<f64>]) -> Array {
+pub(crate) fn oracle((data, wire): (Format, Format), op: ReduceOp, inputs: &[Vec<f64>]) -> Array {
     let weight = if op == ReduceOp::Mean { 1.0 / inputs.len() as f64 } else { 1.0 };
     let element = |index: usize| {
         let terms = inputs.iter().map(|input| weight * wire.round(input[index]));

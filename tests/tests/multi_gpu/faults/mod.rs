@@ -51,6 +51,11 @@ impl Fault {
         Fault { work: Kind::Adasum, ..self }
     }
 
+    /// This fault while kernels wait for the rank's packets.
+    const fn among_packets(self) -> Self {
+        Fault { work: Kind::LowLatency, ..self }
+    }
+
     /// This fault on rank 0, which has the coordinator of the control channel.
     const fn of_rank0(self) -> Self {
         Fault { rank: 0, ..self }
@@ -85,7 +90,7 @@ pub(crate) fn suites() -> Vec<Suite> {
     const PANIC: Fault = Fault::new(Act::Panic);
     const LEAVE: Fault = Fault::new(Act::Leave);
     type Run = fn(&Context, &mut Report);
-    let faults: [(&'static str, &'static [usize], Run); 24] = [
+    let faults: [(&'static str, &'static [usize], Run); 27] = [
         ("fault-exit", &[LOST], |context, report| run(context, report, EXIT)),
         ("fault-kill", &[LOST], |context, report| run(context, report, KILL)),
         ("fault-stop", &[LOST], |context, report| run(context, report, STOP)),
@@ -106,6 +111,9 @@ pub(crate) fn suites() -> Vec<Suite> {
         ("fault-sleep-peers", &[], |context, report| run(context, report, SLEEP.among_peers())),
         ("fault-panic-peers", &[], |context, report| run(context, report, PANIC.among_peers())),
         ("fault-leave-peers", &[], |context, report| run(context, report, LEAVE.among_peers())),
+        ("fault-kill-packets-peers", &[LOST], |context, report| run(context, report, KILL.among_packets())),
+        ("fault-stop-packets-peers", &[LOST], |context, report| run(context, report, STOP.among_packets())),
+        ("fault-sleep-packets-peers", &[], |context, report| run(context, report, SLEEP.among_packets())),
         ("fault-exit-rank0", &[0], |context, report| run(context, report, EXIT.of_rank0())),
         ("fault-rank0", &[0], |context, report| run(context, report, KILL.of_rank0())),
         ("fault-stop-rank0", &[0], |context, report| run(context, report, STOP.of_rank0())),

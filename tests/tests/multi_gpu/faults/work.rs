@@ -4,12 +4,13 @@ use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, Communicator, Operation, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::memory::Cuda;
-use gradsync::ops::Adasum;
-use gradsync::ops::AdasumOptions;
+use gradsync::ops::{Adasum, AdasumOptions, LowLatencyAllReduce};
 use gradsync::{DType, GradientBuffer, Result};
 
 /// The number of elements, which take 64 MiB.
 const LEN: usize = 16 << 20;
+/// The number of elements of a small tensor.
+const SMALL: usize = 64 << 10;
 
 /// The kernels that wait for the lost rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub(super) enum Kind {
     AllReduce,
     /// Kernels of this crate that access peer memory.
     Adasum,
+    /// Kernels of this crate that send packets to peers.
+    LowLatency,
 }
 
 /// An operation with its communicator and its operands.
@@ -30,6 +33,7 @@ pub(super) struct Work<'c> {
 enum Operands<'c> {
     AllReduce(DeviceBuffer),
     Adasum(Box<(Adasum<'c, Cuda>, GradientBuffer<Cuda>)>),
+    LowLatency(LowLatencyAllReduce<'c>, DeviceBuffer),
 }
 
 impl<'c> Work<'c> {
@@ -44,6 +48,11 @@ impl<'c> Work<'c> {
                 assert!(adasum.uses_peers(), "GPUs of one machine reach each other");
                 Operands::Adasum(Box::new((adasum, buffer)))
             }
+            Kind::LowLatency => {
+                let sums = LowLatencyAllReduce::new(comm, queue, SMALL * 4).unwrap();
+                let sums = sums.expect("GPUs of one machine reach each other");
+                Operands::LowLatency(sums, DeviceBuffer::zeroed(queue, DType::F32, SMALL).unwrap())
+            }
         };
         Work { queue: queue.clone(), comm, operands }
     }
@@ -52,6 +61,7 @@ impl<'c> Work<'c> {
     pub(super) fn operation(&self) -> Operation {
         match self.operands {
             Operands::AllReduce(_) => Operation::AllReduce(ReduceOp::Sum),
+            Operands::LowLatency(..) => Operation::OrderedAllReduce(ReduceOp::Sum),
             Operands::Adasum(..) => Operation::AdasumAllReduce(AdasumOptions::default()),
         }
     }
@@ -60,6 +70,7 @@ impl<'c> Work<'c> {
     pub(super) fn put(&mut self) -> Result<()> {
         match &mut self.operands {
             Operands::AllReduce(data) => self.comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum),
+            Operands::LowLatency(sums, data) => sums.run(data.as_mut_slice(), ReduceOp::Sum),
             Operands::Adasum(operands) => {
                 let (adasum, buffer) = &mut **operands;
                 adasum.all_reduce(buffer)

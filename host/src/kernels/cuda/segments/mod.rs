@@ -14,6 +14,7 @@ use gradsync_device::math::adasum::{Criterion, LEVELS, Pair, pairs, products};
 use gradsync_device::math::precise;
 
 use self::grid::Grids;
+pub(super) use self::peer::width;
 pub(crate) use self::peer::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
 use super::{pointer, pointer_mut, upload_words};
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue, Table};

@@ -60,7 +60,7 @@ fn words(peers: &Peers) -> Vec<u64> {
 }
 
 /// The width of the narrowest kernels that support all ranks.
-fn width(world_size: usize) -> usize {
+pub(in crate::kernels::cuda) fn width(world_size: usize) -> usize {
     GRAM_WIDTHS.into_iter().find(|&width| width >= world_size).expect("at most eight ranks")
 }
 

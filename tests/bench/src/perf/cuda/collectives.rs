@@ -5,7 +5,7 @@ use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Scaling};
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
-use gradsync::ops::{OrderedAllReduce, PeerAllReduce};
+use gradsync::ops::{LowLatencyAllReduce, OrderedAllReduce, PeerAllReduce};
 
 use super::plain::Plain;
 use super::vectors::{Vectors, slots, wrong};
@@ -37,7 +37,9 @@ pub(super) trait Baseline {
 impl Baseline for &Plain {
     fn call(&mut self, row: &Row, input: &mut Vectors, output: &mut Vectors, round: usize) -> Result<(), PerfError> {
         match row.operation {
-            Operation::AllReduce | Operation::OrderedAllReduce => self.all_reduce(output.slice_mut(round), op(row)),
+            Operation::AllReduce | Operation::OrderedAllReduce | Operation::LowLatencyAllReduce => {
+                self.all_reduce(output.slice_mut(round), op(row))
+            }
             Operation::AllGather => self.all_gather(output.slice_mut(round)),
             Operation::ReduceScatter => self.reduce_scatter(input.slice_mut(round), op(row)),
             Operation::AllToAll => self.all_to_all(input.slice(round), output.slice_mut(round)),
@@ -55,6 +57,7 @@ pub(super) struct Collective<'a> {
     input: Vectors,
     output: Vectors,
     ordered: Option<OrderedAllReduce<'a>>,
+    low_latency: Option<LowLatencyAllReduce<'a>>,
 }
 
 impl<'a> Collective<'a> {
@@ -70,6 +73,17 @@ impl<'a> Collective<'a> {
         let ordered = (row.operation == Operation::OrderedAllReduce)
             .then(|| OrderedAllReduce::new(comm, queue, (dtype, dtype), row.len, op))
             .transpose()?;
+        let low_latency = match row.operation {
+            Operation::LowLatencyAllReduce => {
+                let made = LowLatencyAllReduce::new(comm, queue, row.bytes().max(1))?.ok_or_else(unreachable_peers)?;
+                Some(match std::env::var("GRADSYNC_PERF_SHOTS").as_deref() {
+                    Ok("1") => made.with_one_shot_bytes(usize::MAX),
+                    Ok("2") => made.with_one_shot_bytes(0),
+                    _ => made,
+                })
+            }
+            _ => None,
+        };
         let (input, output) = match row.operation {
             Operation::AllGather => (row.shard(), row.len),
             Operation::ReduceScatter => (row.len, row.shard()),
@@ -77,7 +91,7 @@ impl<'a> Collective<'a> {
         };
         let vectors = |len| Vectors::new(queue, dtype, len, slots);
         let (input, output) = (vectors(input)?, vectors(output)?);
-        let mut collective = Self { comm, baseline, queue, row: *row, input, output, ordered };
+        let mut collective = Self { comm, baseline, queue, row: *row, input, output, ordered, low_latency };
         collective.prepare()?;
         collective.output.repeat(|_| 0.0)?;
         Ok(collective)
@@ -93,6 +107,12 @@ impl<'a> Collective<'a> {
         let (input, output) = (self.input.slice(round), self.output.slice_mut(round));
         if let Some(ordered) = &mut self.ordered {
             return Ok(ordered.run(output)?);
+        }
+        if let Some(sums) = &mut self.low_latency {
+            return Ok(match side {
+                Side::InPlace => sums.run(output, op)?,
+                _ => sums.run_into(input, output, op)?,
+            });
         }
         match (self.row.operation, side) {
             (Operation::AllReduce, Side::InPlace) => comm.all_reduce(output, op)?,
@@ -116,7 +136,7 @@ impl Subject for Collective<'_> {
         match side {
             Side::OutOfPlace => self.row.operation != OrderedAllReduce,
             Side::InPlace => {
-                matches!(self.row.operation, AllReduce | OrderedAllReduce | AllGather | ReduceScatter)
+                self.row.operation.is_ordered() || matches!(self.row.operation, AllReduce | AllGather | ReduceScatter)
             }
             Side::Baseline => true,
         }
@@ -134,7 +154,7 @@ impl Subject for Collective<'_> {
         self.prepare()?;
         let is_in_place = side == Side::InPlace;
         match self.row.operation {
-            Operation::AllReduce | Operation::OrderedAllReduce if is_in_place => {
+            Operation::AllReduce | Operation::OrderedAllReduce | Operation::LowLatencyAllReduce if is_in_place => {
                 self.output.repeat(|index| operand(op, ranks, rank, index))?
             }
             // Each rank's own shard, and elsewhere a value that no rank has.

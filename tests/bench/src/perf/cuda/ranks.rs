@@ -6,7 +6,7 @@ use std::time::Duration;
 use gradsync::bootstrap::Rendezvous;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
 use gradsync::comm::{Communicator, Ranks, local};
-use gradsync::driver::{Graph, Queue};
+use gradsync::driver::{Device, Graph, Queue};
 
 use super::adasum::{self, Reduction};
 use super::collectives::{Collective, Peers};
@@ -32,15 +32,18 @@ pub(crate) fn run(places: &Places, ranks: usize, sections: &[Section], output: &
     if let Some(launch) = &places.launch {
         let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
         let rendezvous = Rendezvous::from_env(launch)?.with_generation(generation);
-        let device = launch.local_rank.unwrap_or(launch.rank);
+        // With fewer GPUs than ranks of this machine, ranks share them.
+        let gpus = (Device::count()? as usize).max(1);
+        let device = launch.local_rank.unwrap_or(launch.rank) % gpus;
+        let is_shared = launch.local_world_size.unwrap_or(ranks) > gpus;
         let host = host_transport(places)?;
-        return rank(&rendezvous, (launch.rank, ranks), device, host.as_deref(), sections, output);
+        return rank(&rendezvous, (launch.rank, ranks), (device, is_shared), host.as_deref(), sections, output);
     }
     let rendezvous = &Rendezvous::in_process();
     let hosts = local::group(ranks)?;
     let outcomes = std::thread::scope(|scope| {
         let start = |(index, host): (usize, local::LocalCommunicator)| {
-            scope.spawn(move || rank(rendezvous, (index, ranks), index, Some(&host), sections, output))
+            scope.spawn(move || rank(rendezvous, (index, ranks), (index, false), Some(&host), sections, output))
         };
         let threads: Vec<_> = hosts.into_iter().enumerate().map(start).collect();
         threads.into_iter().map(|thread| thread.join()).collect()
@@ -65,14 +68,14 @@ fn host_transport(_: &Places) -> Result<Option<Box<dyn Communicator>>, PerfError
 fn rank(
     rendezvous: &Rendezvous,
     (rank, ranks): (usize, usize),
-    device: usize,
+    (device, is_shared): (usize, bool),
     host: Option<&dyn Communicator>,
     sections: &[Section],
     output: &Output,
 ) -> Result<(), PerfError> {
     let queue = Queue::new(device as u32)?;
     let member = rendezvous.join(rank, ranks)?;
-    let options = NcclOptions::default().with_checks(false);
+    let options = NcclOptions::default().with_checks(false).with_shared_gpu(is_shared);
     let comm = NcclCommunicator::new(member, &queue, &options)?;
     let plain = Plain::new(&comm)?;
     for section in sections {

@@ -1,0 +1,350 @@
+//! Sums of small tensors in one launch: ranks write packets of data and flags into each other's mailboxes, and each thread waits for the
+//! packets of its own elements alone, so that no barrier is needed.
+//!
+//! In one shot every rank sends all data to all others and adds them up itself: one transfer, fewest steps. In two shots it sends each rank
+//! that rank's window, adds up its own window and sends the result to all: two transfers, but each link carries the data once or twice,
+//! whatever the number of ranks. Both add in rank order in `f64` and round once, like `peer_reduce`, with the same bits.
+//!
+//! A thread first sends all its packets and only then waits, and a slot is written again two calls later, when its reader has ended the call
+//! in between. So sends never wait, and a launch completes as soon as all blocks of all ranks have been resident.
+
+use core::sync::atomic::Ordering;
+
+use super::weighted;
+use crate::abi::{LaunchBounds, Mailboxes, PACKET_BYTES, PACKET_DATA_BYTES, PEER_THREADS};
+use crate::dialect::atomic::{atomic_fetch_add_u32_device, atomic_load_32_system};
+use crate::half::{BF16, F16};
+use crate::kernels::kernel;
+use crate::math::Element;
+use crate::{arch, memory, thread};
+
+/// The data of a packet.
+type Data = u64;
+
+/// One call of a group, from the view of a thread.
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    group: &'a Mailboxes,
+    /// The number of the calls before this one.
+    number: u32,
+}
+
+impl<'a> Call<'a> {
+    /// # Safety
+    /// `group` describes a live group.
+    #[inline(always)]
+    unsafe fn of(group: *const Mailboxes) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let group = &*group;
+            Call { group, number: atomic_load_32_system(group.calls as *mut u32, Ordering::Relaxed) }
+        }
+    }
+
+    /// The flag of this call's packets, in the upper half of a word. Cleared packets have an even one.
+    #[inline(always)]
+    fn flag(self) -> u64 {
+        ((self.number << 1 | 1) as u64) << 32
+    }
+
+    /// The address of a packet in the slot of `writer` in the mailbox of `reader`.
+    ///
+    /// # Safety
+    /// Both are below the world size.
+    #[inline(always)]
+    unsafe fn packet(self, reader: usize, writer: usize, index: u64) -> u64 {
+        // SAFETY: the caller's promise; a check would compile a panic into the kernel.
+        let mailbox = unsafe { *self.group.mailboxes.get_unchecked(reader) };
+        mailbox + self.group.slot((self.number & 1) as u64, writer as u64) + index * PACKET_BYTES as u64
+    }
+
+    /// Writes a packet into this rank's slot of a peer's mailbox.
+    ///
+    /// # Safety
+    /// `peer` is below the world size, and `index` within a slot.
+    #[inline(always)]
+    unsafe fn send(self, peer: usize, index: u64, data: Data) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let address = self.packet(peer, self.group.rank as usize, index);
+            arch::store_packet(address, [self.flag() | (data & u32::MAX as u64), self.flag() | (data >> 32)]);
+        }
+    }
+
+    /// Waits for this call's packet of each writer that is `wanted`; the data of others are 0. Unspecified after an abort.
+    ///
+    /// # Safety
+    /// `index` is within a slot, and wanted writers are below the world size.
+    #[inline(always)]
+    unsafe fn receive<const W: usize>(self, index: u64, wanted: impl Fn(usize) -> bool) -> [Data; W] {
+        const UPPER: u64 = (u32::MAX as u64) << 32;
+        let flag = self.flag();
+        let mut found = [[0u64; 2]; W];
+        let mut tries = 0u32;
+        loop {
+            let mut writer = 0;
+            while writer < W {
+                if wanted(writer) {
+                    // SAFETY: the caller's promise.
+                    found[writer] = unsafe { arch::load_packet(self.packet(self.group.rank as usize, writer, index)) };
+                }
+                writer += 1;
+            }
+            // Checked only now, so that the loads do not wait for each other.
+            let mut missing = false;
+            writer = 0;
+            while writer < W {
+                missing |= wanted(writer) && ((found[writer][0] ^ flag) | (found[writer][1] ^ flag)) & UPPER != 0;
+                writer += 1;
+            }
+            tries = tries.wrapping_add(1);
+            // SAFETY: the flag is mapped on this device.
+            let is_over = tries % 4096 == 0
+                && unsafe { atomic_load_32_system(self.group.abort as *mut u32, Ordering::Relaxed) } != 0;
+            if !missing || is_over {
+                return core::array::from_fn(|writer| found[writer][0] & u32::MAX as u64 | found[writer][1] << 32);
+            }
+        }
+    }
+
+    /// Clears the next packets of this rank's slots of this parity, except `used` ones, and counts the call once every block has ended.
+    ///
+    /// # Safety
+    /// Every thread of all `blocks` blocks calls this at the end of a launch.
+    #[inline(always)]
+    unsafe fn end(self, blocks: u64, used: impl Fn(u64) -> bool) {
+        let thread = thread::thread_idx_x();
+        // SAFETY: the caller's promise; a packet that no rank writes in this call is next written two calls later.
+        unsafe {
+            if thread::block_idx_x() == 0 {
+                let turn = (self.number >> 1) as u64 % (self.group.slot_packets / PEER_THREADS as u64);
+                let index = turn * PEER_THREADS as u64 + thread as u64;
+                let mut writer = 0;
+                while writer < self.group.world_size as usize && !used(index) {
+                    arch::store_packet(self.packet(self.group.rank as usize, writer, index), [0, 0]);
+                    writer += 1;
+                }
+            }
+            thread::sync_threads();
+            if thread == 0 {
+                let calls = self.group.calls as *mut u32;
+                if atomic_fetch_add_u32_device(calls.add(1), Ordering::Relaxed, 1) as u64 + 1 == blocks {
+                    calls.add(1).write(0);
+                    calls.write(self.number.wrapping_add(1));
+                }
+            }
+        }
+    }
+}
+
+/// The elements of a tensor, in units of a packet.
+#[derive(Clone, Copy)]
+struct Tensor<T> {
+    first: *mut T,
+    len: u64,
+}
+
+impl<T: Element> Tensor<T> {
+    const ELEMENTS: usize = PACKET_DATA_BYTES / size_of::<T>();
+
+    #[inline(always)]
+    fn packets(self) -> u64 {
+        self.len.div_ceil(Self::ELEMENTS as u64)
+    }
+
+    /// Whether a packet's elements are read and written together.
+    #[inline(always)]
+    fn is_whole(self, packet: u64) -> bool {
+        self.first as usize % PACKET_DATA_BYTES == 0 && (packet + 1) * Self::ELEMENTS as u64 <= self.len
+    }
+
+    /// # Safety
+    /// The elements are readable, and `E` is [`ELEMENTS`](Self::ELEMENTS).
+    #[inline(always)]
+    unsafe fn read<const E: usize>(self, packet: u64) -> Data {
+        let begin = packet as usize * E;
+        // SAFETY: the caller's promise; elements behind the end are not read.
+        unsafe {
+            let elements: [T; E] = if self.is_whole(packet) {
+                memory::load(self.first.add(begin))
+            } else {
+                core::array::from_fn(|index| {
+                    if ((begin + index) as u64) < self.len {
+                        self.first.add(begin + index).read()
+                    } else {
+                        T::from_f32(0.0)
+                    }
+                })
+            };
+            memory::reinterpret(elements)
+        }
+    }
+
+    /// # Safety
+    /// The elements are writable, and `E` is [`ELEMENTS`](Self::ELEMENTS).
+    #[inline(always)]
+    unsafe fn write<const E: usize>(self, packet: u64, data: Data) {
+        let begin = packet as usize * E;
+        // SAFETY: the caller's promise; elements behind the end are not written.
+        unsafe {
+            let elements: [T; E] = memory::reinterpret(data);
+            if self.is_whole(packet) {
+                return memory::store(self.first.add(begin), elements);
+            }
+            let mut index = 0;
+            while index < E {
+                if ((begin + index) as u64) < self.len {
+                    self.first.add(begin + index).write(elements[index]);
+                }
+                index += 1;
+            }
+        }
+    }
+}
+
+/// The sum of the ranks' elements in rank order, each times the factor.
+///
+/// # Safety
+/// `E` elements have the size of [`Data`].
+#[inline(always)]
+unsafe fn sum<T: Element, const W: usize, const E: usize>(of_ranks: [Data; W], factor: f64, ranks: usize) -> Data {
+    // SAFETY: the caller's promise; every bit pattern is an element.
+    unsafe {
+        let elements: [[T; E]; W] = core::array::from_fn(|rank| memory::reinterpret(of_ranks[rank]));
+        let sums: [T; E] = core::array::from_fn(|element| {
+            T::from_f64(weighted(core::array::from_fn(|rank| elements[rank][element]), [factor; W], ranks))
+        });
+        memory::reinterpret(sums)
+    }
+}
+
+/// # Safety
+/// The launch's contract; `E` elements have the size of [`Data`].
+#[inline(always)]
+unsafe fn one_shot<T: Element, const W: usize, const E: usize>(
+    group: *const Mailboxes,
+    destination: Tensor<T>,
+    source: Tensor<T>,
+    factor: f64,
+    blocks: u64,
+) {
+    // SAFETY: the caller's promise; a thread alone reads and writes the elements of its packets.
+    unsafe {
+        let call = Call::of(group);
+        let (rank, ranks) = (call.group.rank as usize, call.group.world_size as usize);
+        let (packets, stride) = (source.packets(), blocks * PEER_THREADS as u64);
+        let first = thread::block_idx_x() as u64 * PEER_THREADS as u64 + thread::thread_idx_x() as u64;
+        let mut packet = first;
+        while packet < packets {
+            let data = source.read::<E>(packet);
+            let mut peer = 0;
+            while peer < W {
+                if peer < ranks && peer != rank {
+                    call.send(peer, packet, data);
+                }
+                peer += 1;
+            }
+            packet += stride;
+        }
+        packet = first;
+        while packet < packets {
+            let own = source.read::<E>(packet);
+            let mut all = call.receive::<W>(packet, |writer| writer < ranks && writer != rank);
+            let mut writer = 0;
+            while writer < W {
+                if writer == rank {
+                    all[writer] = own;
+                }
+                writer += 1;
+            }
+            destination.write::<E>(packet, sum::<T, W, E>(all, factor, ranks));
+            packet += stride;
+        }
+        call.end(blocks, |index| index < packets);
+    }
+}
+
+/// # Safety
+/// The conditions of [`one_shot`].
+#[inline(always)]
+unsafe fn two_shot<T: Element, const W: usize, const E: usize>(
+    group: *const Mailboxes,
+    destination: Tensor<T>,
+    source: Tensor<T>,
+    factor: f64,
+    blocks: u64,
+) {
+    // SAFETY: the caller's promise; a thread alone reads and writes the elements of its packets, which have the same place in all windows.
+    unsafe {
+        let call = Call::of(group);
+        let (rank, ranks) = (call.group.rank as usize, call.group.world_size as usize);
+        let (packets, stride) = (source.packets(), blocks * PEER_THREADS as u64);
+        let (results, window) = (call.group.slot_packets / 2, packets.div_ceil(call.group.world_size));
+        let first = thread::block_idx_x() as u64 * PEER_THREADS as u64 + thread::thread_idx_x() as u64;
+        let in_window = |owner: usize, place: u64| owner as u64 * window + place;
+        let is_peers = |owner: usize, place: u64| owner < ranks && owner != rank && in_window(owner, place) < packets;
+        let mut place = first;
+        while place < window {
+            let mut peer = 0;
+            while peer < W {
+                if is_peers(peer, place) {
+                    call.send(peer, place, source.read::<E>(in_window(peer, place)));
+                }
+                peer += 1;
+            }
+            place += stride;
+        }
+        place = first;
+        while place < window && in_window(rank, place) < packets {
+            let own = source.read::<E>(in_window(rank, place));
+            let mut all = call.receive::<W>(place, |writer| writer < ranks && writer != rank);
+            let mut peer = 0;
+            while peer < W {
+                if peer == rank {
+                    all[peer] = own;
+                }
+                peer += 1;
+            }
+            let result = sum::<T, W, E>(all, factor, ranks);
+            peer = 0;
+            while peer < W {
+                if peer < ranks && peer != rank {
+                    call.send(peer, results + place, result);
+                }
+                peer += 1;
+            }
+            destination.write::<E>(in_window(rank, place), result);
+            place += stride;
+        }
+        place = first;
+        while place < window {
+            let all = call.receive::<W>(results + place, |owner| is_peers(owner, place));
+            let mut owner = 0;
+            while owner < W {
+                if is_peers(owner, place) {
+                    destination.write::<E>(in_window(owner, place), all[owner]);
+                }
+                owner += 1;
+            }
+            place += stride;
+        }
+        call.end(blocks, |index| index % results < window);
+    }
+}
+
+macro_rules! of_width {
+    ($name:literal $T:ident $width:literal $suffix:literal) => {
+        of_width!("one_shot_" one_shot $name $T $width $suffix);
+        of_width!("two_shot_" two_shot $name $T $width $suffix);
+    };
+    ($family:literal $way:ident $name:literal $T:ident $width:literal $suffix:literal) => {
+        kernel!([$family $name $suffix], LaunchBounds::PACKETS,
+            fn (group: *const Mailboxes, destination: *mut $T, source: *const $T, len: u64, factor: f64, blocks: u64) {
+            const E: usize = Tensor::<$T>::ELEMENTS;
+            let tensor = |first: *mut $T| Tensor { first, len };
+            $way::<$T, $width, E>(group, tensor(destination), tensor(source.cast_mut()), factor, blocks)
+        });
+    };
+}
+
+for_each_dtype_and_width!(of_width);

@@ -1,0 +1,171 @@
+//! Sums of small tensors by kernels that send packets to the mailboxes of peers ([`PacketGroup`]), in one launch.
+//!
+//! This module only launches kernels; the transport knows the peers, and monitors them.
+
+use std::sync::Arc;
+
+use gradsync_device::abi::{Mailboxes, PACKET_BLOCKS, PACKET_DATA_BYTES, PEER_THREADS};
+
+use super::segments::width;
+use super::{pointer, upload_words};
+use crate::driver::{Argument, Claim, DeviceBuffer, DeviceSlice, Queue};
+use crate::dtype::DType;
+use crate::error::Result;
+
+/// The number of times that data are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Shots {
+    /// Every rank sends all data to all others.
+    One,
+    /// Every rank sends each other one its window, and then the sums of its own window to all.
+    Two,
+}
+
+impl Shots {
+    /// The name of the kernel.
+    fn entry(self, dtype: DType, width: usize) -> String {
+        let family = if self == Self::One { "one_shot" } else { "two_shot" };
+        format!("{family}_{dtype}_p{width}")
+    }
+}
+
+/// One rank's view of a group whose kernels send each other packets, on the device.
+#[derive(Debug)]
+pub(crate) struct PacketGroup {
+    queue: Queue,
+    world_size: usize,
+    slot_packets: usize,
+    /// This group's share of the GPU.
+    claim: Claim,
+    table: DeviceBuffer,
+    /// The counter of calls.
+    _calls: DeviceBuffer,
+}
+
+impl PacketGroup {
+    /// The number of `f64` elements of a mailbox for tensors of up to `bytes` bytes.
+    pub(crate) fn mailbox_len(bytes: usize, world_size: usize) -> usize {
+        Mailboxes::mailbox_bytes(Mailboxes::slot_packets_for(bytes, world_size), world_size) / DType::F64.size_bytes()
+    }
+
+    /// Loads the kernels, before any rank waits for them in a kernel, and uploads the table of the group of `rank`. `mailboxes` are the
+    /// addresses of all ranks' mailboxes, in rank order, for tensors of up to `bytes` bytes.
+    ///
+    /// # Safety
+    /// There are two to eight mailboxes of [`mailbox_len`](Self::mailbox_len) elements, mapped on `queue`'s device as long as this lives
+    /// and its work is in the queue, and cleared before any rank's first call. `abort` is the address of a flag that lives as long.
+    pub(crate) unsafe fn new(
+        queue: &Queue,
+        (rank, abort): (usize, u64),
+        mailboxes: &[u64],
+        bytes: usize,
+        claim: Claim,
+    ) -> Result<Self> {
+        let (world_size, calls) = (mailboxes.len(), DeviceBuffer::zeroed(queue, DType::F64, 1)?);
+        let slot_packets = Mailboxes::slot_packets_for(bytes, world_size);
+        for dtype in DType::ALL {
+            for shots in [Shots::One, Shots::Two] {
+                queue.load(&shots.entry(dtype, width(world_size)))?;
+            }
+        }
+        let group = Mailboxes {
+            rank: rank as u64,
+            world_size: world_size as u64,
+            abort,
+            calls: calls.as_slice().address(),
+            slot_packets: slot_packets as u64,
+            mailboxes: std::array::from_fn(|rank| mailboxes.get(rank).copied().unwrap_or(0)),
+        };
+        let table = upload_words(queue, &words(&group))?;
+        Ok(Self { queue: queue.clone(), world_size, slot_packets, claim, table, _calls: calls })
+    }
+
+    /// The largest tensor that these shots reduce, in bytes.
+    pub(crate) fn most_bytes(&self, shots: Shots) -> usize {
+        match shots {
+            Shots::One => self.slot_packets * PACKET_DATA_BYTES,
+            Shots::Two => self.slot_packets / 2 * self.world_size * PACKET_DATA_BYTES,
+        }
+    }
+
+    /// Writes the sum of all ranks' sources times a factor to `destination`, in rank order, in `f64`, rounded once.
+    ///
+    /// # Safety
+    /// The source is not empty and has at most [`most_bytes`](Self::most_bytes) bytes. The destination has its length, belongs to the same
+    /// queue, which is the group's, and is either disjoint from it or the same memory. Every rank calls it with a source of the same length
+    /// and dtype and with the same shots.
+    pub(crate) unsafe fn sum(
+        &self,
+        destination: u64,
+        source: DeviceSlice<'_>,
+        factor: f64,
+        shots: Shots,
+    ) -> Result<()> {
+        let packets = (source.len() * source.dtype().size_bytes()).div_ceil(PACKET_DATA_BYTES);
+        let of_a_thread = if shots == Shots::One { packets } else { packets.div_ceil(self.world_size) };
+        let places = self.claim.places(PACKET_BLOCKS.into());
+        let blocks = (of_a_thread as u64).div_ceil(PEER_THREADS.into()).min(places);
+        if self.queue.is_capturing()? {
+            let recorded = Arc::new(self.claim.record(PACKET_BLOCKS.into(), blocks)?);
+            self.queue.keep_for_recording(|| recorded)?;
+        }
+        let entry = shots.entry(source.dtype(), width(self.world_size));
+        let arguments = [
+            pointer(self.table.as_slice()),
+            Argument::Pointer(destination),
+            pointer(source),
+            source.len().into(),
+            factor.into(),
+            blocks.into(),
+        ];
+        // SAFETY: the caller's promise, and the promise made to `new`.
+        Ok(unsafe { self.queue.launch(&entry, blocks, &arguments) }?)
+    }
+}
+
+/// The table in the layout that the kernels read.
+fn words(group: &Mailboxes) -> Vec<u64> {
+    let head = [group.rank, group.world_size, group.abort, group.calls, group.slot_packets];
+    [&head[..], &group.mailboxes].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use gradsync_device::abi::{MOST_PEERS, PACKET_BYTES};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn slots_hold_a_window_twice_and_do_not_overlap(bytes in 1usize..1 << 24, world_size in 2usize..=MOST_PEERS) {
+            let slot_packets = Mailboxes::slot_packets_for(bytes, world_size);
+            let window = bytes.div_ceil(PACKET_DATA_BYTES).div_ceil(world_size);
+            prop_assert!(window <= slot_packets / 2);
+            prop_assert!((slot_packets / 2) % PEER_THREADS as usize == 0, "clearing takes whole blocks");
+            let group = Mailboxes {
+                rank: 0, world_size: world_size as u64, abort: 0, calls: 0, slot_packets: slot_packets as u64, mailboxes: [0; MOST_PEERS],
+            };
+            let slots: Vec<u64> = (0..2).flat_map(|parity| (0..world_size as u64).map(move |writer| (parity, writer)))
+                .map(|(parity, writer)| group.slot(parity, writer)).collect();
+            let slot_bytes = (slot_packets * PACKET_BYTES) as u64;
+            prop_assert!(slots.iter().enumerate().all(|(index, slot)| *slot == index as u64 * slot_bytes));
+            let end = slots.len() as u64 * slot_bytes;
+            prop_assert_eq!(end as usize, PacketGroup::mailbox_len(bytes, world_size) * 8);
+        }
+    }
+
+    #[test]
+    fn every_field_is_where_kernels_read_it() {
+        let mailboxes = std::array::from_fn(|rank| 6 + rank as u64);
+        let group = Mailboxes { rank: 1, world_size: 2, abort: 3, calls: 4, slot_packets: 5, mailboxes };
+        let words = words(&group);
+        assert_eq!(size_of_val(&words[..]), size_of::<Mailboxes>());
+        assert_eq!(words, (1..=5 + MOST_PEERS as u64).collect::<Vec<_>>());
+        assert_eq!(offset_of!(Mailboxes, mailboxes), 5 * 8);
+        assert_eq!(offset_of!(Mailboxes, slot_packets), 4 * 8);
+        assert_eq!(offset_of!(Mailboxes, calls), 3 * 8);
+    }
+}
