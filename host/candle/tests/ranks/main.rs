@@ -77,6 +77,24 @@ fn rank_of_an_mpi_job() {
     tensor_parallel::all(Box::new(comm));
 }
 
+/// One rank of a job whose ranks have GPUs, or share one, over NCCL; the launcher's variables say which rank.
+#[cfg(feature = "cuda")]
+#[test]
+fn rank_of_an_nccl_job() {
+    use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+    use gradsync::driver::Queue;
+
+    let launch = gradsync::bootstrap::Launch::from_env().unwrap();
+    let gpus = gradsync::driver::Device::count().unwrap();
+    let (device, is_shared) = (launch.device() % gpus, launch.world_size > gpus as usize);
+    let queue = Queue::new(device).unwrap();
+    let options = NcclOptions::default().with_shared_gpu(is_shared);
+    let comm = NcclCommunicator::new(launch.join().unwrap(), &queue, &options).unwrap();
+    let device = candle_core::Device::new_cuda_with_stream(device as usize).unwrap();
+    gpt::gradients(&comm, &device);
+    gpt::learns(&comm, &device);
+}
+
 /// README's first program, as its reader starts it.
 #[test]
 fn the_first_example_learns() {
