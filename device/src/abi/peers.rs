@@ -44,6 +44,8 @@ pub const PACKET_BYTES: usize = 2 * PACKET_DATA_BYTES;
 /// are odd numbers that differ from call to call; all ranks' calls have the same number. In every call a rank also clears
 /// [`PEER_THREADS`](super::PEER_THREADS) packets of each of its own slots that nobody writes in that call, in turn, so that no flag is ever
 /// as old as the 2³¹ calls after which numbers repeat.
+///
+/// Two u32 of the rank follow in memory, which its kernels count: the completed calls, and the blocks of the call under way that have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Mailboxes {
@@ -53,8 +55,6 @@ pub struct Mailboxes {
     pub world_size: u64,
     /// Address of a u32 that becomes nonzero when kernels must not wait for a peer any more.
     pub abort: u64,
-    /// Address of two u32 of this rank: the count of completed calls, and the number of blocks of the call under way that have ended.
-    pub calls: u64,
     /// Packets of a slot, a multiple of twice [`PEER_THREADS`](super::PEER_THREADS).
     pub slot_packets: u64,
     /// The address of each rank's mailbox in this rank's address space.

@@ -11,9 +11,13 @@
 //! blocks would not fit any more beside that communicator's, and a graph that is recorded afterwards has fewer.
 //!
 //! Kernels of NCCL wait too. Where ranks share a GPU, a quarter of the multiprocessors is left to them, for `NCCL_MAX_NCHANNELS` to stay
-//! within.
+//! within. A block of a large kernel then counts as a whole multiprocessor. Blocks of small kernels, of which a multiprocessor holds
+//! [`PACKET_BLOCKS`] or more, count by their size: all of them find room beside the large kernels' share, so they never wait for a large
+//! kernel to end, and large kernels become resident when they have ended.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gradsync_device::abi::PACKET_BLOCKS;
 
 use super::{CudaError, Device, DeviceAttribute, Queue};
 use crate::sys::cuda::Status;
@@ -175,7 +179,9 @@ fn places<'a>(multiprocessors: u64, blocks: u64, claims: impl Iterator<Item = &'
         processes = processes.max(sharers.processes as u64);
         is_shared |= sharers.ranks > 1;
     }
-    let all = if is_shared { multiprocessors - multiprocessors / 4 } else { multiprocessors * blocks };
+    let of_multiprocessor = if is_shared && blocks < PACKET_BLOCKS.into() { 1 } else { blocks };
+    let left = if is_shared { multiprocessors - multiprocessors / 4 } else { multiprocessors };
+    let all = left * of_multiprocessor;
     (all / (owners.len().max(1) as u64 * processes)).max(1)
 }
 
@@ -205,6 +211,11 @@ mod tests {
                 assert!(each >= 1);
                 assert!(each * launches <= 264 || each == 1, "{each} for each of {launches}");
                 assert!(ranks == 1 || each * launches <= 99 || each == 1, "{each} for each of {launches}, and NCCL");
+                // Small blocks fit on the multiprocessors that large ones of the other communicators leave.
+                let small = places(132, PACKET_BLOCKS.into(), claims.iter()) * processes as u64;
+                let large = each * (launches - processes as u64);
+                let room = if ranks == 1 { 132 - large / 2 } else { 99 - large.min(99) } * u64::from(PACKET_BLOCKS);
+                assert!(small <= room || each == 1, "{small} small blocks beside {large} large ones of {launches}");
             }
         }
     }

@@ -221,9 +221,6 @@ fn refused(context: &Context, comm: &NcclCommunicator) {
     let Some(sums) = connect(context, comm, queue) else { return };
     let own = DeviceBuffer::from_host(queue, (&vec![1.0f32; MOST_BYTES / 4 + 1][..]).into()).unwrap();
     let mut short = DeviceBuffer::zeroed(queue, DType::F32, 3).unwrap();
-    let outcome = sums.all_reduce_into(own.as_slice().range(0..4), short.as_mut_slice(), ReduceOp::Sum, Scaling::NONE);
-    assert!(matches!(outcome, Err(Error::LengthMismatch { .. })), "{outcome:?}");
-
     // Calls that are not small go to the communicator below: another reduction, another queue, too many elements, factors.
     let elsewhere = Queue::new(queue.ordinal()).unwrap();
     let mut other = DeviceBuffer::from_host(&elsewhere, (&[2.0f32; 3][..]).into()).unwrap();
@@ -241,4 +238,8 @@ fn refused(context: &Context, comm: &NcclCommunicator) {
     assert_eq!(read(&other), [2.0 * world_size; 3]);
     assert!(read(&large).into_iter().all(|value| value == 2.0 * world_size));
     assert_eq!(read(&short), [0.0; 3]);
+
+    // The communicator below refuses operands that do not fit each other, which ends it.
+    let outcome = sums.all_reduce_into(own.as_slice().range(0..4), short.as_mut_slice(), ReduceOp::Sum, Scaling::NONE);
+    assert!(matches!(outcome, Err(Error::LengthMismatch { .. })), "{outcome:?}");
 }

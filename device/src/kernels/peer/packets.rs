@@ -21,23 +21,44 @@ use crate::{arch, memory, thread};
 /// The data of a packet.
 type Data = u64;
 
-/// One call of a group, from the view of a thread.
+/// One call of a group, from the view of a thread, with the numbers that it needs for every packet.
 #[derive(Clone, Copy)]
 struct Call<'a> {
     group: &'a Mailboxes,
+    /// The two counters behind the group's description; not derived from the reference, which is to memory that nobody writes.
+    counters: *mut u32,
     /// The number of the calls before this one.
     number: u32,
+    rank: usize,
+    ranks: usize,
+    /// The address of this call's slots in this rank's mailbox, by writer.
+    received: u64,
+    /// The offset of this rank's slot of this call in any mailbox.
+    sent: u64,
+    /// Bytes of a slot.
+    slot_bytes: u64,
 }
 
 impl<'a> Call<'a> {
     /// # Safety
-    /// `group` describes a live group.
+    /// `group` describes a live group, and is followed by its counters.
     #[inline(always)]
     unsafe fn of(group: *const Mailboxes) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise; a rank is below the world size.
         unsafe {
-            let group = &*group;
-            Call { group, number: atomic_load_32_system(group.calls as *mut u32, Ordering::Relaxed) }
+            let counters = group.add(1).cast_mut().cast();
+            let (group, number) = (&*group, atomic_load_32_system(counters, Ordering::Relaxed));
+            let parity = (number & 1) as u64;
+            Call {
+                group,
+                counters,
+                number,
+                rank: group.rank as usize,
+                ranks: group.world_size as usize,
+                received: *group.mailboxes.get_unchecked(group.rank as usize) + group.slot(parity, 0),
+                sent: group.slot(parity, group.rank),
+                slot_bytes: group.slot_packets * PACKET_BYTES as u64,
+            }
         }
     }
 
@@ -47,15 +68,10 @@ impl<'a> Call<'a> {
         ((self.number << 1 | 1) as u64) << 32
     }
 
-    /// The address of a packet in the slot of `writer` in the mailbox of `reader`.
-    ///
-    /// # Safety
-    /// Both are below the world size.
+    /// The address of a packet of a writer in this rank's mailbox.
     #[inline(always)]
-    unsafe fn packet(self, reader: usize, writer: usize, index: u64) -> u64 {
-        // SAFETY: the caller's promise; a check would compile a panic into the kernel.
-        let mailbox = unsafe { *self.group.mailboxes.get_unchecked(reader) };
-        mailbox + self.group.slot((self.number & 1) as u64, writer as u64) + index * PACKET_BYTES as u64
+    fn received(self, writer: usize, index: u64) -> u64 {
+        self.received + writer as u64 * self.slot_bytes + index * PACKET_BYTES as u64
     }
 
     /// Writes a packet into this rank's slot of a peer's mailbox.
@@ -64,9 +80,9 @@ impl<'a> Call<'a> {
     /// `peer` is below the world size, and `index` within a slot.
     #[inline(always)]
     unsafe fn send(self, peer: usize, index: u64, data: Data) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise; a check would compile a panic into the kernel.
         unsafe {
-            let address = self.packet(peer, self.group.rank as usize, index);
+            let address = *self.group.mailboxes.get_unchecked(peer) + self.sent + index * PACKET_BYTES as u64;
             arch::store_packet(address, [self.flag() | (data & u32::MAX as u64), self.flag() | (data >> 32)]);
         }
     }
@@ -86,7 +102,7 @@ impl<'a> Call<'a> {
             while writer < W {
                 if wanted(writer) {
                     // SAFETY: the caller's promise.
-                    found[writer] = unsafe { arch::load_packet(self.packet(self.group.rank as usize, writer, index)) };
+                    found[writer] = unsafe { arch::load_packet(self.received(writer, index)) };
                 }
                 writer += 1;
             }
@@ -117,18 +133,22 @@ impl<'a> Call<'a> {
         // SAFETY: the caller's promise; a packet that no rank writes in this call is next written two calls later.
         unsafe {
             if thread::block_idx_x() == 0 {
-                let turn = (self.number >> 1) as u64 % (self.group.slot_packets / PEER_THREADS as u64);
-                let index = turn * PEER_THREADS as u64 + thread as u64;
+                // Never 0, which the compiler does not know: a check of divisions would compile a panic into the kernel.
+                let turns = (self.group.slot_packets as u32 / PEER_THREADS).max(1);
+                let index = ((self.number >> 1) % turns) as u64 * PEER_THREADS as u64 + thread as u64;
                 let mut writer = 0;
-                while writer < self.group.world_size as usize && !used(index) {
-                    arch::store_packet(self.packet(self.group.rank as usize, writer, index), [0, 0]);
+                while writer < self.ranks && !used(index) {
+                    arch::store_packet(self.received(writer, index), [0, 0]);
                     writer += 1;
                 }
             }
             thread::sync_threads();
             if thread == 0 {
-                let calls = self.group.calls as *mut u32;
-                if atomic_fetch_add_u32_device(calls.add(1), Ordering::Relaxed, 1) as u64 + 1 == blocks {
+                let calls = self.counters;
+                // A call of one block need not find out which block is the last.
+                let is_last =
+                    blocks == 1 || atomic_fetch_add_u32_device(calls.add(1), Ordering::Relaxed, 1) as u64 + 1 == blocks;
+                if is_last {
                     calls.add(1).write(0);
                     calls.write(self.number.wrapping_add(1));
                 }
@@ -231,7 +251,7 @@ unsafe fn one_shot<T: Element, const W: usize, const E: usize>(
     // SAFETY: the caller's promise; a thread alone reads and writes the elements of its packets.
     unsafe {
         let call = Call::of(group);
-        let (rank, ranks) = (call.group.rank as usize, call.group.world_size as usize);
+        let (rank, ranks) = (call.rank, call.ranks);
         let (packets, stride) = (source.packets(), blocks * PEER_THREADS as u64);
         let first = thread::block_idx_x() as u64 * PEER_THREADS as u64 + thread::thread_idx_x() as u64;
         let mut packet = first;
@@ -277,9 +297,11 @@ unsafe fn two_shot<T: Element, const W: usize, const E: usize>(
     // SAFETY: the caller's promise; a thread alone reads and writes the elements of its packets, which have the same place in all windows.
     unsafe {
         let call = Call::of(group);
-        let (rank, ranks) = (call.group.rank as usize, call.group.world_size as usize);
+        let (rank, ranks) = (call.rank, call.ranks);
         let (packets, stride) = (source.packets(), blocks * PEER_THREADS as u64);
-        let (results, window) = (call.group.slot_packets / 2, packets.div_ceil(call.group.world_size));
+        // As above, never 0; and 64-bit divisions take twenty times as long.
+        let window = (packets as u32).div_ceil((ranks as u32).max(1)) as u64;
+        let results = call.group.slot_packets / 2;
         let first = thread::block_idx_x() as u64 * PEER_THREADS as u64 + thread::thread_idx_x() as u64;
         let in_window = |owner: usize, place: u64| owner as u64 * window + place;
         let is_peers = |owner: usize, place: u64| owner < ranks && owner != rank && in_window(owner, place) < packets;
@@ -328,7 +350,7 @@ unsafe fn two_shot<T: Element, const W: usize, const E: usize>(
             }
             place += stride;
         }
-        call.end(blocks, |index| index % results < window);
+        call.end(blocks, |index| if index < results { index < window } else { index - results < window });
     }
 }
 

@@ -38,8 +38,6 @@ pub(crate) struct PacketGroup {
     /// This group's share of the GPU.
     claim: Claim,
     table: DeviceBuffer,
-    /// The counter of calls.
-    _calls: DeviceBuffer,
 }
 
 impl PacketGroup {
@@ -61,7 +59,7 @@ impl PacketGroup {
         bytes: usize,
         claim: Claim,
     ) -> Result<Self> {
-        let (world_size, calls) = (mailboxes.len(), DeviceBuffer::zeroed(queue, DType::F64, 1)?);
+        let world_size = mailboxes.len();
         let slot_packets = Mailboxes::slot_packets_for(bytes, world_size);
         for dtype in DType::ALL {
             for shots in [Shots::One, Shots::Two] {
@@ -72,12 +70,11 @@ impl PacketGroup {
             rank: rank as u64,
             world_size: world_size as u64,
             abort,
-            calls: calls.as_slice().address(),
             slot_packets: slot_packets as u64,
             mailboxes: std::array::from_fn(|rank| mailboxes.get(rank).copied().unwrap_or(0)),
         };
         let table = upload_words(queue, &words(&group))?;
-        Ok(Self { queue: queue.clone(), world_size, slot_packets, claim, table, _calls: calls })
+        Ok(Self { queue: queue.clone(), world_size, slot_packets, claim, table })
     }
 
     /// The largest tensor that these shots reduce, in bytes.
@@ -123,10 +120,10 @@ impl PacketGroup {
     }
 }
 
-/// The table in the layout that the kernels read.
+/// The table in the layout that the kernels read, with the counters behind it.
 fn words(group: &Mailboxes) -> Vec<u64> {
-    let head = [group.rank, group.world_size, group.abort, group.calls, group.slot_packets];
-    [&head[..], &group.mailboxes].concat()
+    let head = [group.rank, group.world_size, group.abort, group.slot_packets];
+    [&head[..], &group.mailboxes, &[0]].concat()
 }
 
 #[cfg(test)]
@@ -146,7 +143,7 @@ mod tests {
             prop_assert!(window <= slot_packets / 2);
             prop_assert!((slot_packets / 2) % PEER_THREADS as usize == 0, "clearing takes whole blocks");
             let group = Mailboxes {
-                rank: 0, world_size: world_size as u64, abort: 0, calls: 0, slot_packets: slot_packets as u64, mailboxes: [0; MOST_PEERS],
+                rank: 0, world_size: world_size as u64, abort: 0, slot_packets: slot_packets as u64, mailboxes: [0; MOST_PEERS],
             };
             let slots: Vec<u64> = (0..2).flat_map(|parity| (0..world_size as u64).map(move |writer| (parity, writer)))
                 .map(|(parity, writer)| group.slot(parity, writer)).collect();
@@ -159,13 +156,13 @@ mod tests {
 
     #[test]
     fn every_field_is_where_kernels_read_it() {
-        let mailboxes = std::array::from_fn(|rank| 6 + rank as u64);
-        let group = Mailboxes { rank: 1, world_size: 2, abort: 3, calls: 4, slot_packets: 5, mailboxes };
-        let words = words(&group);
-        assert_eq!(size_of_val(&words[..]), size_of::<Mailboxes>());
-        assert_eq!(words, (1..=5 + MOST_PEERS as u64).collect::<Vec<_>>());
-        assert_eq!(offset_of!(Mailboxes, mailboxes), 5 * 8);
-        assert_eq!(offset_of!(Mailboxes, slot_packets), 4 * 8);
-        assert_eq!(offset_of!(Mailboxes, calls), 3 * 8);
+        let mailboxes = std::array::from_fn(|rank| 5 + rank as u64);
+        let words = words(&Mailboxes { rank: 1, world_size: 2, abort: 3, slot_packets: 4, mailboxes });
+        let (counters, group) = words.split_last().expect("the counters");
+        assert_eq!(*counters, 0, "no calls yet");
+        assert_eq!(size_of_val(group), size_of::<Mailboxes>());
+        assert_eq!(group, (1..=4 + MOST_PEERS as u64).collect::<Vec<_>>());
+        assert_eq!(offset_of!(Mailboxes, mailboxes), 4 * 8);
+        assert_eq!(offset_of!(Mailboxes, slot_packets), 3 * 8);
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Communicator, Ranks};
+use gradsync::ops::LowLatency;
 use gradsync::ops::tensor_parallel::{AllGather, AllReduce, DeviceTensor, Pipeline, ReduceScatter, TensorOp};
 use gradsync::{CommError, Error, Result};
 use gradsync_tests::oracle::Format;
@@ -29,6 +30,18 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         let ranks = RankContext { comm: &comm, queue: &context.queue };
         for case in cases::of(context.world_size) {
             report.case(&format!("{}, {how}", case.name), || (case.run)(&ranks));
+        }
+        if !context.layout.reaches_peers() || context.world_size == 1 {
+            continue;
+        }
+        let mut low_latency = None;
+        report.case(&format!("mailboxes, {how}"), || {
+            low_latency = Some(LowLatency::new(&comm, &context.queue, 1 << 20).unwrap());
+        });
+        let Some(low_latency) = low_latency.filter(LowLatency::is_mapped) else { return };
+        let ranks = RankContext { comm: &low_latency, queue: &context.queue };
+        for case in cases::of(context.world_size) {
+            report.case(&format!("{}, low latency, {how}", case.name), || (case.run)(&ranks));
         }
     }
 }

@@ -18,6 +18,8 @@ use crate::perf::subject::{Side, Subject};
 
 /// The largest number of sets of buffers.
 const MOST_SLOTS: usize = 1024;
+/// The least size of the largest tensor for which mailboxes are made, in bytes.
+const MAILBOXES: usize = 1 << 20;
 /// The largest number of buffers that peers have mapped.
 const MOST_MAPPED: usize = 8;
 
@@ -75,7 +77,7 @@ impl<'a> Collective<'a> {
             .transpose()?;
         let low_latency = match row.operation {
             Operation::LowLatencyAllReduce => {
-                let made = LowLatency::new(comm, queue, row.bytes().max(1))?;
+                let made = LowLatency::new(comm, queue, row.bytes().max(MAILBOXES))?;
                 if !made.is_mapped() {
                     return Err(unreachable_peers());
                 }
