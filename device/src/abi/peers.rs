@@ -31,7 +31,7 @@ pub const fn peer_tile_shift(window_bytes: u64) -> u32 {
 }
 
 /// The number of blocks of a kernel over packets that a multiprocessor can hold.
-pub const PACKET_BLOCKS: u32 = 4;
+pub const PACKET_BLOCKS: u32 = 3;
 /// Bytes of data in a packet: two words of four bytes, each beside a flag.
 pub const PACKET_DATA_BYTES: usize = 8;
 /// Bytes of a packet in a mailbox.

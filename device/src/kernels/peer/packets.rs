@@ -29,14 +29,14 @@ struct Call<'a> {
     counters: *mut u32,
     /// The number of the calls before this one.
     number: u32,
-    rank: usize,
-    ranks: usize,
+    rank: u32,
+    ranks: u32,
     /// The address of this call's slots in this rank's mailbox, by writer.
     received: u64,
     /// The offset of this rank's slot of this call in any mailbox.
-    sent: u64,
-    /// Bytes of a slot.
-    slot_bytes: u64,
+    sent: u32,
+    /// Bytes of a slot. A mailbox has less than 4 GiB, so that offsets in it are short.
+    slot_bytes: u32,
 }
 
 impl<'a> Call<'a> {
@@ -53,11 +53,11 @@ impl<'a> Call<'a> {
                 group,
                 counters,
                 number,
-                rank: group.rank as usize,
-                ranks: group.world_size as usize,
+                rank: group.rank as u32,
+                ranks: group.world_size as u32,
                 received: *group.mailboxes.get_unchecked(group.rank as usize) + group.slot(parity, 0),
-                sent: group.slot(parity, group.rank),
-                slot_bytes: group.slot_packets * PACKET_BYTES as u64,
+                sent: group.slot(parity, group.rank) as u32,
+                slot_bytes: group.slot_packets as u32 * PACKET_BYTES as u32,
             }
         }
     }
@@ -70,8 +70,8 @@ impl<'a> Call<'a> {
 
     /// The address of a packet of a writer in this rank's mailbox.
     #[inline(always)]
-    fn received(self, writer: usize, index: u64) -> u64 {
-        self.received + writer as u64 * self.slot_bytes + index * PACKET_BYTES as u64
+    fn received(self, writer: usize, index: u32) -> u64 {
+        self.received + (writer as u32 * self.slot_bytes + index * PACKET_BYTES as u32) as u64
     }
 
     /// Writes a packet into this rank's slot of a peer's mailbox.
@@ -79,10 +79,11 @@ impl<'a> Call<'a> {
     /// # Safety
     /// `peer` is below the world size, and `index` within a slot.
     #[inline(always)]
-    unsafe fn send(self, peer: usize, index: u64, data: Data) {
+    unsafe fn send(self, peer: usize, index: u32, data: Data) {
         // SAFETY: the caller's promise; a check would compile a panic into the kernel.
         unsafe {
-            let address = *self.group.mailboxes.get_unchecked(peer) + self.sent + index * PACKET_BYTES as u64;
+            let offset = self.sent + index * PACKET_BYTES as u32;
+            let address = *self.group.mailboxes.get_unchecked(peer) + offset as u64;
             arch::store_packet(address, [self.flag() | (data & u32::MAX as u64), self.flag() | (data >> 32)]);
         }
     }
@@ -92,7 +93,7 @@ impl<'a> Call<'a> {
     /// # Safety
     /// `index` is within a slot, and wanted writers are below the world size.
     #[inline(always)]
-    unsafe fn receive<const W: usize>(self, index: u64, wanted: impl Fn(usize) -> bool) -> [Data; W] {
+    unsafe fn receive<const W: usize>(self, index: u32, wanted: impl Fn(usize) -> bool) -> [Data; W] {
         const UPPER: u64 = (u32::MAX as u64) << 32;
         let flag = self.flag();
         let mut found = [[0u64; 2]; W];
@@ -128,16 +129,16 @@ impl<'a> Call<'a> {
     /// # Safety
     /// Every thread of all `blocks` blocks calls this at the end of a launch.
     #[inline(always)]
-    unsafe fn end(self, blocks: u64, used: impl Fn(u64) -> bool) {
+    unsafe fn end(self, blocks: u32, used: impl Fn(u32) -> bool) {
         let thread = thread::thread_idx_x();
         // SAFETY: the caller's promise; a packet that no rank writes in this call is next written two calls later.
         unsafe {
             if thread::block_idx_x() == 0 {
                 // Never 0, which the compiler does not know: a check of divisions would compile a panic into the kernel.
                 let turns = (self.group.slot_packets as u32 / PEER_THREADS).max(1);
-                let index = ((self.number >> 1) % turns) as u64 * PEER_THREADS as u64 + thread as u64;
+                let index = (self.number >> 1) % turns * PEER_THREADS + thread;
                 let mut writer = 0;
-                while writer < self.ranks && !used(index) {
+                while writer < self.ranks as usize && !used(index) {
                     arch::store_packet(self.received(writer, index), [0, 0]);
                     writer += 1;
                 }
@@ -147,7 +148,7 @@ impl<'a> Call<'a> {
                 let calls = self.counters;
                 // A call of one block need not find out which block is the last.
                 let is_last =
-                    blocks == 1 || atomic_fetch_add_u32_device(calls.add(1), Ordering::Relaxed, 1) as u64 + 1 == blocks;
+                    blocks == 1 || atomic_fetch_add_u32_device(calls.add(1), Ordering::Relaxed, 1) + 1 == blocks;
                 if is_last {
                     calls.add(1).write(0);
                     calls.write(self.number.wrapping_add(1));
@@ -161,27 +162,27 @@ impl<'a> Call<'a> {
 #[derive(Clone, Copy)]
 struct Tensor<T> {
     first: *mut T,
-    len: u64,
+    len: u32,
 }
 
 impl<T: Element> Tensor<T> {
     const ELEMENTS: usize = PACKET_DATA_BYTES / size_of::<T>();
 
     #[inline(always)]
-    fn packets(self) -> u64 {
-        self.len.div_ceil(Self::ELEMENTS as u64)
+    fn packets(self) -> u32 {
+        self.len.div_ceil(Self::ELEMENTS as u32)
     }
 
     /// Whether a packet's elements are read and written together.
     #[inline(always)]
-    fn is_whole(self, packet: u64) -> bool {
-        self.first as usize % PACKET_DATA_BYTES == 0 && (packet + 1) * Self::ELEMENTS as u64 <= self.len
+    fn is_whole(self, packet: u32) -> bool {
+        self.first as usize % PACKET_DATA_BYTES == 0 && (packet + 1) * Self::ELEMENTS as u32 <= self.len
     }
 
     /// # Safety
     /// The elements are readable, and `E` is [`ELEMENTS`](Self::ELEMENTS).
     #[inline(always)]
-    unsafe fn read<const E: usize>(self, packet: u64) -> Data {
+    unsafe fn read<const E: usize>(self, packet: u32) -> Data {
         let begin = packet as usize * E;
         // SAFETY: the caller's promise; elements behind the end are not read.
         unsafe {
@@ -189,7 +190,7 @@ impl<T: Element> Tensor<T> {
                 memory::load(self.first.add(begin))
             } else {
                 core::array::from_fn(|index| {
-                    if ((begin + index) as u64) < self.len {
+                    if ((begin + index) as u32) < self.len {
                         self.first.add(begin + index).read()
                     } else {
                         T::from_f32(0.0)
@@ -203,7 +204,7 @@ impl<T: Element> Tensor<T> {
     /// # Safety
     /// The elements are writable, and `E` is [`ELEMENTS`](Self::ELEMENTS).
     #[inline(always)]
-    unsafe fn write<const E: usize>(self, packet: u64, data: Data) {
+    unsafe fn write<const E: usize>(self, packet: u32, data: Data) {
         let begin = packet as usize * E;
         // SAFETY: the caller's promise; elements behind the end are not written.
         unsafe {
@@ -213,7 +214,7 @@ impl<T: Element> Tensor<T> {
             }
             let mut index = 0;
             while index < E {
-                if ((begin + index) as u64) < self.len {
+                if ((begin + index) as u32) < self.len {
                     self.first.add(begin + index).write(elements[index]);
                 }
                 index += 1;
@@ -246,14 +247,14 @@ unsafe fn one_shot<T: Element, const W: usize, const E: usize>(
     destination: Tensor<T>,
     source: Tensor<T>,
     factor: f64,
-    blocks: u64,
+    blocks: u32,
 ) {
     // SAFETY: the caller's promise; a thread alone reads and writes the elements of its packets.
     unsafe {
         let call = Call::of(group);
-        let (rank, ranks) = (call.rank, call.ranks);
-        let (packets, stride) = (source.packets(), blocks * PEER_THREADS as u64);
-        let first = thread::block_idx_x() as u64 * PEER_THREADS as u64 + thread::thread_idx_x() as u64;
+        let (rank, ranks) = (call.rank as usize, call.ranks as usize);
+        let (packets, stride) = (source.packets(), blocks * PEER_THREADS);
+        let first = thread::block_idx_x() as u32 * PEER_THREADS + thread::thread_idx_x() as u32;
         let mut packet = first;
         while packet < packets {
             let data = source.read::<E>(packet);
@@ -292,19 +293,19 @@ unsafe fn two_shot<T: Element, const W: usize, const E: usize>(
     destination: Tensor<T>,
     source: Tensor<T>,
     factor: f64,
-    blocks: u64,
+    blocks: u32,
 ) {
     // SAFETY: the caller's promise; a thread alone reads and writes the elements of its packets, which have the same place in all windows.
     unsafe {
         let call = Call::of(group);
-        let (rank, ranks) = (call.rank, call.ranks);
-        let (packets, stride) = (source.packets(), blocks * PEER_THREADS as u64);
+        let (rank, ranks) = (call.rank as usize, call.ranks as usize);
+        let (packets, stride) = (source.packets(), blocks * PEER_THREADS);
         // As above, never 0; and 64-bit divisions take twenty times as long.
-        let window = (packets as u32).div_ceil((ranks as u32).max(1)) as u64;
-        let results = call.group.slot_packets / 2;
-        let first = thread::block_idx_x() as u64 * PEER_THREADS as u64 + thread::thread_idx_x() as u64;
-        let in_window = |owner: usize, place: u64| owner as u64 * window + place;
-        let is_peers = |owner: usize, place: u64| owner < ranks && owner != rank && in_window(owner, place) < packets;
+        let window = packets.div_ceil(call.ranks.max(1));
+        let results = call.group.slot_packets as u32 / 2;
+        let first = thread::block_idx_x() as u32 * PEER_THREADS + thread::thread_idx_x() as u32;
+        let in_window = |owner: usize, place: u32| owner as u32 * window + place;
+        let is_peers = |owner: usize, place: u32| owner < ranks && owner != rank && in_window(owner, place) < packets;
         let mut place = first;
         while place < window {
             let mut peer = 0;
@@ -363,8 +364,8 @@ macro_rules! of_width {
         kernel!([$family $name $suffix], LaunchBounds::PACKETS,
             fn (group: *const Mailboxes, destination: *mut $T, source: *const $T, len: u64, factor: f64, blocks: u64) {
             const E: usize = Tensor::<$T>::ELEMENTS;
-            let tensor = |first: *mut $T| Tensor { first, len };
-            $way::<$T, $width, E>(group, tensor(destination), tensor(source.cast_mut()), factor, blocks)
+            let tensor = |first: *mut $T| Tensor { first, len: len as u32 };
+            $way::<$T, $width, E>(group, tensor(destination), tensor(source.cast_mut()), factor, blocks as u32)
         });
     };
 }
