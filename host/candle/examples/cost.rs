@@ -1,0 +1,74 @@
+//! What a training step costs with gradsync: the GPT of the example `gpt`, trained with and without it in turns.
+//!
+//! ```sh
+//! cargo build --release --example cost # with `--features cuda` for GPUs
+//! gradsync launch -n 1 -- target/release/examples/cost
+//! ```
+
+use std::time::Instant;
+
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{AdamW, Optimizer, VarBuilder, VarMap};
+use gradsync::comm::Communicator;
+use gradsync::train::ReducerOptions;
+use gradsync_candle::{DataParallel, Result, TensorMemory};
+
+#[allow(dead_code)] // the model without the program
+#[path = "gpt.rs"]
+mod gpt;
+
+/// The number of measured blocks of each kind, an odd one.
+const BLOCKS: usize = 11;
+/// The number of steps of a block.
+const STEPS: usize = 20;
+const BATCH: usize = 8;
+
+/// Runs a block of steps, and returns the milliseconds that one takes.
+fn block(device: &Device, optimizer: &mut AdamW, mut step: impl FnMut() -> Result<GradStore>) -> Result<f64> {
+    device.synchronize()?;
+    let start = Instant::now();
+    for _ in 0..STEPS {
+        optimizer.step(&step()?)?;
+    }
+    device.synchronize()?;
+    Ok(start.elapsed().as_secs_f64() * 1e3 / STEPS as f64)
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn measure<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) -> Result<()> {
+    let windows: Vec<usize> = (0..BATCH).collect();
+    let loss = |model: &gpt::Gpt| -> Result<Tensor> { model.loss(include_bytes!("gpt.rs"), &windows) };
+    let (plain, reduced) = (VarMap::new(), VarMap::new());
+    let model = |variables| gpt::Gpt::new(VarBuilder::from_varmap(variables, DType::F32, device));
+    let (plain_model, reduced_model) = (model(&plain)?, model(&reduced)?);
+    for (name, var) in reduced.data().lock().expect("no thread panics").iter() {
+        var.set(&plain.data().lock().expect("no thread panics")[name])?;
+    }
+    let mut parallel = DataParallel::new(&reduced, comm, ReducerOptions::default())?;
+    parallel.broadcast()?;
+    let mut optimizers = [AdamW::new_lr(plain.all_vars(), 1e-3)?, AdamW::new_lr(reduced.all_vars(), 1e-3)?];
+    let (mut without, mut with) = (Vec::new(), Vec::new());
+    for _ in 0..=BLOCKS {
+        without.push(block(device, &mut optimizers[0], || Ok(loss(&plain_model)?.backward()?))?);
+        with.push(block(device, &mut optimizers[1], || parallel.backward(&loss(&reduced_model)?))?);
+    }
+    // The first blocks contain what is done once.
+    let [without, with] = [without, with].map(|times| median(times[1..].to_vec()));
+    if comm.rank() == 0 {
+        let (ranks, ratio) = (comm.world_size(), with / without);
+        println!(
+            "{ranks} ranks: a step takes {without:.3} ms without gradsync, {with:.3} ms with it, ratio {ratio:.3}"
+        );
+    }
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    let (comm, device) = gpt::join::join()?;
+    measure(&comm, &device)
+}
