@@ -252,7 +252,7 @@ fn tied<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
 
 fn start<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     let kinds = [DType::F16, DType::F32, DType::BF16, DType::F64];
-    // candle starts kernels of no thread for tensors without elements, which CUDA refuses.
+    // CUDA refuses to allocate zero bytes, so that only the host has variables without elements.
     let rows = |index: usize| if device.is_cpu() { index % 7 } else { index % 6 + 1 };
     let var = |index: usize| {
         let random = Var::randn_f64(0.0, 1.0, (rows(index), 3), kinds[index % 4], &Device::Cpu);
