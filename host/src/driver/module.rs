@@ -3,7 +3,7 @@
 //!
 //! An entry point is loaded on its own, when it is first needed or a little before. The driver then compiles a few hundred lines of PTX in
 //! some ten milliseconds, instead of all kernels at once, and caches the result on disk. The kernels of Adasum over peers' memory have one
-//! to three thousand lines, which take up to a quarter of a second to compile. So they are included as cubins too, for the architectures
+//! to three thousand lines, which take up to a quarter of a second to compile, and the kernels of small sums are loaded all at once. So they are included as cubins too, for the architectures
 //! whose GPUs have fast links to each other. The PTX that the cubins were assembled from is always included: the driver gets it where no
 //! cubin fits, where it refuses the cubin, or where `GRADSYNC_FORCE_PTX=1` asks for it. A cubin holds its whole family; the driver looks up
 //! the one entry point.
@@ -31,8 +31,8 @@ macro_rules! library {
     ($arch:literal) => {
         families!($arch:
             "accumulate" "accumulate_segments" "all_finite" "cast" "cast_segments" "coefficients" "combine" "combine_pair"
-            "dots" "empty" "fold_sums" "gram" "gram_cross" "peer_adasum" "peer_barrier" "peer_reduce" "peer_tree" "scale"
-            "squared_norms" "sweep" "tree_combine" "tree_dots" "zero" "zero_segments")
+            "dots" "empty" "fold_sums" "gram" "gram_cross" "one_shot" "peer_adasum" "peer_barrier" "peer_reduce" "peer_tree"
+            "scale" "squared_norms" "sweep" "tree_combine" "tree_dots" "two_shot" "zero" "zero_segments")
     };
 }
 static SM_75: &Families = library!("sm_75");
@@ -46,6 +46,8 @@ macro_rules! cubins {
         &[
             ("peer_adasum", include_bytes!(concat!("../../cubin/", $arch, "/peer_adasum.cubin"))),
             ("peer_tree", include_bytes!(concat!("../../cubin/", $arch, "/peer_tree.cubin"))),
+            ("one_shot", include_bytes!(concat!("../../cubin/", $arch, "/one_shot.cubin"))),
+            ("two_shot", include_bytes!(concat!("../../cubin/", $arch, "/two_shot.cubin"))),
         ]
     };
 }

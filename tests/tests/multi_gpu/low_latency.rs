@@ -1,10 +1,10 @@
-//! LowLatencyAllReduce: the bits of a sum in rank order, by both numbers of shots, at any address, over many calls and in graphs.
+//! LowLatency: the bits of a sum in rank order, by both numbers of shots, at any address, over many calls and in graphs.
 
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{Communicator, ReduceOp};
+use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
 use gradsync::kernels::cuda::zero;
-use gradsync::ops::LowLatencyAllReduce;
+use gradsync::ops::LowLatency;
 use gradsync::{DType, Error};
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::Random;
@@ -47,11 +47,11 @@ fn communicator(context: &Context, report: &mut Report, generation: u64) -> Opti
     comm
 }
 
-/// An object on `queue`; `None` in a world of one.
-fn connect<'c>(context: &Context, comm: &'c NcclCommunicator, queue: &Queue) -> Option<LowLatencyAllReduce<'c>> {
-    let sums = LowLatencyAllReduce::new(comm, queue, MOST_BYTES).unwrap();
-    assert_eq!(sums.is_some(), context.world_size > 1, "GPUs of one machine reach each other");
-    sums
+/// A communicator over `comm` on `queue`; `None` in a world of one.
+fn connect<'c>(context: &Context, comm: &'c NcclCommunicator, queue: &Queue) -> Option<LowLatency<'c>> {
+    let sums = LowLatency::new(comm, queue, MOST_BYTES).unwrap();
+    assert_eq!(sums.is_mapped(), context.world_size > 1, "GPUs of one machine reach each other");
+    sums.is_mapped().then_some(sums)
 }
 
 /// In place and into another tensor, in one shot as far as the mailboxes allow and in two.
@@ -60,24 +60,31 @@ fn lens(context: &Context, comm: &NcclCommunicator, format: Format, op: ReduceOp
     let mut checks = Checks::new(comm);
     for one_shot_bytes in [0, usize::MAX] {
         let Some(sums) = connect(context, comm, queue) else { return };
-        let mut sums = sums.with_one_shot_bytes(one_shot_bytes);
+        let sums = sums.with_one_shot_bytes(one_shot_bytes);
         for len in LENS {
             let ranks = ordered::inputs_of(context.world_size, (format, format), len);
             let expected = ordered::oracle((format, format), op, &ranks).patterns();
             for begin in [0, 1, 3] {
                 let own = Array::new(format, &ranks[rank]);
                 let (mut place, input) = (Placed::new(queue, &own, begin), Placed::new(queue, &own, begin));
-                sums.run(place.slice_mut(), op).unwrap();
+                sums.all_reduce(place.slice_mut(), op).unwrap();
                 checks.same_list(format!("{len} in place at {begin}"), place.read(comm).patterns(), expected.clone());
                 // The output is aligned otherwise than the input.
                 let mut output = Placed::unwritten(queue, format, len, begin / 2);
-                sums.run_into(input.slice(), output.slice_mut(), op).unwrap();
+                sums.all_reduce_into(input.slice(), output.slice_mut(), op, Scaling::NONE).unwrap();
                 checks.same_list(format!("{len} from {begin}"), output.read(comm).patterns(), expected.clone());
                 assert_same("the input", &input.read(comm).patterns(), &own.patterns());
             }
         }
     }
     checks.finish();
+}
+
+/// The numbers of a buffer of f32.
+fn read(buffer: &DeviceBuffer) -> Vec<f32> {
+    let mut found = vec![0f32; buffer.as_slice().len()];
+    buffer.as_slice().copy_to_host((&mut found[..]).into()).unwrap();
+    found
 }
 
 /// The number of elements of a source of random calls.
@@ -115,7 +122,7 @@ fn many(context: &Context, comm: &NcclCommunicator, calls: usize) {
     const TOGETHER: usize = 50;
     let queue = &context.queue;
     let Some(sums) = connect(context, comm, queue) else { return };
-    let mut sums = sums.with_one_shot_bytes(8 << 10);
+    let sums = sums.with_one_shot_bytes(8 << 10);
     let (sources, expected) = sources(context);
     let mut output = DeviceBuffer::zeroed(queue, DType::F32, TOGETHER * SOURCE).unwrap();
     let mut random = Random::new(5);
@@ -125,7 +132,8 @@ fn many(context: &Context, comm: &NcclCommunicator, calls: usize) {
         let mut begin = 0;
         for (source, range) in &drawn {
             let place = output.as_mut_slice().range_mut(begin..begin + range.len());
-            sums.run_into(sources[*source].as_slice().range(range.clone()), place, ReduceOp::Sum).unwrap();
+            let input = sources[*source].as_slice().range(range.clone());
+            sums.all_reduce_into(input, place, ReduceOp::Sum, Scaling::NONE).unwrap();
             begin += range.len();
         }
         comm.synchronize(queue).unwrap();
@@ -144,7 +152,7 @@ fn graph(context: &Context, comm: &NcclCommunicator) {
     const CALLS: usize = 20;
     let queue = &context.queue;
     let Some(sums) = connect(context, comm, queue) else { return };
-    let mut sums = sums.with_one_shot_bytes(8 << 10);
+    let sums = sums.with_one_shot_bytes(8 << 10);
     let (sources, expected) = sources(context);
     let mut random = Random::new(6);
     let drawn: Vec<_> = (0..CALLS).map(|_| draw(&mut random)).collect();
@@ -154,7 +162,7 @@ fn graph(context: &Context, comm: &NcclCommunicator) {
         .capture(|| {
             for ((source, range), output) in drawn.iter().zip(&mut outputs) {
                 let input = sources[*source].as_slice().range(range.clone());
-                sums.run_into(input, output.as_mut_slice(), ReduceOp::Sum)?;
+                sums.all_reduce_into(input, output.as_mut_slice(), ReduceOp::Sum, Scaling::NONE)?;
             }
             Ok::<_, Error>(())
         })
@@ -162,7 +170,8 @@ fn graph(context: &Context, comm: &NcclCommunicator) {
     let mut plain = DeviceBuffer::zeroed(queue, DType::F32, 3).unwrap();
     for launch in 0..500 {
         comm.launch(&graph).unwrap();
-        sums.run_into(sources[0].as_slice().range(0..3), plain.as_mut_slice(), ReduceOp::Sum).unwrap();
+        let input = sources[0].as_slice().range(0..3);
+        sums.all_reduce_into(input, plain.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
         if launch % 100 == 0 {
             comm.synchronize(queue).unwrap();
             for output in &mut outputs {
@@ -171,11 +180,6 @@ fn graph(context: &Context, comm: &NcclCommunicator) {
         }
     }
     comm.synchronize(queue).unwrap();
-    let read = |buffer: &DeviceBuffer| {
-        let mut found = vec![0f32; buffer.as_slice().len()];
-        buffer.as_slice().copy_to_host((&mut found[..]).into()).unwrap();
-        found
-    };
     for ((source, range), output) in drawn.into_iter().zip(&outputs) {
         assert!(read(output) == expected[source][range.clone()], "{range:?} of {source}");
     }
@@ -194,14 +198,13 @@ fn two_queues(context: &Context, comm: &NcclCommunicator) {
     }
     for _ in 0..30 {
         for (sums, data) in &mut objects {
-            sums.run(data.as_mut_slice(), ReduceOp::Mean).unwrap();
+            sums.all_reduce(data.as_mut_slice(), ReduceOp::Mean).unwrap();
         }
     }
     let mean = (context.world_size + 1) as f32 / 2.0;
     for ((_, data), queue) in objects.iter().zip(&queues) {
         comm.synchronize(queue).unwrap();
-        let mut found = vec![0f32; LEN];
-        data.as_slice().copy_to_host((&mut found[..]).into()).unwrap();
+        let found = read(data);
         // Each result is rounded once, and so are the terms; thirty times.
         let bound = 30.0 * 2.0 * f32::EPSILON * mean;
         assert!(found.iter().all(|value| (value - mean).abs() <= bound && *value == found[0]), "{:?}", &found[..4]);
@@ -211,25 +214,31 @@ fn two_queues(context: &Context, comm: &NcclCommunicator) {
 fn refused(context: &Context, comm: &NcclCommunicator) {
     let queue = &context.queue;
     for bytes in [0, 65 << 20] {
-        let outcome = LowLatencyAllReduce::new(comm, queue, bytes);
+        let outcome = LowLatency::new(comm, queue, bytes);
         let named = |reason: &str| reason.contains(&format!("{bytes} bytes"));
         assert!(matches!(&outcome, Err(Error::InvalidArgument { reason, .. }) if named(reason)), "{outcome:?}");
     }
-    let Some(mut sums) = connect(context, comm, queue) else { return };
-    let mut data = DeviceBuffer::zeroed(queue, DType::F32, MOST_BYTES / 4 + 1).unwrap();
-    let outcome = sums.run(data.as_mut_slice(), ReduceOp::Sum);
-    let reason = "a tensor of 1048580 bytes, and the mailboxes hold 1048576";
-    assert!(matches!(&outcome, Err(Error::InvalidArgument { reason: found, .. }) if found == reason), "{outcome:?}");
-    let outcome = sums.run(data.as_mut_slice().range_mut(0..4), ReduceOp::Max);
-    assert!(matches!(outcome, Err(Error::InvalidArgument { .. })), "{outcome:?}");
-    let (input, mut short) = (data, DeviceBuffer::zeroed(queue, DType::F32, 3).unwrap());
-    let outcome = sums.run_into(input.as_slice().range(0..4), short.as_mut_slice(), ReduceOp::Sum);
+    let Some(sums) = connect(context, comm, queue) else { return };
+    let own = DeviceBuffer::from_host(queue, (&vec![1.0f32; MOST_BYTES / 4 + 1][..]).into()).unwrap();
+    let mut short = DeviceBuffer::zeroed(queue, DType::F32, 3).unwrap();
+    let outcome = sums.all_reduce_into(own.as_slice().range(0..4), short.as_mut_slice(), ReduceOp::Sum, Scaling::NONE);
     assert!(matches!(outcome, Err(Error::LengthMismatch { .. })), "{outcome:?}");
+
+    // Calls that are not small go to the communicator below: another reduction, another queue, too many elements, factors.
     let elsewhere = Queue::new(queue.ordinal()).unwrap();
-    let mut other = DeviceBuffer::zeroed(&elsewhere, DType::F32, 3).unwrap();
-    assert!(sums.run(other.as_mut_slice(), ReduceOp::Sum).is_err(), "another queue");
-    // No elements are no launch, and the object still works.
-    sums.run(short.as_mut_slice().range_mut(0..0), ReduceOp::Sum).unwrap();
-    sums.run(short.as_mut_slice(), ReduceOp::Sum).unwrap();
-    comm.synchronize(queue).unwrap();
+    let mut other = DeviceBuffer::from_host(&elsewhere, (&[2.0f32; 3][..]).into()).unwrap();
+    let mut large = DeviceBuffer::zeroed(queue, DType::F32, MOST_BYTES / 4 + 1).unwrap();
+    sums.all_reduce(other.as_mut_slice(), ReduceOp::Max).unwrap();
+    sums.all_reduce(other.as_mut_slice(), ReduceOp::Sum).unwrap();
+    sums.all_reduce_into(own.as_slice(), large.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+    sums.all_reduce_scaled(large.as_mut_slice(), ReduceOp::Mean, Scaling { before: 0.5, after: 4.0 }).unwrap();
+    // No elements are no launch.
+    sums.all_reduce(short.as_mut_slice().range_mut(0..0), ReduceOp::Sum).unwrap();
+    sums.all_reduce(short.as_mut_slice(), ReduceOp::Sum).unwrap();
+    sums.synchronize(&elsewhere).unwrap();
+    sums.synchronize(queue).unwrap();
+    let world_size = context.world_size as f32;
+    assert_eq!(read(&other), [2.0 * world_size; 3]);
+    assert!(read(&large).into_iter().all(|value| value == 2.0 * world_size));
+    assert_eq!(read(&short), [0.0; 3]);
 }

@@ -4,7 +4,7 @@ use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, Communicator, Operation, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::memory::Cuda;
-use gradsync::ops::{Adasum, AdasumOptions, LowLatencyAllReduce};
+use gradsync::ops::{Adasum, AdasumOptions, LowLatency};
 use gradsync::{DType, GradientBuffer, Result};
 
 /// The number of elements, which take 64 MiB.
@@ -33,7 +33,7 @@ pub(super) struct Work<'c> {
 enum Operands<'c> {
     AllReduce(DeviceBuffer),
     Adasum(Box<(Adasum<'c, Cuda>, GradientBuffer<Cuda>)>),
-    LowLatency(LowLatencyAllReduce<'c>, DeviceBuffer),
+    LowLatency(LowLatency<'c>, DeviceBuffer),
 }
 
 impl<'c> Work<'c> {
@@ -49,8 +49,8 @@ impl<'c> Work<'c> {
                 Operands::Adasum(Box::new((adasum, buffer)))
             }
             Kind::LowLatency => {
-                let sums = LowLatencyAllReduce::new(comm, queue, SMALL * 4).unwrap();
-                let sums = sums.expect("GPUs of one machine reach each other");
+                let sums = LowLatency::new(comm, queue, SMALL * 4).unwrap();
+                assert!(sums.is_mapped(), "GPUs of one machine reach each other");
                 Operands::LowLatency(sums, DeviceBuffer::zeroed(queue, DType::F32, SMALL).unwrap())
             }
         };
@@ -70,7 +70,7 @@ impl<'c> Work<'c> {
     pub(super) fn put(&mut self) -> Result<()> {
         match &mut self.operands {
             Operands::AllReduce(data) => self.comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum),
-            Operands::LowLatency(sums, data) => sums.run(data.as_mut_slice(), ReduceOp::Sum),
+            Operands::LowLatency(sums, data) => sums.all_reduce(data.as_mut_slice(), ReduceOp::Sum),
             Operands::Adasum(operands) => {
                 let (adasum, buffer) = &mut **operands;
                 adasum.all_reduce(buffer)

@@ -5,7 +5,7 @@ use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Scaling};
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
-use gradsync::ops::{LowLatencyAllReduce, OrderedAllReduce, PeerAllReduce};
+use gradsync::ops::{LowLatency, OrderedAllReduce, PeerAllReduce};
 
 use super::plain::Plain;
 use super::vectors::{Vectors, slots, wrong};
@@ -57,7 +57,7 @@ pub(super) struct Collective<'a> {
     input: Vectors,
     output: Vectors,
     ordered: Option<OrderedAllReduce<'a>>,
-    low_latency: Option<LowLatencyAllReduce<'a>>,
+    low_latency: Option<LowLatency<'a>>,
 }
 
 impl<'a> Collective<'a> {
@@ -75,7 +75,10 @@ impl<'a> Collective<'a> {
             .transpose()?;
         let low_latency = match row.operation {
             Operation::LowLatencyAllReduce => {
-                let made = LowLatencyAllReduce::new(comm, queue, row.bytes().max(1))?.ok_or_else(unreachable_peers)?;
+                let made = LowLatency::new(comm, queue, row.bytes().max(1))?;
+                if !made.is_mapped() {
+                    return Err(unreachable_peers());
+                }
                 Some(match std::env::var("GRADSYNC_PERF_SHOTS").as_deref() {
                     Ok("1") => made.with_one_shot_bytes(usize::MAX),
                     Ok("2") => made.with_one_shot_bytes(0),
@@ -108,15 +111,12 @@ impl<'a> Collective<'a> {
         if let Some(ordered) = &mut self.ordered {
             return Ok(ordered.run(output)?);
         }
-        if let Some(sums) = &mut self.low_latency {
-            return Ok(match side {
-                Side::InPlace => sums.run(output, op)?,
-                _ => sums.run_into(input, output, op)?,
-            });
-        }
+        let comm = self.low_latency.as_ref().map_or(comm, |low_latency| low_latency);
         match (self.row.operation, side) {
-            (Operation::AllReduce, Side::InPlace) => comm.all_reduce(output, op)?,
-            (Operation::AllReduce, _) => comm.all_reduce_into(input, output, op, Scaling::NONE)?,
+            (Operation::AllReduce | Operation::LowLatencyAllReduce, Side::InPlace) => comm.all_reduce(output, op)?,
+            (Operation::AllReduce | Operation::LowLatencyAllReduce, _) => {
+                comm.all_reduce_into(input, output, op, Scaling::NONE)?
+            }
             (Operation::AllGather, Side::InPlace) => comm.all_gather_in_place(output)?,
             (Operation::AllGather, _) => comm.all_gather(input, output)?,
             (Operation::ReduceScatter, Side::InPlace) => {
