@@ -5,10 +5,12 @@
 //! gradsync launch -n 4 -- target/release/examples/gpt text.txt 500
 //! ```
 
+pub(crate) mod join;
+
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::{AdamW, Module, Optimizer, VarBuilder, VarMap, embedding, linear, loss, ops, rms_norm};
+use gradsync::comm::Communicator;
 use gradsync::train::{ReducerOptions, ShardOptions, ShardedIndices, Tail, mean_over_ranks};
-use gradsync::{bootstrap::Launch, comm::Communicator};
 use gradsync_candle::{DataParallel, Result, TensorMemory};
 
 /// The number of bytes that the model sees at once.
@@ -106,15 +108,6 @@ fn main() -> Result<()> {
     let [path, steps] = &arguments[..] else { panic!("usage: gpt TEXT STEPS") };
     let text = std::fs::read(path).map_err(candle_core::Error::from)?;
     let steps = steps.parse().unwrap_or_else(|_| panic!("{steps:?} is no number"));
-    let launch = Launch::from_env()?; // which rank this process is
-    #[cfg(not(feature = "cuda"))]
-    let (comm, device) = (gradsync::comm::process::ProcessCommunicator::new(launch.join()?)?, Device::Cpu);
-    #[cfg(feature = "cuda")]
-    let (comm, device) = {
-        use gradsync::{comm::nccl::*, driver::Queue};
-        let queue = Queue::new(launch.device())?;
-        let comm = NcclCommunicator::new(launch.join()?, &queue, &NcclOptions::default())?;
-        (comm, Device::new_cuda_with_stream(launch.device() as usize)?)
-    };
+    let (comm, device) = join::join()?; // as the rank that the launcher tells
     train(&comm, &device, &text, steps).map(drop)
 }

@@ -167,11 +167,12 @@ impl TensorParallel {
         self.along(tensor, dim, Step::SumPart, Step::Concatenate)
     }
 
-    /// Swaps `dim` with dimension 0 and back, since parts along another dimension are not contiguous.
+    /// Swaps `dim` with dimension 0 and back, since parts along another dimension are not contiguous. The result is contiguous: candle's
+    /// products of matrices on GPUs refuse most other layouts.
     fn along(&self, tensor: &Tensor, dim: usize, forward: Step, backward: Step) -> Result<Tensor> {
         match dim {
             0 => self.apply(tensor, forward, backward),
-            dim => self.apply(&tensor.transpose(0, dim)?, forward, backward)?.transpose(0, dim),
+            dim => self.apply(&tensor.transpose(0, dim)?, forward, backward)?.transpose(0, dim)?.contiguous(),
         }
     }
 

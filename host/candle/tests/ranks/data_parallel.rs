@@ -5,48 +5,60 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, SGD, VarMap};
 use gradsync::comm::{Communicator, local};
 use gradsync::train::{AbsentGradients, ReducerOptions, Reduction};
-use gradsync_candle::{DataParallel, Variables};
-use gradsync_tests::tensors::Case;
+use gradsync_candle::{DataParallel, TensorMemory, Variables};
 
+use crate::Case;
 use crate::allocations::{LARGE, during};
 
-pub(crate) const ALL: &[Case] = &[
-    Case { name: "two layers as on one rank", run: two_layers },
-    Case { name: "micro-batches as one batch", run: micro_batches },
-    Case { name: "four dtypes", run: dtypes },
-    Case { name: "unequal numbers of examples", run: uneven },
-    Case { name: "frozen variables under AdamW", run: frozen },
-    Case { name: "variables that some ranks or none use", run: unused },
-    Case { name: "one variable under two names", run: tied },
-    Case { name: "the same start for many variables", run: start },
-    Case { name: "clipping by the global norm", run: clip },
-    Case { name: "no allocation in a step", run: allocations },
-];
+/// The cases of any memory.
+pub(crate) fn all<M: TensorMemory>() -> Vec<Case<M>> {
+    vec![
+        Case { name: "two layers as on one rank", run: two_layers },
+        Case { name: "micro-batches as one batch", run: micro_batches },
+        Case { name: "four dtypes", run: dtypes },
+        Case { name: "unequal numbers of examples", run: uneven },
+        Case { name: "frozen variables under AdamW", run: frozen },
+        Case { name: "variables that some ranks or none use", run: unused },
+        Case { name: "one variable under two names", run: tied },
+        Case { name: "the same start for many variables", run: start },
+        Case { name: "clipping by the global norm", run: clip },
+    ]
+}
+
+/// The cases of the host: also the count of its allocations.
+pub(crate) fn on_host() -> Vec<Case> {
+    all().into_iter().chain([Case { name: "no allocation in a step", run: allocations }]).collect()
+}
 
 const BATCH: usize = 8;
 const SHAPES: [(&str, &[usize]); 4] =
     [("up.weight", &[6, 5]), ("up.bias", &[6]), ("down.weight", &[2, 6]), ("down.bias", &[2])];
 
 /// Integers from -2 to 2.
-pub(crate) fn integers(shape: &[usize], dtype: DType, seed: usize) -> Tensor {
+pub(crate) fn integers(shape: &[usize], dtype: DType, seed: usize, device: &Device) -> Tensor {
     let len = shape.iter().product::<usize>();
     let value = |index: usize| ((index * 7 + seed * 13 + index * index * seed) % 5) as f64 - 2.0;
     let data: Vec<f64> = (0..len).map(value).collect();
-    Tensor::from_vec(data, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+    on(device, Tensor::from_vec(data, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap())
+}
+
+fn on(device: &Device, tensor: Tensor) -> Tensor {
+    tensor.to_device(device).unwrap()
 }
 
 pub(crate) fn values(tensor: &Tensor) -> Vec<f64> {
+    let tensor = tensor.to_device(&Device::Cpu).unwrap();
     tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
 /// The variables of two layers, inserted in a different order on each rank.
-fn variables(dtype: DType, rank: usize) -> VarMap {
+fn variables(dtype: DType, rank: usize, device: &Device) -> VarMap {
     let variables = VarMap::new();
     let mut shapes = SHAPES.to_vec();
     shapes.rotate_left(rank % SHAPES.len());
     for (name, shape) in shapes {
         let seed = SHAPES.iter().position(|(known, _)| *known == name).unwrap();
-        let var = Var::from_tensor(&integers(shape, dtype, seed + 1)).unwrap();
+        let var = Var::from_tensor(&integers(shape, dtype, seed + 1, device)).unwrap();
         variables.data().lock().unwrap().insert(name.into(), var);
     }
     variables
@@ -66,12 +78,15 @@ fn forward(variables: &VarMap, input: &Tensor) -> Result<Tensor> {
 
 /// The mean loss over a range of all examples.
 fn loss(variables: &VarMap, dtype: DType, examples: std::ops::Range<usize>) -> Tensor {
-    let cut = |tensor: Tensor| tensor.narrow(0, examples.start, examples.len()).unwrap();
-    let (input, target) = (cut(integers(&[BATCH, 5], dtype, 11)), cut(integers(&[BATCH, 2], dtype, 12)));
+    let device = named(variables, SHAPES[0].0).device().clone();
+    let cut = |width: usize, seed: usize| {
+        integers(&[BATCH, width], dtype, seed, &device).narrow(0, examples.start, examples.len()).unwrap()
+    };
+    let (input, target) = (cut(5, 11), cut(2, 12));
     (forward(variables, &input).unwrap() - target).unwrap().sqr().unwrap().mean_all().unwrap()
 }
 
-fn own(comm: &dyn Communicator) -> std::ops::Range<usize> {
+fn own<M: TensorMemory>(comm: &dyn Communicator<M>) -> std::ops::Range<usize> {
     let count = BATCH / comm.world_size();
     comm.rank() * count..(comm.rank() + 1) * count
 }
@@ -86,10 +101,10 @@ fn options() -> [ReducerOptions; 2] {
 }
 
 /// Two steps of plain descent: three would round in `f64`.
-fn two_layers(comm: &dyn Communicator) {
+fn two_layers<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     for (dtype, steps) in [(DType::F64, 2), (DType::F32, 1)] {
         for options in options() {
-            let (divided, whole) = (variables(dtype, comm.rank()), variables(dtype, 0));
+            let (divided, whole) = (variables(dtype, comm.rank(), device), variables(dtype, 0, device));
             let mut parallel = DataParallel::new(&divided, comm, options).unwrap();
             let mut optimizers = [&divided, &whole].map(|variables| SGD::new(variables.all_vars(), 0.25).unwrap());
             for step in 0..steps {
@@ -106,8 +121,8 @@ fn two_layers(comm: &dyn Communicator) {
 }
 
 /// Each example is a micro-batch.
-fn micro_batches(comm: &dyn Communicator) {
-    let (divided, whole) = (variables(DType::F32, comm.rank()), variables(DType::F32, 0));
+fn micro_batches<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
+    let (divided, whole) = (variables(DType::F32, comm.rank(), device), variables(DType::F32, 0, device));
     let mut parallel = DataParallel::new(&divided, comm, ReducerOptions::default()).unwrap();
     let joined = gradients(&whole, &loss(&whole, DType::F32, 0..BATCH).backward().unwrap());
     for _ in 0..3 {
@@ -122,16 +137,16 @@ fn micro_batches(comm: &dyn Communicator) {
     }
 }
 
-fn dtypes(comm: &dyn Communicator) {
+fn dtypes<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     let kinds = [DType::F16, DType::F32, DType::BF16, DType::F64];
     let vars: Vec<Var> = kinds
         .iter()
         .enumerate()
-        .map(|(seed, dtype)| Var::from_tensor(&integers(&[2, 4], *dtype, seed)).unwrap())
+        .map(|(seed, dtype)| Var::from_tensor(&integers(&[2, 4], *dtype, seed, device)).unwrap())
         .collect();
     let loss = |examples: std::ops::Range<usize>| {
         let losses = vars.iter().map(|var| {
-            let input = integers(&[BATCH, 4], var.dtype(), 5).narrow(0, examples.start, examples.len())?;
+            let input = integers(&[BATCH, 4], var.dtype(), 5, device).narrow(0, examples.start, examples.len())?;
             input.matmul(&var.t()?)?.sqr()?.mean_all()?.to_dtype(DType::F64)
         });
         Tensor::stack(&losses.collect::<Result<Vec<_>>>().unwrap(), 0).unwrap().sum_all().unwrap()
@@ -151,8 +166,8 @@ fn dtypes(comm: &dyn Communicator) {
 
 /// Rank 0 has one example more in the first step, and all but rank 0 are out of data in the second. The weights of a mean of three and five
 /// of eight examples are not powers of two, so that results are rounded: once by the weight, and once by the mean.
-fn uneven(comm: &dyn Communicator) {
-    let (divided, whole) = (variables(DType::F64, comm.rank()), variables(DType::F64, 0));
+fn uneven<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
+    let (divided, whole) = (variables(DType::F64, comm.rank(), device), variables(DType::F64, 0, device));
     let mut parallel = DataParallel::new(&divided, comm, ReducerOptions::default()).unwrap();
     let joined = loss(&whole, DType::F64, 0..BATCH).backward().unwrap();
     let (rank, count) = (comm.rank(), BATCH / comm.world_size());
@@ -176,9 +191,9 @@ fn uneven(comm: &dyn Communicator) {
 }
 
 /// A frozen layer inside the graph, and a running mean outside it.
-fn frozen(comm: &dyn Communicator) {
-    let variables = variables(DType::F32, comm.rank());
-    let mean = Var::from_tensor(&integers(&[3], DType::F32, 3)).unwrap();
+fn frozen<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
+    let variables = variables(DType::F32, comm.rank(), device);
+    let mean = Var::from_tensor(&integers(&[3], DType::F32, 3, device)).unwrap();
     variables.data().lock().unwrap().insert("norm.running_mean".into(), mean);
     let read = |name: &str| values(&named(&variables, name));
     let names = ["down.weight", "down.bias", "norm.running_mean", "up.weight"];
@@ -200,8 +215,8 @@ fn frozen(comm: &dyn Communicator) {
 }
 
 /// Rank 0 uses both layers, the others the second alone; no rank uses a third.
-fn unused(comm: &dyn Communicator) {
-    let vars = [1, 2, 3].map(|seed| Var::from_tensor(&integers(&[4], DType::F32, seed)).unwrap());
+fn unused<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
+    let vars = [1, 2, 3].map(|seed| Var::from_tensor(&integers(&[4], DType::F32, seed, device)).unwrap());
     let [first, second, third] = &vars;
     let all = || ["first", "second", "third"].into_iter().zip(vars.clone()).collect::<Variables>();
     let loss = |rank: usize| {
@@ -223,8 +238,8 @@ fn unused(comm: &dyn Communicator) {
     assert!(text.contains("\"third\"") && text.contains("rank 0"), "{text}");
 }
 
-fn tied(comm: &dyn Communicator) {
-    let var = Var::from_tensor(&integers(&[4], DType::F32, 1)).unwrap();
+fn tied<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
+    let var = Var::from_tensor(&integers(&[4], DType::F32, 1, device)).unwrap();
     let all: Variables = [("tokens", var.clone()), ("scores", var.clone())].into_iter().collect();
     let mut parallel = DataParallel::new(all, comm, ReducerOptions::default()).unwrap();
     parallel.broadcast().unwrap();
@@ -235,9 +250,14 @@ fn tied(comm: &dyn Communicator) {
     }
 }
 
-fn start(comm: &dyn Communicator) {
+fn start<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     let kinds = [DType::F16, DType::F32, DType::BF16, DType::F64];
-    let var = |index: usize| Var::randn_f64(0.0, 1.0, (index % 7, 3), kinds[index % 4], &Device::Cpu).unwrap();
+    // CUDA refuses to allocate zero bytes, so that only the host has variables without elements.
+    let rows = |index: usize| if device.is_cpu() { index % 7 } else { index % 6 + 1 };
+    let var = |index: usize| {
+        let random = Var::randn_f64(0.0, 1.0, (rows(index), 3), kinds[index % 4], &Device::Cpu);
+        Var::from_tensor(&on(device, random.unwrap().as_detached_tensor())).unwrap()
+    };
     let vars: Vec<Var> = (0..150).map(var).collect();
     let all: Variables = vars.iter().enumerate().map(|(index, var)| (format!("{index}"), var.clone())).collect();
     let parallel = DataParallel::new(all, comm, ReducerOptions::default()).unwrap();
@@ -258,10 +278,11 @@ fn start(comm: &dyn Communicator) {
     assert!(comm.world_size() == 1 || text.unwrap_err().contains("\"100\""));
 }
 
-fn clip(comm: &dyn Communicator) {
+fn clip<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     for dtype in [DType::F32, DType::F64, DType::BF16] {
         let vars = [[3.0, 0.0], [0.0, 4.0]].map(|values| {
-            Var::from_tensor(&Tensor::new(&values, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()).unwrap()
+            let tensor = Tensor::new(&values, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+            Var::from_tensor(&on(device, tensor)).unwrap()
         });
         let all: Variables = ["a", "b"].into_iter().zip(vars.clone()).collect();
         let mut parallel = DataParallel::new(all, comm, ReducerOptions::default()).unwrap();
@@ -287,8 +308,8 @@ fn clip(comm: &dyn Communicator) {
 }
 
 /// Counts from the third step on, when the buckets are final.
-fn allocations(comm: &dyn Communicator) {
-    let var = Var::zeros(LARGE / 4, DType::F32, &Device::Cpu).unwrap();
+fn allocations(comm: &dyn Communicator, device: &Device) {
+    let var = Var::zeros(LARGE / 4, DType::F32, device).unwrap();
     let mut parallel =
         DataParallel::new([("large", var.clone())].into_iter().collect::<Variables>(), comm, ReducerOptions::default())
             .unwrap();

@@ -6,18 +6,23 @@ use candle_nn::{VarBuilder, VarMap};
 use gradsync::comm::Communicator;
 use gradsync::train::ReducerOptions;
 use gradsync_candle::{DataParallel, TensorMemory};
-use gradsync_tests::tensors::Case;
 
+use crate::Case;
 use crate::data_parallel::values;
 
 #[allow(dead_code)] // the model without the program
 #[path = "../../examples/gpt.rs"]
 mod example;
+#[cfg(feature = "cuda")]
+pub(crate) use example::join::join;
 
-pub(crate) const GRADIENTS: Case =
-    Case { name: "gradients of a GPT as on one rank", run: |comm| gradients(comm, &Device::Cpu) };
-pub(crate) const LEARNS: Case =
-    Case { name: "a GPT learns, and its ranks agree", run: |comm| learns(comm, &Device::Cpu) };
+pub(crate) fn of_gradients<M: TensorMemory>() -> Case<M> {
+    Case { name: "gradients of a GPT as on one rank", run: gradients }
+}
+
+pub(crate) fn of_learning<M: TensorMemory>() -> Case<M> {
+    Case { name: "a GPT learns, and its ranks agree", run: learns }
+}
 
 const BATCH: usize = 4;
 
@@ -28,7 +33,7 @@ fn text() -> Vec<u8> {
 /// Sums over the batch are grouped differently, so results differ by rounding. Rounding errors are proportional to the unit roundoff: for
 /// each tensor, the error of the `f32` gradients is measured against `f64`, and the `f64` error may be 2⁻²⁹ of that, times 16 for errors
 /// that happen to be small.
-pub(crate) fn gradients<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
+fn gradients<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     let text = text();
     let (wide, narrow) = (VarMap::new(), VarMap::new());
     let model =
@@ -59,7 +64,7 @@ pub(crate) fn gradients<M: TensorMemory>(comm: &dyn Communicator<M>, device: &De
 }
 
 /// The loss of guessing is the loss of 256 equally likely bytes.
-pub(crate) fn learns<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
+fn learns<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     let loss = example::train(comm, device, &text(), 30).unwrap();
     assert!(loss < 256f64.ln() - 0.5, "{loss}");
     let all = comm.gather_words(&[loss.to_bits()]).unwrap();

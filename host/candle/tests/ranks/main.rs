@@ -11,17 +11,25 @@ mod tensor_parallel;
 
 use std::process::Command;
 
+use candle_core::Device;
 use gradsync::comm::{Communicator, DEFAULT_DEADLINE};
+use gradsync::memory::Host;
+use gradsync_candle::TensorMemory;
 use gradsync_tests::programs::{Finished, built};
 use gradsync_tests::ranks::{guarded, on_processes, on_ranks};
-use gradsync_tests::tensors::Case;
 
-fn on_ranks_of(world_sizes: &'static [usize], cases: &'static [Case]) {
+/// A case that all ranks run, with tensors on this device, which is of the communicator's memory.
+pub(crate) struct Case<M: TensorMemory = Host> {
+    name: &'static str,
+    run: fn(&dyn Communicator<M>, &Device),
+}
+
+fn on_ranks_of(world_sizes: &'static [usize], cases: Vec<Case>) {
     guarded(240, move || {
-        for case in cases {
+        for case in &cases {
             for &world_size in world_sizes {
                 println!("{} on {world_size}", case.name);
-                on_ranks(world_size, |comm| (case.run)(&comm));
+                on_ranks(world_size, |comm| (case.run)(&comm, &Device::Cpu));
             }
         }
     });
@@ -32,28 +40,28 @@ type Owned = Box<dyn Communicator + Send>;
 
 #[test]
 fn data_parallel_on_several_ranks() {
-    on_ranks_of(&[1, 2, 4], data_parallel::ALL);
+    on_ranks_of(&[1, 2, 4], data_parallel::on_host());
 }
 
 #[test]
 fn refusals_are_errors_of_all_ranks() {
-    on_ranks_of(&[2, 3], refused::ALL);
+    on_ranks_of(&[2, 3], refused::all());
 }
 
 #[test]
 fn a_gpt_on_several_ranks() {
-    on_ranks_of(&[2, 4], &[gpt::GRADIENTS]);
-    on_ranks_of(&[2], &[gpt::LEARNS]);
+    on_ranks_of(&[2, 4], vec![gpt::of_gradients()]);
+    on_ranks_of(&[2], vec![gpt::of_learning()]);
 }
 
 #[test]
 fn ranks_that_connect_as_processes() {
     guarded(240, || {
-        for case in data_parallel::ALL.iter().chain(refused::ALL) {
+        for case in data_parallel::on_host().into_iter().chain(refused::all()) {
             println!("{}", case.name);
-            on_processes(2, DEFAULT_DEADLINE, |comm| (case.run)(&comm));
+            on_processes(2, DEFAULT_DEADLINE, |comm| (case.run)(&comm, &Device::Cpu));
         }
-        on_processes(2, DEFAULT_DEADLINE, |comm| tensor_parallel::all(Box::new(comm)));
+        on_processes(2, DEFAULT_DEADLINE, |comm| tensor_parallel::on_host(Box::new(comm)));
     });
 }
 
@@ -61,7 +69,7 @@ fn ranks_that_connect_as_processes() {
 fn layers_divided_over_ranks() {
     guarded(120, || {
         for world_size in [1, 2, 4] {
-            on_ranks(world_size, |comm| tensor_parallel::all(Box::new(comm)));
+            on_ranks(world_size, |comm| tensor_parallel::on_host(Box::new(comm)));
         }
     });
 }
@@ -71,28 +79,47 @@ fn layers_divided_over_ranks() {
 #[test]
 fn rank_of_an_mpi_job() {
     let comm = gradsync::comm::mpi::MpiCommunicator::world().unwrap();
-    for case in data_parallel::ALL.iter().chain(refused::ALL).chain(&[gpt::GRADIENTS]) {
-        (case.run)(&comm);
+    for case in data_parallel::on_host().into_iter().chain(refused::all()).chain([gpt::of_gradients()]) {
+        (case.run)(&comm, &Device::Cpu);
     }
-    tensor_parallel::all(Box::new(comm));
+    tensor_parallel::on_host(Box::new(comm));
 }
 
-/// One rank of a job whose ranks have GPUs, or share one, over NCCL; the launcher's variables say which rank.
+/// One rank of a job whose ranks have GPUs, or share them, over NCCL; a launcher's variables say which rank. Without a launcher there is no
+/// job. A case that fails on all ranks alike does not keep the next one from running.
 #[cfg(feature = "cuda")]
 #[test]
 fn rank_of_an_nccl_job() {
-    use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-    use gradsync::driver::Queue;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    let launch = gradsync::bootstrap::Launch::from_env().unwrap();
-    let gpus = gradsync::driver::Device::count().unwrap();
-    let (device, is_shared) = (launch.device() % gpus, launch.world_size > gpus as usize);
-    let queue = Queue::new(device).unwrap();
-    let options = NcclOptions::default().with_shared_gpu(is_shared);
-    let comm = NcclCommunicator::new(launch.join().unwrap(), &queue, &options).unwrap();
-    let device = candle_core::Device::new_cuda_with_stream(device as usize).unwrap();
-    gpt::gradients(&comm, &device);
-    gpt::learns(&comm, &device);
+    use gradsync::comm::Ranks;
+    use gradsync_candle::tensor_parallel::TensorParallel;
+
+    if std::env::var_os("WORLD_SIZE").is_none() {
+        println!("not run: no launcher has started this process");
+        return;
+    }
+    let (comm, device) = gpt::join().unwrap();
+    let mut failed = Vec::new();
+    let mut run = |name: &'static str, body: &dyn Fn()| {
+        println!("{name}");
+        let has_passed = catch_unwind(AssertUnwindSafe(body)).is_ok();
+        println!("{name}: {}", if has_passed { "passed" } else { "FAILED" });
+        failed.extend((!has_passed).then_some(name));
+    };
+    let mut cases = data_parallel::all();
+    cases.extend([gpt::of_gradients(), gpt::of_learning()]);
+    if comm.world_size() > 1 {
+        cases.extend(refused::all()); // which need ranks that differ
+    }
+    for case in cases {
+        run(case.name, &|| (case.run)(&comm, &device));
+    }
+    let group = TensorParallel::on_gpu(comm, &device).unwrap();
+    for (name, case) in tensor_parallel::ALL {
+        run(name, &|| case(&group, &device));
+    }
+    assert!(failed.is_empty(), "failed: {failed:?}");
 }
 
 /// README's first program, as its reader starts it.

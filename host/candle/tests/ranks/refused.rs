@@ -3,23 +3,25 @@
 use candle_core::{DType, Device, Tensor, Var};
 use gradsync::comm::Communicator;
 use gradsync::train::ReducerOptions;
-use gradsync_candle::{DataParallel, Error, Variables};
-use gradsync_tests::tensors::Case;
+use gradsync_candle::{DataParallel, Error, TensorMemory, Variables};
 
+use crate::Case;
 use crate::data_parallel::values;
 
-pub(crate) const ALL: &[Case] = &[
-    Case { name: "a dtype that is not reduced", run: dtype },
-    Case { name: "other shapes, names and numbers", run: disagreements },
-    Case { name: "a loss without gradient", run: loss },
-    Case { name: "an error of one rank's micro-batch is its own", run: micro_batch },
-];
-
-fn ones(shape: &[usize], dtype: DType) -> Var {
-    Var::ones(shape, dtype, &Device::Cpu).unwrap()
+pub(crate) fn all<M: TensorMemory>() -> Vec<Case<M>> {
+    vec![
+        Case { name: "a dtype that is not reduced", run: dtype },
+        Case { name: "other shapes, names and numbers", run: disagreements },
+        Case { name: "a loss without gradient", run: loss },
+        Case { name: "an error of one rank's micro-batch is its own", run: micro_batch },
+    ]
 }
 
-fn is_last(comm: &dyn Communicator) -> bool {
+fn ones(shape: &[usize], dtype: DType, device: &Device) -> Var {
+    Var::ones(shape, dtype, device).unwrap()
+}
+
+fn is_last<M: TensorMemory>(comm: &dyn Communicator<M>) -> bool {
     comm.rank() + 1 == comm.world_size()
 }
 
@@ -27,10 +29,10 @@ fn named<const N: usize>(vars: [(&str, Var); N]) -> Variables {
     vars.into_iter().collect()
 }
 
-fn dtype(comm: &dyn Communicator) {
+fn dtype<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     let odd = if is_last(comm) { DType::U32 } else { DType::F32 };
     let error = DataParallel::new(
-        named([("a", ones(&[2], DType::F32)), ("counter", ones(&[1], odd))]),
+        named([("a", ones(&[2], DType::F32, device)), ("counter", ones(&[1], odd, device))]),
         comm,
         ReducerOptions::default(),
     )
@@ -44,18 +46,18 @@ fn dtype(comm: &dyn Communicator) {
     }
 }
 
-fn disagreements(comm: &dyn Communicator) {
+fn disagreements<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     let last = is_last(comm);
     let size = if last { 3 } else { 2 };
     let odd_name = if last { "bias" } else { "weight" };
-    let mut more = vec![("a", ones(&[2], DType::F32))];
-    more.extend(last.then(|| ("b", ones(&[2], DType::F32))));
+    let mut more = vec![("a", ones(&[2], DType::F32, device))];
+    more.extend(last.then(|| ("b", ones(&[2], DType::F32, device))));
     let cases = [
-        (named([("a", ones(&[size], DType::F32))]), "[3]"),
-        (named([(odd_name, ones(&[2], DType::F32))]), "bias"),
+        (named([("a", ones(&[size], DType::F32, device))]), "[3]"),
+        (named([(odd_name, ones(&[2], DType::F32, device))]), "bias"),
         (more.into_iter().collect(), "\"b\""),
-        (named([("a", ones(&[2], if last { DType::F16 } else { DType::F32 }))]), "f16"),
-        (named([("a", ones(&[2], DType::F32))]).with_frozen(|_| last), "trained"),
+        (named([("a", ones(&[2], if last { DType::F16 } else { DType::F32 }, device))]), "f16"),
+        (named([("a", ones(&[2], DType::F32, device))]).with_frozen(|_| last), "trained"),
     ];
     for (variables, value) in cases {
         let error = DataParallel::new(variables, comm, ReducerOptions::default()).unwrap_err();
@@ -67,13 +69,13 @@ fn disagreements(comm: &dyn Communicator) {
 
 /// candle's transposed convolution in one dimension has no gradient.
 fn one_way(var: &Var) -> Tensor {
-    let kernel = Tensor::ones((2, 1, 1), DType::F32, &Device::Cpu).unwrap();
+    let kernel = Tensor::ones((2, 1, 1), DType::F32, var.device()).unwrap();
     var.reshape((1, 2, 4)).unwrap().conv_transpose1d(&kernel, 0, 0, 1, 1, 1).unwrap()
 }
 
 /// The next step runs after a failure.
-fn loss(comm: &dyn Communicator) {
-    let var = ones(&[2, 4], DType::F32);
+fn loss<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
+    let var = ones(&[2, 4], DType::F32, device);
     let mut parallel = DataParallel::new(named([("a", var.clone())]), comm, ReducerOptions::default()).unwrap();
     for _ in 0..2 {
         let loss = match is_last(comm) {
@@ -89,8 +91,8 @@ fn loss(comm: &dyn Communicator) {
     }
 }
 
-fn micro_batch(comm: &dyn Communicator) {
-    let var = ones(&[2, 4], DType::F32);
+fn micro_batch<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
+    let var = ones(&[2, 4], DType::F32, device);
     let mut parallel = DataParallel::new(named([("a", var.clone())]), comm, ReducerOptions::default()).unwrap();
     let good = var.sum_all().unwrap();
     parallel.accumulate(&good).unwrap();

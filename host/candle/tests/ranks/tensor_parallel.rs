@@ -8,18 +8,21 @@ use gradsync_candle::tensor_parallel::{ColumnParallelLinear, RowParallelLinear, 
 use crate::Owned;
 use crate::data_parallel::{integers, values};
 
-/// Runs all cases.
-pub(crate) fn all(comm: Owned) {
+/// A case that all ranks of a group run, with tensors on this device.
+pub(crate) type Case = (&'static str, fn(&TensorParallel, &Device));
+
+pub(crate) const ALL: &[Case] = &[
+    ("two divided layers as whole ones", block),
+    ("divided layers with whole inputs and outputs", whole_in_whole_out),
+    ("operations and their adjoints", adjoints),
+    ("layers with new variables", built),
+    ("layers and tensors that are refused", refused),
+];
+
+/// Runs all cases on the host.
+pub(crate) fn on_host(comm: Owned) {
     let group = TensorParallel::from_boxed(comm);
-    for dtype in [DType::F64, DType::F32] {
-        block(&group, dtype);
-        whole_in_whole_out(&group, dtype);
-    }
-    for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
-        adjoints(&group, dtype);
-    }
-    built(&group);
-    refused(&group);
+    ALL.iter().for_each(|(_, run)| run(&group, &Device::Cpu));
 }
 
 const INPUTS: usize = 8;
@@ -33,8 +36,8 @@ struct Whole {
 }
 
 impl Whole {
-    fn new(dtype: DType) -> Self {
-        let var = |shape: &[usize], seed| Var::from_tensor(&integers(shape, dtype, seed)).unwrap();
+    fn new(dtype: DType, device: &Device) -> Self {
+        let var = |shape: &[usize], seed| Var::from_tensor(&integers(shape, dtype, seed, device)).unwrap();
         Self {
             input: var(&[2, 3, INPUTS], 1),
             up: [var(&[HIDDEN, INPUTS], 2), var(&[HIDDEN], 3)],
@@ -53,14 +56,18 @@ impl Whole {
 }
 
 fn loss(output: &Tensor) -> Tensor {
-    let weights = integers(output.dims(), output.dtype(), 9);
+    let weights = integers(output.dims(), output.dtype(), 9, output.device());
     (output.sqr().unwrap() * weights).unwrap().sum_all().unwrap()
 }
 
 /// Taking a part is differentiable, so each rank has the gradients of its parts at their offsets in the whole, and zeros elsewhere.
 /// Gradients of undivided parameters are whole on all ranks.
-fn compare(group: &TensorParallel, dtype: DType, forward: impl Fn(&Whole) -> Tensor) {
-    let (divided, whole) = (Whole::new(dtype), Whole::new(dtype));
+fn compare(group: &TensorParallel, device: &Device, forward: impl Fn(&Whole) -> Tensor) {
+    [DType::F64, DType::F32].into_iter().for_each(|dtype| compare_in(dtype, group, device, &forward));
+}
+
+fn compare_in(dtype: DType, group: &TensorParallel, device: &Device, forward: &dyn Fn(&Whole) -> Tensor) {
+    let (divided, whole) = (Whole::new(dtype, device), Whole::new(dtype, device));
     let [up, down] = whole.layers();
     let expected = down.forward(&up.forward(&whole.input).unwrap().relu().unwrap()).unwrap();
     let found = forward(&divided);
@@ -86,8 +93,8 @@ fn compare(group: &TensorParallel, dtype: DType, forward: impl Fn(&Whole) -> Ten
 }
 
 /// Two layers with one all-reduce in each direction.
-fn block(group: &TensorParallel, dtype: DType) {
-    compare(group, dtype, |whole| {
+fn block(group: &TensorParallel, device: &Device) {
+    compare(group, device, |whole| {
         let [up, down] = whole.layers();
         let (up, down) = (ColumnParallelLinear::of(&up, group).unwrap(), RowParallelLinear::of(&down, group).unwrap());
         down.forward(&up.forward(&whole.input).unwrap().relu().unwrap()).unwrap()
@@ -95,8 +102,8 @@ fn block(group: &TensorParallel, dtype: DType) {
 }
 
 /// Each layer alone, with whole inputs and outputs on every rank.
-fn whole_in_whole_out(group: &TensorParallel, dtype: DType) {
-    compare(group, dtype, |whole| {
+fn whole_in_whole_out(group: &TensorParallel, device: &Device) {
+    compare(group, device, |whole| {
         let [up, down] = whole.layers();
         let up = ColumnParallelLinear::of(&up, group).unwrap().with_gathers(true);
         let down = RowParallelLinear::of(&down, group).unwrap().with_divides(true);
@@ -107,9 +114,15 @@ fn whole_in_whole_out(group: &TensorParallel, dtype: DType) {
 }
 
 /// Checks `⟨A x, y⟩ = ⟨x, Aᵀ y⟩` over all ranks, and the forward result of each operation.
-fn adjoints(group: &TensorParallel, dtype: DType) {
+fn adjoints(group: &TensorParallel, device: &Device) {
+    for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+        adjoints_in(dtype, group, device);
+    }
+}
+
+fn adjoints_in(dtype: DType, group: &TensorParallel, device: &Device) {
     let (rank, world_size) = (group.rank(), group.world_size());
-    let own = |seed: usize, shape: &[usize]| integers(shape, dtype, seed);
+    let own = |seed: usize, shape: &[usize]| integers(shape, dtype, seed, device);
     let all = |shape: &[usize]| (0..world_size).map(|rank| own(rank + 1, shape)).collect::<Vec<_>>();
     let sum =
         |tensors: &[Tensor]| tensors.iter().skip(1).fold(tensors[0].clone(), |sum, tensor| (sum + tensor).unwrap());
@@ -147,12 +160,12 @@ fn adjoints(group: &TensorParallel, dtype: DType) {
     }
 }
 
-fn built(group: &TensorParallel) {
+fn built(group: &TensorParallel, device: &Device) {
     let variables = VarMap::new();
-    let builder = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+    let builder = VarBuilder::from_varmap(&variables, DType::F32, device);
     let up = ColumnParallelLinear::build(INPUTS, HIDDEN, group, builder.pp("up")).unwrap();
     let down = RowParallelLinear::build(HIDDEN, OUTPUTS, group, builder.pp("down")).unwrap();
-    let input = integers(&[5, INPUTS], DType::F32, 1);
+    let input = integers(&[5, INPUTS], DType::F32, 1, device);
     let output = down.forward(&up.forward(&input).unwrap()).unwrap();
     assert_eq!(output.dims(), [5, OUTPUTS]);
     let shape = |name: &str| variables.data().lock().unwrap()[name].dims().to_vec();
@@ -160,36 +173,43 @@ fn built(group: &TensorParallel) {
     assert_eq!(shape("down.weight"), [OUTPUTS, HIDDEN / group.world_size()]);
 }
 
-fn refused(group: &TensorParallel) {
+fn refused(group: &TensorParallel, device: &Device) {
     let (rank, world_size) = (group.rank(), group.world_size());
     if world_size == 1 {
         return;
     }
-    let layer = |outputs: usize| Linear::new(integers(&[outputs, 3], DType::F32, 1), None);
+    let layer = |outputs: usize| Linear::new(integers(&[outputs, 3], DType::F32, 1, device), None);
     let error = ColumnParallelLinear::of(&layer(world_size + 1), group).unwrap_err();
     assert!(
         matches!(error, Error::Layer(_))
             && error.to_string().contains(&format!("rank {rank}: {} outputs", world_size + 1))
     );
-    let error =
-        RowParallelLinear::of(&Linear::new(integers(&[2, world_size + 1], DType::F32, 1), None), group).unwrap_err();
+    let error = RowParallelLinear::of(&Linear::new(integers(&[2, world_size + 1], DType::F32, 1, device), None), group)
+        .unwrap_err();
     assert!(error.to_string().contains("inputs"), "{error}");
-    let bias = integers(&[3], DType::F32, 1);
-    let text = RowParallelLinear::new(integers(&[2, 2], DType::F32, 1), Some(bias), group).unwrap_err().to_string();
+    let bias = integers(&[3], DType::F32, 1, device);
+    let text =
+        RowParallelLinear::new(integers(&[2, 2], DType::F32, 1, device), Some(bias), group).unwrap_err().to_string();
     assert!(text.contains("[3]"), "{text}");
+    // On a GPU the numbers of elements are compared.
+    let shape = if device.is_cpu() { "[3]" } else { "3" };
     // Ranks whose shapes differ all return an error, and the group stays usable.
-    let odd = integers(&[if rank + 1 == world_size { 3 } else { 2 }], DType::F32, 1);
+    let odd = integers(&[if rank + 1 == world_size { 3 } else { 2 }], DType::F32, 1, device);
     let text = group.all_reduce(&odd).unwrap_err().to_string();
     assert!(
-        text.contains("rank 0") && text.contains(&format!("rank {}", world_size - 1)) && text.contains("[3]"),
+        text.contains("rank 0") && text.contains(&format!("rank {}", world_size - 1)) && text.contains(shape),
         "{text}"
     );
     assert!(
-        group.scatter(&integers(&[world_size + 1], DType::F32, 1), 0).unwrap_err().to_string().contains("not divided")
+        group
+            .scatter(&integers(&[world_size + 1], DType::F32, 1, device), 0)
+            .unwrap_err()
+            .to_string()
+            .contains("not divided")
     );
-    assert!(group.all_reduce(&Tensor::zeros(2, DType::U32, &Device::Cpu).unwrap()).is_err());
+    assert!(group.all_reduce(&Tensor::zeros(2, DType::U32, device).unwrap()).is_err());
     assert_eq!(
-        values(&group.all_reduce(&Tensor::ones(2, DType::F32, &Device::Cpu).unwrap()).unwrap()),
+        values(&group.all_reduce(&Tensor::ones(2, DType::F32, device).unwrap()).unwrap()),
         [world_size as f64; 2]
     );
 }
