@@ -42,8 +42,8 @@ const LARGEST: usize = 64 << 20;
 /// that suits their dtype.
 ///
 /// Up to a threshold every rank sends all data to all others (one shot: half a round trip); above it, each rank sums up one window (two
-/// shots, less traffic). Data travel in packets beside flags, like NCCL's protocol LL, so that they take twice their size on the links. The
-/// mailboxes take 8 times the largest small tensor on every rank, and stay occupied until every rank has dropped its own object.
+/// shots, less traffic). Data travel in packets beside flags, like NCCL's protocol LL, so that they take twice their size on the links: on
+/// GPUs that are connected by links, large tensors are faster over NCCL. The mailboxes take 8 times the largest small tensor on every rank, and stay occupied until every rank has dropped its own object.
 pub struct LowLatency<'c> {
     below: &'c dyn Communicator<Cuda>,
     queue: Queue,
@@ -250,8 +250,8 @@ fn map(of: Operation, below: &dyn Communicator<Cuda>, queue: &Queue, most_bytes:
 /// The largest tensor for which one shot is faster than two, in bytes: measured on an H100 with ranks that share it.
 fn one_shot_bytes(world_size: usize) -> usize {
     match world_size {
-        2 => 256 << 10,
-        3 | 4 => 64 << 10,
-        _ => 32 << 10,
+        2 => 1 << 20,
+        3 | 4 => 128 << 10,
+        _ => 64 << 10,
     }
 }

@@ -81,11 +81,7 @@ impl<'a> Collective<'a> {
                 if !made.is_mapped() {
                     return Err(unreachable_peers());
                 }
-                Some(match std::env::var("GRADSYNC_PERF_SHOTS").as_deref() {
-                    Ok("1") => made.with_one_shot_bytes(usize::MAX),
-                    Ok("2") => made.with_one_shot_bytes(0),
-                    _ => made,
-                })
+                Some(made)
             }
             _ => None,
         };
