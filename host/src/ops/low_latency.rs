@@ -36,8 +36,8 @@ const LARGEST: usize = 64 << 20;
 /// }
 /// ```
 ///
-/// Which sums are small: all-reduces (`Sum` and `Mean`, without [`Scaling`]) of at most the number of bytes that it was made for, in its
-/// queue. Their result is the sum of [`OrderedAllReduce`](crate::ops::OrderedAllReduce), with the same bits on all ranks and in every run:
+/// Which sums are small: all-reduces (`Sum` and `Mean`, without [`Scaling`]) of at most the number of bytes that it was made for, in the
+/// queue that it was made for, on every rank alike. Their result is the sum of [`OrderedAllReduce`](crate::ops::OrderedAllReduce), with the same bits on all ranks and in every run:
 /// in rank order, in `f64`, each element times `1/P` for a mean, rounded once. Tensors may lie anywhere in device memory, at any address
 /// that suits their dtype.
 ///
@@ -73,6 +73,21 @@ impl<'c> LowLatency<'c> {
     /// with code 2 when memory does not suffice: then all ranks fail, the others with an error that names that rank. Errors of the
     /// communicator.
     pub fn new(below: &'c dyn Communicator<Cuda>, queue: &Queue, most_bytes: usize) -> Result<Self> {
+        Self::with_one_shot_bytes(below, queue, most_bytes, one_shot_bytes(below.world_size()))
+    }
+
+    /// Like [`new`](Self::new), and sends tensors of up to `one_shot_bytes` bytes in one shot, instead of up to the measured threshold. Every
+    /// rank must call it with the same numbers. One that is larger than the mailboxes allow (twice the largest small tensor, divided by the
+    /// number of ranks) means that one.
+    ///
+    /// # Errors
+    /// The errors of [`new`](Self::new); [`Error::Disagreement`] if ranks differ in either number.
+    pub fn with_one_shot_bytes(
+        below: &'c dyn Communicator<Cuda>,
+        queue: &Queue,
+        most_bytes: usize,
+        one_shot_bytes: usize,
+    ) -> Result<Self> {
         const OF: Operation = Operation::OrderedAllReduce(ReduceOp::Sum);
         let _scope = scope::within(OF);
         let checked = if (1..=LARGEST).contains(&most_bytes) {
@@ -81,19 +96,14 @@ impl<'c> LowLatency<'c> {
             let reason = format!("mailboxes for tensors of {most_bytes} bytes, and they hold 1 to {LARGEST}");
             Err(Error::InvalidArgument { operation: OPERATION, reason })
         };
-        let lines = [("largest small tensor in bytes", Value::Number(most_bytes))];
+        let lines = [
+            ("largest small tensor in bytes", Value::Number(most_bytes)),
+            ("one shot up to bytes", Value::Number(one_shot_bytes)),
+        ];
         agree(below, &Plan { lines: &lines, ..Plan::of(OF) }, checked)?;
         let mapped = map(OF, below, queue, most_bytes)?.map(Arc::new);
-        let low = Self { below, queue: queue.clone(), mapped, most_bytes, one_shot_bytes: 0 };
-        Ok(low.with_one_shot_bytes(one_shot_bytes(below.world_size())))
-    }
-
-    /// Sends tensors of up to this many bytes in one shot, instead of up to the measured threshold. All ranks must choose the same number;
-    /// one that is larger than the mailboxes allow (twice the largest small tensor, divided by the number of ranks) means that one.
-    pub fn with_one_shot_bytes(mut self, bytes: usize) -> Self {
-        let most = self.mapped.as_ref().map_or(0, |mapped| mapped.group.most_bytes(Shots::One));
-        self.one_shot_bytes = bytes.min(most).min(self.most_bytes);
-        self
+        let fits = mapped.as_ref().map_or(0, |mapped| mapped.group.most_bytes(Shots::One));
+        Ok(Self { below, queue: queue.clone(), mapped, most_bytes, one_shot_bytes: one_shot_bytes.min(fits) })
     }
 
     /// Whether mailboxes are mapped, the same on every rank.

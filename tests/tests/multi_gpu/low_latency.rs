@@ -47,9 +47,17 @@ fn communicator(context: &Context, report: &mut Report, generation: u64) -> Opti
     comm
 }
 
+/// The largest tensor that is sent in one shot where both ways take turns, in bytes.
+const IN_TURNS: usize = 8 << 10;
+
 /// A communicator over `comm` on `queue`; `None` in a world of one.
-fn connect<'c>(context: &Context, comm: &'c NcclCommunicator, queue: &Queue) -> Option<LowLatency<'c>> {
-    let sums = LowLatency::new(comm, queue, MOST_BYTES).unwrap();
+fn connect<'c>(
+    context: &Context,
+    comm: &'c NcclCommunicator,
+    queue: &Queue,
+    one_shot_bytes: usize,
+) -> Option<LowLatency<'c>> {
+    let sums = LowLatency::with_one_shot_bytes(comm, queue, MOST_BYTES, one_shot_bytes).unwrap();
     assert_eq!(sums.is_mapped(), context.world_size > 1, "GPUs of one machine reach each other");
     sums.is_mapped().then_some(sums)
 }
@@ -59,8 +67,7 @@ fn lens(context: &Context, comm: &NcclCommunicator, format: Format, op: ReduceOp
     let (queue, rank) = (&context.queue, context.rank);
     let mut checks = Checks::new(comm);
     for one_shot_bytes in [0, usize::MAX] {
-        let Some(sums) = connect(context, comm, queue) else { return };
-        let sums = sums.with_one_shot_bytes(one_shot_bytes);
+        let Some(sums) = connect(context, comm, queue, one_shot_bytes) else { return };
         for len in LENS {
             let ranks = ordered::inputs_of(context.world_size, (format, format), len);
             let expected = ordered::oracle((format, format), op, &ranks).patterns();
@@ -121,8 +128,7 @@ fn draw(random: &mut Random) -> (usize, std::ops::Range<usize>) {
 fn many(context: &Context, comm: &NcclCommunicator, calls: usize) {
     const TOGETHER: usize = 50;
     let queue = &context.queue;
-    let Some(sums) = connect(context, comm, queue) else { return };
-    let sums = sums.with_one_shot_bytes(8 << 10);
+    let Some(sums) = connect(context, comm, queue, IN_TURNS) else { return };
     let (sources, expected) = sources(context);
     let mut output = DeviceBuffer::zeroed(queue, DType::F32, TOGETHER * SOURCE).unwrap();
     let mut random = Random::new(5);
@@ -151,8 +157,7 @@ fn many(context: &Context, comm: &NcclCommunicator, calls: usize) {
 fn graph(context: &Context, comm: &NcclCommunicator) {
     const CALLS: usize = 20;
     let queue = &context.queue;
-    let Some(sums) = connect(context, comm, queue) else { return };
-    let sums = sums.with_one_shot_bytes(8 << 10);
+    let Some(sums) = connect(context, comm, queue, IN_TURNS) else { return };
     let (sources, expected) = sources(context);
     let mut random = Random::new(6);
     let drawn: Vec<_> = (0..CALLS).map(|_| draw(&mut random)).collect();
@@ -192,7 +197,7 @@ fn two_queues(context: &Context, comm: &NcclCommunicator) {
     let queues = [context.queue.clone(), Queue::new(context.queue.ordinal()).unwrap()];
     let mut objects = Vec::new();
     for queue in &queues {
-        let Some(sums) = connect(context, comm, queue) else { return };
+        let Some(sums) = connect(context, comm, queue, IN_TURNS) else { return };
         let values = vec![(context.rank + 1) as f32; LEN];
         objects.push((sums, DeviceBuffer::from_host(queue, (&values[..]).into()).unwrap()));
     }
@@ -218,7 +223,12 @@ fn refused(context: &Context, comm: &NcclCommunicator) {
         let named = |reason: &str| reason.contains(&format!("{bytes} bytes"));
         assert!(matches!(&outcome, Err(Error::InvalidArgument { reason, .. }) if named(reason)), "{outcome:?}");
     }
-    let Some(sums) = connect(context, comm, queue) else { return };
+    // Ranks that differ in the threshold would wait for packets that nobody sends.
+    if context.world_size > 1 {
+        let outcome = LowLatency::with_one_shot_bytes(comm, queue, MOST_BYTES, 100 + context.rank);
+        assert!(matches!(outcome, Err(Error::Disagreement { .. })), "{outcome:?}");
+    }
+    let Some(sums) = connect(context, comm, queue, IN_TURNS) else { return };
     let own = DeviceBuffer::from_host(queue, (&vec![1.0f32; MOST_BYTES / 4 + 1][..]).into()).unwrap();
     let mut short = DeviceBuffer::zeroed(queue, DType::F32, 3).unwrap();
     // Calls that are not small go to the communicator below: another reduction, another queue, too many elements, factors.
