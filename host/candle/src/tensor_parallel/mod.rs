@@ -119,7 +119,8 @@ impl TensorParallel {
     ///
     /// # Errors
     /// On every rank: an error that names two ranks whose shapes, dtypes or calls differ; errors of the communicator. These are the errors
-    /// of all operations here.
+    /// of all operations here. On GPUs a call returns before it is compared with the other ranks' calls: a difference of dtypes or of the
+    /// numbers of elements is an error of a later call, and ends the group; shapes with equal numbers of elements are not told apart.
     pub fn all_reduce(&self, tensor: &Tensor) -> Result<Tensor> {
         self.apply(tensor, Step::Sum, Step::Same)
     }
