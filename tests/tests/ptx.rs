@@ -110,6 +110,21 @@ fn streaming_kernels_move_16_bytes_at_once() {
                     continue;
                 }
                 "dots" | "gram" | "gram_cross" | "squared_norms" | "all_finite" | "sweep" => (true, false),
+                // Packets are written and read at once, with an order that holds on every GPU; elements move in the 8 bytes of a packet's
+                // data, as one element or as two words.
+                "one_shot" | "two_shot" => {
+                    for packet in ["ld.relaxed.sys.global.v2.b64", "st.relaxed.sys.global.v2.b64"] {
+                        assert!(body.contains(packet), "{arch} {name} has no {packet}");
+                    }
+                    for at_once in ["ld.global.v2.b32", "st.global.v2.b32"] {
+                        assert!(body.contains(at_once), "{arch} {name} has no {at_once}");
+                    }
+                    assert!(!body.contains("fence"), "{arch} {name} has a fence, which packets do without");
+                    // The counters are written at the end: a compiler that takes them for constant would remove that.
+                    let (_, end) = body.rsplit_once("bar.sync").expect("a barrier at the end");
+                    assert!(end.matches("st.global.b32").count() >= 2, "{arch} {name} does not count its calls");
+                    continue;
+                }
                 // The sending part moves 16 bytes in five unrolled places; the part that multiplies and writes does so too, once for each
                 // vector of its width.
                 "peer_adasum" | "peer_reduce" | "peer_tree" => {
