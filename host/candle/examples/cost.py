@@ -1,6 +1,15 @@
 """The GPT of host/candle/examples/gpt.rs in PyTorch: a step with and without DistributedDataParallel, in turns."""
-import os, time, statistics, torch, torch.nn as nn, torch.nn.functional as F, torch.distributed as dist
-W, D, H, B, S, BLOCKS = 32, 64, 4, 8, 20, 15
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+
+W, D, H, B, S, BLOCKS = 32, 64, 4, 8, 20, 11
+
+
 class Block(nn.Module):
     def __init__(s):
         super().__init__()
@@ -20,20 +29,26 @@ class Gpt(nn.Module):
         s.register_buffer("later", torch.triu(torch.full((W, W), -1e9), 1))
     def forward(s, t):
         x = s.bytes(t[:, :-1]) + s.places
-        for b in s.blocks: x = b(x, s.later)
+        for b in s.blocks:
+            x = b(x, s.later)
         return F.cross_entropy(s.scores(x).reshape(-1, 256), t[:, 1:].reshape(-1))
 dist.init_process_group("nccl", rank=0, world_size=1, init_method="tcp://127.0.0.1:29511")
 torch.manual_seed(0)
 t = torch.randint(0, 256, (B, W + 1), device="cuda")
-plain = Gpt().cuda(); ddp = nn.parallel.DistributedDataParallel(Gpt().cuda(), device_ids=[0])
+plain = Gpt().cuda()
+ddp = nn.parallel.DistributedDataParallel(Gpt().cuda(), device_ids=[0])
 opts = [torch.optim.AdamW(m.parameters(), 1e-3) for m in (plain, ddp)]
 times = [[], []]
 for block in range(BLOCKS + 1):
     for kind, model in enumerate((plain, ddp)):
-        torch.cuda.synchronize(); begun = time.perf_counter()
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
         for _ in range(S):
-            opts[kind].zero_grad(); model(t).backward(); opts[kind].step()
-        torch.cuda.synchronize(); times[kind].append((time.perf_counter() - begun) / S * 1e3)
+            opts[kind].zero_grad()
+            model(t).backward()
+            opts[kind].step()
+        torch.cuda.synchronize()
+        times[kind].append((time.perf_counter() - begun) / S * 1e3)
 a, b = (statistics.median(x[1:]) for x in times)
 print(f"PyTorch {torch.__version__}: a step takes {a:.3f} ms without DDP, {b:.3f} ms with it ({b/a:.3f})")
 dist.destroy_process_group()

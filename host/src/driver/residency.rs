@@ -15,7 +15,7 @@
 //! [`PACKET_BLOCKS`] or more, count by their size: all of them find room beside the large kernels' share, so they never wait for a large
 //! kernel to end, and large kernels become resident when they have ended.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gradsync_device::abi::PACKET_BLOCKS;
 
@@ -59,7 +59,7 @@ struct Entry {
 
 /// The blocks of a recorded launch, which every launch of its graph has, for as long as this lives.
 #[derive(Debug)]
-pub(crate) struct RecordedBlocks(Recorded);
+struct RecordedBlocks(Recorded);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Recorded {
@@ -142,15 +142,24 @@ impl Claim {
         lock().places(self.entry.device, self.multiprocessors, blocks_of_multiprocessor)
     }
 
-    /// Claims slots for a launch of `blocks` blocks that is being recorded, for as long as the result lives.
+    /// Claims slots for a launch of `blocks` blocks, if the queue's work is being recorded, for as long as the graph lives.
     ///
     /// # Errors
     /// The error of [`new`](Self::new), where another communicator has been added since the call of [`places`](Self::places).
-    pub(crate) fn record(&self, blocks_of_multiprocessor: u64, blocks: u64) -> Result<RecordedBlocks, CudaError> {
+    pub(crate) fn keep_for_recording(
+        &self,
+        queue: &Queue,
+        blocks_of_multiprocessor: u64,
+        blocks: u64,
+    ) -> Result<(), CudaError> {
+        if !queue.is_capturing()? {
+            return Ok(());
+        }
         let (device, multiprocessors) = (self.entry.device, self.multiprocessors);
         let launch = Recorded { device, multiprocessors, blocks_of_multiprocessor, blocks };
         lock().record(launch)?;
-        Ok(RecordedBlocks(launch))
+        let recorded = Arc::new(RecordedBlocks(launch));
+        queue.keep_for_recording(|| recorded)
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::peers::peers;
+use super::peers::{expose, factor, peers, share};
 use crate::agreement::{Plan, agree, all_prepared};
 use crate::call::{Value, scope};
 use crate::comm::{Call, Collective, Communicator, Ledger, Operands, Operation, Ranks, ReduceOp, Scaling};
@@ -37,13 +37,14 @@ const LARGEST: usize = 64 << 20;
 /// ```
 ///
 /// Which sums are small: all-reduces (`Sum` and `Mean`, without [`Scaling`]) of at most the number of bytes that it was made for, in the
-/// queue that it was made for, on every rank alike. Their result is the sum of [`OrderedAllReduce`](crate::ops::OrderedAllReduce), with the same bits on all ranks and in every run:
-/// in rank order, in `f64`, each element times `1/P` for a mean, rounded once. Tensors may lie anywhere in device memory, at any address
-/// that suits their dtype.
+/// queue that it was made for, on every rank alike. Their result is the sum of [`OrderedAllReduce`](crate::ops::OrderedAllReduce), with the
+/// same bits on all ranks and in every run: in rank order, in `f64`, each element times `1/P` for a mean, rounded once. Tensors may lie
+/// anywhere in device memory, at any address that suits their dtype.
 ///
 /// Up to a threshold every rank sends all data to all others (one shot: half a round trip); above it, each rank sums up one window (two
 /// shots, less traffic). Data travel in packets beside flags, like NCCL's protocol LL, so that they take twice their size on the links: on
-/// GPUs that are connected by links, large tensors are faster over NCCL. The mailboxes take 8 times the largest small tensor on every rank, and stay occupied until every rank has dropped its own object.
+/// GPUs that are connected by links, large tensors are faster over NCCL. The mailboxes take 8 times the largest small tensor on every rank,
+/// and stay occupied until every rank has dropped its own object.
 pub struct LowLatency<'c> {
     below: &'c dyn Communicator<Cuda>,
     queue: Queue,
@@ -134,7 +135,7 @@ impl<'c> LowLatency<'c> {
     /// Runs a small call.
     fn sum(&self, Small { mapped, input, output, op, shots }: Small<'_>) -> Result<()> {
         self.queue.keep_for_recording(|| mapped.clone())?;
-        let factor = if op == ReduceOp::Mean { 1.0 / self.world_size() as f64 } else { 1.0 };
+        let factor = factor(op, self.world_size());
         let call = Call::new(Operation::OrderedAllReduce(op), input.len(), input.dtype());
         peers(self.below).run_kernels(call, &self.queue, &mut || {
             if input.is_empty() {
@@ -239,14 +240,10 @@ fn map(of: Operation, below: &dyn Communicator<Cuda>, queue: &Queue, most_bytes:
         queue.synchronize()?;
         Ok((mailbox, flags))
     })();
-    let (mailbox, mut flags) = all_prepared(of, below, prepared)?;
-    let Some(lists) = flags.give(|list| sharing.share(list))? else { return Ok(None) };
-    let mut exposure = Exposure::new(queue, rank, flags, lists.into_parts());
-    exposure.export(mailbox.memory());
-    let Some(shared) = sharing.share(mailbox.as_slice())? else { return Ok(None) };
-    let (abort, sharers) = (shared.abort_flag().clone(), shared.sharers());
-    let (mailboxes, mappings) = shared.into_parts();
-    exposure.import(mappings);
+    let (mailbox, flags) = all_prepared(of, below, prepared)?;
+    let Some(mut exposure) = expose(sharing, queue, rank, flags)? else { return Ok(None) };
+    let shared = share(sharing, &mut exposure, mailbox.memory(), mailbox.as_slice())?;
+    let Some((mailboxes, abort, sharers)) = shared else { return Ok(None) };
     let group = Claim::new(queue, abort.address(), sharers).map_err(Into::into).and_then(|claim| {
         // SAFETY: the exposure keeps the mailboxes of all ranks, which have the length for these bytes and are cleared; the flag lives as
         // long.

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::peers::{Connection, peers};
+use super::peers::{Connection, factor, peers};
 use crate::agreement::{Plan, agree, same_plan};
 use crate::buffer::GradientBuffer;
 use crate::call::Value;
@@ -217,11 +217,6 @@ fn check_op(op: ReduceOp) -> Result<()> {
     }
     let reason = format!("{op} has no order of additions; the transport's own is reproducible");
     Err(Error::InvalidArgument { operation: OPERATION, reason })
-}
-
-/// The factor of every rank's elements.
-fn factor(op: ReduceOp, world_size: usize) -> f64 {
-    if op == ReduceOp::Mean { 1.0 / world_size as f64 } else { 1.0 }
 }
 
 /// The range of elements that `rank` adds.

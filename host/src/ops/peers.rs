@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
-use crate::comm::Communicator;
-use crate::driver::{Claim, DeviceBuffer, DeviceSlice, Exposure, FlagList, HostFlag, Memory, Queue};
+use crate::comm::{Communicator, ReduceOp};
+use crate::driver::{Claim, DeviceBuffer, DeviceSlice, Exposure, FlagList, HostFlag, Memory, Queue, Sharers};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 use crate::kernels::cuda::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
@@ -65,18 +65,10 @@ impl Connection {
             queue.synchronize()?;
             Ok(Prepared { flags, mailbox, received, rest })
         })();
-        let Prepared { mut flags, mailbox, received, rest } = all_prepared(operation, comm, prepared)?;
+        let Prepared { flags, mailbox, received, rest } = all_prepared(operation, comm, prepared)?;
 
-        let Some(shared) = flags.give(|list| peers.share(list))? else { return Ok(None) };
-        let mut exposure = Exposure::new(queue, rank, flags, shared.into_parts());
-        let mut share = |memory: &Arc<Memory>, data: DeviceSlice<'_>| {
-            exposure.export(memory);
-            let Some(shared) = peers.share(data)? else { return Ok(None) };
-            let (abort, sharers) = (shared.abort_flag().clone(), shared.sharers());
-            let (addresses, mappings) = shared.into_parts();
-            exposure.import(mappings);
-            Ok::<_, Error>(Some((addresses, abort, sharers)))
-        };
+        let Some(mut exposure) = expose(peers, queue, rank, flags)? else { return Ok(None) };
+        let mut share = |memory: &Arc<Memory>, data| share(peers, &mut exposure, memory, data);
         let Some((mailboxes, ..)) = share(mailbox.memory(), mailbox.as_slice())? else { return Ok(None) };
         let Some((slots, ..)) = share(received.memory(), received.as_slice())? else { return Ok(None) };
         let Some((arenas, abort, sharers)) = share(buffer.memory(), buffer.as_slice())? else { return Ok(None) };
@@ -122,6 +114,40 @@ impl Connection {
         let reason = "the peers have mapped another buffer, the one that this was made for".into();
         Err(Error::InvalidArgument { operation, reason })
     }
+}
+
+/// An exposure without memory yet, whose list of flags the peers have; `None`, on every rank, if a list cannot be accessed.
+pub(super) fn expose(
+    peers: &dyn PeerMemory,
+    queue: &Queue,
+    rank: usize,
+    mut flags: FlagList,
+) -> Result<Option<Exposure>> {
+    let shared = flags.give(|list| peers.share(list))?;
+    Ok(shared.map(|shared| Exposure::new(queue, rank, flags, shared.into_parts())))
+}
+
+/// The addresses of memory that every rank shares, the abort flag of the kernels that use it, and the ranks on this rank's GPU.
+pub(super) type Shared = (Vec<u64>, Arc<HostFlag>, Sharers);
+
+/// Shares memory of this rank, which the exposure keeps from now on; `None`, on every rank, if some memory cannot be accessed.
+pub(super) fn share(
+    peers: &dyn PeerMemory,
+    exposure: &mut Exposure,
+    memory: &Arc<Memory>,
+    data: DeviceSlice<'_>,
+) -> Result<Option<Shared>> {
+    exposure.export(memory);
+    let Some(shared) = peers.share(data)? else { return Ok(None) };
+    let (abort, sharers) = (shared.abort_flag().clone(), shared.sharers());
+    let (addresses, mappings) = shared.into_parts();
+    exposure.import(mappings);
+    Ok(Some((addresses, abort, sharers)))
+}
+
+/// The factor of every rank's elements in a sum or a mean that kernels compute.
+pub(super) fn factor(op: ReduceOp, world_size: usize) -> f64 {
+    if op == ReduceOp::Mean { 1.0 / world_size as f64 } else { 1.0 }
 }
 
 /// The peers of a group whose kernels reach each other's memory.

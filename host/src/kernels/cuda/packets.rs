@@ -2,8 +2,6 @@
 //!
 //! This module only launches kernels; the transport knows the peers, and monitors them.
 
-use std::sync::Arc;
-
 use gradsync_device::abi::{Mailboxes, PACKET_BLOCKS, PACKET_DATA_BYTES, PEER_THREADS};
 
 use super::segments::width;
@@ -102,10 +100,7 @@ impl PacketGroup {
         let of_a_thread = if shots == Shots::One { packets } else { packets.div_ceil(self.world_size) };
         let places = self.claim.places(PACKET_BLOCKS.into());
         let blocks = (of_a_thread as u64).div_ceil(PEER_THREADS.into()).min(places);
-        if self.queue.is_capturing()? {
-            let recorded = Arc::new(self.claim.record(PACKET_BLOCKS.into(), blocks)?);
-            self.queue.keep_for_recording(|| recorded)?;
-        }
+        self.claim.keep_for_recording(&self.queue, PACKET_BLOCKS.into(), blocks)?;
         let entry = shots.entry(source.dtype(), width(self.world_size));
         let arguments = [
             pointer(self.table.as_slice()),

@@ -3,7 +3,6 @@
 //! This module only launches kernels; the transport knows the peers, and monitors them.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use gradsync_device::abi::{GRAM_WIDTHS, LaunchBounds, MOST_PEERS, Peers, peer_senders};
 
@@ -186,10 +185,7 @@ impl PeerGroup {
     /// The conditions of [`Queue::launch`].
     unsafe fn launch(&self, blocks: u64, jobs: u64, arguments: &[Argument]) -> Result<()> {
         let blocks = blocks.min(jobs);
-        if self.queue.is_capturing()? {
-            let recorded = Arc::new(self.claim.record(self.blocks_of_multiprocessor(), blocks)?);
-            self.queue.keep_for_recording(|| recorded)?;
-        }
+        self.claim.keep_for_recording(&self.queue, self.blocks_of_multiprocessor(), blocks)?;
         // SAFETY: the caller's promise.
         unsafe { self.queue.launch(&self.entry, blocks, arguments) }?;
         self.barrier()
