@@ -501,16 +501,13 @@ impl Handshake {
 
 impl Drop for Handshake {
     fn drop(&mut self) {
-        if self.failure.borrow().is_some() {
-            return;
-        }
-        if std::thread::panicking() {
+        if std::thread::panicking() && !self.has_failed() {
             let (rank, operation) = (self.link.rank(), Operation::Exchange);
             let error = CommError::PeerGone { operation, rank, departure: Departure::Panicked };
             self.fail(operation, Failure { error, is_unreported: true });
-        } else {
-            self.link.leave();
         }
+        let completed = self.completed.get();
+        self.link.leave(self.failure.take().map(|error| Record::Failed { completed, error }));
     }
 }
 

@@ -91,8 +91,9 @@ pub(in crate::comm) trait Link: fmt::Debug + Send {
     /// Makes the link of these ranks, in this order. This rank is one of them, and all of them have reserved the number.
     fn among(&self, members: &[usize], number: u64) -> Box<dyn Link>;
 
-    /// Leaves in good order. All ranks do so, at different times.
-    fn leave(&mut self);
+    /// Leaves the group. All ranks do so, at different times. After a failure, a transport that reports departures sends `failure` to all
+    /// other ranks before it: a rank may learn of this departure before the rank that has found the failure tells it.
+    fn leave(&mut self, failure: Option<Record>);
 
     /// Ends this process, and if the transport can, all processes of the job.
     fn abort(&self, code: i32) -> !;

@@ -142,18 +142,20 @@ impl Link for ProcessLink {
         Box::new(Self::over(self.mesh.clone(), number, rank, numbers))
     }
 
-    /// Does nothing: dropping the link leaves the group.
-    fn leave(&mut self) {}
+    fn leave(&mut self, failure: Option<Record>) {
+        let failure = failure.map(|record| record.encode());
+        for (_, number) in self.others() {
+            let mut peer = self.mesh.peer(number);
+            if let Some(failure) = &failure {
+                peer.connection.push(Kind::Record, self.group, failure);
+            }
+            peer.leave(self.group);
+        }
+    }
 
     /// The other ranks detect the end of this process without a further message.
     fn abort(&self, code: i32) -> ! {
         std::process::exit(code)
-    }
-}
-
-impl Drop for ProcessLink {
-    fn drop(&mut self) {
-        self.others().for_each(|(_, number)| self.mesh.peer(number).leave(self.group));
     }
 }
 

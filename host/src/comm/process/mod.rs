@@ -134,3 +134,37 @@ communicator! {
     ProcessCommunicator,
     /// Groups share the connections of all ranks. Keep groups instead of making them again, which takes several rounds.
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::Rendezvous;
+    use crate::comm::message_passing::Record;
+    use crate::comm::{Collectives, Ranks};
+    use crate::error::{CommError, Error, Operation};
+
+    /// Rank 0 finds a failure, and has told rank 2 but not rank 1. Rank 2 leaves; rank 1 learns of the failure, not only of a departure.
+    #[test]
+    fn a_rank_that_leaves_after_a_failure_passes_it_on() {
+        let (deadline, rendezvous) = (Duration::from_secs(20), Rendezvous::in_process());
+        let connect = |rank: usize| {
+            let member = rendezvous.join(rank, 3).expect("all join");
+            let mesh = Arc::new(making::connect(member, deadline, MemoryUse::MessagesOnly).expect("all connect"));
+            MessagePassing::new(Box::new(ProcessLink::world(mesh)), deadline, MemoryUse::MessagesOnly)
+        };
+        let ranks = std::thread::scope(|scope| {
+            let (scope, connect) = (&scope, &connect);
+            let threads = [0, 1, 2].map(|rank| scope.spawn(move || connect(rank)));
+            threads.map(|thread| thread.join().expect("no panic").expect("all are here"))
+        });
+        let [first, second, third] = ranks;
+        let error = CommError::InvalidCall { operation: Operation::Barrier, rank: 0, reason: "a test".into() };
+        first.link().post(2, Record::Failed { completed: 0, error }).expect("a message");
+        let is_known =
+            |outcome: &Result<()>| matches!(outcome, Err(Error::Comm(CommError::InvalidCall { rank: 0, .. })));
+        assert!(is_known(&third.recv(&mut [0.0f32], 0)));
+        drop(third);
+        let outcome = second.recv(&mut [0.0f32], 2);
+        assert!(is_known(&outcome), "{outcome:?}");
+    }
+}
