@@ -452,12 +452,16 @@ const PEER_REDUCE: &[Param] = &[Pointer, F64, U64, U64];
 const GRAM: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64, U64];
 
 /// Kernels without a dtype.
-pub const PLAIN_ENTRIES: [Entry; 8] = [
+pub const PLAIN_ENTRIES: [Entry; 11] = [
     plain("empty", LaunchBounds::STREAM, &[]),
     // (sums, source, bytes): the exclusive or of the words that each warp reads, a u32 per warp; bytes are a multiple of 4
     plain("sweep", LaunchBounds::STREAM, STREAM),
     // (peers): waits for all ranks, and counts the run
     plain("peer_barrier", LaunchBounds::of_peers(MOST_PEERS), &[Pointer]),
+    // (mailboxes, destination, source, packets, blocks): the destination has room for every rank's source, and gets all but this rank's own
+    Entry { name: "gather_packets_p2", ..GATHER_PACKETS },
+    Entry { name: "gather_packets_p4", ..GATHER_PACKETS },
+    Entry { name: "gather_packets_p8", ..GATHER_PACKETS },
     // (destination, bytes)
     plain("zero", LaunchBounds::STREAM, &[Pointer, U64]),
     plain("zero_segments", LaunchBounds::STREAM, PIECES),
@@ -471,6 +475,13 @@ pub const PLAIN_ENTRIES: [Entry; 8] = [
     // `tree_dots`, and the pair's coefficients go to the layer's row of the tree ([`tree_row`])
     plain("combine_pair", LaunchBounds::LAYER, &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, U64, U64]),
 ];
+
+const GATHER_PACKETS: Entry = Entry {
+    name: "",
+    family: "gather_packets",
+    bounds: LaunchBounds::PACKETS,
+    params: &[Pointer, Pointer, Pointer, U64, U64],
+};
 
 const fn plain(name: &'static str, bounds: LaunchBounds, params: &'static [Param]) -> Entry {
     Entry { name, family: name, bounds, params }

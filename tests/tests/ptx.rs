@@ -125,6 +125,18 @@ fn streaming_kernels_move_16_bytes_at_once() {
                     assert!(end.matches("st.global.b32").count() >= 2, "{arch} {name} does not count its calls");
                     continue;
                 }
+                "gather_packets" => {
+                    for packet in ["ld.relaxed.sys.global.v2.b64", "st.relaxed.sys.global.v2.b64"] {
+                        assert!(body.contains(packet), "{arch} {name} has no {packet}");
+                    }
+                    for at_once in ["ld.global.b64", "st.global.b64"] {
+                        assert!(body.contains(at_once), "{arch} {name} has no {at_once}");
+                    }
+                    assert!(!body.contains("fence"), "{arch} {name} has a fence, which packets do without");
+                    let (_, end) = body.rsplit_once("bar.sync").expect("a barrier at the end");
+                    assert!(end.matches("st.global.b32").count() >= 2, "{arch} {name} does not count its calls");
+                    continue;
+                }
                 // The sending part moves 16 bytes in five unrolled places; the part that multiplies and writes does so too, once for each
                 // vector of its width.
                 "peer_adasum" | "peer_reduce" | "peer_tree" => {

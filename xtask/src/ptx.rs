@@ -159,9 +159,9 @@ fn generate(compiler: &DeviceCompiler) -> Result<(Vec<EntryPoint>, BTreeMap<Stri
     Ok((entries.unwrap_or_default(), files))
 }
 
-/// The part of an entry's name before its first dtype: `cast_f32_bf16` belongs to the family `cast`.
+/// The part of an entry's name before its first dtype or its number of peers: `cast_f32_bf16` belongs to the family `cast`.
 fn family(entry: &str) -> &str {
-    let at = ["_f64", "_f32", "_f16", "_bf16"].iter().filter_map(|dtype| entry.find(dtype)).min();
+    let at = ["_f64", "_f32", "_f16", "_bf16", "_p2", "_p4", "_p8"].iter().filter_map(|dtype| entry.find(dtype)).min();
     at.map_or(entry, |at| &entry[..at])
 }
 

@@ -1,18 +1,18 @@
 //! [`LowLatency`]: a communicator whose small sums are one launch each, by packets that kernels write into each other's mailboxes.
 //!
-//! It maps the mailboxes and chooses the number of shots; `kernels::cuda` launches the kernels, and the communicator below it does all
+//! It chooses the number of shots; `packets` maps the mailboxes, `kernels::cuda` launches the kernels, and the communicator below it does all
 //! other work.
 
 use std::sync::Arc;
 
-use super::peers::{expose, factor, peers, share};
-use crate::agreement::{Plan, agree, all_prepared};
+use super::packets::PacketConnection;
+use super::peers::{factor, peers};
+use crate::agreement::{Plan, agree};
 use crate::call::{Value, scope};
 use crate::comm::{Call, Collective, Communicator, Ledger, Operands, Operation, Ranks, ReduceOp, Scaling};
-use crate::driver::{Claim, DeviceBuffer, DeviceSlice, Exposure, FlagList, HostFlag, Queue};
-use crate::dtype::DType;
+use crate::driver::{DeviceSlice, Queue};
 use crate::error::{Error, Result};
-use crate::kernels::cuda::{MOST_RANKS, PacketGroup, Shots};
+use crate::kernels::cuda::{PacketKernels, Shots};
 use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, PeerMemory};
 
 const OPERATION: &str = "low latency all_reduce";
@@ -49,19 +49,11 @@ pub struct LowLatency<'c> {
     below: &'c dyn Communicator<Cuda>,
     queue: Queue,
     /// The group of the kernels; none where kernels cannot access the memory of all ranks.
-    mapped: Option<Arc<Mapped>>,
+    mapped: Option<Arc<PacketConnection>>,
     /// The largest small tensor, in bytes.
     most_bytes: usize,
     /// The largest tensor that is sent in one shot, in bytes.
     one_shot_bytes: usize,
-}
-
-/// The group, and the memory behind its addresses.
-#[derive(Debug)]
-struct Mapped {
-    group: PacketGroup,
-    _exposure: Exposure,
-    _abort: Arc<HostFlag>,
 }
 
 impl<'c> LowLatency<'c> {
@@ -102,7 +94,7 @@ impl<'c> LowLatency<'c> {
             ("one shot up to bytes", Value::Number(one_shot_bytes)),
         ];
         agree(below, &Plan { lines: &lines, ..Plan::of(OF) }, checked)?;
-        let mapped = map(OF, below, queue, most_bytes)?.map(Arc::new);
+        let mapped = PacketConnection::new(OF, below, queue, (most_bytes, PacketKernels::Sums))?.map(Arc::new);
         let fits = mapped.as_ref().map_or(0, |mapped| mapped.group.most_bytes(Shots::One));
         Ok(Self { below, queue: queue.clone(), mapped, most_bytes, one_shot_bytes: one_shot_bytes.min(fits) })
     }
@@ -134,7 +126,7 @@ impl<'c> LowLatency<'c> {
 
     /// Runs a small call.
     fn sum(&self, Small { mapped, input, output, op, shots }: Small<'_>) -> Result<()> {
-        self.queue.keep_for_recording(|| mapped.clone())?;
+        mapped.keep_for_recording(&self.queue)?;
         let factor = factor(op, self.world_size());
         let call = Call::new(Operation::OrderedAllReduce(op), input.len(), input.dtype());
         peers(self.below).run_kernels(call, &self.queue, &mut || {
@@ -150,7 +142,7 @@ impl<'c> LowLatency<'c> {
 
 /// A sum that takes one launch.
 struct Small<'a> {
-    mapped: &'a Arc<Mapped>,
+    mapped: &'a Arc<PacketConnection>,
     input: DeviceSlice<'a>,
     output: DeviceSlice<'a>,
     op: ReduceOp,
@@ -227,31 +219,6 @@ impl std::fmt::Debug for LowLatency<'_> {
             .field("one_shot_bytes", one_shot_bytes)
             .finish()
     }
-}
-
-/// The mailboxes of all ranks; `None`, on every rank, where there are none.
-fn map(of: Operation, below: &dyn Communicator<Cuda>, queue: &Queue, most_bytes: usize) -> Result<Option<Mapped>> {
-    let (rank, world_size) = (below.rank(), below.world_size());
-    let Some(sharing) = below.sharing().filter(|_| (2..=MOST_RANKS).contains(&world_size)) else { return Ok(None) };
-    let prepared = (|| {
-        let mailbox = DeviceBuffer::zeroed(queue, DType::F64, PacketGroup::mailbox_len(most_bytes, world_size))?;
-        let flags = FlagList::new(queue, world_size)?;
-        // The mailbox is cleared before any peer can write to it, since mapping comes later.
-        queue.synchronize()?;
-        Ok((mailbox, flags))
-    })();
-    let (mailbox, flags) = all_prepared(of, below, prepared)?;
-    let Some(mut exposure) = expose(sharing, queue, rank, flags)? else { return Ok(None) };
-    let shared = share(sharing, &mut exposure, mailbox.memory(), mailbox.as_slice())?;
-    let Some((mailboxes, abort, sharers)) = shared else { return Ok(None) };
-    let group = Claim::new(queue, abort.address(), sharers).map_err(Into::into).and_then(|claim| {
-        // SAFETY: the exposure keeps the mailboxes of all ranks, which have the length for these bytes and are cleared; the flag lives as
-        // long.
-        unsafe { PacketGroup::new(queue, (rank, abort.address()), &mailboxes, most_bytes, claim) }
-    });
-    // The peers' kernels write to this memory without waiting, so no rank continues before all have reached this point.
-    let group = all_prepared(of, below, group)?;
-    Ok(Some(Mapped { group, _exposure: exposure, _abort: abort }))
 }
 
 /// The largest tensor for which one shot is faster than two, in bytes: measured on an H100 with ranks that share it.

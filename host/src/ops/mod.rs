@@ -28,6 +28,8 @@ pub mod offline;
 #[cfg(feature = "cuda")]
 mod ordered;
 #[cfg(feature = "cuda")]
+mod packets;
+#[cfg(feature = "cuda")]
 mod peers;
 pub mod send_recv;
 pub mod tensor_parallel;

@@ -21,22 +21,26 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     report.case("communicator", || comm = Some(context.communicator(0, &context.options())));
     let Some(comm) = comm else { return };
     let queue = &context.queue;
-    for (name, algorithm, by_peers) in [
-        ("gram", Algorithm::Gram, true),
-        ("gram over nccl", Algorithm::Gram, false),
-        ("tree over nccl", Algorithm::Tree, false),
+    for (name, algorithm, one_shot_bytes) in [
+        ("gram", Algorithm::Gram, Some(0)),
+        ("gram in one shot", Algorithm::Gram, Some(usize::MAX)),
+        ("gram over nccl", Algorithm::Gram, None),
+        ("tree over nccl", Algorithm::Tree, None),
     ] {
         if algorithm == Algorithm::Tree && !comm.world_size().is_power_of_two() {
             continue;
         }
         report.case(&format!("adasum, {name}"), || {
             let options = AdasumOptions::default().with_algorithm(algorithm);
-            let make = if by_peers { Adasum::new } else { Adasum::over_transport };
+            let make = |buffer: &GradientBuffer<Cuda>| match one_shot_bytes {
+                Some(bytes) => Adasum::with_one_shot_bytes(&comm, buffer, options, bytes),
+                None => Adasum::over_transport(&comm, buffer, options),
+            };
             let mut adasum = None;
             check(queue, &comm, name, |buffer| {
                 let adasum = match &mut adasum {
                     Some(adasum) => adasum,
-                    none => none.insert(make(&comm, buffer, options)?),
+                    none => none.insert(make(buffer)?),
                 };
                 adasum.all_reduce(buffer)
             });

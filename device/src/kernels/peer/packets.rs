@@ -1,5 +1,5 @@
-//! Sums of small tensors in one launch: ranks write packets of data and flags into each other's mailboxes, and each thread waits for the
-//! packets of its own elements alone, so that no barrier is needed.
+//! Sums and all-gathers of small tensors in one launch: ranks write packets of data and flags into each other's mailboxes, and each thread
+//! waits for the packets of its own elements alone, so that no barrier is needed.
 //!
 //! In one shot every rank sends all data to all others and adds them up itself: one transfer, fewest steps. In two shots it sends each rank
 //! that rank's window, adds up its own window and sends the result to all: two transfers, but each link carries the data once or twice,
@@ -354,6 +354,64 @@ unsafe fn two_shot<T: Element, const W: usize, const E: usize>(
         call.end(blocks, |index| if index < results { index < window } else { index - results < window });
     }
 }
+
+/// Writes the source of every other rank to that rank's place in the destination, which has `packets` packets for each rank.
+///
+/// # Safety
+/// The launch's contract.
+#[inline(always)]
+unsafe fn gather<const W: usize>(
+    group: *const Mailboxes,
+    destination: *mut Data,
+    source: *const Data,
+    packets: u32,
+    blocks: u32,
+) {
+    // SAFETY: the caller's promise; a thread alone reads and writes the elements of its packets.
+    unsafe {
+        let call = Call::of(group);
+        let (rank, ranks) = (call.rank as usize, call.ranks as usize);
+        let is_peer = |peer: usize| peer < ranks && peer != rank;
+        let stride = blocks * PEER_THREADS;
+        let first = thread::block_idx_x() as u32 * PEER_THREADS + thread::thread_idx_x() as u32;
+        let mut packet = first;
+        while packet < packets {
+            let data = source.add(packet as usize).read();
+            let mut peer = 0;
+            while peer < W {
+                if is_peer(peer) {
+                    call.send(peer, packet, data);
+                }
+                peer += 1;
+            }
+            packet += stride;
+        }
+        packet = first;
+        while packet < packets {
+            let all = call.receive::<W>(packet, is_peer);
+            let mut writer = 0;
+            while writer < W {
+                if is_peer(writer) {
+                    destination.add(writer * packets as usize + packet as usize).write(all[writer]);
+                }
+                writer += 1;
+            }
+            packet += stride;
+        }
+        call.end(blocks, |index| index < packets);
+    }
+}
+
+macro_rules! gather_of_width {
+    ($($width:literal $suffix:literal)*) => {
+        $(kernel!(["gather_packets" $suffix], LaunchBounds::PACKETS,
+            fn (group: *const Mailboxes, destination: *mut u64, source: *const u64, packets: u64, blocks: u64) {
+            gather::<$width>(group, destination, source, packets as u32, blocks as u32)
+        });)*
+    };
+}
+
+gather_of_width!(2 "_p2" 4 "_p4" 8 "_p8");
 
 macro_rules! of_width {
     ($name:literal $T:ident $width:literal $suffix:literal) => {

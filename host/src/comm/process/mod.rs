@@ -139,8 +139,8 @@ communicator! {
 mod tests {
     use super::*;
     use crate::bootstrap::Rendezvous;
-    use crate::comm::message_passing::Record;
     use crate::comm::Collectives;
+    use crate::comm::message_passing::Record;
     use crate::error::{CommError, Error, Operation};
 
     /// Rank 0 finds a failure, and has told rank 2 but not rank 1. Rank 2 leaves; rank 1 learns of the failure, not only of a departure.

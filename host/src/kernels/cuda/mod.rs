@@ -10,7 +10,7 @@ mod packets;
 mod segments;
 
 pub use elementwise::{accumulate, accumulate_all, all_finite, cast, cast_all, pack, scale, unpack, zero, zero_all};
-pub(crate) use packets::{PacketGroup, Shots};
+pub(crate) use packets::{PacketGroup, PacketKernels, Shots};
 pub use segments::SegmentWorkspace;
 pub(crate) use segments::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
 

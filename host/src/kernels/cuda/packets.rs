@@ -1,12 +1,12 @@
-//! Sums of small tensors by kernels that send packets to the mailboxes of peers ([`PacketGroup`]), in one launch.
+//! Sums and all-gathers of small tensors by kernels that send packets to the mailboxes of peers ([`PacketGroup`]), in one launch.
 //!
 //! This module only launches kernels; the transport knows the peers, and monitors them.
 
 use gradsync_device::abi::{Mailboxes, PACKET_BLOCKS, PACKET_DATA_BYTES, PEER_THREADS};
 
 use super::segments::width;
-use super::{pointer, upload_words};
-use crate::driver::{Argument, Claim, DeviceBuffer, DeviceSlice, Queue};
+use super::{pointer, pointer_mut, upload_words};
+use crate::driver::{Argument, Claim, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
 
@@ -27,6 +27,31 @@ impl Shots {
     }
 }
 
+/// The operations of a group, whose kernels are loaded when the group is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PacketKernels {
+    Sums,
+    Gather,
+}
+
+impl PacketKernels {
+    /// The names of the kernels for so many ranks.
+    fn entries(self, world_size: usize) -> Vec<String> {
+        let width = width(world_size);
+        match self {
+            Self::Gather => vec![gather_entry(width)],
+            Self::Sums => {
+                let both = |dtype| [Shots::One, Shots::Two].map(|shots: Shots| shots.entry(dtype, width));
+                DType::ALL.into_iter().flat_map(both).collect()
+            }
+        }
+    }
+}
+
+fn gather_entry(width: usize) -> String {
+    format!("gather_packets_p{width}")
+}
+
 /// One rank's view of a group whose kernels send each other packets, on the device.
 #[derive(Debug)]
 pub(crate) struct PacketGroup {
@@ -44,6 +69,11 @@ impl PacketGroup {
         Mailboxes::mailbox_bytes(Mailboxes::slot_packets_for(bytes, world_size), world_size) / DType::F64.size_bytes()
     }
 
+    /// The size of tensors in whose mailboxes a tensor of `bytes` bytes fits in one shot.
+    pub(crate) fn bytes_for_one_shot(bytes: usize, world_size: usize) -> usize {
+        (bytes * world_size).div_ceil(2)
+    }
+
     /// Loads the kernels, before any rank waits for them in a kernel, and uploads the table of the group of `rank`. `mailboxes` are the
     /// addresses of all ranks' mailboxes, in rank order, for tensors of up to `bytes` bytes.
     ///
@@ -52,18 +82,14 @@ impl PacketGroup {
     /// and its work is in the queue, and cleared before any rank's first call. `abort` is the address of a flag that lives as long.
     pub(crate) unsafe fn new(
         queue: &Queue,
+        kernels: PacketKernels,
         (rank, abort): (usize, u64),
-        mailboxes: &[u64],
-        bytes: usize,
+        (mailboxes, bytes): (&[u64], usize),
         claim: Claim,
     ) -> Result<Self> {
         let world_size = mailboxes.len();
         let slot_packets = Mailboxes::slot_packets_for(bytes, world_size);
-        for dtype in DType::ALL {
-            for shots in [Shots::One, Shots::Two] {
-                queue.load(&shots.entry(dtype, width(world_size)))?;
-            }
-        }
+        kernels.entries(world_size).iter().try_for_each(|entry| queue.load(entry))?;
         let group = Mailboxes {
             rank: rank as u64,
             world_size: world_size as u64,
@@ -97,10 +123,7 @@ impl PacketGroup {
         shots: Shots,
     ) -> Result<()> {
         let packets = (source.len() * source.dtype().size_bytes()).div_ceil(PACKET_DATA_BYTES);
-        let of_a_thread = if shots == Shots::One { packets } else { packets.div_ceil(self.world_size) };
-        let places = self.claim.places(PACKET_BLOCKS.into());
-        let blocks = (of_a_thread as u64).div_ceil(PEER_THREADS.into()).min(places);
-        self.claim.keep_for_recording(&self.queue, PACKET_BLOCKS.into(), blocks)?;
+        let blocks = self.blocks(if shots == Shots::One { packets } else { packets.div_ceil(self.world_size) })?;
         let entry = shots.entry(source.dtype(), width(self.world_size));
         let arguments = [
             pointer(self.table.as_slice()),
@@ -112,6 +135,29 @@ impl PacketGroup {
         ];
         // SAFETY: the caller's promise, and the promise made to `new`.
         Ok(unsafe { self.queue.launch(&entry, blocks, &arguments) }?)
+    }
+
+    /// Writes the source of every other rank to that rank's place in `destination`; this rank's own place stays as it is.
+    ///
+    /// # Safety
+    /// The source is not empty, and has a multiple of 8 bytes that is at most [`most_bytes`](Self::most_bytes) of one shot, at an address that
+    /// is a multiple of 8. The destination has its dtype and length for each rank, at such an address, and is disjoint from it. Both belong
+    /// to the group's queue. Every rank calls it with a source of as many bytes.
+    pub(crate) unsafe fn gather(&self, destination: &DeviceSliceMut<'_>, source: DeviceSlice<'_>) -> Result<()> {
+        let packets = source.len() * source.dtype().size_bytes() / PACKET_DATA_BYTES;
+        let blocks = self.blocks(packets)?;
+        let arguments =
+            [pointer(self.table.as_slice()), pointer_mut(destination), pointer(source), packets.into(), blocks.into()];
+        // SAFETY: the caller's promise, and the promise made to `new`.
+        Ok(unsafe { self.queue.launch(&gather_entry(width(self.world_size)), blocks, &arguments) }?)
+    }
+
+    /// The number of blocks of a launch with this many packets for a thread each; a recorded launch keeps their places.
+    fn blocks(&self, packets: usize) -> Result<u64> {
+        let places = self.claim.places(PACKET_BLOCKS.into());
+        let blocks = (packets as u64).div_ceil(PEER_THREADS.into()).min(places);
+        self.claim.keep_for_recording(&self.queue, PACKET_BLOCKS.into(), blocks)?;
+        Ok(blocks)
     }
 }
 

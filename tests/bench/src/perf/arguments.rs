@@ -187,6 +187,9 @@ pub(crate) struct Perf {
     /// Compare adasum on GPUs with NCCL's sum, instead of the staged mode
     #[arg(long, conflicts_with_all = ["tensors", "model", "launch", "no_baseline"])]
     against_sum: bool,
+    /// The largest vectors of low_latency_all_reduce, and of adasum over `peer`, that are sent in one shot; the library's choice if left out
+    #[arg(long, value_name = "SIZE", conflicts_with_all = ["tensors", "model", "launch"])]
+    one_shot: Option<Bytes>,
     /// Keep the gradients of adasum over MPI in private memory of each process, not in memory that all of them map
     #[arg(long, conflicts_with_all = ["tensors", "model", "launch"])]
     ordinary_buffers: bool,
@@ -261,6 +264,8 @@ pub(crate) struct Counts {
     pub(crate) working_set: Option<usize>,
     /// Whether the baseline of Adasum on GPUs is NCCL's sum in every case.
     pub(crate) against_sum: bool,
+    /// The largest vectors that are sent in one shot, in bytes.
+    pub(crate) one_shot: Option<usize>,
     /// Whether gradients that processes could share are in the private memory of each process.
     pub(crate) ordinary_buffers: bool,
     pub(crate) shared_buffers: bool,
@@ -360,6 +365,7 @@ impl Perf {
                 baseline: !self.no_baseline,
                 working_set: self.working_set.map(|size| size.0),
                 against_sum: self.against_sum,
+                one_shot: self.one_shot.map(|size| size.0),
                 ordinary_buffers: self.ordinary_buffers,
                 shared_buffers: self.shared_buffers,
                 graph_calls: self.graph_calls as usize,

@@ -20,7 +20,9 @@ use crate::checks::Checks;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// By kernels that access peer memory, where there are several ranks.
-    Best,
+    Peers,
+    /// By packets of whole vectors; for the tree, like the former.
+    OneShot,
     /// By the communicator's own collectives.
     Transport,
 }
@@ -28,7 +30,7 @@ pub(super) enum Way {
 impl Way {
     /// The paths that differ for this world size.
     pub(super) fn all(world_size: usize) -> &'static [Way] {
-        if world_size > 1 { &[Way::Best, Way::Transport] } else { &[Way::Best] }
+        if world_size > 1 { &[Way::Peers, Way::OneShot, Way::Transport] } else { &[Way::Peers] }
     }
 
     pub(super) fn prepare<'c>(
@@ -38,7 +40,8 @@ impl Way {
         options: AdasumOptions,
     ) -> Result<Adasum<'c, Cuda>> {
         match self {
-            Way::Best => Adasum::new(comm, buffer, options),
+            Way::Peers => Adasum::with_one_shot_bytes(comm, buffer, options, 0),
+            Way::OneShot => Adasum::with_one_shot_bytes(comm, buffer, options, usize::MAX),
             Way::Transport => Adasum::over_transport(comm, buffer, options),
         }
     }

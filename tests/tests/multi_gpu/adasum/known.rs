@@ -96,7 +96,7 @@ fn pairs(cases: &Cases<'_>, report: &mut Report) {
             }
         }
     });
-    if cases.runner.way == Way::Best {
+    if cases.runner.way == Way::Peers {
         report.case("granularity", || granularity(cases));
     }
     report.case(&cases.name("overflow and the threshold"), || {

@@ -46,7 +46,7 @@ struct Cases<'c> {
 
 impl<'c> Cases<'c> {
     fn new(context: &'c Context, comm: &'c NcclCommunicator) -> Self {
-        let runner = Runner { queue: &context.queue, comm, way: Way::Best };
+        let runner = Runner { queue: &context.queue, comm, way: Way::Peers };
         Cases { context, runner, formats: &Format::ALL, kinds: &Kind::ADASUM }
     }
 
@@ -57,7 +57,7 @@ impl<'c> Cases<'c> {
     /// The algorithms that support this world size and depend on the path.
     fn algorithms(&self) -> &'static [Algorithm] {
         match self.runner.way {
-            Way::Best if self.world_size().is_power_of_two() => &[Algorithm::Gram, Algorithm::Tree],
+            Way::Peers if self.world_size().is_power_of_two() => &[Algorithm::Gram, Algorithm::Tree],
             _ => &[Algorithm::Gram],
         }
     }
@@ -65,7 +65,8 @@ impl<'c> Cases<'c> {
     /// The name of a case that runs on each path.
     fn name(&self, name: &str) -> String {
         match self.runner.way {
-            Way::Best => name.to_lowercase(),
+            Way::Peers => name.to_lowercase(),
+            Way::OneShot => format!("{}, in one shot", name.to_lowercase()),
             Way::Transport => format!("{}, over NCCL", name.to_lowercase()),
         }
     }

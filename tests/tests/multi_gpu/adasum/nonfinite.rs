@@ -13,7 +13,7 @@ const SHAPES: [&[usize]; 3] = [&[37], &[130], &[5]];
 
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     report.case(&cases.name("one bad element spoils its layer"), || spoiled_layer(cases));
-    if cases.runner.way == Way::Best {
+    if cases.runner.way == Way::Peers {
         report.case("over the whole buffer it spoils everything", || spoiled_buffer(cases));
     }
 }

@@ -86,7 +86,7 @@ fn sweep(device: u32, world_sizes: impl IntoIterator<Item = usize>, source: Kern
 fn check(device: u32, comm: &OneGpu, format: Format, source: KernelSource) {
     let queue = Queue::new(device).unwrap();
     let world_size = comm.world_size();
-    let runner = Runner { queue: &queue, comm, way: Way::Best };
+    let runner = Runner { queue: &queue, comm, way: Way::Peers };
     let runs: [(Algorithm, &[&[usize]]); 3] =
         [(Algorithm::Gram, &SHAPES), (Algorithm::Gram, &MORE_LAYERS), (Algorithm::Tree, &SHAPES)];
     let takes = |algorithm| algorithm == Algorithm::Gram || world_size.is_power_of_two();
@@ -107,7 +107,7 @@ fn check(device: u32, comm: &OneGpu, format: Format, source: KernelSource) {
     sums(&runner, &Case::of(Kind::Random, format, world_size, &SHAPES, 1));
     for kind in [Kind::Random, Kind::NearlyOpposite(1e-6)] {
         let tensors = Tensors::new(kind, format, world_size, &LENS);
-        tensors.check_ways(&queue, comm, &[Way::Best]);
+        tensors.check_ways(&queue, comm, &[Way::Peers]);
         tensors.check_sums(&queue, comm, false);
     }
 

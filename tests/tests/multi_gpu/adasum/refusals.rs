@@ -83,12 +83,20 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         report.case("another buffer than peers have mapped", || {
             let mut own = buffer(cases, COMMON, world_size);
             let mut other = buffer(cases, COMMON, world_size);
-            let mut adasum = Adasum::new(cases.runner.comm, &own, AdasumOptions::default()).unwrap();
+            let mut adasum = Way::Peers.prepare(cases.runner.comm, &own, AdasumOptions::default()).unwrap();
             assert!(adasum.uses_peers(), "GPUs of one machine reach each other");
             let reason = reason(adasum.all_reduce(&mut other));
             assert!(reason.contains("another buffer"), "{reason}");
             adasum.all_reduce(&mut own).unwrap();
             cases.runner.comm.synchronize(cases.runner.queue).unwrap();
+        });
+    }
+    if world_size > 1 {
+        report.case("another size up to which one shot is taken", || {
+            let own = buffer(cases, COMMON, world_size);
+            let bytes = 100 + usize::from(is_odd(cases));
+            let made = Adasum::with_one_shot_bytes(cases.runner.comm, &own, AdasumOptions::default(), bytes);
+            assert!(matches!(made, Err(Error::Disagreement { .. })), "{made:?}");
         });
     }
     report.case("the communicator goes on", || {

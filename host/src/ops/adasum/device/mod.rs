@@ -6,12 +6,14 @@
 mod gram;
 mod hierarchical;
 mod on_device;
+mod one_shot;
 mod over_peers;
 mod staged;
 mod tree;
 
 use self::hierarchical::OnNodes;
 use self::on_device::OnDevice;
+use self::one_shot::OneShot;
 use self::staged::Staged;
 use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
@@ -29,7 +31,7 @@ impl AdasumMemory for Cuda {
         buffer: &GradientBuffer<Self>,
         options: AdasumOptions,
     ) -> Result<Box<dyn Prepared<Self> + 'c>> {
-        Ok(Box::new(OnDevice::new(comm, buffer, options, true)?))
+        Ok(Box::new(OnDevice::new(comm, buffer, options, Some(OneShot::default_bytes(comm.world_size())))?))
     }
 
     fn prepare_on_nodes<'c>(
@@ -50,6 +52,9 @@ impl AdasumMemory for Cuda {
 /// kernels may write to this rank's memory after it has dropped the buffer or this object: the memory stays occupied until every rank has
 /// dropped its own.
 ///
+/// Small arenas are reduced in one shot: one launch sends every rank's vector to all others, and each rank computes the whole result by
+/// itself, with the same bits. Its workspace is the vectors of all ranks, and mailboxes of four times that size.
+///
 /// Elsewhere [`Algorithm::Gram`](crate::ops::Algorithm::Gram) exchanges the vectors once, computes partial Gram matrices of every layer on
 /// each rank's shard, adds them in one small all-reduce, computes the same weights on every rank, and gathers the shards of the result, for
 /// up to 4096 ranks. [`Algorithm::Tree`](crate::ops::Algorithm::Tree) is ONNX Runtime's vector halving, distance doubling, for powers of
@@ -69,7 +74,22 @@ impl<'c> Adasum<'c, Cuda> {
         buffer: &GradientBuffer<Cuda>,
         options: AdasumOptions,
     ) -> Result<Self> {
-        OnDevice::new(comm, buffer, options, false).map(Self::of)
+        OnDevice::new(comm, buffer, options, None).map(Self::of)
+    }
+
+    /// Like [`new`](Self::new), and where kernels can access the peers' memory, arenas of up to `bytes` bytes are reduced in one shot, instead
+    /// of up to the measured threshold; 0 means none. Every rank must call it with the same number. Larger arenas than 16 MiB, and the tree,
+    /// never are.
+    ///
+    /// # Errors
+    /// The errors of [`new`](Self::new); [`Error::Disagreement`](crate::Error::Disagreement) if ranks differ in the number.
+    pub fn with_one_shot_bytes(
+        comm: &'c dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
+        options: AdasumOptions,
+        bytes: usize,
+    ) -> Result<Self> {
+        OnDevice::new(comm, buffer, options, Some(bytes)).map(Self::of)
     }
 
     /// Like [`new`](Self::new), but on the CPUs over a transport of host memory, with the same bits as for buffers in host memory. The host

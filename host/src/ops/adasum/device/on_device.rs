@@ -4,16 +4,20 @@
 
 use super::OPERATION;
 use super::gram::Gram;
+use super::one_shot::OneShot;
 use super::over_peers::Peers;
 use super::tree::Tree;
 use crate::agreement::{all_prepared, same_plan};
 use crate::buffer::GradientBuffer;
-use crate::call::scope;
+use crate::call::{Value, scope};
 use crate::comm::Communicator;
 use crate::error::{Operation, Result};
 use crate::memory::Cuda;
 use crate::ops::adasum::Prepared;
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
+
+/// The limit of the size of arenas in one shot, in bytes: mailboxes take four times that for each rank, on every rank.
+const MOST_ONE_SHOT_BYTES: usize = 16 << 20;
 
 /// Adasum of all ranks at once.
 #[derive(Debug)]
@@ -29,6 +33,7 @@ pub(super) struct OnDevice<'c> {
 enum Steps {
     /// A world of one rank: its vector is the result.
     Alone(AdasumReport),
+    OneShot(Box<OneShot>),
     Peers(Box<Peers>),
     Gram(Box<Gram>),
     Tree(Box<Tree>),
@@ -56,23 +61,32 @@ impl Steps {
 
 impl<'c> OnDevice<'c> {
     /// Prepares the reduction by kernels over peers' memory, if `with_peers` allows it and the ranks' kernels can access that memory, or
-    /// else over the communicator's own collectives.
+    /// else over the communicator's own collectives. Such kernels take one shot for arenas of up to as many bytes as `with_peers` says,
+    /// except for the tree.
     pub(super) fn new(
         comm: &'c dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
         options: AdasumOptions,
-        with_peers: bool,
+        with_peers: Option<usize>,
     ) -> Result<Self> {
         let (world_size, table) = (comm.world_size(), buffer.table());
         let operation = Operation::AdasumAllReduce(options);
         let _scope = scope::within(operation);
-        same_plan(operation, comm, table, &[], options.algorithm.check_ranks(OPERATION, world_size))?;
+        let one_shot_bytes = with_peers.unwrap_or(0);
+        let lines = [("one shot up to bytes", Value::Number(one_shot_bytes))];
+        same_plan(operation, comm, table, &lines, options.algorithm.check_ranks(OPERATION, world_size))?;
         let bytes = table.arena_len() * table.dtype().size_bytes();
         let options = AdasumOptions { algorithm: options.algorithm.chosen(world_size, bytes), ..options };
-        let peers =
-            if with_peers && world_size > 1 { Peers::connect(comm, buffer, (operation, options))? } else { None };
-        let steps = match peers {
-            Some(peers) => Steps::Peers(Box::new(peers)),
+        let is_small = (1..=one_shot_bytes.min(MOST_ONE_SHOT_BYTES)).contains(&bytes);
+        let steps = if with_peers.is_none() || world_size == 1 {
+            None
+        } else if is_small && options.algorithm != Algorithm::Tree {
+            OneShot::connect(comm, buffer, (operation, options.granularity))?.map(Box::new).map(Steps::OneShot)
+        } else {
+            Peers::connect(comm, buffer, (operation, options))?.map(Box::new).map(Steps::Peers)
+        };
+        let steps = match steps {
+            Some(steps) => steps,
             None => all_prepared(operation, comm, Steps::without_peers(comm, buffer, options))?,
         };
         Ok(Self { comm, operation, fingerprint: table.fingerprint(), steps })
@@ -87,6 +101,7 @@ impl Prepared<Cuda> for OnDevice<'_> {
         let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), len = buffer.as_slice().len()).entered();
         match &mut self.steps {
             Steps::Alone(_) => Ok(()),
+            Steps::OneShot(one_shot) => one_shot.run(comm, buffer),
             Steps::Peers(peers) => peers.run(comm, buffer),
             Steps::Gram(gram) => gram.run(comm, comm, buffer.as_mut_slice()),
             Steps::Tree(tree) => tree.run(comm, None, buffer.as_mut_slice()),
@@ -96,6 +111,7 @@ impl Prepared<Cuda> for OnDevice<'_> {
     fn report(&self) -> Result<AdasumReport> {
         Ok(match &self.steps {
             Steps::Alone(report) => report.clone(),
+            Steps::OneShot(one_shot) => one_shot.report()?,
             Steps::Peers(peers) => peers.report()?,
             Steps::Gram(gram) => gram.report()?,
             Steps::Tree(_) => AdasumReport::of_tree(),
@@ -103,6 +119,6 @@ impl Prepared<Cuda> for OnDevice<'_> {
     }
 
     fn uses_peers(&self) -> bool {
-        matches!(self.steps, Steps::Peers(_))
+        matches!(self.steps, Steps::OneShot(_) | Steps::Peers(_))
     }
 }

@@ -84,8 +84,11 @@ impl<'a> Reduction<'a> {
                 buffers.push((buffer, adasum));
                 continue;
             }
-            let make = if with_peers { Adasum::new } else { Adasum::over_transport };
-            let adasum = make(comm, &buffer, options)?;
+            let adasum = match counts.one_shot {
+                _ if !with_peers => Adasum::over_transport(comm, &buffer, options)?,
+                Some(bytes) => Adasum::with_one_shot_bytes(comm, &buffer, options, bytes)?,
+                None => Adasum::new(comm, &buffer, options)?,
+            };
             if with_peers && !adasum.uses_peers() {
                 return Err(unreachable_peers());
             }

@@ -77,7 +77,11 @@ impl<'a> Collective<'a> {
             .transpose()?;
         let low_latency = match row.operation {
             Operation::LowLatencyAllReduce => {
-                let made = LowLatency::new(comm, queue, row.bytes().max(MAILBOXES))?;
+                let most_bytes = row.bytes().max(MAILBOXES);
+                let made = match counts.one_shot {
+                    Some(bytes) => LowLatency::with_one_shot_bytes(comm, queue, most_bytes, bytes)?,
+                    None => LowLatency::new(comm, queue, most_bytes)?,
+                };
                 if !made.is_mapped() {
                     return Err(unreachable_peers());
                 }
