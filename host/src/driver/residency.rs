@@ -10,10 +10,12 @@
 //! A recorded launch keeps the number of blocks that it was recorded with. So a communicator is refused as long as a graph lives whose
 //! blocks would not fit any more beside that communicator's, and a graph that is recorded afterwards has fewer.
 //!
-//! Kernels of NCCL wait too. Where ranks share a GPU, a quarter of the multiprocessors is left to them, for `NCCL_MAX_NCHANNELS` to stay
-//! within. A block of a large kernel then counts as a whole multiprocessor. Blocks of small kernels, of which a multiprocessor holds
-//! [`PACKET_BLOCKS`] or more, count by their size: all of them find room beside the large kernels' share, so they never wait for a large
-//! kernel to end, and large kernels become resident when they have ended.
+//! Where ranks share a GPU, the blocks of ranks that wait must also leave room for the other kernels of a rank that is still on its way to
+//! the launch: kernels of any size, and those of NCCL, which wait too. A waiting block can keep such a kernel off its multiprocessor, for
+//! example because a multiprocessor changes the size of its shared memory only while it is idle. So a quarter of the multiprocessors is
+//! left to them, for `NCCL_MAX_NCHANNELS` to stay within, and each block counts as a whole multiprocessor. The launches of all ranks have
+//! the other multiprocessors together. Of small kernels, of which a multiprocessor holds [`PACKET_BLOCKS`] or more, the launches of all
+//! ranks but one have them: the blocks of the last launch find room beside the others, and then no launch waits for another one to end.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -188,10 +190,12 @@ fn places<'a>(multiprocessors: u64, blocks: u64, claims: impl Iterator<Item = &'
         processes = processes.max(sharers.processes as u64);
         is_shared |= sharers.ranks > 1;
     }
-    let of_multiprocessor = if is_shared && blocks < PACKET_BLOCKS.into() { 1 } else { blocks };
-    let left = if is_shared { multiprocessors - multiprocessors / 4 } else { multiprocessors };
-    let all = left * of_multiprocessor;
-    (all / (owners.len().max(1) as u64 * processes)).max(1)
+    let launches = owners.len().max(1) as u64 * processes;
+    if !is_shared {
+        return (multiprocessors * blocks / launches).max(1);
+    }
+    let waiting = if blocks < PACKET_BLOCKS.into() { launches } else { launches.saturating_sub(1) };
+    ((multiprocessors - multiprocessors / 4) / waiting.max(1)).max(1)
 }
 
 #[cfg(test)]
@@ -220,11 +224,14 @@ mod tests {
                 assert!(each >= 1);
                 assert!(each * launches <= 264 || each == 1, "{each} for each of {launches}");
                 assert!(ranks == 1 || each * launches <= 99 || each == 1, "{each} for each of {launches}, and NCCL");
-                // Small blocks fit on the multiprocessors that large ones of the other communicators leave.
-                let small = places(132, PACKET_BLOCKS.into(), claims.iter()) * processes as u64;
-                let large = each * (launches - processes as u64);
-                let room = if ranks == 1 { 132 - large / 2 } else { 99 - large.min(99) } * u64::from(PACKET_BLOCKS);
-                assert!(small <= room || each == 1, "{small} small blocks beside {large} large ones of {launches}");
+                // Small blocks of all launches but one leave multiprocessors free, also beside large blocks; all together find room.
+                let small = places(132, PACKET_BLOCKS.into(), claims.iter());
+                if ranks == 1 {
+                    assert!(small * launches <= 132 * u64::from(PACKET_BLOCKS), "{small} for each of {launches}");
+                } else {
+                    assert!(each <= small && (small * (launches - 1) <= 99 || small == 1), "{small} of {launches}");
+                    assert!(small * launches <= 132 * u64::from(PACKET_BLOCKS), "{small} for each of {launches}");
+                }
             }
         }
     }

@@ -39,11 +39,13 @@ struct Fault {
     is_blocking: bool,
     /// Whether the fault occurs before ranks have connected, so that calls of NCCL hang instead of kernels.
     is_cold: bool,
+    /// Whether ranks are threads of one process, whose calls wait until they have been compared.
+    are_threads: bool,
 }
 
 impl Fault {
     const fn new(act: Act) -> Self {
-        Fault { act, rank: LOST, work: Kind::AllReduce, is_blocking: true, is_cold: false }
+        Fault { act, rank: LOST, work: Kind::AllReduce, is_blocking: true, is_cold: false, are_threads: false }
     }
 
     /// This fault while kernels access the rank's memory.

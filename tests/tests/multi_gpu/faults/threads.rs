@@ -15,7 +15,7 @@ pub(super) fn run(context: &Context, report: &mut Report) {
     let Some(referee) = referee else { return };
     for (index, (name, act)) in [("returns early", Act::Leave), ("panics", Act::Panic)].into_iter().enumerate() {
         report.case(name, || {
-            let (fault, generation) = (Fault::new(act), 2 + 2 * index as u64);
+            let (fault, generation) = (Fault { are_threads: true, ..Fault::new(act) }, 2 + 2 * index as u64);
             let comm = connect(context, fault, generation);
             if context.rank == fault.rank {
                 Act::perform(fault, &context.queue, comm);
