@@ -163,6 +163,10 @@ fn check_gpus(settings: &Settings, task: &Task, places: &Places) -> Result<(), P
     if settings.counts.against_sum && !is_adasum_of_gpus {
         return refuse("--against-sum: only adasum of GPUs is held against something else".into());
     }
+    let has_shots = is_adasum_of_gpus || settings.operations.contains(&Operation::LowLatencyAllReduce);
+    if let Some(bytes) = settings.counts.one_shot.filter(|_| !has_shots) {
+        return refuse(format!("--one-shot {bytes}: only low_latency_all_reduce and adasum of GPUs have shots"));
+    }
     if !matches!(task, Task::Launch) {
         return Ok(());
     }
