@@ -459,9 +459,9 @@ pub const PLAIN_ENTRIES: [Entry; 11] = [
     // (peers): waits for all ranks, and counts the run
     plain("peer_barrier", LaunchBounds::of_peers(MOST_PEERS), &[Pointer]),
     // (mailboxes, destination, source, packets, blocks): the destination has room for every rank's source, and gets all but this rank's own
-    Entry { name: "gather_packets_p2", ..GATHER_PACKETS },
-    Entry { name: "gather_packets_p4", ..GATHER_PACKETS },
-    Entry { name: "gather_packets_p8", ..GATHER_PACKETS },
+    gather_packets("gather_packets_p2"),
+    gather_packets("gather_packets_p4"),
+    gather_packets("gather_packets_p8"),
     // (destination, bytes)
     plain("zero", LaunchBounds::STREAM, &[Pointer, U64]),
     plain("zero_segments", LaunchBounds::STREAM, PIECES),
@@ -476,12 +476,10 @@ pub const PLAIN_ENTRIES: [Entry; 11] = [
     plain("combine_pair", LaunchBounds::LAYER, &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, U64, U64]),
 ];
 
-const GATHER_PACKETS: Entry = Entry {
-    name: "",
-    family: "gather_packets",
-    bounds: LaunchBounds::PACKETS,
-    params: &[Pointer, Pointer, Pointer, U64, U64],
-};
+const fn gather_packets(name: &'static str) -> Entry {
+    let params = &[Pointer, Pointer, Pointer, U64, U64];
+    Entry { name, family: "gather_packets", bounds: LaunchBounds::PACKETS, params }
+}
 
 const fn plain(name: &'static str, bounds: LaunchBounds, params: &'static [Param]) -> Entry {
     Entry { name, family: name, bounds, params }

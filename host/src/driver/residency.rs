@@ -194,8 +194,8 @@ fn places<'a>(multiprocessors: u64, blocks: u64, claims: impl Iterator<Item = &'
     if !is_shared {
         return (multiprocessors * blocks / launches).max(1);
     }
-    let waiting = if blocks < PACKET_BLOCKS.into() { launches } else { launches.saturating_sub(1) };
-    ((multiprocessors - multiprocessors / 4) / waiting.max(1)).max(1)
+    let waiting = if blocks < PACKET_BLOCKS.into() { launches } else { (launches - 1).max(1) };
+    ((multiprocessors - multiprocessors / 4) / waiting).max(1)
 }
 
 #[cfg(test)]
@@ -224,6 +224,11 @@ mod tests {
                 assert!(each >= 1);
                 assert!(each * launches <= 264 || each == 1, "{each} for each of {launches}");
                 assert!(ranks == 1 || each * launches <= 99 || each == 1, "{each} for each of {launches}, and NCCL");
+                // Small blocks fit on the multiprocessors that large ones of the other communicators leave.
+                let small = places(132, PACKET_BLOCKS.into(), claims.iter()) * processes as u64;
+                let large = each * (launches - processes as u64);
+                let room = if ranks == 1 { 132 - large / 2 } else { 99 - large.min(99) } * u64::from(PACKET_BLOCKS);
+                assert!(small <= room || each == 1, "{small} small blocks beside {large} large ones of {launches}");
                 // Small blocks of all launches but one leave multiprocessors free, also beside large blocks; all together find room.
                 let small = places(132, PACKET_BLOCKS.into(), claims.iter());
                 if ranks == 1 {

@@ -16,9 +16,6 @@ use crate::memory::Cuda;
 use crate::ops::adasum::Prepared;
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 
-/// The limit of the size of arenas in one shot, in bytes: mailboxes take four times that for each rank, on every rank.
-const MOST_ONE_SHOT_BYTES: usize = 16 << 20;
-
 /// Adasum of all ranks at once.
 #[derive(Debug)]
 pub(super) struct OnDevice<'c> {
@@ -77,7 +74,7 @@ impl<'c> OnDevice<'c> {
         same_plan(operation, comm, table, &lines, options.algorithm.check_ranks(OPERATION, world_size))?;
         let bytes = table.arena_len() * table.dtype().size_bytes();
         let options = AdasumOptions { algorithm: options.algorithm.chosen(world_size, bytes), ..options };
-        let is_small = (1..=one_shot_bytes.min(MOST_ONE_SHOT_BYTES)).contains(&bytes);
+        let is_small = (1..=one_shot_bytes.min(OneShot::MOST_BYTES)).contains(&bytes);
         let steps = if with_peers.is_none() || world_size == 1 {
             None
         } else if is_small && options.algorithm != Algorithm::Tree {

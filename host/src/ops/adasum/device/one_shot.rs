@@ -21,10 +21,12 @@ pub(super) struct OneShot {
     packets: Arc<PacketConnection>,
     /// A place for every rank's vector; this rank's own vector is read in the arena.
     copies: DeviceBuffer,
-    rank: usize,
 }
 
 impl OneShot {
+    /// The limit of the size of arenas, in bytes: mailboxes take four times that for each rank, on every rank.
+    pub(super) const MOST_BYTES: usize = 16 << 20;
+
     /// The largest arena that is sent in one shot if no other size is requested, in bytes: measured in graphs on two H100. With more ranks,
     /// each of which would do all ranks' work, it was faster or slower depending on the number of layers.
     pub(super) fn default_bytes(world_size: usize) -> usize {
@@ -37,8 +39,7 @@ impl OneShot {
         buffer: &GradientBuffer<Cuda>,
         (operation, granularity): (Operation, Granularity),
     ) -> Result<Option<Self>> {
-        let (rank, world_size) = (comm.rank(), comm.world_size());
-        let (table, queue) = (buffer.table(), buffer.queue());
+        let (world_size, table, queue) = (comm.world_size(), buffer.table(), buffer.queue());
         let (dtype, len) = (table.dtype(), table.arena_len());
         let bytes = PacketGroup::bytes_for_one_shot(len * dtype.size_bytes(), world_size);
         let mailboxes = (bytes, PacketKernels::Gather);
@@ -48,23 +49,23 @@ impl OneShot {
             Ok((layers, DeviceBuffer::zeroed(queue, dtype, len * world_size)?))
         })();
         let (layers, copies) = all_prepared(operation, comm, prepared)?;
-        Ok(Some(Self { layers, packets: Arc::new(packets), copies, rank }))
+        Ok(Some(Self { layers, packets: Arc::new(packets), copies }))
     }
 
     pub(super) fn run(&mut self, comm: &dyn Communicator<Cuda>, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         let queue = buffer.queue().clone();
-        self.packets.keep_for_recording(&queue)?;
         let arena = buffer.as_slice();
         self.copies.as_slice().queue().check_same(OPERATION, arena.queue())?;
+        self.packets.keep_for_recording(&queue)?;
         let call = Call::new(Operation::Adasum, arena.len(), arena.dtype());
-        let Self { layers, packets, copies, rank } = self;
+        let (Self { layers, packets, copies }, rank) = (self, comm.rank());
         peers(comm).run_kernels(call, &queue, &mut || {
             // SAFETY: arenas are not empty, as was checked at the preparation, and consist of shards of multiples of 256 bytes; the ranks'
             // tables were compared.
             unsafe { packets.group.gather(&copies.as_mut_slice(), arena)? };
             let copy = |peer: usize| copies.as_slice().range(peer * arena.len()..(peer + 1) * arena.len());
             let vectors: Vec<DeviceSlice<'_>> =
-                (0..comm.world_size()).map(|peer| if peer == *rank { arena } else { copy(peer) }).collect();
+                (0..comm.world_size()).map(|peer| if peer == rank { arena } else { copy(peer) }).collect();
             // SAFETY: the buffer is borrowed mutably; the kernels read each element of the arena before they write it, in one thread.
             let result = unsafe { DeviceSliceMut::from_view(arena) };
             layers.adasum(result, &vectors)
