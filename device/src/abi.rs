@@ -10,8 +10,8 @@ mod peers;
 use core::fmt;
 
 pub use self::peers::{
-    MOST_PEERS, Mailboxes, PACKET_BLOCKS, PACKET_BYTES, PACKET_DATA_BYTES, PEER_LAYERS, Peers, Row, peer_senders,
-    peer_tile_shift,
+    MOST_PEERS, Mailboxes, PACKET_BLOCKS, PACKET_BYTES, PACKET_DATA_BYTES, PACKET_THREADS, PEER_LAYERS, Peers, Row,
+    peer_senders, peer_tile_shift,
 };
 
 /// The element types of gradients.
@@ -95,7 +95,7 @@ pub const LAYER_THREADS: u32 = 64;
 /// that costs up to a tenth of the bandwidth. The counts of memory-bound kernels were measured there; the others have a margin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchBounds {
-    /// The number of threads of a block; every launch has exactly these.
+    /// The number of threads of a block: of every launch exactly these, except that kernels over packets accept fewer.
     pub threads: u32,
     /// The number of blocks that a multiprocessor must be able to hold.
     pub blocks: u32,
@@ -134,7 +134,7 @@ impl LaunchBounds {
     }
 
     /// Kernels over packets in the mailboxes of peers.
-    pub const PACKETS: Self = Self { threads: PEER_THREADS, blocks: PACKET_BLOCKS, unroll: false };
+    pub const PACKETS: Self = Self { threads: PACKET_THREADS, blocks: 1, unroll: false };
 
     const fn of(threads: u32, blocks: u32) -> Self {
         Self { threads, blocks, unroll: true }

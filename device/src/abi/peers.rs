@@ -30,8 +30,10 @@ pub const fn peer_tile_shift(window_bytes: u64) -> u32 {
     }
 }
 
-/// The number of blocks of a kernel over packets that a multiprocessor can hold.
+/// The number of blocks of [`PEER_THREADS`](super::PEER_THREADS) threads of a kernel over packets that a multiprocessor can hold.
 pub const PACKET_BLOCKS: u32 = 3;
+/// The largest number of threads of a block of such a kernel, of which a multiprocessor can hold one.
+pub const PACKET_THREADS: u32 = PACKET_BLOCKS * super::PEER_THREADS;
 /// Bytes of data in a packet: two words of four bytes, each beside a flag.
 pub const PACKET_DATA_BYTES: usize = 8;
 /// Bytes of a packet in a mailbox.

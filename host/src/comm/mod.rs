@@ -42,6 +42,8 @@ mod message_passing;
 pub mod mpi;
 #[cfg(feature = "cuda")]
 pub mod nccl;
+#[cfg(feature = "cuda")]
+mod packets;
 #[cfg(unix)]
 pub mod process;
 mod reduction;
@@ -52,6 +54,8 @@ use std::fmt;
 
 pub use self::collective::{Collective, Operands, Scaling};
 pub use self::collectives::Collectives;
+#[cfg(feature = "cuda")]
+pub(crate) use self::packets::PacketConnection;
 pub(crate) use self::reduction::reduce_windows;
 pub use crate::bootstrap::DEFAULT_DEADLINE;
 pub use crate::call::ReduceOp;

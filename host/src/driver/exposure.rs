@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use super::context::Current;
 use super::recording::Memory;
-use super::{CudaError, DeviceBuffer, DeviceSlice, Event, Mapping, Queue, check};
+use super::{CudaError, DeviceBuffer, DeviceSlice, Event, LaunchOrder, Mapping, Queue, check};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::sys::cuda;
@@ -34,6 +34,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(crate) struct Exposure {
     queue: Queue,
+    /// The launches that use the peers' memory, in any queue.
+    order: Arc<LaunchOrder>,
     rank: usize,
     exported: Vec<Arc<Memory>>,
     mappings: Vec<Mapping>,
@@ -133,11 +135,16 @@ fn flag_queue(device: u32) -> Result<Queue, CudaError> {
 }
 
 impl Exposure {
-    /// For rank `rank`, whose work on the peers' memory is in `queue`. `own` has been passed to the peers; `lists` are the addresses of all
-    /// ranks' lists.
-    pub(crate) fn new(queue: &Queue, rank: usize, own: FlagList, (lists, mappings): (Vec<u64>, Vec<Mapping>)) -> Self {
+    /// For rank `rank`, whose work on the peers' memory is in `queue` or is launched in `order`. `own` has been passed to the peers; `lists`
+    /// are the addresses of all ranks' lists.
+    pub(crate) fn new(
+        (queue, order): (&Queue, Arc<LaunchOrder>),
+        rank: usize,
+        own: FlagList,
+        (lists, mappings): (Vec<u64>, Vec<Mapping>),
+    ) -> Self {
         let flags = Some(Flags { own, lists, _mappings: mappings });
-        Self { queue: queue.clone(), rank, exported: Vec::new(), mappings: Vec::new(), flags }
+        Self { queue: queue.clone(), order, rank, exported: Vec::new(), mappings: Vec::new(), flags }
     }
 
     /// Adds memory of this rank. Called before any peer maps it, so that it stays until all peers have released it, also where sharing it
@@ -188,6 +195,7 @@ impl Drop for Exposure {
         let Some(flags) = self.flags.take() else { return };
         let exposure = Exposure {
             queue: self.queue.clone(),
+            order: self.order.clone(),
             rank: self.rank,
             exported: std::mem::take(&mut self.exported),
             mappings: std::mem::take(&mut self.mappings),
@@ -197,7 +205,10 @@ impl Drop for Exposure {
             // Waiting for the end of recorded work would invalidate the recording. So the recording keeps the exposure for its graph, and
             // drops it later.
             Some(recording) => Ok(Err(recording)),
-            None => exposure.queue.event().and_then(|end| end.record().map(|()| Ok(end))),
+            None => {
+                exposure.order.follow(&exposure.queue)?;
+                exposure.queue.event().and_then(|end| end.record().map(|()| Ok(end)))
+            }
         });
         match departed {
             Ok(Err(recording)) => recording.keep(Arc::new(exposure)),

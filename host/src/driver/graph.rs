@@ -6,7 +6,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::recording::Recording;
-use super::{CudaError, Queue, check};
+use super::{CudaError, LaunchOrder, Queue, check};
 use crate::error::Result;
 use crate::sys::cuda::{self, Status};
 
@@ -140,7 +140,8 @@ impl Queue {
 }
 
 impl Graph {
-    /// Enqueues the recorded work into its queue as one launch. Each launch runs behind the one before.
+    /// Enqueues the recorded work into its queue as one launch. Each launch runs behind the one before and, where the work has kernels that
+    /// wait for other ranks, behind the other launches of such kernels of the same communicator.
     ///
     /// Other queues whose work is part of the recording ([`Queue::capture`]) are ordered with the launch as its own queue is: it runs
     /// behind the work that they have now, and their later work runs behind it.
@@ -168,9 +169,11 @@ impl Graph {
             branches.iter().try_for_each(|branch| self.queue.wait_for_all_of(branch))?;
             end = Some(self.queue.event()?);
         }
-        self.queue.make_current()?;
-        // SAFETY: both handles are live.
-        check("cuGraphLaunch", unsafe { cuda::cuGraphLaunch(self.executable, self.queue.raw_stream()) })?;
+        LaunchOrder::launch_graph(&self.recording.orders(), &self.queue, &mut || {
+            self.queue.make_current()?;
+            // SAFETY: both handles are live.
+            check("cuGraphLaunch", unsafe { cuda::cuGraphLaunch(self.executable, self.queue.raw_stream()) })
+        })?;
         let Some(end) = end else { return Ok(()) };
         end.record().and_then(|()| branches.iter().try_for_each(|branch| branch.wait_for(&end))).inspect_err(|_| {
             // The branches would reuse the graph's memory without waiting for this launch, so the graph keeps it for ever.

@@ -43,7 +43,15 @@ impl From<&Table> for Argument {
     }
 }
 
-/// Enqueues a launch of `blocks` blocks of an entry point into a stream.
+/// The blocks of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    pub(crate) blocks: u64,
+    /// Threads of a block, at most the entry point's launch bound.
+    pub(crate) threads: u32,
+}
+
+/// Enqueues a launch of an entry point into a stream.
 ///
 /// # Safety
 /// See `Queue::launch`; the function is the entry point's, and its context current. With `early`, every thread of the kernel begins with
@@ -51,7 +59,7 @@ impl From<&Table> for Argument {
 pub(super) unsafe fn launch(
     (entry, function): (&Entry, cuda::CUfunction),
     stream: cuda::CUstream,
-    blocks: u64,
+    Grid { blocks, threads }: Grid,
     arguments: &[Argument],
     early: Option<EarlyLaunch>,
 ) -> Result<(), CudaError> {
@@ -77,7 +85,7 @@ pub(super) unsafe fn launch(
             Argument::F64(value) => ptr::from_ref(value).cast_mut().cast(),
         })
         .collect();
-    let (pointers, none, threads) = (pointers.as_mut_ptr(), ptr::null_mut(), entry.bounds.threads);
+    let (pointers, none) = (pointers.as_mut_ptr(), ptr::null_mut());
     // SAFETY: the argument list has the entry point's types in its order; the rest is the caller's promise.
     let status = unsafe {
         match early {

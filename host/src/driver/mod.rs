@@ -14,6 +14,7 @@ mod graph;
 mod launch;
 mod memory;
 mod module;
+mod order;
 mod peer;
 mod pinned;
 mod pool;
@@ -33,13 +34,14 @@ pub use module::{KernelSource, LoadedKernel};
 pub use queue::Queue;
 
 pub(crate) use exposure::{Exposure, FlagList};
-pub(crate) use launch::Argument;
+pub(crate) use launch::{Argument, Grid};
 pub(crate) use memory::is_aligned;
+pub(crate) use order::LaunchOrder;
 pub(crate) use peer::{HostFlag, Mapping, Offer, process_number};
 pub(crate) use pinned::Pinned;
 pub(crate) use pool::Table;
 pub(crate) use recording::Memory;
-pub(crate) use residency::{Claim, Sharers};
+pub(crate) use residency::{Claim, Sharers, Weight};
 
 fn check(call: &str, status: Status) -> Result<(), CudaError> {
     check_named(|| call.into(), status)

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use gradsync_device::abi::{self, Entry};
 
-use super::launch::{self, Argument, EarlyLaunch};
+use super::launch::{self, Argument, EarlyLaunch, Grid};
 use super::{CudaError, check, check_named};
 use crate::sys::cuda::{self, Status};
 
@@ -227,11 +227,11 @@ impl Kernel {
     pub(super) unsafe fn launch(
         &self,
         stream: cuda::CUstream,
-        blocks: u64,
+        grid: Grid,
         arguments: &[Argument],
     ) -> Result<(), CudaError> {
         // SAFETY: `function` belongs to this entry point, which waits where its launches are early; the rest is the caller's promise.
-        unsafe { launch::launch((self.entry, self.function), stream, blocks, arguments, self.early) }
+        unsafe { launch::launch((self.entry, self.function), stream, grid, arguments, self.early) }
     }
 }
 

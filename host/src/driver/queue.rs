@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::context::{OwnedStream, Primary};
 use super::device::{Device, DeviceAttribute};
 use super::event::{Event, Timing};
-use super::launch::{Argument, EarlyLaunch};
+use super::launch::{Argument, EarlyLaunch, Grid};
 use super::module::{Kernel, Library, LoadedKernel};
 use super::pool::{self, Pool, Staging, Table, Tables};
 use super::recording::Recording;
@@ -357,8 +357,29 @@ impl Queue {
         }
         self.make_current()?;
         self.with_kernel(name, |kernel| {
+            let grid = Grid { blocks, threads: kernel.entry.bounds.threads };
             // SAFETY: the caller's promise.
-            unsafe { kernel.launch(self.inner.stream, blocks, arguments) }
+            unsafe { kernel.launch(self.inner.stream, grid, arguments) }
+        })
+    }
+
+    /// Like [`launch`](Self::launch), into another queue of the same device, with a number of threads: a kernel that is loaded for this
+    /// queue need not be loaded for that one.
+    ///
+    /// # Safety
+    /// The conditions of [`launch`](Self::launch), for the other queue, which is on the same device. The entry point accepts this number of
+    /// threads.
+    pub(crate) unsafe fn launch_into(
+        &self,
+        queue: &Queue,
+        name: &str,
+        grid: Grid,
+        arguments: &[Argument],
+    ) -> Result<(), CudaError> {
+        self.make_current()?;
+        self.with_kernel(name, |kernel| {
+            // SAFETY: the caller's promise.
+            unsafe { kernel.launch(queue.inner.stream, grid, arguments) }
         })
     }
 

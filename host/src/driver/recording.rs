@@ -11,7 +11,7 @@ use std::any::Any;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use super::{CudaError, Queue};
+use super::{CudaError, LaunchOrder, Queue};
 use crate::sys::cuda::Status;
 
 /// The number of the next allocation of this process.
@@ -99,6 +99,8 @@ struct Kept {
     blocks: Vec<Arc<Block>>,
     /// Other queues that have taken part in the recording.
     branches: Vec<Queue>,
+    /// The communicators whose kernels take part in it, in the order of their addresses.
+    orders: Vec<Arc<LaunchOrder>>,
     resources: Vec<Resource>,
 }
 
@@ -139,6 +141,19 @@ impl Recording {
     /// The other queues that have taken part in the recording.
     pub(super) fn branches(&self) -> Vec<Queue> {
         lock(&self.kept).branches.clone()
+    }
+
+    /// Registers that kernels of a communicator take part in the recording.
+    pub(super) fn order(&self, order: &Arc<LaunchOrder>) {
+        let orders = &mut lock(&self.kept).orders;
+        if let Err(place) = orders.binary_search_by_key(&Arc::as_ptr(order), Arc::as_ptr) {
+            orders.insert(place, order.clone());
+        }
+    }
+
+    /// The communicators whose kernels take part in the recording, in the order of their addresses.
+    pub(super) fn orders(&self) -> Vec<Arc<LaunchOrder>> {
+        lock(&self.kept).orders.clone()
     }
 
     /// The recording with this number of the driver, unless another library has begun it.

@@ -2,9 +2,9 @@
 //!
 //! Waiting blocks stay resident on the GPU's multiprocessors. If all residency slots are taken by launches that wait for a launch which
 //! gets none, all of them deadlock. A launch of this crate completes on any number of slots, one at least (`gradsync_device`'s `peers.rs`),
-//! so it is enough that no launch takes the slots of another: each communicator whose kernels wait gets an equal part of the slots, and
-//! launches of one communicator run one after the other. The number of parts is the number of such communicators of this process on the
-//! GPU, times the processes that share the GPU. CUDA's cooperative launch checks the same bound for a single launch only, and not for
+//! so it is enough that no launch takes the slots of another: each communicator whose kernels wait gets a part of the slots, and launches of
+//! one communicator run one after the other. The parts are in proportion to the communicators' [`Weight`]s, for all communicators of this
+//! process on the GPU, times the processes that share the GPU. CUDA's cooperative launch checks the same bound for a single launch only, and not for
 //! concurrent launches.
 //!
 //! A recorded launch keeps the number of blocks that it was recorded with. So a communicator is refused as long as a graph lives whose
@@ -15,8 +15,9 @@
 //! example because a multiprocessor changes the size of its shared memory only while it is idle. So a quarter of the multiprocessors is
 //! left to them, for `NCCL_MAX_NCHANNELS` to stay within, and each block counts as a whole multiprocessor. The launches of all ranks have
 //! the other multiprocessors together. Of small kernels, of which a multiprocessor holds [`PACKET_BLOCKS`] or more, the launches of all
-//! ranks but one have them: the blocks of the last launch find room beside the others, and then no launch waits for another one to end.
+//! ranks but the smallest one have them: the blocks of the last launch find room beside the others, and then no launch waits for another one to end.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gradsync_device::abi::PACKET_BLOCKS;
@@ -44,6 +45,15 @@ impl Sharers {
     }
 }
 
+/// The part of the residency slots that a communicator needs, relative to the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Weight {
+    /// Kernels of small tensors, which every communicator has.
+    Small = 1,
+    /// Kernels of whole buffers, whose speed depends on the number of blocks.
+    Large = 4,
+}
+
 /// A communicator's share of the residency slots of a GPU, for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Claim {
@@ -56,6 +66,7 @@ struct Entry {
     device: u32,
     /// A unique key: the address of the rank's abort flag.
     owner: u64,
+    weight: Weight,
     sharers: Sharers,
 }
 
@@ -66,6 +77,7 @@ struct RecordedBlocks(Recorded);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Recorded {
     device: u32,
+    owner: u64,
     multiprocessors: u64,
     blocks_of_multiprocessor: u64,
     blocks: u64,
@@ -84,16 +96,16 @@ fn lock() -> MutexGuard<'static, Residents> {
 }
 
 impl Residents {
-    /// The limit of resident blocks of a launch on a device.
-    fn places(&self, device: u32, multiprocessors: u64, blocks_of_multiprocessor: u64) -> u64 {
+    /// The limit of resident blocks of a launch of `owner` on a device.
+    fn places(&self, (device, owner): (u32, u64), multiprocessors: u64, blocks_of_multiprocessor: u64) -> u64 {
         let claims = self.claims.iter().filter(|entry| entry.device == device);
-        places(multiprocessors, blocks_of_multiprocessor, claims)
+        places(owner, multiprocessors, blocks_of_multiprocessor, claims)
     }
 
     /// Refuses a recorded launch that does not fit any more.
     fn check(&self, launch: &Recorded) -> Result<(), CudaError> {
-        let Recorded { device, multiprocessors, blocks_of_multiprocessor, blocks } = *launch;
-        let places = self.places(device, multiprocessors, blocks_of_multiprocessor);
+        let Recorded { device, owner, multiprocessors, blocks_of_multiprocessor, blocks } = *launch;
+        let places = self.places((device, owner), multiprocessors, blocks_of_multiprocessor);
         if blocks <= places {
             return Ok(());
         }
@@ -127,21 +139,22 @@ impl Residents {
 }
 
 impl Claim {
-    /// Claims a share of the slots on `queue`'s device for the communicator identified by `owner`; all claims of one owner are one share.
+    /// Claims a share of the slots on `queue`'s device for the communicator identified by `owner`; all claims of one owner are one share,
+    /// of the largest weight.
     ///
     /// # Errors
     /// [`CudaError`] with code 720 where a graph would keep fewer slots than the blocks that it was recorded with.
-    pub(crate) fn new(queue: &Queue, owner: u64, sharers: Sharers) -> Result<Self, CudaError> {
+    pub(crate) fn new(queue: &Queue, owner: u64, weight: Weight, sharers: Sharers) -> Result<Self, CudaError> {
         let device = queue.ordinal();
         let multiprocessors = Device::new(device)?.attribute(DeviceAttribute::MultiprocessorCount)?;
-        let entry = Entry { device, owner, sharers };
+        let entry = Entry { device, owner, weight, sharers };
         lock().claim(entry)?;
         Ok(Self { entry, multiprocessors: u64::try_from(multiprocessors).unwrap_or(1) })
     }
 
     /// The current limit of blocks of a launch, for a kernel with `blocks_of_multiprocessor` resident blocks per multiprocessor.
     pub(crate) fn places(&self, blocks_of_multiprocessor: u64) -> u64 {
-        lock().places(self.entry.device, self.multiprocessors, blocks_of_multiprocessor)
+        lock().places((self.entry.device, self.entry.owner), self.multiprocessors, blocks_of_multiprocessor)
     }
 
     /// Claims slots for a launch of `blocks` blocks, if the queue's work is being recorded, for as long as the graph lives.
@@ -157,8 +170,8 @@ impl Claim {
         if !queue.is_capturing()? {
             return Ok(());
         }
-        let (device, multiprocessors) = (self.entry.device, self.multiprocessors);
-        let launch = Recorded { device, multiprocessors, blocks_of_multiprocessor, blocks };
+        let (Entry { device, owner, .. }, multiprocessors) = (self.entry, self.multiprocessors);
+        let launch = Recorded { device, owner, multiprocessors, blocks_of_multiprocessor, blocks };
         lock().record(launch)?;
         let recorded = Arc::new(RecordedBlocks(launch));
         queue.keep_for_recording(|| recorded)
@@ -181,21 +194,21 @@ impl Drop for Claim {
     }
 }
 
-fn places<'a>(multiprocessors: u64, blocks: u64, claims: impl Iterator<Item = &'a Entry>) -> u64 {
-    let (mut owners, mut processes, mut is_shared) = (Vec::new(), 1, false);
-    for Entry { owner, sharers, .. } in claims {
-        if !owners.contains(owner) {
-            owners.push(*owner);
-        }
+fn places<'a>(of: u64, multiprocessors: u64, blocks: u64, claims: impl Iterator<Item = &'a Entry>) -> u64 {
+    let (mut weights, mut processes, mut is_shared) = (BTreeMap::from([(of, 1)]), 1, false);
+    for Entry { owner, weight, sharers, .. } in claims {
+        let of_owner = weights.entry(*owner).or_default();
+        *of_owner = (*weight as u64).max(*of_owner);
         processes = processes.max(sharers.processes as u64);
         is_shared |= sharers.ranks > 1;
     }
-    let launches = owners.len().max(1) as u64 * processes;
+    let (own, all) = (weights[&of], weights.values().sum::<u64>() * processes);
+    let least = weights.into_values().min().unwrap_or(own);
     if !is_shared {
-        return (multiprocessors * blocks / launches).max(1);
+        return (multiprocessors * blocks * own / all).max(1);
     }
-    let waiting = if blocks < PACKET_BLOCKS.into() { launches } else { (launches - 1).max(1) };
-    ((multiprocessors - multiprocessors / 4) / waiting).max(1)
+    let waiting = if blocks < PACKET_BLOCKS.into() { all } else { (all - least).max(own) };
+    ((multiprocessors - multiprocessors / 4) * own / waiting).max(1)
 }
 
 #[cfg(test)]
@@ -203,13 +216,27 @@ mod tests {
     use super::*;
 
     fn entry(owner: u64, ranks: usize, processes: usize) -> Entry {
-        Entry { device: 0, owner, sharers: Sharers { ranks, processes } }
+        Entry { device: 0, owner, weight: Weight::Large, sharers: Sharers { ranks, processes } }
     }
 
     #[test]
     fn a_communicator_alone_has_all_places() {
-        assert_eq!(places(132, 2, [entry(1, 1, 1)].iter()), 264);
-        assert_eq!(places(132, 2, [entry(1, 1, 1), entry(1, 1, 1)].iter()), 264, "two operations of one");
+        assert_eq!(places(1, 132, 2, [entry(1, 1, 1)].iter()), 264);
+        assert_eq!(places(1, 132, 2, [entry(1, 1, 1), entry(1, 1, 1)].iter()), 264, "two operations of one");
+    }
+
+    #[test]
+    fn communicators_of_small_tensors_leave_most_places_to_others() {
+        let small = |owner| Entry { weight: Weight::Small, ..entry(owner, 1, 1) };
+        let claims = [entry(1, 1, 1), small(1), small(2)];
+        assert_eq!([1, 2].map(|owner| places(owner, 132, 2, claims.iter())), [211, 52]);
+        assert_eq!([2, 3].map(|owner| places(owner, 132, 2, [small(2), small(3)].iter())), [132, 132]);
+        for (ranks, processes) in [(2, 2), (4, 4), (8, 8)] {
+            let shared = claims.map(|claim| Entry { sharers: Sharers { ranks, processes }, ..claim });
+            let of = |owner| places(owner, 132, PACKET_BLOCKS.into(), shared.iter());
+            let all = (of(1) + of(2)) * processes as u64;
+            assert!(all - of(2) <= 99 && all - of(1) <= 99, "{} and {} places of {ranks} ranks", of(1), of(2));
+        }
     }
 
     #[test]
@@ -219,18 +246,18 @@ mod tests {
                 // Each rank that is a thread of one process has a communicator of its own.
                 let owners = communicators * (ranks / processes) as u64;
                 let claims: Vec<Entry> = (0..owners).map(|owner| entry(owner, ranks, processes)).collect();
-                let each = places(132, 2, claims.iter());
+                let each = places(0, 132, 2, claims.iter());
                 let launches = owners * processes as u64;
                 assert!(each >= 1);
                 assert!(each * launches <= 264 || each == 1, "{each} for each of {launches}");
                 assert!(ranks == 1 || each * launches <= 99 || each == 1, "{each} for each of {launches}, and NCCL");
                 // Small blocks fit on the multiprocessors that large ones of the other communicators leave.
-                let small = places(132, PACKET_BLOCKS.into(), claims.iter()) * processes as u64;
+                let small = places(0, 132, PACKET_BLOCKS.into(), claims.iter()) * processes as u64;
                 let large = each * (launches - processes as u64);
                 let room = if ranks == 1 { 132 - large / 2 } else { 99 - large.min(99) } * u64::from(PACKET_BLOCKS);
                 assert!(small <= room || each == 1, "{small} small blocks beside {large} large ones of {launches}");
                 // Small blocks of all launches but one leave multiprocessors free, also beside large blocks; all together find room.
-                let small = places(132, PACKET_BLOCKS.into(), claims.iter());
+                let small = places(0, 132, PACKET_BLOCKS.into(), claims.iter());
                 if ranks == 1 {
                     assert!(small * launches <= 132 * u64::from(PACKET_BLOCKS), "{small} for each of {launches}");
                 } else {
@@ -243,7 +270,8 @@ mod tests {
 
     #[test]
     fn a_communicator_is_refused_while_a_graph_needs_its_places() {
-        let recorded = |device, blocks| Recorded { device, multiprocessors: 132, blocks_of_multiprocessor: 2, blocks };
+        let recorded =
+            |device, blocks| Recorded { device, owner: 1, multiprocessors: 132, blocks_of_multiprocessor: 2, blocks };
         let mut residents = Residents::default();
         residents.claim(entry(1, 1, 1)).unwrap();
         residents.record(recorded(0, 264)).unwrap();
@@ -265,15 +293,15 @@ mod tests {
         assert!(residents.claim(entry(3, 1, 1)).is_err());
         residents.recorded.remove(0);
         residents.claim(entry(3, 1, 1)).expect("few blocks leave room");
-        assert_eq!(residents.places(0, 132, 2), 88);
+        assert_eq!(residents.places((0, 1), 132, 2), 88);
     }
 
     /// Two GPUs with two processes each, split into groups with one rank on either GPU: no process knows of its neighbour's claim.
     #[test]
     fn parts_of_a_communicator_leave_places_to_each_other() {
         let (world, part) = (Sharers { ranks: 2, processes: 2 }, Sharers::ONE);
-        let claim = |sharers| Entry { device: 0, owner: 1, sharers };
-        let of_both = 2 * places(132, 2, [claim(part.and_of_parent(world))].iter());
+        let claim = |sharers| Entry { sharers, ..entry(1, 1, 1) };
+        let of_both = 2 * places(1, 132, 2, [claim(part.and_of_parent(world))].iter());
         assert!(of_both <= 99, "{of_both} places for both");
         assert_eq!(world.and_of_parent(part), world);
     }

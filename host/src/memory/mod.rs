@@ -32,6 +32,8 @@ pub use self::host::Host;
 #[cfg(feature = "cuda")]
 pub use self::sharing::{PeerMemory, SharedMemory};
 pub use self::sharing::{SharedWindows, Work};
+#[cfg(feature = "cuda")]
+pub(crate) use self::sharing::{expose, share};
 pub use self::tensor::{TensorView, TensorViewMut};
 pub use self::wire::{WireElement, WireSlice, WireSliceMut};
 use crate::dtype::{DType, DataType};

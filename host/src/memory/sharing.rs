@@ -6,7 +6,7 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use crate::call::Call;
 #[cfg(feature = "cuda")]
-use crate::driver::{DeviceSlice, HostFlag, Mapping, Queue, Sharers};
+use crate::driver::{DeviceSlice, Exposure, FlagList, HostFlag, LaunchOrder, Mapping, Memory, Queue, Sharers};
 use crate::error::Result;
 use crate::slice::SliceMut;
 
@@ -63,6 +63,8 @@ pub struct SharedMemory {
     /// Keeps the memory behind the addresses mapped.
     pub(crate) mappings: Vec<Mapping>,
     pub(crate) abort: Arc<HostFlag>,
+    /// The launches of kernels that use the memory.
+    pub(crate) order: Arc<LaunchOrder>,
     pub(crate) sharers: Sharers,
 }
 
@@ -79,21 +81,43 @@ impl SharedMemory {
     /// can access all of them, and they are valid as long as any rank uses operations that were created with them.
     pub unsafe fn new(queue: &Queue, addresses: Vec<u64>) -> Result<Self> {
         let abort = Arc::new(HostFlag::new(queue)?);
-        Ok(Self { addresses, mappings: Vec::new(), abort, sharers: Sharers::ONE })
+        Ok(Self { addresses, mappings: Vec::new(), abort, order: Arc::default(), sharers: Sharers::ONE })
     }
 
     /// The address of each rank's memory in this rank's address space, and the mappings that keep them valid.
     pub(crate) fn into_parts(self) -> (Vec<u64>, Vec<Mapping>) {
         (self.addresses, self.mappings)
     }
+}
 
-    /// The flag that makes kernels stop waiting for their peers; one per communicator.
-    pub(crate) fn abort_flag(&self) -> &Arc<HostFlag> {
-        &self.abort
-    }
+/// An exposure without memory yet, whose list of flags the peers have; `None`, on every rank, if a list cannot be accessed.
+#[cfg(feature = "cuda")]
+pub(crate) fn expose(
+    peers: &dyn PeerMemory,
+    queue: &Queue,
+    rank: usize,
+    mut flags: FlagList,
+) -> Result<Option<Exposure>> {
+    let shared = flags.give(|list| peers.share(list))?;
+    Ok(shared.map(|shared| Exposure::new((queue, shared.order.clone()), rank, flags, shared.into_parts())))
+}
 
-    /// The ranks that share this rank's GPU.
-    pub(crate) fn sharers(&self) -> Sharers {
-        self.sharers
-    }
+/// The addresses of memory that every rank shares, the abort flag of the kernels that use it, and the ranks on this rank's GPU.
+#[cfg(feature = "cuda")]
+pub(crate) type Shared = (Vec<u64>, Arc<HostFlag>, Sharers);
+
+/// Shares memory of this rank, which the exposure keeps from now on; `None`, on every rank, if some memory cannot be accessed.
+#[cfg(feature = "cuda")]
+pub(crate) fn share(
+    peers: &dyn PeerMemory,
+    exposure: &mut Exposure,
+    memory: &Arc<Memory>,
+    data: DeviceSlice<'_>,
+) -> Result<Option<Shared>> {
+    exposure.export(memory);
+    let Some(shared) = peers.share(data)? else { return Ok(None) };
+    let (abort, sharers) = (shared.abort.clone(), shared.sharers);
+    let (addresses, mappings) = shared.into_parts();
+    exposure.import(mappings);
+    Ok(Some((addresses, abort, sharers)))
 }

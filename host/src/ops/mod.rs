@@ -8,7 +8,6 @@
 //! | [`all_gather_tensors`], [`reduce_scatter_tensors`] | ncclAllGather and ncclReduceScatter of several tensors |
 //! | [`Adasum`], [`adasum_all_reduce`], [`hierarchical_adasum_all_reduce`] | ONNX Runtime's AdasumAllReduce, Horovod's `op=Adasum` |
 //! | `OrderedAllReduce`, `PeerAllReduce` (feature `cuda`) | Megatron-LM's reduce-scatter with wide sums |
-//! | `LowLatency` (feature `cuda`) | vLLM's custom all-reduce, PyTorch's one-shot and two-shot all-reduce of symmetric memory |
 //! | [`ZeroPartition`] | ONNX Runtime's ZeRO optimizer, PyTorch's ZeroRedundancyOptimizer |
 //! | [`offline`]: the same reductions by one process that reads the tensors of all ranks | |
 //! | [`send_recv`] | ONNX Runtime's Send, Recv and pipeline schedules |
@@ -22,13 +21,9 @@
 mod adasum;
 mod all_reduce;
 mod gradient;
-#[cfg(feature = "cuda")]
-mod low_latency;
 pub mod offline;
 #[cfg(feature = "cuda")]
 mod ordered;
-#[cfg(feature = "cuda")]
-mod packets;
 #[cfg(feature = "cuda")]
 mod peers;
 pub mod send_recv;
@@ -43,8 +38,6 @@ pub use adasum::{
 };
 pub use all_reduce::{ReducibleMemory, all_reduce, all_reduce_scaled};
 pub use gradient::{in_place_accumulate, in_place_accumulate_v2, zero_gradient};
-#[cfg(feature = "cuda")]
-pub use low_latency::LowLatency;
 #[cfg(feature = "cuda")]
 pub use ordered::{OrderedAllReduce, PeerAllReduce};
 pub use tensors::{

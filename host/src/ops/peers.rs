@@ -7,11 +7,11 @@ use std::sync::Arc;
 use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
 use crate::comm::{Communicator, ReduceOp};
-use crate::driver::{Claim, DeviceBuffer, DeviceSlice, Exposure, FlagList, HostFlag, Memory, Queue, Sharers};
+use crate::driver::{Claim, DeviceBuffer, Exposure, FlagList, HostFlag, Memory, Queue, Weight};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 use crate::kernels::cuda::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
-use crate::memory::{Cuda, PeerMemory};
+use crate::memory::{Cuda, PeerMemory, expose, share};
 
 /// The gradient buffers of all ranks, mapped for the kernels of this one.
 ///
@@ -90,7 +90,7 @@ impl Connection {
                 if peer == rank { own_window } else { received.as_slice().address() + place(rank, peer) as u64 }
             }),
         };
-        let group = Claim::new(queue, abort.address(), sharers).map_err(Into::into).and_then(|claim| {
+        let group = Claim::new(queue, abort.address(), Weight::Large, sharers).map_err(Into::into).and_then(|claim| {
             // SAFETY: the exposure keeps all memory behind the addresses. Windows and slots are shards of arenas or have their length, and
             // arenas' shards begin at multiples of 256 bytes.
             unsafe { PeerGroup::new(queue, (kernel, dtype), sums, &addresses, claim) }
@@ -114,35 +114,6 @@ impl Connection {
         let reason = "the peers have mapped another buffer, the one that this was made for".into();
         Err(Error::InvalidArgument { operation, reason })
     }
-}
-
-/// An exposure without memory yet, whose list of flags the peers have; `None`, on every rank, if a list cannot be accessed.
-pub(super) fn expose(
-    peers: &dyn PeerMemory,
-    queue: &Queue,
-    rank: usize,
-    mut flags: FlagList,
-) -> Result<Option<Exposure>> {
-    let shared = flags.give(|list| peers.share(list))?;
-    Ok(shared.map(|shared| Exposure::new(queue, rank, flags, shared.into_parts())))
-}
-
-/// The addresses of memory that every rank shares, the abort flag of the kernels that use it, and the ranks on this rank's GPU.
-pub(super) type Shared = (Vec<u64>, Arc<HostFlag>, Sharers);
-
-/// Shares memory of this rank, which the exposure keeps from now on; `None`, on every rank, if some memory cannot be accessed.
-pub(super) fn share(
-    peers: &dyn PeerMemory,
-    exposure: &mut Exposure,
-    memory: &Arc<Memory>,
-    data: DeviceSlice<'_>,
-) -> Result<Option<Shared>> {
-    exposure.export(memory);
-    let Some(shared) = peers.share(data)? else { return Ok(None) };
-    let (abort, sharers) = (shared.abort_flag().clone(), shared.sharers());
-    let (addresses, mappings) = shared.into_parts();
-    exposure.import(mappings);
-    Ok(Some((addresses, abort, sharers)))
 }
 
 /// The factor of every rank's elements in a sum or a mean that kernels compute.

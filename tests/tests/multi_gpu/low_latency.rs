@@ -1,10 +1,10 @@
-//! LowLatency: the bits of a sum in rank order, by both numbers of shots, at any address, over many calls and in graphs.
+//! Small sums by one launch: the bits of a sum in rank order, by both numbers of shots, at any address, over many calls, in graphs and on
+//! several queues.
 
-use gradsync::comm::nccl::NcclCommunicator;
+use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
 use gradsync::kernels::cuda::zero;
-use gradsync::ops::LowLatency;
 use gradsync::{DType, Error};
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::Random;
@@ -22,66 +22,67 @@ const MOST_BYTES: usize = 1 << 20;
 const LENS: [usize; 8] = [1, 2, 3, 7, 1000, 4097, 30_001, 131_072];
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
-    let Some(comm) = communicator(context, report, 0) else { return };
-    for format in Format::ALL {
-        for op in [ReduceOp::Sum, ReduceOp::Mean] {
-            report.case(&format!("{op} of {}", format.name()), || lens(context, &comm, format, op));
+    for (generation, (shots, one_shot_bytes)) in [("two shots", 0), ("one shot", usize::MAX)].into_iter().enumerate() {
+        let Some(comm) = communicator(context, report, generation as u64, one_shot_bytes) else { return };
+        for format in Format::ALL {
+            for op in [ReduceOp::Sum, ReduceOp::Mean] {
+                report.case(&format!("{op} of {} in {shots}", format.name()), || lens(context, &comm, format, op));
+            }
         }
     }
+    let Some(comm) = communicator(context, report, 2, IN_TURNS) else { return };
     report.case("calls at random sizes", || many(context, &comm, 2_000));
     report.case("calls at random sizes, in a graph", || graph(context, &comm));
-    report.case("two objects on two queues", || two_queues(context, &comm));
-    report.case("refused", || refused(context, &comm));
+    report.case("two queues in turn, and a graph", || two_queues(context, &comm));
+    report.case("two communicators", || two_communicators(context, &comm));
+    report.case("left to NCCL", || left_to_nccl(context, &comm));
+    report.case("refused", || refused(context, comm));
 }
 
 /// So many calls that each slot of the mailboxes is used again often.
 pub(crate) fn run_many(context: &Context, report: &mut Report) {
-    let Some(comm) = communicator(context, report, 0) else { return };
+    let Some(comm) = communicator(context, report, 0, IN_TURNS) else { return };
     report.case("100000 calls at random sizes", || many(context, &comm, 100_000));
-}
-
-fn communicator(context: &Context, report: &mut Report, generation: u64) -> Option<NcclCommunicator> {
-    let mut comm = None;
-    let options = context.options().with_checks(false);
-    report.case("communicator", || comm = Some(context.communicator(generation, &options)));
-    comm
 }
 
 /// The largest tensor that is sent in one shot where both ways take turns, in bytes.
 const IN_TURNS: usize = 8 << 10;
 
-/// A communicator over `comm` on `queue`; `None` in a world of one.
-fn connect<'c>(
+fn communicator(
     context: &Context,
-    comm: &'c NcclCommunicator,
-    queue: &Queue,
+    report: &mut Report,
+    generation: u64,
     one_shot_bytes: usize,
-) -> Option<LowLatency<'c>> {
-    let sums = LowLatency::with_one_shot_bytes(comm, queue, MOST_BYTES, one_shot_bytes).unwrap();
-    assert_eq!(sums.is_mapped(), context.world_size > 1, "GPUs of one machine reach each other");
-    sums.is_mapped().then_some(sums)
+) -> Option<NcclCommunicator> {
+    let mut comm = None;
+    report.case(&format!("communicator {generation}"), || {
+        let options = context.options().with_checks(false);
+        let options = options.with_low_latency_bytes(Some(MOST_BYTES)).with_one_shot_bytes(Some(one_shot_bytes));
+        let made = context.communicator(generation, &options);
+        let expected = if context.world_size > 1 { MOST_BYTES } else { 0 };
+        assert_eq!(made.low_latency_bytes(), expected, "GPUs of one machine reach each other");
+        comm = Some(made);
+    });
+    comm
 }
 
-/// In place and into another tensor, in one shot as far as the mailboxes allow and in two.
+/// In place and into another tensor.
 fn lens(context: &Context, comm: &NcclCommunicator, format: Format, op: ReduceOp) {
     let (queue, rank) = (&context.queue, context.rank);
     let mut checks = Checks::new(comm);
-    for one_shot_bytes in [0, usize::MAX] {
-        let Some(sums) = connect(context, comm, queue, one_shot_bytes) else { return };
-        for len in LENS {
-            let ranks = ordered::inputs_of(context.world_size, (format, format), len);
-            let expected = ordered::oracle((format, format), op, &ranks).patterns();
-            for begin in [0, 1, 3] {
-                let own = Array::new(format, &ranks[rank]);
-                let (mut place, input) = (Placed::new(queue, &own, begin), Placed::new(queue, &own, begin));
-                sums.all_reduce(place.slice_mut(), op).unwrap();
-                checks.same_list(format!("{len} in place at {begin}"), place.read(comm).patterns(), expected.clone());
-                // The output is aligned otherwise than the input.
-                let mut output = Placed::unwritten(queue, format, len, begin / 2);
-                sums.all_reduce_into(input.slice(), output.slice_mut(), op, Scaling::NONE).unwrap();
-                checks.same_list(format!("{len} from {begin}"), output.read(comm).patterns(), expected.clone());
-                assert_same("the input", &input.read(comm).patterns(), &own.patterns());
-            }
+    for len in LENS {
+        let ranks = ordered::inputs_of(context.world_size, (format, format), len);
+        let expected = ordered::oracle((format, format), op, &ranks).patterns();
+        for begin in [0, 1, 3] {
+            let own = Array::new(format, &ranks[rank]);
+            let (mut place, input) = (Placed::new(queue, &own, begin), Placed::new(queue, &own, begin));
+            comm.all_reduce(place.slice_mut(), op).unwrap();
+            checks.same_list(format!("{len} in place at {begin}"), place.read(comm).patterns(), expected.clone());
+            // The output is aligned otherwise than the input.
+            let mut output = Placed::unwritten(queue, format, len, begin / 2);
+            comm.all_reduce_into(input.slice(), output.slice_mut(), op, Scaling::NONE).unwrap();
+            checks.same_list(format!("{len} from {begin}"), output.read(comm).patterns(), expected.clone());
+            assert_same("the input", &input.read(comm).patterns(), &own.patterns());
         }
     }
     checks.finish();
@@ -128,7 +129,6 @@ fn draw(random: &mut Random) -> (usize, std::ops::Range<usize>) {
 fn many(context: &Context, comm: &NcclCommunicator, calls: usize) {
     const TOGETHER: usize = 50;
     let queue = &context.queue;
-    let Some(sums) = connect(context, comm, queue, IN_TURNS) else { return };
     let (sources, expected) = sources(context);
     let mut output = DeviceBuffer::zeroed(queue, DType::F32, TOGETHER * SOURCE).unwrap();
     let mut random = Random::new(5);
@@ -139,7 +139,7 @@ fn many(context: &Context, comm: &NcclCommunicator, calls: usize) {
         for (source, range) in &drawn {
             let place = output.as_mut_slice().range_mut(begin..begin + range.len());
             let input = sources[*source].as_slice().range(range.clone());
-            sums.all_reduce_into(input, place, ReduceOp::Sum, Scaling::NONE).unwrap();
+            comm.all_reduce_into(input, place, ReduceOp::Sum, Scaling::NONE).unwrap();
             begin += range.len();
         }
         comm.synchronize(queue).unwrap();
@@ -157,7 +157,6 @@ fn many(context: &Context, comm: &NcclCommunicator, calls: usize) {
 fn graph(context: &Context, comm: &NcclCommunicator) {
     const CALLS: usize = 20;
     let queue = &context.queue;
-    let Some(sums) = connect(context, comm, queue, IN_TURNS) else { return };
     let (sources, expected) = sources(context);
     let mut random = Random::new(6);
     let drawn: Vec<_> = (0..CALLS).map(|_| draw(&mut random)).collect();
@@ -167,7 +166,7 @@ fn graph(context: &Context, comm: &NcclCommunicator) {
         .capture(|| {
             for ((source, range), output) in drawn.iter().zip(&mut outputs) {
                 let input = sources[*source].as_slice().range(range.clone());
-                sums.all_reduce_into(input, output.as_mut_slice(), ReduceOp::Sum, Scaling::NONE)?;
+                comm.all_reduce_into(input, output.as_mut_slice(), ReduceOp::Sum, Scaling::NONE)?;
             }
             Ok::<_, Error>(())
         })
@@ -176,7 +175,7 @@ fn graph(context: &Context, comm: &NcclCommunicator) {
     for launch in 0..500 {
         comm.launch(&graph).unwrap();
         let input = sources[0].as_slice().range(0..3);
-        sums.all_reduce_into(input, plain.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+        comm.all_reduce_into(input, plain.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
         if launch % 100 == 0 {
             comm.synchronize(queue).unwrap();
             for output in &mut outputs {
@@ -191,23 +190,24 @@ fn graph(context: &Context, comm: &NcclCommunicator) {
     assert_eq!(read(&plain), expected[0][..3]);
 }
 
-/// Two objects of one communicator on two queues, in turn.
+/// Sums on two queues in turn, and in a graph of a third one that is launched without the communicator: each waits for the one before.
 fn two_queues(context: &Context, comm: &NcclCommunicator) {
     const LEN: usize = 10_000;
-    let queues = [context.queue.clone(), Queue::new(context.queue.ordinal()).unwrap()];
-    let mut objects = Vec::new();
-    for queue in &queues {
-        let Some(sums) = connect(context, comm, queue, IN_TURNS) else { return };
+    let queue = || Queue::new(context.queue.ordinal()).unwrap();
+    let queues = [context.queue.clone(), queue(), queue()];
+    let mut data = queues.each_ref().map(|queue| {
         let values = vec![(context.rank + 1) as f32; LEN];
-        objects.push((sums, DeviceBuffer::from_host(queue, (&values[..]).into()).unwrap()));
-    }
+        DeviceBuffer::from_host(queue, (&values[..]).into()).unwrap()
+    });
+    let [first, second, recorded] = &mut data;
+    let graph = queues[2].capture(|| comm.all_reduce(recorded.as_mut_slice(), ReduceOp::Mean)).unwrap();
     for _ in 0..30 {
-        for (sums, data) in &mut objects {
-            sums.all_reduce(data.as_mut_slice(), ReduceOp::Mean).unwrap();
-        }
+        comm.all_reduce(first.as_mut_slice(), ReduceOp::Mean).unwrap();
+        comm.all_reduce(second.as_mut_slice(), ReduceOp::Mean).unwrap();
+        graph.launch().unwrap();
     }
     let mean = (context.world_size + 1) as f32 / 2.0;
-    for ((_, data), queue) in objects.iter().zip(&queues) {
+    for (data, queue) in data.iter().zip(&queues) {
         comm.synchronize(queue).unwrap();
         let found = read(data);
         // Each result is rounded once, and so are the terms; thirty times.
@@ -216,40 +216,69 @@ fn two_queues(context: &Context, comm: &NcclCommunicator) {
     }
 }
 
-fn refused(context: &Context, comm: &NcclCommunicator) {
-    let queue = &context.queue;
-    for bytes in [0, 65 << 20] {
-        let outcome = LowLatency::new(comm, queue, bytes);
-        let named = |reason: &str| reason.contains(&format!("{bytes} bytes"));
-        assert!(matches!(&outcome, Err(Error::InvalidArgument { reason, .. }) if named(reason)), "{outcome:?}");
+/// Sums of two communicators on two queues, which run at the same time.
+fn two_communicators(context: &Context, comm: &NcclCommunicator) {
+    const LEN: usize = 50_000;
+    let queue = Queue::new(context.queue.ordinal()).unwrap();
+    let member = context.join(context.rank, context.world_size, 3, crate::context::DEADLINE).unwrap();
+    let other = NcclCommunicator::new(member, &queue, &context.options().with_checks(false)).unwrap();
+    let value = (context.rank + 1) as f32;
+    let mut data =
+        [&context.queue, &queue].map(|queue| DeviceBuffer::from_host(queue, (&vec![value; LEN][..]).into()).unwrap());
+    let [first, second] = &mut data;
+    for _ in 0..30 {
+        comm.all_reduce(first.as_mut_slice(), ReduceOp::Max).unwrap();
+        comm.all_reduce(first.as_mut_slice(), ReduceOp::Mean).unwrap();
+        other.all_reduce(second.as_mut_slice(), ReduceOp::Mean).unwrap();
     }
-    // Ranks that differ in the threshold would wait for packets that nobody sends.
-    if context.world_size > 1 {
-        let outcome = LowLatency::with_one_shot_bytes(comm, queue, MOST_BYTES, 100 + context.rank);
-        assert!(matches!(outcome, Err(Error::Disagreement { .. })), "{outcome:?}");
+    comm.synchronize(&context.queue).unwrap();
+    other.synchronize(&queue).unwrap();
+    let (largest, mean) = (context.world_size as f32, (context.world_size + 1) as f32 / 2.0);
+    for (data, expected) in data.iter().zip([largest, mean]) {
+        let bound = 30.0 * 2.0 * f32::EPSILON * expected;
+        let found = read(data);
+        assert!(found.iter().all(|value| (value - expected).abs() <= bound && *value == found[0]), "{:?}", &found[..4]);
     }
-    let Some(sums) = connect(context, comm, queue, IN_TURNS) else { return };
-    let own = DeviceBuffer::from_host(queue, (&vec![1.0f32; MOST_BYTES / 4 + 1][..]).into()).unwrap();
-    let mut short = DeviceBuffer::zeroed(queue, DType::F32, 3).unwrap();
-    // Calls that are not small go to the communicator below: another reduction, another queue, too many elements, factors.
-    let elsewhere = Queue::new(queue.ordinal()).unwrap();
-    let mut other = DeviceBuffer::from_host(&elsewhere, (&[2.0f32; 3][..]).into()).unwrap();
-    let mut large = DeviceBuffer::zeroed(queue, DType::F32, MOST_BYTES / 4 + 1).unwrap();
-    sums.all_reduce(other.as_mut_slice(), ReduceOp::Max).unwrap();
-    sums.all_reduce(other.as_mut_slice(), ReduceOp::Sum).unwrap();
-    sums.all_reduce_into(own.as_slice(), large.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
-    sums.all_reduce_scaled(large.as_mut_slice(), ReduceOp::Mean, Scaling { before: 0.5, after: 4.0 }).unwrap();
-    // No elements are no launch.
-    sums.all_reduce(short.as_mut_slice().range_mut(0..0), ReduceOp::Sum).unwrap();
-    sums.all_reduce(short.as_mut_slice(), ReduceOp::Sum).unwrap();
-    sums.synchronize(&elsewhere).unwrap();
-    sums.synchronize(queue).unwrap();
-    let world_size = context.world_size as f32;
-    assert_eq!(read(&other), [2.0 * world_size; 3]);
-    assert!(read(&large).into_iter().all(|value| value == 2.0 * world_size));
-    assert_eq!(read(&short), [0.0; 3]);
+}
 
-    // The communicator below refuses operands that do not fit each other, which ends it.
-    let outcome = sums.all_reduce_into(own.as_slice().range(0..4), short.as_mut_slice(), ReduceOp::Sum, Scaling::NONE);
+/// Another reduction, too many elements, a factor of zero; and sums of no elements, which are no launch.
+fn left_to_nccl(context: &Context, comm: &NcclCommunicator) {
+    let (queue, world_size) = (&context.queue, context.world_size as f32);
+    let own = DeviceBuffer::from_host(queue, (&vec![2.0f32; MOST_BYTES / 4 + 1][..]).into()).unwrap();
+    let mut large = DeviceBuffer::zeroed(queue, DType::F32, MOST_BYTES / 4 + 1).unwrap();
+    let mut short = DeviceBuffer::from_host(queue, (&[2.0f32; 3][..]).into()).unwrap();
+    comm.all_reduce(short.as_mut_slice().range_mut(0..0), ReduceOp::Sum).unwrap();
+    comm.all_reduce(short.as_mut_slice(), ReduceOp::Max).unwrap();
+    comm.all_reduce(short.as_mut_slice(), ReduceOp::Sum).unwrap();
+    comm.all_reduce_into(own.as_slice(), large.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+    comm.all_reduce_scaled(large.as_mut_slice(), ReduceOp::Sum, Scaling { before: 0.5, after: 4.0 }).unwrap();
+    comm.synchronize(queue).unwrap();
+    assert_eq!(read(&short), [2.0 * world_size; 3]);
+    assert!(read(&large).into_iter().all(|value| value == 4.0 * world_size * world_size));
+    let none = Scaling { before: 0.0, after: 4.0 };
+    comm.all_reduce_scaled(short.as_mut_slice(), ReduceOp::Sum, none).unwrap();
+    comm.synchronize(queue).unwrap();
+    assert_eq!(read(&short), [0.0; 3]);
+}
+
+fn refused(context: &Context, comm: NcclCommunicator) {
+    let attempt = |generation: u64, options: &NcclOptions| {
+        let member = context.join(context.rank, context.world_size, generation, crate::context::DEADLINE).unwrap();
+        match NcclCommunicator::new(member, &context.queue, options) {
+            Err(Error::InvalidArgument { reason, .. }) => reason,
+            other => panic!("in place of a refusal: {other:?}"),
+        }
+    };
+    let reason = attempt(4, &context.options().with_low_latency_bytes(Some(65 << 20)));
+    assert!(reason.contains("low_latency_bytes is 68157440"), "{reason}");
+    // Ranks that differ would wait for packets that nobody sends.
+    if context.world_size > 1 {
+        let reason = attempt(5, &context.options().with_one_shot_bytes(Some(100 + context.rank)));
+        assert!(reason.contains("Some(100)") && reason.contains("Some(101)"), "{reason}");
+    }
+    // Operands that do not fit each other are refused as NCCL's are, which ends the communicator.
+    let own = DeviceBuffer::zeroed(&context.queue, DType::F32, 4).unwrap();
+    let mut short = DeviceBuffer::zeroed(&context.queue, DType::F32, 3).unwrap();
+    let outcome = comm.all_reduce_into(own.as_slice(), short.as_mut_slice(), ReduceOp::Sum, Scaling::NONE);
     assert!(matches!(outcome, Err(Error::LengthMismatch { .. })), "{outcome:?}");
 }

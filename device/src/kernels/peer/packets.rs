@@ -88,6 +88,40 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// The first packet of this thread of the launch.
+    #[inline(always)]
+    fn first() -> u32 {
+        thread::block_idx_x() as u32 * thread::block_dim_x() as u32 + thread::thread_idx_x() as u32
+    }
+
+    /// The distance between two packets of a thread.
+    #[inline(always)]
+    fn stride(blocks: u32) -> u32 {
+        blocks * thread::block_dim_x() as u32
+    }
+
+    /// Whether a number is the rank of a peer.
+    #[inline(always)]
+    fn is_peer(self, rank: usize) -> bool {
+        rank < self.ranks as usize && rank != self.rank as usize
+    }
+
+    /// Writes a packet into this rank's slot of all peers' mailboxes.
+    ///
+    /// # Safety
+    /// There are at most `W` ranks, and `index` is within a slot.
+    #[inline(always)]
+    unsafe fn send_to_all<const W: usize>(self, index: u32, data: Data) {
+        let mut peer = 0;
+        while peer < W {
+            if self.is_peer(peer) {
+                // SAFETY: the caller's promise.
+                unsafe { self.send(peer, index, data) };
+            }
+            peer += 1;
+        }
+    }
+
     /// Waits for this call's packet of each writer that is `wanted`; the data of others are 0. Unspecified after an abort.
     ///
     /// # Safety
@@ -133,7 +167,7 @@ impl<'a> Call<'a> {
         let thread = thread::thread_idx_x();
         // SAFETY: the caller's promise; a packet that no rank writes in this call is next written two calls later.
         unsafe {
-            if thread::block_idx_x() == 0 {
+            if thread::block_idx_x() == 0 && (thread as u32) < PEER_THREADS {
                 // Never 0, which the compiler does not know: a check of divisions would compile a panic into the kernel.
                 let turns = (self.group.slot_packets as u32 / PEER_THREADS).max(1);
                 let index = (self.number >> 1) % turns * PEER_THREADS + thread;
@@ -253,24 +287,16 @@ unsafe fn one_shot<T: Element, const W: usize, const E: usize>(
     unsafe {
         let call = Call::of(group);
         let (rank, ranks) = (call.rank as usize, call.ranks as usize);
-        let (packets, stride) = (source.packets(), blocks * PEER_THREADS);
-        let first = thread::block_idx_x() as u32 * PEER_THREADS + thread::thread_idx_x() as u32;
+        let (packets, first, stride) = (source.packets(), Call::first(), Call::stride(blocks));
         let mut packet = first;
         while packet < packets {
-            let data = source.read::<E>(packet);
-            let mut peer = 0;
-            while peer < W {
-                if peer < ranks && peer != rank {
-                    call.send(peer, packet, data);
-                }
-                peer += 1;
-            }
+            call.send_to_all::<W>(packet, source.read::<E>(packet));
             packet += stride;
         }
         packet = first;
         while packet < packets {
             let own = source.read::<E>(packet);
-            let mut all = call.receive::<W>(packet, |writer| writer < ranks && writer != rank);
+            let mut all = call.receive::<W>(packet, |writer| call.is_peer(writer));
             let mut writer = 0;
             while writer < W {
                 if writer == rank {
@@ -299,13 +325,12 @@ unsafe fn two_shot<T: Element, const W: usize, const E: usize>(
     unsafe {
         let call = Call::of(group);
         let (rank, ranks) = (call.rank as usize, call.ranks as usize);
-        let (packets, stride) = (source.packets(), blocks * PEER_THREADS);
+        let (packets, first, stride) = (source.packets(), Call::first(), Call::stride(blocks));
         // As above, never 0; and 64-bit divisions take twenty times as long.
         let window = packets.div_ceil(call.ranks.max(1));
         let results = call.group.slot_packets as u32 / 2;
-        let first = thread::block_idx_x() as u32 * PEER_THREADS + thread::thread_idx_x() as u32;
         let in_window = |owner: usize, place: u32| owner as u32 * window + place;
-        let is_peers = |owner: usize, place: u32| owner < ranks && owner != rank && in_window(owner, place) < packets;
+        let is_peers = |owner: usize, place: u32| call.is_peer(owner) && in_window(owner, place) < packets;
         let mut place = first;
         while place < window {
             let mut peer = 0;
@@ -320,7 +345,7 @@ unsafe fn two_shot<T: Element, const W: usize, const E: usize>(
         place = first;
         while place < window && in_window(rank, place) < packets {
             let own = source.read::<E>(in_window(rank, place));
-            let mut all = call.receive::<W>(place, |writer| writer < ranks && writer != rank);
+            let mut all = call.receive::<W>(place, |writer| call.is_peer(writer));
             let mut peer = 0;
             while peer < W {
                 if peer == rank {
@@ -329,13 +354,7 @@ unsafe fn two_shot<T: Element, const W: usize, const E: usize>(
                 peer += 1;
             }
             let result = sum::<T, W, E>(all, factor, ranks);
-            peer = 0;
-            while peer < W {
-                if peer < ranks && peer != rank {
-                    call.send(peer, results + place, result);
-                }
-                peer += 1;
-            }
+            call.send_to_all::<W>(results + place, result);
             destination.write::<E>(in_window(rank, place), result);
             place += stride;
         }
@@ -370,28 +389,18 @@ unsafe fn gather<const W: usize>(
     // SAFETY: the caller's promise; a thread alone reads and writes the elements of its packets.
     unsafe {
         let call = Call::of(group);
-        let (rank, ranks) = (call.rank as usize, call.ranks as usize);
-        let is_peer = |peer: usize| peer < ranks && peer != rank;
-        let stride = blocks * PEER_THREADS;
-        let first = thread::block_idx_x() as u32 * PEER_THREADS + thread::thread_idx_x() as u32;
+        let (first, stride) = (Call::first(), Call::stride(blocks));
         let mut packet = first;
         while packet < packets {
-            let data = source.add(packet as usize).read();
-            let mut peer = 0;
-            while peer < W {
-                if is_peer(peer) {
-                    call.send(peer, packet, data);
-                }
-                peer += 1;
-            }
+            call.send_to_all::<W>(packet, source.add(packet as usize).read());
             packet += stride;
         }
         packet = first;
         while packet < packets {
-            let all = call.receive::<W>(packet, is_peer);
+            let all = call.receive::<W>(packet, |writer| call.is_peer(writer));
             let mut writer = 0;
             while writer < W {
-                if is_peer(writer) {
+                if call.is_peer(writer) {
                     destination.add(writer * packets as usize + packet as usize).write(all[writer]);
                 }
                 writer += 1;

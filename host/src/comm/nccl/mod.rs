@@ -45,6 +45,21 @@
 //! need CUDA MPS for that, or else take turns of some milliseconds each; and `NCCL_MAX_NCHANNELS` has to limit the blocks: 4 are enough
 //! for four ranks, 2 for eight. [`NcclCommunicator::ranks_on_device`] returns the number of ranks.
 //!
+//! # Small sums
+//!
+//! Between two to eight ranks of one machine whose kernels can access each other's memory, an all-reduce (`Sum` or `Mean`, scaled or not)
+//! of a small tensor is one launch of this crate's kernels, which send packets of data and flags to the mailboxes of their peers, without
+//! any work of the host. That takes a third to two thirds of NCCL's time ([performance](crate::docs::performance)), also in a recorded
+//! graph. The sum is that of [`OrderedAllReduce`](crate::ops::OrderedAllReduce): in rank order, in `f64`, times the factors, rounded once.
+//!
+//! Up to a threshold every rank sends all data to all others (one shot: half a round trip); above it each rank sums up one window, and
+//! sends the result to all (two shots: less traffic), as vLLM's custom all-reduce and PyTorch's symmetric memory do. The largest small
+//! tensor ([`NcclCommunicator::low_latency_bytes`]) depends on the GPU and on the number of ranks, and
+//! [`NcclOptions::low_latency_bytes`] changes it; 0 leaves all sums to NCCL. Mailboxes take eight times that size on every rank, and
+//! stay occupied until all ranks have dropped the communicator and their graphs.
+//!
+//! Such a launch runs behind all earlier launches of this crate's kernels by the same communicator, in whatever queue.
+//!
 //! # Checks
 //!
 //! With [`NcclOptions::checks`], each rank sends a record of every call (operation, factors, root, peer, count and dtype) over the
@@ -77,8 +92,10 @@
 mod group;
 #[cfg(unix)]
 mod host;
+mod low_latency;
 mod options;
 mod primitive;
+mod raw;
 mod scaling;
 mod session;
 mod setup;
@@ -91,6 +108,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use self::group::Group;
+use self::low_latency::LowLatency;
 pub use self::options::NcclOptions;
 use self::primitive::{Primitive, Reduction};
 use self::scaling::{is_exact, scale_in_place};
@@ -102,7 +120,7 @@ use crate::bootstrap::Member;
 use crate::call::scope;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Graph, HostFlag, Queue, Sharers};
 use crate::dtype::{DType, DataType};
-use crate::error::{Call, CommError, Error, Operation, Result, same_len};
+use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::kernels::cuda;
 use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, PeerMemory, RawSlice, SharedMemory};
 use crate::sys::nccl::{RedOp, Version};
@@ -122,6 +140,8 @@ pub struct NcclCommunicator {
     /// Ends the communicator when dropped; recorded graphs hold it too.
     end: Arc<End>,
     agreements: Agreements,
+    /// Sums of small tensors by this crate's kernels, if they can access the memory of all ranks.
+    low_latency: Option<LowLatency>,
     /// The communicator for host memory, once it was requested.
     #[cfg(unix)]
     host: std::cell::OnceCell<super::process::ProcessCommunicator>,
@@ -143,8 +163,8 @@ impl NcclCommunicator {
     fn part_of(parent: Sharers, member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
         let _scope = scope::within(Operation::SetUp);
         let abort = Arc::new(HostFlag::new(queue)?);
-        let (nccl, handle, neighbours) = setup::connect(&member, queue, options, parent)?;
-        let session = Arc::new(Session::new(nccl, member, queue.clone(), options, (handle, neighbours), abort));
+        let (nccl, made) = setup::connect(&member, queue, options, parent)?;
+        let session = Arc::new(Session::new(nccl, member, queue.clone(), options, made, abort));
         let watched = session.clone();
         let watcher = std::thread::Builder::new()
             .name(format!("gradsync-watch-{}", session.member.rank()))
@@ -160,14 +180,17 @@ impl NcclCommunicator {
                 Error::InvalidArgument { operation: "nccl communicator", reason }
             })?;
         let end = Arc::new(End::new(session.clone(), watcher));
-        Ok(Self {
+        let mut comm = Self {
             session,
             end,
             agreements: Agreements::default(),
+            low_latency: None,
             #[cfg(unix)]
             host: std::cell::OnceCell::new(),
             one_thread: PhantomData,
-        })
+        };
+        comm.low_latency = LowLatency::connect(&comm)?;
+        Ok(comm)
     }
 
     /// Like [`Split::split`], on a queue of the same device, with these options.
@@ -198,6 +221,12 @@ impl NcclCommunicator {
         self.session.neighbours.ranks_on_device
     }
 
+    /// The largest all-reduce that is one launch of this crate's kernels ([small sums](self#small-sums)), in bytes; 0 if kernels cannot
+    /// access the memory of all ranks. Equal on all ranks.
+    pub fn low_latency_bytes(&self) -> usize {
+        self.low_latency.as_ref().map_or(0, LowLatency::most_bytes)
+    }
+
     /// The control channel of this rank.
     pub fn member(&self) -> &Member {
         &self.session.member
@@ -220,94 +249,12 @@ impl NcclCommunicator {
     /// # Errors
     /// The errors of a collective, and of [`Graph::launch`].
     pub fn launch(&self, graph: &Graph) -> Result<()> {
-        self.run_kernels(Call::without_data(Operation::Graph), graph.queue(), &mut || Ok(graph.launch()?))
+        self.session.launch(graph)
     }
 
     /// Begins a group of operations that run at once.
     pub fn group<'d>(&self) -> Group<'_, 'd> {
         Group::new(self)
-    }
-
-    /// [`all_reduce_into`](super::Collectives::all_reduce_into) on raw memory, of any type that NCCL has; in place where both
-    /// addresses are equal. Means of integers round towards zero, as NCCL's do.
-    ///
-    /// # Errors
-    /// As for that method, and [`Error::InvalidArgument`] for `i16`, `u16` and `bool`, which NCCL does not reduce.
-    ///
-    /// # Safety
-    /// There are `input.len` elements of `input.dtype` at both addresses, on this rank's device, valid until `queue` has passed the
-    /// operation, not used meanwhile by work that is not ordered on `queue`, and either the same or not overlapping.
-    pub unsafe fn all_reduce_raw(&self, queue: &Queue, input: RawSlice, output: u64, op: ReduceOp) -> Result<()> {
-        let call = Call::new(Operation::AllReduce(op), input.len, input.dtype);
-        self.refused(call.operation, check_reducible("all_reduce", input.dtype))?;
-        let (reduction, after) = self.reduction(op, input.dtype, 1.0);
-        // SAFETY: the caller's promise.
-        unsafe { self.submit_one(queue, call, [Primitive::AllReduce { input, output, reduction }]) }?;
-        // SAFETY: the caller's promise.
-        unsafe { scale_in_place(queue, RawSlice { address: output, ..input }, after) }
-    }
-
-    /// [`reduce_scatter`](super::Collectives::reduce_scatter) on raw memory; `input` holds `world_size` shards of `output.len`.
-    ///
-    /// # Errors
-    /// As for that method, and [`Error::InvalidArgument`] for `i16`, `u16` and `bool`, which NCCL does not reduce.
-    ///
-    /// # Safety
-    /// Like [`all_reduce_raw`](Self::all_reduce_raw), where `output` may be shard `rank` of the input.
-    pub unsafe fn reduce_scatter_raw(&self, queue: &Queue, input: u64, output: RawSlice, op: ReduceOp) -> Result<()> {
-        let call = Call::new(Operation::ReduceScatter(op), output.len, output.dtype);
-        self.refused(call.operation, check_reducible("reduce_scatter", output.dtype))?;
-        let (reduction, after) = self.reduction(op, output.dtype, 1.0);
-        // SAFETY: the caller's promise.
-        unsafe { self.submit_one(queue, call, [Primitive::ReduceScatter { input, output, reduction }]) }?;
-        // SAFETY: the caller's promise.
-        unsafe { scale_in_place(queue, output, after) }
-    }
-
-    /// [`all_gather`](super::Collectives::all_gather) on raw memory; `output` has room for `world_size` times `input.len`.
-    ///
-    /// # Errors
-    /// As for that method.
-    ///
-    /// # Safety
-    /// Like [`all_reduce_raw`](Self::all_reduce_raw), where `input` may be shard `rank` of the output.
-    pub unsafe fn all_gather_raw(&self, queue: &Queue, input: RawSlice, output: u64) -> Result<()> {
-        let call = Call::new(Operation::AllGather, input.len, input.dtype);
-        let primitives = group::all_gather(input, output, (self.rank(), self.world()));
-        // SAFETY: the caller's promise.
-        unsafe { self.submit_one(queue, call, primitives) }
-    }
-
-    /// [`all_to_all`](super::Collectives::all_to_all) on raw memory; `output` has room for `input.len` elements.
-    ///
-    /// # Errors
-    /// [`Error::LengthMismatch`] for a length that is no multiple of the world size, and as there.
-    ///
-    /// # Safety
-    /// As [`all_reduce_raw`](Self::all_reduce_raw); the two may not be the same.
-    pub unsafe fn all_to_all_raw(&self, queue: &Queue, input: RawSlice, output: u64) -> Result<()> {
-        let shards = input.len / self.world() * self.world();
-        same_len("all_to_all", ("input", input.len), ("equal shards", shards))
-            .map_err(|error| self.session.refuse(Operation::AllToAll, error))?;
-        let call = Call::new(Operation::AllToAll, input.len, input.dtype);
-        let primitives = group::all_to_all(input, RawSlice { address: output, ..input }, self.world());
-        // SAFETY: the caller's promise.
-        unsafe { self.submit_one(queue, call, primitives) }
-    }
-
-    /// [`broadcast`](super::Collectives::broadcast) on raw memory.
-    ///
-    /// # Errors
-    /// As for that method.
-    ///
-    /// # Safety
-    /// Like [`all_reduce_raw`](Self::all_reduce_raw), for the one operand.
-    pub unsafe fn broadcast_raw(&self, queue: &Queue, data: RawSlice, root: usize) -> Result<()> {
-        let operation = Operation::Broadcast { root };
-        self.check_root(operation, root).map_err(|error| self.session.refuse(operation, error))?;
-        let call = Call::new(operation, data.len, data.dtype);
-        // SAFETY: the caller's promise.
-        unsafe { self.submit_one(queue, call, [Primitive::Broadcast { data, root }]) }
     }
 
     /// # Safety
@@ -370,6 +317,12 @@ impl NcclCommunicator {
         op: ReduceOp,
         scaling: Scaling,
     ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        if let Some(done) =
+            unsafe { self.all_reduce_small(input.queue(), (input.into(), output.address()), op, scaling) }
+        {
+            return done;
+        }
         let Scaling { before, after } = scaling;
         let (queue, call) = (input.queue(), Call::new(scaling.operation(op), input.len(), input.dtype()));
         // NCCL's own factor has the dtype's precision, and NCCL has none for maxima.
@@ -398,15 +351,6 @@ impl NcclCommunicator {
     fn refused<T>(&self, operation: Operation, outcome: Result<T>) -> Result<T> {
         outcome.map_err(|error| self.session.refuse(operation, error))
     }
-}
-
-/// Refuses to reduce elements of a type that NCCL only moves, as bytes.
-fn check_reducible(operation: &'static str, dtype: DataType) -> Result<()> {
-    if primitive::is_reducible(dtype) {
-        return Ok(());
-    }
-    let reason = format!("NCCL does not reduce elements of {dtype}; it only moves them");
-    Err(Error::InvalidArgument { operation, reason })
 }
 
 impl Split for NcclCommunicator {
@@ -524,8 +468,14 @@ impl Communicator<Cuda> for NcclCommunicator {
     }
 
     fn run_all(&self, collectives: Vec<Collective<'_, Cuda>>) -> Result<()> {
+        let is_small = |collective: &Collective<'_, Cuda>| match (&self.low_latency, collective) {
+            (Some(low_latency), Collective::AllReduce { operands, op, scaling }) => {
+                low_latency.takes(operands.views().0.into(), *op, *scaling).is_some()
+            }
+            _ => false,
+        };
         let mut group = self.group();
-        if !collectives.iter().all(|collective| group.takes(collective)) {
+        if collectives.iter().all(is_small) || !collectives.iter().all(|collective| group.takes(collective)) {
             return collectives.into_iter().try_for_each(|collective| self.run(collective));
         }
         for collective in collectives {

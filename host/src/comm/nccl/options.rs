@@ -36,7 +36,18 @@ pub struct NcclOptions {
     /// Whether several ranks may use one GPU, which is refused otherwise: for tests of many ranks with few GPUs. False by default; must
     /// be equal on all ranks (see [many ranks on one GPU](super#many-ranks-on-one-gpu)).
     pub shared_gpu: bool,
+    /// The largest all-reduce that is one launch of this crate's kernels, in bytes, where they can access the memory of all ranks (see
+    /// [small sums](super#small-sums)): at most 64 MiB. With `None`, the default, the largest for which that was measured to be faster than
+    /// NCCL on this kind of GPU; 0 leaves all sums to NCCL. Must be equal on all ranks.
+    pub low_latency_bytes: Option<usize>,
+    /// The largest of these all-reduces in which every rank sends all data to all others (one shot), in bytes. With `None`, the default, the
+    /// largest for which that was measured to be faster. At most twice `low_latency_bytes`, divided by the number of ranks; more means this
+    /// number. Must be equal on all ranks.
+    pub one_shot_bytes: Option<usize>,
 }
+
+/// The limit of [`NcclOptions::low_latency_bytes`].
+const MOST_LOW_LATENCY_BYTES: usize = 64 << 20;
 
 impl Default for NcclOptions {
     fn default() -> Self {
@@ -47,6 +58,8 @@ impl Default for NcclOptions {
             min_ctas: None,
             max_ctas: None,
             shared_gpu: false,
+            low_latency_bytes: None,
+            one_shot_bytes: None,
         }
     }
 }
@@ -59,6 +72,8 @@ impl NcclOptions {
         with_min_ctas(min_ctas: Option<u32>),
         with_max_ctas(max_ctas: Option<u32>),
         with_shared_gpu(shared_gpu: bool),
+        with_low_latency_bytes(low_latency_bytes: Option<usize>),
+        with_one_shot_bytes(one_shot_bytes: Option<usize>),
     }
 
     /// The reason why the options are invalid, if they are.
@@ -67,6 +82,9 @@ impl NcclOptions {
             if let Some(ctas) = ctas.filter(|&ctas| ctas == 0 || i32::try_from(ctas).is_err()) {
                 return Some(format!("{name} is {ctas}, and must be from 1 to {}", i32::MAX));
             }
+        }
+        if let Some(bytes) = self.low_latency_bytes.filter(|&bytes| bytes > MOST_LOW_LATENCY_BYTES) {
+            return Some(format!("low_latency_bytes is {bytes}, and at most {MOST_LOW_LATENCY_BYTES} are possible"));
         }
         let (min, max) = (self.min_ctas?, self.max_ctas?);
         (min > max).then(|| format!("min_ctas is {min}, which is more than max_ctas, {max}"))

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::low_latency::Thresholds;
 use super::primitive::{Primitive, Refused, issue_all};
 use crate::bootstrap::Member;
-use crate::driver::{Event, HostFlag, Queue, Sharers};
+use crate::driver::{Event, Graph, HostFlag, LaunchOrder, Queue, Sharers};
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::sys::nccl::{Comm, Nccl, NcclError, ResultCode};
 
@@ -96,16 +97,16 @@ pub(super) struct Session {
     pub(super) options: super::NcclOptions,
     /// The placement of the ranks.
     pub(super) neighbours: Neighbours,
+    /// The sizes of sums that this crate's kernels compute.
+    pub(super) thresholds: Thresholds,
     /// The communicator; null once it has been destroyed or aborted.
     handle: AtomicPtr<std::ffi::c_void>,
     /// The flag that tells kernels which wait for other ranks to give up.
     pub(super) abort: Arc<HostFlag>,
     /// Held while a call of NCCL uses `handle`, and until a non-blocking communicator has processed the call.
     in_call: Mutex<()>,
-    /// The end of the last kernels that waited for kernels of other ranks.
-    last_kernels: Mutex<Option<Event>>,
-    /// The end of the last such recorded kernels, with the number of the recording.
-    last_recorded: Mutex<Option<(u64, Event)>>,
+    /// The launches of kernels that wait for kernels of other ranks.
+    pub(super) order: Arc<LaunchOrder>,
     has_failed: AtomicBool,
     state: Mutex<State>,
     pub(super) changed: Condvar,
@@ -117,7 +118,7 @@ impl Session {
         member: Member,
         device: Queue,
         options: &super::NcclOptions,
-        (handle, neighbours): (Comm, Neighbours),
+        (handle, neighbours, thresholds): (Comm, Neighbours, Thresholds),
         abort: Arc<HostFlag>,
     ) -> Self {
         Self {
@@ -127,10 +128,10 @@ impl Session {
             device,
             options: options.clone(),
             neighbours,
+            thresholds,
             handle: AtomicPtr::new(handle),
             in_call: Mutex::new(()),
-            last_kernels: Mutex::default(),
-            last_recorded: Mutex::default(),
+            order: Arc::default(),
             has_failed: AtomicBool::new(false),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -208,8 +209,7 @@ impl Session {
         })
     }
 
-    /// Like [`admit`](Self::admit), for kernels that wait for kernels of other ranks. They run in the order of their calls, whatever
-    /// their queues: two launches that fill the GPU and wait for peers would deadlock if their order differed between ranks.
+    /// Like [`admit`](Self::admit), for kernels that wait for kernels of other ranks.
     pub(super) fn admit_kernels(
         &self,
         queue: &Queue,
@@ -217,36 +217,21 @@ impl Session {
         launch: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
         self.admit(queue, &[call], false, |recording| {
-            // Launches of a graph are ordered as a whole when it runs; the kernels in the graph are ordered here.
-            if let Some(recording) = recording {
-                let mut last = self.last_recorded.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some((_, event)) = last.take_if(|(number, event)| *number == recording && !event.is_of(queue)) {
-                    queue.wait_for(&event)?;
-                }
-                launch()?;
-                let event = queue.event()?;
-                event.record()?;
-                *last = Some((recording, event));
-                return Ok(Put::Recorded);
-            }
-            let mut last = self.last_kernels.lock().unwrap_or_else(PoisonError::into_inner);
-            let event = match last.take() {
-                Some(event) if event.is_of(queue) => event,
-                Some(other) => {
-                    queue.wait_for(&other)?;
-                    queue.event()?
-                }
-                None => queue.event()?,
-            };
-            launch()?;
-            event.record()?;
-            *last = Some(event);
+            self.order.launch(queue, recording, launch)?;
+            Ok(if recording.is_some() { Put::Recorded } else { Put::Work })
+        })
+    }
+
+    /// Launches a graph, which orders its own kernels that wait for kernels of other ranks.
+    pub(super) fn launch(&self, graph: &Graph) -> Result<()> {
+        self.admit(graph.queue(), &[Call::without_data(Operation::Graph)], false, |_| {
+            graph.launch()?;
             Ok(Put::Work)
         })
     }
 
-    /// Enqueues operations by `put`, which is told the number of the queue's recording if there is one, after announcing them for comparison, and watches them from then on. `by_nccl` is whether NCCL's
-    /// kernels run the operations, and not this crate's.
+    /// Enqueues operations by `put`, which is told the number of the queue's recording if there is one, after announcing them for comparison,
+    /// and watches them from then on. `by_nccl` is whether NCCL's kernels run the operations, and not this crate's.
     fn admit(
         &self,
         queue: &Queue,

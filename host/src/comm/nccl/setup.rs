@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::NcclOptions;
+use super::low_latency::Thresholds;
 use super::primitive::Refused;
 use super::session::Neighbours;
 use crate::bootstrap::Member;
-use crate::driver::{Queue, Sharers, process_number};
+use crate::driver::{Device, DeviceAttribute, Queue, Sharers, process_number};
 use crate::error::{CommError, Error, Operation, Result};
 use crate::sys::nccl::{Comm, Config, Nccl, NcclError, ResultCode, UNDEFINED, UniqueId, Version};
 
@@ -33,6 +34,8 @@ struct Hello {
     failure: Option<String>,
     version: i32,
     device: [u8; 16],
+    /// The major number of the GPU's compute capability.
+    generation: i32,
     /// The rank's process, by a number that is unique in the world.
     process: [u8; 16],
     /// The rank's machine.
@@ -42,6 +45,8 @@ struct Hello {
     shared_gpu: [bool; 2],
     /// The fewest and the most thread blocks.
     ctas: [Option<u32>; 2],
+    /// The largest sum that this crate's kernels compute, and the largest in one shot, in bytes.
+    low_latency: [Option<usize>; 2],
     /// NCCL's unique id, from rank 0.
     unique_id: Vec<u8>,
 }
@@ -58,7 +63,7 @@ pub(super) fn connect(
     queue: &Queue,
     options: &NcclOptions,
     parent: Sharers,
-) -> Result<(&'static Nccl, Comm, Neighbours)> {
+) -> Result<(&'static Nccl, (Comm, Neighbours, Thresholds))> {
     let prepared = prepare(member, queue, options);
     let nothing = Hello {
         process: process_number(),
@@ -66,16 +71,21 @@ pub(super) fn connect(
         has_checks: options.checks,
         shared_gpu: [options.shared_gpu, is_on(std::env::var(SHARED_GPU_VARIABLE).ok().as_deref())],
         ctas: [options.min_ctas, options.max_ctas],
+        low_latency: [options.low_latency_bytes, options.one_shot_bytes],
         ..Hello::default()
     };
     let hello = match &prepared {
-        Ok((nccl, device, unique_id)) => {
-            Hello { version: nccl.version().0, device: *device, unique_id: unique_id.clone(), ..nothing }
-        }
+        Ok(Prepared { nccl, device, generation, unique_id }) => Hello {
+            version: nccl.version().0,
+            device: *device,
+            generation: *generation,
+            unique_id: unique_id.clone(),
+            ..nothing
+        },
         Err(error) => Hello { failure: Some(error.to_string()), ..nothing },
     };
     let hellos = exchange(member, &hello, options.deadline)?;
-    let (nccl, ..) = prepared?;
+    let Prepared { nccl, .. } = prepared?;
     check(&hellos)?;
     tracing::debug!(rank = member.rank(), world_size = member.world_size(), "ranks agree, calling NCCL");
     let neighbours = neighbours(&hellos, member.rank(), parent);
@@ -92,7 +102,7 @@ pub(super) fn connect(
         unsafe { (nccl.functions.ncclCommAbort)(handle.0) };
         return Err(error);
     }
-    Ok((nccl, handle.0, neighbours))
+    Ok((nccl, (handle.0, neighbours, thresholds(&hellos))))
 }
 
 /// The identity of this machine: NCCL's override if it is set, so that NCCL and this crate distinguish the same machines.
@@ -122,12 +132,33 @@ fn neighbours(hellos: &[Hello], rank: usize, parent: Sharers) -> Neighbours {
     }
 }
 
-fn prepare(member: &Member, queue: &Queue, options: &NcclOptions) -> Result<(&'static Nccl, [u8; 16], Vec<u8>)> {
+/// The sizes of sums by this crate's kernels: the smallest that suit the GPU of some rank.
+fn thresholds(hellos: &[Hello]) -> Thresholds {
+    let is_shared = (1..hellos.len()).any(|rank| hellos[..rank].iter().any(|it| it.device == hellos[rank].device));
+    let of = |hello: &Hello| Thresholds::measured(hello.generation, hellos.len(), is_shared);
+    let least = hellos.iter().map(of).reduce(Thresholds::min).expect("at least this rank");
+    let [most_bytes, one_shot_bytes] = hellos[0].low_latency;
+    Thresholds {
+        most_bytes: most_bytes.unwrap_or(least.most_bytes),
+        one_shot_bytes: one_shot_bytes.unwrap_or(least.one_shot_bytes),
+    }
+}
+
+/// The part of a rank in the set-up that may fail on this rank alone.
+struct Prepared {
+    nccl: &'static Nccl,
+    device: [u8; 16],
+    generation: i32,
+    unique_id: Vec<u8>,
+}
+
+fn prepare(member: &Member, queue: &Queue, options: &NcclOptions) -> Result<Prepared> {
     if let Some(reason) = options.invalid_reason() {
         return Err(Error::InvalidArgument { operation: OPERATION, reason });
     }
     let nccl = Nccl::get()?;
     let device = queue.device_uuid()?;
+    let generation = Device::new(queue.ordinal())?.attribute(DeviceAttribute::ComputeCapabilityMajor)?;
     let mut id = UniqueId([0; 128]);
     if member.rank() == 0 {
         queue.make_current()?;
@@ -137,7 +168,7 @@ fn prepare(member: &Member, queue: &Queue, options: &NcclOptions) -> Result<(&'s
             return Err(refused(nccl, member, Refused { call: "ncclGetUniqueId", code }).into());
         }
     }
-    Ok((nccl, device, id.0.iter().map(|&byte| byte as u8).collect()))
+    Ok(Prepared { nccl, device, generation, unique_id: id.0.iter().map(|&byte| byte as u8).collect() })
 }
 
 fn exchange(member: &Member, hello: &Hello, deadline: Duration) -> Result<Vec<Hello>> {
@@ -175,6 +206,13 @@ fn check(hellos: &[Hello]) -> Result<()> {
         if hello.ctas != hellos[0].ctas {
             let [first, other] = [hellos[0].ctas, hello.ctas].map(|[min, max]| format!("({min:?}, {max:?})"));
             return refuse(format!("rank 0 has {first} as min_ctas and max_ctas, rank {rank} has {other}"));
+        }
+        if hello.low_latency != hellos[0].low_latency {
+            let [first, other] =
+                [hellos[0].low_latency, hello.low_latency].map(|[most, one_shot]| format!("({most:?}, {one_shot:?})"));
+            return refuse(format!(
+                "rank 0 has {first} as low_latency_bytes and one_shot_bytes, rank {rank} has {other}"
+            ));
         }
         if hello.shared_gpu[0] != hellos[0].shared_gpu[0] {
             let (first, other) = (hellos[0].shared_gpu[0], hello.shared_gpu[0]);

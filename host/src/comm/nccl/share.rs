@@ -2,8 +2,6 @@
 //!
 //! This module only maps memory; it neither reads nor writes it.
 
-use std::sync::Arc;
-
 use super::session::{Failure, Session};
 use crate::driver::{DeviceSlice, Mapping, Offer};
 use crate::error::Result;
@@ -41,11 +39,12 @@ pub(super) fn share(session: &Session, data: DeviceSlice<'_>) -> Result<Option<S
     Ok(mappings.map(|mappings| {
         let addresses = mappings.iter().map(Mapping::address).collect();
         let sharers = session.neighbours.sharers;
-        SharedMemory { addresses, mappings, abort: Arc::clone(&session.abort), sharers }
+        SharedMemory { addresses, mappings, abort: session.abort.clone(), order: session.order.clone(), sharers }
     }))
 }
 
-fn exchange(session: &Session, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+/// Gathers a few bytes of every rank, in rank order.
+pub(super) fn exchange(session: &Session, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
     let all = session.member.all_gather(bytes, session.options.deadline);
     Ok(all.inspect_err(|error| session.fail(Failure::Comm(error.clone())))?)
 }

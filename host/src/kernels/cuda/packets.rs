@@ -2,11 +2,11 @@
 //!
 //! This module only launches kernels; the transport knows the peers, and monitors them.
 
-use gradsync_device::abi::{Mailboxes, PACKET_BLOCKS, PACKET_DATA_BYTES, PEER_THREADS};
+use gradsync_device::abi::{Mailboxes, PACKET_BLOCKS, PACKET_DATA_BYTES, PACKET_THREADS, PEER_THREADS};
 
 use super::segments::width;
 use super::{pointer, pointer_mut, upload_words};
-use crate::driver::{Argument, Claim, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use crate::driver::{Argument, Claim, DeviceBuffer, DeviceSlice, DeviceSliceMut, Grid, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
 
@@ -98,6 +98,8 @@ impl PacketGroup {
             mailboxes: std::array::from_fn(|rank| mailboxes.get(rank).copied().unwrap_or(0)),
         };
         let table = upload_words(queue, &words(&group))?;
+        // Launches may be in other queues.
+        queue.synchronize()?;
         Ok(Self { queue: queue.clone(), world_size, slot_packets, claim, table })
     }
 
@@ -113,8 +115,8 @@ impl PacketGroup {
     ///
     /// # Safety
     /// The source is not empty and has at most [`most_bytes`](Self::most_bytes) bytes. The destination has its length, belongs to the same
-    /// queue, which is the group's, and is either disjoint from it or the same memory. Every rank calls it with a source of the same length
-    /// and dtype and with the same shots.
+    /// queue, and is either disjoint from it or the same memory. Launches of a group run one after the other. Every rank calls it with a
+    /// source of the same length and dtype and with the same shots.
     pub(crate) unsafe fn sum(
         &self,
         destination: u64,
@@ -123,7 +125,8 @@ impl PacketGroup {
         shots: Shots,
     ) -> Result<()> {
         let packets = (source.len() * source.dtype().size_bytes()).div_ceil(PACKET_DATA_BYTES);
-        let blocks = self.blocks(if shots == Shots::One { packets } else { packets.div_ceil(self.world_size) })?;
+        let of_rank = if shots == Shots::One { packets } else { packets.div_ceil(self.world_size) };
+        let grid = self.grid(source.queue(), of_rank)?;
         let entry = shots.entry(source.dtype(), width(self.world_size));
         let arguments = [
             pointer(self.table.as_slice()),
@@ -131,10 +134,10 @@ impl PacketGroup {
             pointer(source),
             source.len().into(),
             factor.into(),
-            blocks.into(),
+            grid.blocks.into(),
         ];
         // SAFETY: the caller's promise, and the promise made to `new`.
-        Ok(unsafe { self.queue.launch(&entry, blocks, &arguments) }?)
+        Ok(unsafe { self.queue.launch_into(source.queue(), &entry, grid, &arguments) }?)
     }
 
     /// Writes the source of every other rank to that rank's place in `destination`; this rank's own place stays as it is.
@@ -142,22 +145,29 @@ impl PacketGroup {
     /// # Safety
     /// The source is not empty, and has a multiple of 8 bytes that is at most [`most_bytes`](Self::most_bytes) of one shot, at an address that
     /// is a multiple of 8. The destination has its dtype and length for each rank, at such an address, and is disjoint from it. Both belong
-    /// to the group's queue. Every rank calls it with a source of as many bytes.
+    /// to one queue. Launches of a group run one after the other. Every rank calls it with a source of as many bytes.
     pub(crate) unsafe fn gather(&self, destination: &DeviceSliceMut<'_>, source: DeviceSlice<'_>) -> Result<()> {
         let packets = source.len() * source.dtype().size_bytes() / PACKET_DATA_BYTES;
-        let blocks = self.blocks(packets)?;
-        let arguments =
-            [pointer(self.table.as_slice()), pointer_mut(destination), pointer(source), packets.into(), blocks.into()];
+        let grid = self.grid(source.queue(), packets)?;
+        let (table, blocks) = (pointer(self.table.as_slice()), grid.blocks);
+        let arguments = [table, pointer_mut(destination), pointer(source), packets.into(), blocks.into()];
+        let entry = gather_entry(width(self.world_size));
         // SAFETY: the caller's promise, and the promise made to `new`.
-        Ok(unsafe { self.queue.launch(&gather_entry(width(self.world_size)), blocks, &arguments) }?)
+        Ok(unsafe { self.queue.launch_into(source.queue(), &entry, grid, &arguments) }?)
     }
 
-    /// The number of blocks of a launch with this many packets for a thread each; a recorded launch keeps their places.
-    fn blocks(&self, packets: usize) -> Result<u64> {
-        let places = self.claim.places(PACKET_BLOCKS.into());
-        let blocks = (packets as u64).div_ceil(PEER_THREADS.into()).min(places);
-        self.claim.keep_for_recording(&self.queue, PACKET_BLOCKS.into(), blocks)?;
-        Ok(blocks)
+    /// The blocks of a launch with this many packets for a thread each; a recorded launch keeps their places. Small blocks spread over more
+    /// multiprocessors. Where ranks share a GPU, large blocks may be more threads in all.
+    fn grid(&self, queue: &Queue, packets: usize) -> Result<Grid> {
+        let [small, large] =
+            [(PACKET_BLOCKS, PEER_THREADS), (1, PACKET_THREADS)].map(|(of_multiprocessor, threads)| {
+                (of_multiprocessor.into(), threads, self.claim.places(of_multiprocessor.into()))
+            });
+        let reach = |(_, threads, places): (u64, u32, u64)| (u64::from(threads) * places).min(packets as u64);
+        let (of_multiprocessor, threads, places) = if reach(large) > reach(small) { large } else { small };
+        let blocks = (packets as u64).div_ceil(threads.into()).min(places);
+        self.claim.keep_for_recording(queue, of_multiprocessor, blocks)?;
+        Ok(Grid { blocks, threads })
     }
 }
 

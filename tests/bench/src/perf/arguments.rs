@@ -187,7 +187,10 @@ pub(crate) struct Perf {
     /// Compare adasum on GPUs with NCCL's sum, instead of the staged mode
     #[arg(long, conflicts_with_all = ["tensors", "model", "launch", "no_baseline"])]
     against_sum: bool,
-    /// The largest vectors of low_latency_all_reduce, and of adasum over `peer`, that are sent in one shot; the library's choice if left out
+    /// The largest all-reduces over `nccl` that are one launch of gradsync's kernels; the library's choice if left out, 0 for none
+    #[arg(long, value_name = "SIZE", conflicts_with_all = ["tensors", "model", "launch"])]
+    low_latency: Option<Bytes>,
+    /// The largest of these all-reduces, and of adasum over `peer`, that are sent in one shot; the library's choice if left out
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["tensors", "model", "launch"])]
     one_shot: Option<Bytes>,
     /// Keep the gradients of adasum over MPI in private memory of each process, not in memory that all of them map
@@ -264,6 +267,8 @@ pub(crate) struct Counts {
     pub(crate) working_set: Option<usize>,
     /// Whether the baseline of Adasum on GPUs is NCCL's sum in every case.
     pub(crate) against_sum: bool,
+    /// The largest all-reduces that are one launch of the library's kernels, in bytes.
+    pub(crate) low_latency: Option<usize>,
     /// The largest vectors that are sent in one shot, in bytes.
     pub(crate) one_shot: Option<usize>,
     /// Whether gradients that processes could share are in the private memory of each process.
@@ -365,6 +370,7 @@ impl Perf {
                 baseline: !self.no_baseline,
                 working_set: self.working_set.map(|size| size.0),
                 against_sum: self.against_sum,
+                low_latency: self.low_latency.map(|size| size.0),
                 one_shot: self.one_shot.map(|size| size.0),
                 ordinary_buffers: self.ordinary_buffers,
                 shared_buffers: self.shared_buffers,

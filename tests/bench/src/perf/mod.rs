@@ -163,9 +163,14 @@ fn check_gpus(settings: &Settings, task: &Task, places: &Places) -> Result<(), P
     if settings.counts.against_sum && !is_adasum_of_gpus {
         return refuse("--against-sum: only adasum of GPUs is held against something else".into());
     }
-    let has_shots = is_adasum_of_gpus || settings.operations.contains(&Operation::LowLatencyAllReduce);
-    if let Some(bytes) = settings.counts.one_shot.filter(|_| !has_shots) {
-        return refuse(format!("--one-shot {bytes}: only low_latency_all_reduce and adasum of GPUs have shots"));
+    let is_over_nccl = places.transports.contains(&TransportChoice::Nccl);
+    if let Some(bytes) = settings.counts.low_latency.filter(|_| !is_over_nccl) {
+        return refuse(format!(
+            "--low-latency {bytes}: only small sums over nccl are launches of this crate's kernels"
+        ));
+    }
+    if let Some(bytes) = settings.counts.one_shot.filter(|_| !is_adasum_of_gpus && !is_over_nccl) {
+        return refuse(format!("--one-shot {bytes}: only small sums over nccl and adasum of GPUs have shots"));
     }
     if !matches!(task, Task::Launch) {
         return Ok(());

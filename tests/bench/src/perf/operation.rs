@@ -36,8 +36,6 @@ pub(crate) enum Operation {
     AllReduce,
     /// An all-reduce over nccl that sums in rank order and rounds once; over peer, all_reduce does so itself.
     OrderedAllReduce,
-    /// The same sums of up to 4 MiB over nccl's ranks, by packets that kernels send each other.
-    LowLatencyAllReduce,
     /// All ranks' shards, on every rank.
     AllGather,
     /// A shard of the reduction for each rank.
@@ -63,7 +61,6 @@ impl Operation {
             Operation::Combine => "combine",
             Operation::AllReduce => "all_reduce",
             Operation::OrderedAllReduce => "ordered_all_reduce",
-            Operation::LowLatencyAllReduce => "low_latency_all_reduce",
             Operation::AllGather => "all_gather",
             Operation::ReduceScatter => "reduce_scatter",
             Operation::AllToAll => "all_to_all",
@@ -90,12 +87,7 @@ impl Operation {
 
     /// Whether `-o` applies to it.
     pub(crate) fn reduces(self) -> bool {
-        self.is_ordered() || matches!(self, Operation::AllReduce | Operation::ReduceScatter)
-    }
-
-    /// Whether it is an all-reduce that adds in rank order on every transport.
-    pub(crate) fn is_ordered(self) -> bool {
-        matches!(self, Operation::OrderedAllReduce | Operation::LowLatencyAllReduce)
+        matches!(self, Operation::AllReduce | Operation::OrderedAllReduce | Operation::ReduceScatter)
     }
 
     /// Whether a row's size is divided among the ranks.
@@ -206,9 +198,7 @@ impl Row {
     pub(crate) fn bus_factor(&self) -> f64 {
         let ranks = self.ranks as f64;
         match self.operation {
-            Operation::AllReduce | Operation::OrderedAllReduce | Operation::LowLatencyAllReduce | Operation::Adasum => {
-                2.0 * (ranks - 1.0) / ranks
-            }
+            Operation::AllReduce | Operation::OrderedAllReduce | Operation::Adasum => 2.0 * (ranks - 1.0) / ranks,
             Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll => (ranks - 1.0) / ranks,
             Operation::SendRecv => 1.0,
             _ => self.traffic() / (self.bytes().max(1)) as f64,
@@ -230,7 +220,6 @@ impl Row {
             Operation::Combine => to + ranks * from,
             Operation::AllReduce
             | Operation::OrderedAllReduce
-            | Operation::LowLatencyAllReduce
             | Operation::AllGather
             | Operation::AllToAll
             | Operation::SendRecv => 2.0 * ranks * to,

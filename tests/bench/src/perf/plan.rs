@@ -60,7 +60,7 @@ impl Place {
                     | TransportChoice::Mpi
                     | TransportChoice::MpiDevice,
                 ),
-                Operation::OrderedAllReduce | Operation::LowLatencyAllReduce,
+                Operation::OrderedAllReduce,
             ) => Some(format!("nccl carries {name}, not {transport}")),
             (Place::Ranks(TransportChoice::MpiDevice), Operation::Adasum) => {
                 Some(format!("{transport} carries collectives, not {name}"))
@@ -73,7 +73,7 @@ impl Place {
     /// The reason why it does not support a reduction, if so.
     fn refuses_redop(self, operation: Operation, redop: Redop, ranks: usize) -> Option<String> {
         use gradsync::comm::ReduceOp;
-        let is_ordered = operation.is_ordered() || self == Place::Ranks(TransportChoice::Peer);
+        let is_ordered = operation == Operation::OrderedAllReduce || self == Place::Ranks(TransportChoice::Peer);
         match (self, redop) {
             (_, Redop::Adasum(Algorithm::Tree)) if !ranks.is_power_of_two() => {
                 Some(format!("adasum by the tree needs a power of two, not {ranks} ranks"))

@@ -21,6 +21,8 @@ use crate::report::Report;
 struct Cases<'c> {
     context: &'c Context,
     comm: &'c NcclCommunicator,
+    /// What distinguishes the communicator, in the names of cases.
+    how: &'static str,
     formats: &'static [Format],
     /// Lengths of whole vectors.
     lens: Vec<usize>,
@@ -76,9 +78,19 @@ const LENS: [usize; 5] = [0, 1, 33, 257, 4097];
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
     let Some(comm) = communicator(context, report) else { return };
-    let cases = Cases { context, comm: &comm, formats: &Format::ALL, lens: LENS.to_vec(), shards: LENS.to_vec() };
+    let (formats, lens) = (&Format::ALL, LENS.to_vec());
+    let cases = Cases { context, comm: &comm, how: "", formats, lens: lens.clone(), shards: lens };
     reductions::run(&cases, report);
     scaling::run(&cases, report);
+    let mut by_nccl = None;
+    report.case("communicator, small sums by NCCL", || {
+        by_nccl = Some(context.communicator(1, &context.options().with_low_latency_bytes(Some(0))));
+    });
+    if let Some(comm) = &by_nccl {
+        let cases = Cases { comm, how: " by NCCL", lens: cases.lens.clone(), shards: Vec::new(), ..cases };
+        reductions::run(&cases, report);
+        scaling::run(&cases, report);
+    }
     moves::run(&cases, report);
     integers::run(&cases, report);
     groups::run(&cases, report);
@@ -90,7 +102,7 @@ pub(crate) fn run_large(context: &Context, report: &mut Report) {
     const LEN: usize = (1 << 20) + 3;
     let Some(comm) = communicator(context, report) else { return };
     let shards = vec![LEN.div_ceil(context.world_size)];
-    let cases = Cases { context, comm: &comm, formats: &Format::ALL, lens: vec![LEN], shards };
+    let cases = Cases { context, comm: &comm, how: "", formats: &Format::ALL, lens: vec![LEN], shards };
     reductions::run(&cases, report);
     moves::run(&cases, report);
 }
@@ -100,7 +112,7 @@ pub(crate) fn run_threads(context: &Context, report: &mut Report) {
     let Some(comm) = communicator(context, report) else { return };
     let lens = vec![0, 257, 4097];
     let formats = &[Format::F32, Format::BF16];
-    let cases = Cases { context, comm: &comm, formats, lens: lens.clone(), shards: lens };
+    let cases = Cases { context, comm: &comm, how: "", formats, lens: lens.clone(), shards: lens };
     reductions::run(&cases, report);
     moves::run(&cases, report);
     groups::run(&cases, report);

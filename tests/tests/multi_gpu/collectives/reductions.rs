@@ -25,9 +25,11 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         let whole: Vec<Problem> = cases.lens.iter().map(|&len| problem(len)).collect();
         let shards: Vec<Problem> = cases.shards.iter().map(|&len| problem(len * cases.world_size())).collect();
         for op in OPS {
-            let name = format.name();
+            let name = format!("{}{}", format.name(), cases.how);
             report.case(&format!("all_reduce {op} {name}"), || all_reduce(cases, op, format, &whole));
-            report.case(&format!("reduce_scatter {op} {name}"), || reduce_scatter(cases, op, format, &shards));
+            if !shards.is_empty() {
+                report.case(&format!("reduce_scatter {op} {name}"), || reduce_scatter(cases, op, format, &shards));
+            }
         }
     }
 }

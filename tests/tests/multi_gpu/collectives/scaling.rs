@@ -29,7 +29,7 @@ const FACTORS: [Scaling; 7] = [
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     for &format in cases.formats {
         for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min] {
-            let name = format!("scaled all_reduce {op} {}", format.name());
+            let name = format!("scaled all_reduce {op} {}{}", format.name(), cases.how);
             report.case(&name, || scaled(cases, op, format));
         }
     }

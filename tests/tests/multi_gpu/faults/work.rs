@@ -4,7 +4,7 @@ use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, Communicator, Operation, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::memory::Cuda;
-use gradsync::ops::{Adasum, AdasumOptions, LowLatency};
+use gradsync::ops::{Adasum, AdasumOptions};
 use gradsync::{DType, GradientBuffer, Result};
 
 /// The number of elements, which take 64 MiB.
@@ -33,7 +33,6 @@ pub(super) struct Work<'c> {
 enum Operands<'c> {
     AllReduce(DeviceBuffer),
     Adasum(Box<(Adasum<'c, Cuda>, GradientBuffer<Cuda>)>),
-    LowLatency(LowLatency<'c>, DeviceBuffer),
 }
 
 impl<'c> Work<'c> {
@@ -49,9 +48,8 @@ impl<'c> Work<'c> {
                 Operands::Adasum(Box::new((adasum, buffer)))
             }
             Kind::LowLatency => {
-                let sums = LowLatency::new(comm, queue, SMALL * 4).unwrap();
-                assert!(sums.is_mapped(), "GPUs of one machine reach each other");
-                Operands::LowLatency(sums, DeviceBuffer::zeroed(queue, DType::F32, SMALL).unwrap())
+                assert!(comm.low_latency_bytes() >= SMALL * 4, "GPUs of one machine reach each other");
+                Operands::AllReduce(DeviceBuffer::zeroed(queue, DType::F32, SMALL).unwrap())
             }
         };
         Work { queue: queue.clone(), comm, operands }
@@ -61,7 +59,6 @@ impl<'c> Work<'c> {
     pub(super) fn operation(&self) -> Operation {
         match self.operands {
             Operands::AllReduce(_) => Operation::AllReduce(ReduceOp::Sum),
-            Operands::LowLatency(..) => Operation::OrderedAllReduce(ReduceOp::Sum),
             Operands::Adasum(..) => Operation::AdasumAllReduce(AdasumOptions::default()),
         }
     }
@@ -70,7 +67,6 @@ impl<'c> Work<'c> {
     pub(super) fn put(&mut self) -> Result<()> {
         match &mut self.operands {
             Operands::AllReduce(data) => self.comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum),
-            Operands::LowLatency(sums, data) => sums.all_reduce(data.as_mut_slice(), ReduceOp::Sum),
             Operands::Adasum(operands) => {
                 let (adasum, buffer) = &mut **operands;
                 adasum.all_reduce(buffer)

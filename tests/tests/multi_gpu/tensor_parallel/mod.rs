@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Communicator, Ranks};
-use gradsync::ops::LowLatency;
 use gradsync::ops::tensor_parallel::{AllGather, AllReduce, DeviceTensor, Pipeline, ReduceScatter, TensorOp};
 use gradsync::{CommError, Error, Result};
 use gradsync_tests::oracle::Format;
@@ -19,29 +18,21 @@ use crate::report::Report;
 use cases::RankContext;
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
-    for (generation, checks) in [true, false].into_iter().enumerate() {
-        let how = if checks { "checked" } else { "compared once" };
+    // Small sums are left to NCCL, or are launches of this crate's kernels.
+    let ways = [("checked", true, Some(0)), ("compared once", false, Some(0)), ("low latency", true, None)];
+    for (generation, (how, checks, low_latency_bytes)) in ways.into_iter().enumerate() {
         let mut comm = None;
         report.case(&format!("communicator, {how}"), || {
-            let options = context.options().with_checks(checks);
-            comm = Some(context.communicator(generation as u64, &options));
+            let options = context.options().with_checks(checks).with_low_latency_bytes(low_latency_bytes);
+            let made = context.communicator(generation as u64, &options);
+            let has_peers = context.layout.reaches_peers() && context.world_size > 1;
+            assert_eq!(made.low_latency_bytes() > 0, low_latency_bytes.is_none() && has_peers);
+            comm = Some(made);
         });
         let Some(comm) = comm else { return };
         let ranks = RankContext { comm: &comm, queue: &context.queue };
         for case in cases::of(context.world_size) {
             report.case(&format!("{}, {how}", case.name), || (case.run)(&ranks));
-        }
-        if !context.layout.reaches_peers() || context.world_size == 1 {
-            continue;
-        }
-        let mut low_latency = None;
-        report.case(&format!("mailboxes, {how}"), || {
-            low_latency = Some(LowLatency::new(&comm, &context.queue, 1 << 20).unwrap());
-        });
-        let Some(low_latency) = low_latency.filter(LowLatency::is_mapped) else { return };
-        let ranks = RankContext { comm: &low_latency, queue: &context.queue };
-        for case in cases::of(context.world_size) {
-            report.case(&format!("{}, low latency, {how}", case.name), || (case.run)(&ranks));
         }
     }
 }

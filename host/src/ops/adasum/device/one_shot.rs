@@ -5,12 +5,11 @@ use std::sync::Arc;
 use super::{OPERATION, gram, layers};
 use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
-use crate::comm::{Call, Communicator, Operation};
-use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+use crate::comm::{Call, Communicator, Operation, PacketConnection};
+use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Weight};
 use crate::error::Result;
 use crate::kernels::cuda::{PacketGroup, PacketKernels, SegmentWorkspace};
 use crate::memory::Cuda;
-use crate::ops::packets::PacketConnection;
 use crate::ops::peers::peers;
 use crate::ops::{AdasumReport, Granularity};
 
@@ -42,8 +41,11 @@ impl OneShot {
         let (world_size, table, queue) = (comm.world_size(), buffer.table(), buffer.queue());
         let (dtype, len) = (table.dtype(), table.arena_len());
         let bytes = PacketGroup::bytes_for_one_shot(len * dtype.size_bytes(), world_size);
-        let mailboxes = (bytes, PacketKernels::Gather);
-        let Some(packets) = PacketConnection::new(operation, comm, queue, mailboxes)? else { return Ok(None) };
+        let Some(sharing) = comm.sharing() else { return Ok(None) };
+        let mailboxes = (bytes, PacketKernels::Gather, Weight::Small);
+        let agree = |outcome| all_prepared(operation, comm, outcome).map(|()| true);
+        let packets = PacketConnection::new((comm.rank(), world_size), sharing, queue, mailboxes, &agree)?;
+        let Some(packets) = packets else { return Ok(None) };
         let prepared = (|| {
             let layers = SegmentWorkspace::of_window(queue, &layers(buffer, granularity, 0), 0..len, world_size)?;
             Ok((layers, DeviceBuffer::zeroed(queue, dtype, len * world_size)?))

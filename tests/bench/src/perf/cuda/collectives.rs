@@ -5,7 +5,7 @@ use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Scaling};
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
-use gradsync::ops::{LowLatency, OrderedAllReduce, PeerAllReduce};
+use gradsync::ops::{OrderedAllReduce, PeerAllReduce};
 
 use super::plain::Plain;
 use super::vectors::{Vectors, slots, wrong};
@@ -18,8 +18,6 @@ use crate::perf::subject::{Side, Subject};
 
 /// The largest number of sets of buffers.
 const MOST_SLOTS: usize = 1024;
-/// The least size of the largest tensor for which mailboxes are made, in bytes.
-const MAILBOXES: usize = 1 << 20;
 /// The largest number of buffers that peers have mapped.
 const MOST_MAPPED: usize = 8;
 
@@ -39,9 +37,7 @@ pub(super) trait Baseline {
 impl Baseline for &Plain {
     fn call(&mut self, row: &Row, input: &mut Vectors, output: &mut Vectors, round: usize) -> Result<(), PerfError> {
         match row.operation {
-            Operation::AllReduce | Operation::OrderedAllReduce | Operation::LowLatencyAllReduce => {
-                self.all_reduce(output.slice_mut(round), op(row))
-            }
+            Operation::AllReduce | Operation::OrderedAllReduce => self.all_reduce(output.slice_mut(round), op(row)),
             Operation::AllGather => self.all_gather(output.slice_mut(round)),
             Operation::ReduceScatter => self.reduce_scatter(input.slice_mut(round), op(row)),
             Operation::AllToAll => self.all_to_all(input.slice(round), output.slice_mut(round)),
@@ -59,7 +55,6 @@ pub(super) struct Collective<'a> {
     input: Vectors,
     output: Vectors,
     ordered: Option<OrderedAllReduce<'a>>,
-    low_latency: Option<LowLatency<'a>>,
 }
 
 impl<'a> Collective<'a> {
@@ -75,20 +70,6 @@ impl<'a> Collective<'a> {
         let ordered = (row.operation == Operation::OrderedAllReduce)
             .then(|| OrderedAllReduce::new(comm, queue, (dtype, dtype), row.len, op))
             .transpose()?;
-        let low_latency = match row.operation {
-            Operation::LowLatencyAllReduce => {
-                let most_bytes = row.bytes().max(MAILBOXES);
-                let made = match counts.one_shot {
-                    Some(bytes) => LowLatency::with_one_shot_bytes(comm, queue, most_bytes, bytes)?,
-                    None => LowLatency::new(comm, queue, most_bytes)?,
-                };
-                if !made.is_mapped() {
-                    return Err(unreachable_peers());
-                }
-                Some(made)
-            }
-            _ => None,
-        };
         let (input, output) = match row.operation {
             Operation::AllGather => (row.shard(), row.len),
             Operation::ReduceScatter => (row.len, row.shard()),
@@ -96,7 +77,7 @@ impl<'a> Collective<'a> {
         };
         let vectors = |len| Vectors::new(queue, dtype, len, slots);
         let (input, output) = (vectors(input)?, vectors(output)?);
-        let mut collective = Self { comm, baseline, queue, row: *row, input, output, ordered, low_latency };
+        let mut collective = Self { comm, baseline, queue, row: *row, input, output, ordered };
         collective.prepare()?;
         collective.output.repeat(|_| 0.0)?;
         Ok(collective)
@@ -113,12 +94,9 @@ impl<'a> Collective<'a> {
         if let Some(ordered) = &mut self.ordered {
             return Ok(ordered.run(output)?);
         }
-        let comm = self.low_latency.as_ref().map_or(comm, |low_latency| low_latency);
         match (self.row.operation, side) {
-            (Operation::AllReduce | Operation::LowLatencyAllReduce, Side::InPlace) => comm.all_reduce(output, op)?,
-            (Operation::AllReduce | Operation::LowLatencyAllReduce, _) => {
-                comm.all_reduce_into(input, output, op, Scaling::NONE)?
-            }
+            (Operation::AllReduce, Side::InPlace) => comm.all_reduce(output, op)?,
+            (Operation::AllReduce, _) => comm.all_reduce_into(input, output, op, Scaling::NONE)?,
             (Operation::AllGather, Side::InPlace) => comm.all_gather_in_place(output)?,
             (Operation::AllGather, _) => comm.all_gather(input, output)?,
             (Operation::ReduceScatter, Side::InPlace) => {
@@ -138,7 +116,7 @@ impl Subject for Collective<'_> {
         match side {
             Side::OutOfPlace => self.row.operation != OrderedAllReduce,
             Side::InPlace => {
-                self.row.operation.is_ordered() || matches!(self.row.operation, AllReduce | AllGather | ReduceScatter)
+                matches!(self.row.operation, AllReduce | OrderedAllReduce | AllGather | ReduceScatter)
             }
             Side::Baseline => true,
         }
@@ -156,7 +134,7 @@ impl Subject for Collective<'_> {
         self.prepare()?;
         let is_in_place = side == Side::InPlace;
         match self.row.operation {
-            Operation::AllReduce | Operation::OrderedAllReduce | Operation::LowLatencyAllReduce if is_in_place => {
+            Operation::AllReduce | Operation::OrderedAllReduce if is_in_place => {
                 self.output.repeat(|index| operand(op, ranks, rank, index))?
             }
             // Each rank's own shard, and elsewhere a value that no rank has.

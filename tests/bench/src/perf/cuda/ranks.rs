@@ -75,7 +75,11 @@ fn rank(
 ) -> Result<(), PerfError> {
     let queue = Queue::new(device as u32)?;
     let member = rendezvous.join(rank, ranks)?;
-    let options = NcclOptions::default().with_checks(false).with_shared_gpu(is_shared);
+    let options = NcclOptions::default()
+        .with_checks(false)
+        .with_shared_gpu(is_shared)
+        .with_low_latency_bytes(output.counts.low_latency)
+        .with_one_shot_bytes(output.counts.one_shot);
     let comm = NcclCommunicator::new(member, &queue, &options)?;
     let plain = Plain::new(&comm)?;
     for section in sections {

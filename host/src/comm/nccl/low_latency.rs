@@ -1,0 +1,140 @@
+//! [`LowLatency`]: sums of small tensors by one launch of this crate's kernels, instead of NCCL's.
+//!
+//! It chooses the sums and the number of shots. `comm::packets` maps the mailboxes, and `kernels::cuda` launches the kernels.
+
+use std::sync::Arc;
+
+use super::{NcclCommunicator, share};
+use crate::comm::{PacketConnection, Ranks, ReduceOp, Scaling};
+use crate::driver::{DeviceSlice, Queue, Weight};
+use crate::error::{Call, Result};
+use crate::kernels::cuda::{PacketKernels, Shots};
+use crate::memory::{PeerMemory, RawSlice};
+
+/// The sizes up to which sums are small, equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Thresholds {
+    /// The largest sum that the kernels compute, in bytes.
+    pub(super) most_bytes: usize,
+    /// The largest one for which every rank sends all data to all others, in bytes.
+    pub(super) one_shot_bytes: usize,
+}
+
+impl Thresholds {
+    /// The sizes up to which the kernels were faster than NCCL, and one shot faster than two. Measured in graphs, on two H100 with NVLink,
+    /// and for more ranks on one H100 that they share. GPUs of other generations, by the major number of their compute capability, get
+    /// the sizes that were faster by far.
+    pub(super) fn measured(generation: i32, world_size: usize, is_shared: bool) -> Self {
+        const HOPPER: i32 = 9;
+        let (most_bytes, one_shot_bytes) = match world_size {
+            2 if is_shared => (1 << 20, 1 << 20),
+            2 => (4 << 20, 1 << 20),
+            3 | 4 => (1 << 20, 128 << 10),
+            _ => (1 << 20, 64 << 10),
+        };
+        let most_bytes = if generation == HOPPER { most_bytes } else { 256 << 10 };
+        Self { most_bytes, one_shot_bytes }
+    }
+
+    pub(super) fn min(self, other: Self) -> Self {
+        Self {
+            most_bytes: self.most_bytes.min(other.most_bytes),
+            one_shot_bytes: self.one_shot_bytes.min(other.one_shot_bytes),
+        }
+    }
+}
+
+/// The mailboxes of a communicator whose kernels access the memory of all ranks.
+#[derive(Debug)]
+pub(super) struct LowLatency {
+    packets: Arc<PacketConnection>,
+    thresholds: Thresholds,
+    world_size: usize,
+}
+
+impl LowLatency {
+    /// Maps the mailboxes; every rank must call it. `None`, on every rank, if the kernels cannot access the memory of all ranks, if memory
+    /// for mailboxes does not suffice on one of them, or if a recorded graph of another communicator needs the residency slots.
+    pub(super) fn connect(comm: &NcclCommunicator) -> Result<Option<Self>> {
+        let Thresholds { most_bytes, one_shot_bytes } = comm.session.thresholds;
+        if most_bytes == 0 {
+            return Ok(None);
+        }
+        let agree = |outcome: Result<()>| {
+            if let Err(error) = &outcome {
+                tracing::warn!(rank = comm.rank(), %error, "small sums are left to NCCL");
+            }
+            let all = share::exchange(&comm.session, &[u8::from(outcome.is_ok())])?;
+            Ok(all.iter().all(|answer| answer[..] == [1]))
+        };
+        let (ranks, kernels) = ((comm.rank(), comm.world_size()), (most_bytes, PacketKernels::Sums, Weight::Small));
+        let packets = PacketConnection::new(ranks, comm, &comm.session.device, kernels, &agree)?;
+        Ok(packets.map(|packets| {
+            let one_shot_bytes = one_shot_bytes.min(packets.group.most_bytes(Shots::One));
+            let thresholds = Thresholds { most_bytes, one_shot_bytes };
+            Self { packets: Arc::new(packets), thresholds, world_size: comm.world_size() }
+        }))
+    }
+
+    pub(super) fn most_bytes(&self) -> usize {
+        self.thresholds.most_bytes
+    }
+
+    /// The factor of all elements, and the number of shots, of an all-reduce that the kernels compute. Its arguments decide, which are
+    /// equal on all ranks.
+    pub(super) fn takes(&self, data: RawSlice, op: ReduceOp, scaling: Scaling) -> Option<(f64, Shots)> {
+        let bytes = data.len * data.dtype.float()?.size_bytes();
+        let factor = match op {
+            ReduceOp::Sum => scaling.before * scaling.after,
+            ReduceOp::Mean => scaling.before * scaling.after / self.world_size as f64,
+            ReduceOp::Max | ReduceOp::Min => return None,
+        };
+        let Thresholds { most_bytes, one_shot_bytes } = self.thresholds;
+        // Factors whose product overflows or underflows have to be applied one by one.
+        let takes = (1..=most_bytes).contains(&bytes) && factor.is_normal();
+        takes.then_some((factor, if bytes <= one_shot_bytes { Shots::One } else { Shots::Two }))
+    }
+}
+
+impl NcclCommunicator {
+    /// An all-reduce by this crate's kernels; `None` for one that is left to NCCL.
+    ///
+    /// # Safety
+    /// The conditions of [`all_reduce_raw`](Self::all_reduce_raw).
+    pub(super) unsafe fn all_reduce_small(
+        &self,
+        queue: &Queue,
+        (input, output): (RawSlice, u64),
+        op: ReduceOp,
+        scaling: Scaling,
+    ) -> Option<Result<()>> {
+        let LowLatency { packets, .. } = self.low_latency.as_ref()?;
+        let (factor, shots) = self.low_latency.as_ref()?.takes(input, op, scaling)?;
+        let dtype = input.dtype.float()?;
+        // SAFETY: the caller's promise.
+        let source = unsafe { DeviceSlice::from_raw_parts(queue, input.address, dtype, input.len) };
+        let call = Call::new(scaling.operation(op), input.len, input.dtype);
+        let kept = packets.keep_for_recording(queue);
+        Some(kept.and_then(|()| {
+            self.run_kernels(call, queue, &mut || {
+                // SAFETY: the caller's promise. The source is not empty, and has at most the size for which the mailboxes were made; launches of
+                // a communicator follow each other; the ranks' calls are compared, or equal by the caller's promise.
+                unsafe { packets.group.sum(output, source, factor, shots) }
+            })
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slowest_generation_of_gpus_and_the_number_of_ranks_decide() {
+        let [hopper, older] = [9, 8].map(|generation| Thresholds::measured(generation, 2, false));
+        assert_eq!((hopper.most_bytes, older.most_bytes), (4 << 20, 256 << 10));
+        assert_eq!((hopper.min(older), older.min(hopper)), (older, older));
+        assert_eq!(Thresholds::measured(9, 2, true).most_bytes, 1 << 20);
+        assert!((2..=8).map(|ranks| Thresholds::measured(9, ranks, false).one_shot_bytes).is_sorted_by(|a, b| a >= b));
+    }
+}

@@ -1,0 +1,107 @@
+//! Collectives on raw memory, of any type that NCCL moves, for communicators of other crates' tensors.
+
+use super::primitive::{Primitive, is_reducible};
+use super::scaling::scale_in_place;
+use super::{NcclCommunicator, group};
+use crate::comm::{Ranks, ReduceOp, Scaling};
+use crate::driver::Queue;
+use crate::dtype::DataType;
+use crate::error::{Call, Error, Operation, Result, same_len};
+use crate::memory::RawSlice;
+
+impl NcclCommunicator {
+    /// [`all_reduce_into`](crate::comm::Collectives::all_reduce_into) on raw memory, of any type that NCCL has; in place where both
+    /// addresses are equal. Means of integers round towards zero, as NCCL's do.
+    ///
+    /// # Errors
+    /// As for that method, and [`Error::InvalidArgument`] for `i16`, `u16` and `bool`, which NCCL does not reduce.
+    ///
+    /// # Safety
+    /// There are `input.len` elements of `input.dtype` at both addresses, on this rank's device, valid until `queue` has passed the
+    /// operation, not used meanwhile by work that is not ordered on `queue`, and either the same or not overlapping.
+    pub unsafe fn all_reduce_raw(&self, queue: &Queue, input: RawSlice, output: u64, op: ReduceOp) -> Result<()> {
+        let call = Call::new(Operation::AllReduce(op), input.len, input.dtype);
+        self.refused(call.operation, check_reducible("all_reduce", input.dtype))?;
+        // SAFETY: the caller's promise.
+        if let Some(done) = unsafe { self.all_reduce_small(queue, (input, output), op, Scaling::NONE) } {
+            return done;
+        }
+        let (reduction, after) = self.reduction(op, input.dtype, 1.0);
+        // SAFETY: the caller's promise.
+        unsafe { self.submit_one(queue, call, [Primitive::AllReduce { input, output, reduction }]) }?;
+        // SAFETY: the caller's promise.
+        unsafe { scale_in_place(queue, RawSlice { address: output, ..input }, after) }
+    }
+
+    /// [`reduce_scatter`](crate::comm::Collectives::reduce_scatter) on raw memory; `input` holds `world_size` shards of `output.len`.
+    ///
+    /// # Errors
+    /// As for that method, and [`Error::InvalidArgument`] for `i16`, `u16` and `bool`, which NCCL does not reduce.
+    ///
+    /// # Safety
+    /// Like [`all_reduce_raw`](Self::all_reduce_raw), where `output` may be shard `rank` of the input.
+    pub unsafe fn reduce_scatter_raw(&self, queue: &Queue, input: u64, output: RawSlice, op: ReduceOp) -> Result<()> {
+        let call = Call::new(Operation::ReduceScatter(op), output.len, output.dtype);
+        self.refused(call.operation, check_reducible("reduce_scatter", output.dtype))?;
+        let (reduction, after) = self.reduction(op, output.dtype, 1.0);
+        // SAFETY: the caller's promise.
+        unsafe { self.submit_one(queue, call, [Primitive::ReduceScatter { input, output, reduction }]) }?;
+        // SAFETY: the caller's promise.
+        unsafe { scale_in_place(queue, output, after) }
+    }
+
+    /// [`all_gather`](crate::comm::Collectives::all_gather) on raw memory; `output` has room for `world_size` times `input.len`.
+    ///
+    /// # Errors
+    /// As for that method.
+    ///
+    /// # Safety
+    /// Like [`all_reduce_raw`](Self::all_reduce_raw), where `input` may be shard `rank` of the output.
+    pub unsafe fn all_gather_raw(&self, queue: &Queue, input: RawSlice, output: u64) -> Result<()> {
+        let call = Call::new(Operation::AllGather, input.len, input.dtype);
+        let primitives = group::all_gather(input, output, (self.rank(), self.world()));
+        // SAFETY: the caller's promise.
+        unsafe { self.submit_one(queue, call, primitives) }
+    }
+
+    /// [`all_to_all`](crate::comm::Collectives::all_to_all) on raw memory; `output` has room for `input.len` elements.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`] for a length that is no multiple of the world size, and as there.
+    ///
+    /// # Safety
+    /// As [`all_reduce_raw`](Self::all_reduce_raw); the two may not be the same.
+    pub unsafe fn all_to_all_raw(&self, queue: &Queue, input: RawSlice, output: u64) -> Result<()> {
+        let shards = input.len / self.world() * self.world();
+        same_len("all_to_all", ("input", input.len), ("equal shards", shards))
+            .map_err(|error| self.session.refuse(Operation::AllToAll, error))?;
+        let call = Call::new(Operation::AllToAll, input.len, input.dtype);
+        let primitives = group::all_to_all(input, RawSlice { address: output, ..input }, self.world());
+        // SAFETY: the caller's promise.
+        unsafe { self.submit_one(queue, call, primitives) }
+    }
+
+    /// [`broadcast`](crate::comm::Collectives::broadcast) on raw memory.
+    ///
+    /// # Errors
+    /// As for that method.
+    ///
+    /// # Safety
+    /// Like [`all_reduce_raw`](Self::all_reduce_raw), for the one operand.
+    pub unsafe fn broadcast_raw(&self, queue: &Queue, data: RawSlice, root: usize) -> Result<()> {
+        let operation = Operation::Broadcast { root };
+        self.check_root(operation, root).map_err(|error| self.session.refuse(operation, error))?;
+        let call = Call::new(operation, data.len, data.dtype);
+        // SAFETY: the caller's promise.
+        unsafe { self.submit_one(queue, call, [Primitive::Broadcast { data, root }]) }
+    }
+}
+
+/// Refuses to reduce elements of a type that NCCL only moves, as bytes.
+fn check_reducible(operation: &'static str, dtype: DataType) -> Result<()> {
+    if is_reducible(dtype) {
+        return Ok(());
+    }
+    let reason = format!("NCCL does not reduce elements of {dtype}; it only moves them");
+    Err(Error::InvalidArgument { operation, reason })
+}

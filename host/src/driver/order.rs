@@ -1,0 +1,78 @@
+//! [`LaunchOrder`]: kernels that wait for kernels of other ranks run in the order of their launches, whatever their queues.
+//!
+//! Two launches that fill the GPU and wait for peers would deadlock if their order differed between ranks, and kernels that share mailboxes
+//! would overwrite each other's messages. Kernels of one recording are ordered in the recording; the launch of its graph is ordered with
+//! all others as a whole.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{CudaError, Event, Queue};
+
+/// The launches of one communicator, each of which runs behind the one before.
+#[derive(Debug, Default)]
+pub(crate) struct LaunchOrder {
+    /// The end of the last launch.
+    last: Mutex<Option<Event>>,
+    /// The end of the last recorded launch, with the number of the recording.
+    last_recorded: Mutex<Option<(u64, Event)>>,
+}
+
+impl LaunchOrder {
+    /// Calls `launch`, which launches kernels into a queue, and orders them behind the launches before. `recording` is the number of the
+    /// queue's recording, if its work is being recorded.
+    ///
+    /// # Errors
+    /// The errors of `launch`, and [`CudaError`] of the driver.
+    pub(crate) fn launch<E: From<CudaError>>(
+        self: &Arc<Self>,
+        queue: &Queue,
+        recording: Option<u64>,
+        launch: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Some(number) = recording else { return self.run(queue, launch) };
+        if let Some(recording) = queue.recording()? {
+            recording.order(self);
+        }
+        let mut last = self.last_recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, event)) = last.take_if(|(other, event)| *other == number && !event.is_of(queue)) {
+            queue.wait_for(&event)?;
+        }
+        launch()?;
+        let event = queue.event()?;
+        event.record()?;
+        *last = Some((number, event));
+        Ok(())
+    }
+
+    fn run<E: From<CudaError>>(&self, queue: &Queue, launch: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.iter().filter(|event| !event.is_of(queue)).try_for_each(|event| queue.wait_for(event))?;
+        launch()?;
+        let event = match last.take() {
+            Some(event) if event.is_of(queue) => event,
+            _ => queue.event()?,
+        };
+        event.record()?;
+        *last = Some(event);
+        Ok(())
+    }
+
+    /// Calls `launch`, which launches a graph with kernels of all these communicators into its queue, and orders it behind the launches
+    /// before. All callers pass communicators in the same order.
+    pub(super) fn launch_graph(
+        orders: &[Arc<Self>],
+        queue: &Queue,
+        launch: &mut dyn FnMut() -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        match orders.split_first() {
+            Some((first, rest)) => first.run(queue, || Self::launch_graph(rest, queue, launch)),
+            None => launch(),
+        }
+    }
+
+    /// Makes the queue wait for the launches until now.
+    pub(super) fn follow(&self, queue: &Queue) -> Result<(), CudaError> {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.iter().filter(|event| !event.is_of(queue)).try_for_each(|event| queue.wait_for(event))
+    }
+}
