@@ -23,6 +23,7 @@ pub const ALL: &[Case] = &[
     Case { name: "a narrow wire", run: narrow },
     Case { name: "buckets follow the first step of rank 0", run: order },
     Case { name: "sums over micro-batches", run: micro_batches },
+    Case { name: "the times of buckets", run: times },
     Case { name: "absent gradients", run: absent::absent },
     Case { name: "absent gradients as errors", run: absent::absent_errors },
     Case { name: "tied parameters", run: absent::tied },
@@ -61,6 +62,28 @@ fn all_reduce(op: reduce::Op, format: Format, inputs: &[Vec<f64>]) -> Vec<f64> {
     let count = if op == reduce::Op::Mean { inputs.len() as f64 } else { 1.0 };
     let total = |index: usize| inputs.iter().map(|input| input[index]).reduce(|sum, value| sum + value).unwrap_or(0.0);
     (0..inputs[0].len()).map(|index| format.round(total(index) / count)).collect()
+}
+
+/// From the third step on, a bucket is reduced when its gradients are in, and before the later gradients.
+fn times(comm: &dyn Communicator) {
+    let options = ReducerOptions::from(Reduction::Sum).with_first_bucket_bytes(0).with_bucket_bytes(3000);
+    let mut reducer = Reducer::new(comm, parameters(&[Format::F32]), options).unwrap();
+    for number in 0..4 {
+        reducer.record_times(number == 2);
+        let mut step = reducer.step().unwrap();
+        for index in 0..SHAPES.len() {
+            step.ready(index, view(&gradient(Format::F32, index, comm.rank(), number), index)).unwrap();
+        }
+        let _reduced = step.finish().unwrap();
+        let times = reducer.times().unwrap();
+        assert_eq!(times.is_some(), number == 2);
+        let Some(times) = times else { continue };
+        let buckets = if comm.world_size() > 1 { reducer.buckets().len() } else { 0 };
+        assert_eq!(times.buckets.len(), buckets);
+        assert!(times.buckets.iter().all(|bucket| 0.0 <= bucket.begin && bucket.begin <= bucket.end));
+        assert!(times.buckets.windows(2).all(|pair| pair[0].end <= pair[1].begin));
+        assert!(times.buckets.first().is_none_or(|bucket| bucket.end <= times.gradients && bucket.bytes >= 5 * 4));
+    }
 }
 
 /// The method of a step that receives the gradients.

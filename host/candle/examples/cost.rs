@@ -1,4 +1,5 @@
-//! What a training step costs with gradsync: the GPT of the example `gpt`, trained with and without it in turns.
+//! What a training step costs with gradsync: the GPT of the example `gpt`, trained with and without it in turns; and what one step reduces
+//! when.
 //!
 //! ```sh
 //! cargo build --release --example cost # with `--features cuda` for GPUs
@@ -64,6 +65,15 @@ fn measure<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) -> Resu
         println!(
             "{ranks} ranks: a step takes {without:.3} ms without gradsync, {with:.3} ms with it, ratio {ratio:.3}"
         );
+    }
+    parallel.record_times(true);
+    optimizers[1].step(&parallel.backward(&loss(&reduced_model)?)?)?;
+    if let Some(times) = parallel.times()?.filter(|_| comm.rank() == 0) {
+        println!("since the backward pass was enqueued, ms: all gradients {:.3}", times.gradients * 1e3);
+        for bucket in times.buckets {
+            let (bytes, begin, end) = (bucket.bytes, bucket.begin * 1e3, bucket.end * 1e3);
+            println!("  a bucket of {bytes} bytes from {begin:.3} to {end:.3}");
+        }
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use gradsync::TensorView;
 use gradsync::comm::Communicator;
 use gradsync::memory::Host;
 use gradsync::train::{
-    AbsentGradients, GradientState, Parameter, Reduced, Reducer, ReducerOptions, Step, broadcast_parameters,
+    AbsentGradients, GradientState, Parameter, Reduced, Reducer, ReducerOptions, Step, StepTimes, broadcast_parameters,
     compare_parameters,
 };
 
@@ -193,6 +193,19 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     pub fn discard_accumulated(&mut self) {
         self.reducer.discard_accumulated();
         self.has_sums = false;
+    }
+
+    /// Chooses whether later steps record [when](Self::times) their buckets are reduced ([`Reducer::record_times`]).
+    pub fn record_times(&mut self, records: bool) {
+        self.reducer.record_times(records);
+    }
+
+    /// The course of the last step, since candle had enqueued its backward pass, if it was [recorded](Self::record_times).
+    ///
+    /// # Errors
+    /// The errors of [`Reducer::times`].
+    pub fn times(&self) -> Result<Option<StepTimes>> {
+        Ok(self.reducer.times()?)
     }
 
     /// The context, and each variable once with its first name, for operations on reduced gradients.

@@ -27,7 +27,10 @@ pub use adam::{Adam, AdamOptions};
 pub use metrics::{RunningMean, mean_over_ranks};
 pub use optimizer::DeltaOptimizer;
 pub use random::RankSeeds;
-pub use reducer::{AbsentGradients, GradientState, Parameter, Reduced, Reducer, ReducerOptions, Step, UnevenEnds};
+pub use reducer::{
+    AbsentGradients, BucketTimes, GradientState, Parameter, Reduced, Reducer, ReducerOptions, Step, StepTimes,
+    UnevenEnds,
+};
 #[doc(hidden)]
 pub use reducer::{BucketReduction, ReducerMemory};
 pub use sampler::{Position, ShardOptions, ShardedIndices, Tail};

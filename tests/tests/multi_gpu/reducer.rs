@@ -192,6 +192,7 @@ fn waits(queue: &Queue, comm: &NcclCommunicator) {
     let ready = |value: usize| on_device(queue, Format::F32, &vec![value as f64; LEN]);
     let sources: Vec<DeviceBuffer> = (0..4).map(|index| ready(10 * index + comm.rank())).collect();
     let (mut gradient, mut results) = (ready(0), ready(0));
+    reducer.record_times(true);
     for number in 0..4 {
         let mut step = reducer.step().unwrap();
         for (index, source) in sources.iter().enumerate() {
@@ -211,6 +212,15 @@ fn waits(queue: &Queue, comm: &NcclCommunicator) {
         }
     }
     comm.synchronize(queue).unwrap();
+    // A gradient takes longer than its sum, which is computed beside the next gradient.
+    let times = reducer.times().unwrap().expect("recorded");
+    assert_eq!(times.buckets.len(), if comm.world_size() > 1 { 4 } else { 0 });
+    let begins = times.buckets.windows(2).all(|pair| pair[0].end <= pair[1].begin);
+    assert!(
+        begins && times.buckets.iter().all(|bucket| bucket.bytes >= LEN * 4 && bucket.begin < bucket.end),
+        "{times:?}"
+    );
+    assert!(times.buckets.first().is_none_or(|bucket| bucket.end < times.gradients), "{times:?}");
 }
 
 fn micro_batches(queue: &Queue, comm: &NcclCommunicator) {

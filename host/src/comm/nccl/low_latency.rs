@@ -24,10 +24,9 @@ impl Thresholds {
     /// The sizes up to which the kernels were faster than NCCL, and one shot faster than two. Measured in graphs, on two H100 with NVLink,
     /// and for more ranks on one H100 that they share. GPUs of other generations, by the major number of their compute capability, get
     /// the sizes that were faster by far.
-    pub(super) fn measured(generation: i32, world_size: usize, is_shared: bool) -> Self {
+    pub(super) fn measured(generation: i32, world_size: usize) -> Self {
         const HOPPER: i32 = 9;
         let (most_bytes, one_shot_bytes) = match world_size {
-            2 if is_shared => (1 << 20, 1 << 20),
             2 => (4 << 20, 1 << 20),
             3 | 4 => (1 << 20, 128 << 10),
             _ => (1 << 20, 64 << 10),
@@ -131,10 +130,9 @@ mod tests {
 
     #[test]
     fn the_slowest_generation_of_gpus_and_the_number_of_ranks_decide() {
-        let [hopper, older] = [9, 8].map(|generation| Thresholds::measured(generation, 2, false));
+        let [hopper, older] = [9, 8].map(|generation| Thresholds::measured(generation, 2));
         assert_eq!((hopper.most_bytes, older.most_bytes), (4 << 20, 256 << 10));
         assert_eq!((hopper.min(older), older.min(hopper)), (older, older));
-        assert_eq!(Thresholds::measured(9, 2, true).most_bytes, 1 << 20);
-        assert!((2..=8).map(|ranks| Thresholds::measured(9, ranks, false).one_shot_bytes).is_sorted_by(|a, b| a >= b));
+        assert!((2..=8).map(|ranks| Thresholds::measured(9, ranks).one_shot_bytes).is_sorted_by(|a, b| a >= b));
     }
 }

@@ -89,6 +89,7 @@
 //! done sooner, it takes as long as a message to rank 0 and back, 0.06 ms on 2 ranks and 0.2 to 0.4 ms on 8. Rank 0's process handled 0.2
 //! million records a second of 2 ranks, and 0.7 million of 8. To bound the memory, a host that is 4096 calls ahead of another rank waits.
 
+mod companions;
 mod group;
 #[cfg(unix)]
 mod host;
@@ -132,8 +133,9 @@ use crate::sys::nccl::{RedOp, Version};
 /// times `1/P`, applied by NCCL to the inputs if the dtype is f32 or f64 or `P` is a power of two, and by a pass over the result
 /// otherwise, so that no mean is off by the rounding of its factor. `Max` and `Min` of NaN are unspecified.
 ///
-/// Dropping it waits for its operations, at most until their deadline, and destroys the communicator; a rank that panics aborts it. A
-/// [`Graph`] with its operations postpones this until the graph is dropped too.
+/// Dropping it waits for its operations, at most until their deadline, and destroys the communicator; a rank that panics aborts it. Of
+/// ranks that are threads of one process, the last one to be dropped destroys NCCL's part of all of them. A [`Graph`] with its operations
+/// postpones this until the graph is dropped too.
 #[derive(Debug)]
 pub struct NcclCommunicator {
     session: Arc<Session>,
@@ -163,8 +165,8 @@ impl NcclCommunicator {
     fn part_of(parent: Sharers, member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
         let _scope = scope::within(Operation::SetUp);
         let abort = Arc::new(HostFlag::new(queue)?);
-        let (nccl, made) = setup::connect(&member, queue, options, parent)?;
-        let session = Arc::new(Session::new(nccl, member, queue.clone(), options, made, abort));
+        let connected = setup::connect(&member, queue, options, parent)?;
+        let session = Arc::new(Session::new(connected, member, queue.clone(), options, abort));
         let watched = session.clone();
         let watcher = std::thread::Builder::new()
             .name(format!("gradsync-watch-{}", session.member.rank()))

@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::companions::Companions;
 use super::low_latency::Thresholds;
 use super::primitive::{Primitive, Refused, issue_all};
+use super::setup::Connected;
 use crate::bootstrap::Member;
 use crate::driver::{Event, Graph, HostFlag, LaunchOrder, Queue, Sharers};
 use crate::error::{Call, CommError, Error, Operation, Result};
@@ -95,6 +97,8 @@ pub(super) struct Session {
     pub(super) device: Queue,
     /// The options of the communicator.
     pub(super) options: super::NcclOptions,
+    /// The ranks that are threads of this process, with which this one ends.
+    pub(super) companions: Arc<Companions>,
     /// The placement of the ranks.
     pub(super) neighbours: Neighbours,
     /// The sizes of sums that this crate's kernels compute.
@@ -114,11 +118,10 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) fn new(
-        nccl: &'static Nccl,
+        Connected { nccl, handle, companions, neighbours, thresholds }: Connected,
         member: Member,
         device: Queue,
         options: &super::NcclOptions,
-        (handle, neighbours, thresholds): (Comm, Neighbours, Thresholds),
         abort: Arc<HostFlag>,
     ) -> Self {
         Self {
@@ -127,6 +130,7 @@ impl Session {
             member,
             device,
             options: options.clone(),
+            companions,
             neighbours,
             thresholds,
             handle: AtomicPtr::new(handle),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::NcclOptions;
+use super::companions::{Companions, Handle};
 use super::low_latency::Thresholds;
 use super::primitive::Refused;
 use super::session::Neighbours;
@@ -51,19 +52,17 @@ struct Hello {
     unique_id: Vec<u8>,
 }
 
-/// A communicator's handle, which may move to another thread.
-struct Handle(Comm);
-
-// SAFETY: NCCL's communicators may be used from any thread, by one thread at a time.
-unsafe impl Send for Handle {}
+/// One rank's part of a communicator, and the properties that the ranks have told each other.
+pub(super) struct Connected {
+    pub(super) nccl: &'static Nccl,
+    pub(super) handle: Comm,
+    pub(super) companions: Arc<Companions>,
+    pub(super) neighbours: Neighbours,
+    pub(super) thresholds: Thresholds,
+}
 
 /// Makes this rank's communicator. `parent` describes the sharing of the GPU in the communicator that it was split from.
-pub(super) fn connect(
-    member: &Member,
-    queue: &Queue,
-    options: &NcclOptions,
-    parent: Sharers,
-) -> Result<(&'static Nccl, (Comm, Neighbours, Thresholds))> {
+pub(super) fn connect(member: &Member, queue: &Queue, options: &NcclOptions, parent: Sharers) -> Result<Connected> {
     let prepared = prepare(member, queue, options);
     let nothing = Hello {
         process: process_number(),
@@ -102,7 +101,9 @@ pub(super) fn connect(
         unsafe { (nccl.functions.ncclCommAbort)(handle.0) };
         return Err(error);
     }
-    Ok((nccl, (handle.0, neighbours, thresholds(&hellos))))
+    let in_process = hellos.iter().filter(|other| other.process == hellos[member.rank()].process).count();
+    let companions = Companions::of(&hellos[0].unique_id, in_process);
+    Ok(Connected { nccl, handle: handle.0, companions, neighbours, thresholds: thresholds(&hellos) })
 }
 
 /// The identity of this machine: NCCL's override if it is set, so that NCCL and this crate distinguish the same machines.
@@ -134,8 +135,7 @@ fn neighbours(hellos: &[Hello], rank: usize, parent: Sharers) -> Neighbours {
 
 /// The sizes of sums by this crate's kernels: the smallest that suit the GPU of some rank.
 fn thresholds(hellos: &[Hello]) -> Thresholds {
-    let is_shared = (1..hellos.len()).any(|rank| hellos[..rank].iter().any(|it| it.device == hellos[rank].device));
-    let of = |hello: &Hello| Thresholds::measured(hello.generation, hellos.len(), is_shared);
+    let of = |hello: &Hello| Thresholds::measured(hello.generation, hellos.len());
     let least = hellos.iter().map(of).reduce(Thresholds::min).expect("at least this rank");
     let [most_bytes, one_shot_bytes] = hellos[0].low_latency;
     Thresholds {

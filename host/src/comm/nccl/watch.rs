@@ -133,21 +133,23 @@ pub(super) fn end(session: &Session, is_healthy: bool) {
         return;
     }
     let api = &session.nccl.functions;
-    let begun = Instant::now();
-    // SAFETY: the handle was taken away, so that no other thread starts a call with it. A call that hangs is ended by the abort.
-    let (call, code) = unsafe {
-        if is_healthy {
-            ("ncclCommDestroy", (api.ncclCommDestroy)(handle))
+    session.companions.end(handle, is_healthy, |handle, is_healthy| {
+        let begun = Instant::now();
+        // SAFETY: the handle was taken away, so that no other thread starts a call with it. A call that hangs is ended by the abort.
+        let (call, code) = unsafe {
+            if is_healthy {
+                ("ncclCommDestroy", (api.ncclCommDestroy)(handle))
+            } else {
+                ("ncclCommAbort", (api.ncclCommAbort)(handle))
+            }
+        };
+        let (rank, milliseconds) = (session.member.rank(), begun.elapsed().as_millis());
+        if code == ResultCode::SUCCESS || code == ResultCode::IN_PROGRESS {
+            tracing::debug!(rank, call, milliseconds, "communicator ended");
         } else {
-            ("ncclCommAbort", (api.ncclCommAbort)(handle))
+            tracing::warn!(rank, call, code = code.0, milliseconds, "communicator did not end well");
         }
-    };
-    let (rank, milliseconds) = (session.member.rank(), begun.elapsed().as_millis());
-    if code == ResultCode::SUCCESS || code == ResultCode::IN_PROGRESS {
-        tracing::debug!(rank, call, milliseconds, "communicator ended");
-    } else {
-        tracing::warn!(rank, call, code = code.0, milliseconds, "communicator did not end well");
-    }
+    });
 }
 
 /// Ends a communicator and its watching thread when dropped.

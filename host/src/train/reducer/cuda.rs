@@ -1,10 +1,10 @@
 //! Reducers of gradients in the memory of GPUs, with a queue for reductions besides the queue that computes gradients.
 
-use super::memory::{BucketReduction, ReducerMemory, plain};
+use super::memory::{BucketReduction, Lane, ReducerMemory, plain};
 use super::{Parameter, Reducer, ReducerOptions};
 use crate::buffer::GradientBuffer;
 use crate::comm::{Communicator, ReduceOp};
-use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
+use crate::driver::{DeviceSlice, DeviceSliceMut, Event, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::{cpu, cuda};
@@ -81,6 +81,7 @@ impl BucketReduction<Cuda> for PeerAllReduce<'_> {
 
 impl ReducerMemory for Cuda {
     type Lanes = Lanes;
+    type Moment = Event;
 
     fn bucket<'n>(
         lanes: &Lanes,
@@ -115,6 +116,15 @@ impl ReducerMemory for Cuda {
             Some(reductions) => Ok(lanes.compute.wait_for_all_of(reductions)?),
             None => Ok(()),
         }
+    }
+
+    fn moment(lanes: &Lanes, lane: Lane) -> Result<Event> {
+        let queue = if lane == Lane::Gradients { &lanes.compute } else { lanes.reductions() };
+        Ok(queue.record()?)
+    }
+
+    fn seconds(from: &Event, to: &Event) -> Result<f64> {
+        Ok(to.seconds_since(from)?)
     }
 
     fn scale_in_place(data: DeviceSliceMut<'_>, factor: f64) -> Result<()> {

@@ -2,6 +2,7 @@
 //! queues.
 
 use std::fmt::Debug;
+use std::time::Instant;
 
 use crate::buffer::GradientBuffer;
 use crate::call::scope;
@@ -14,12 +15,22 @@ use crate::ops::{Adasum, AdasumMemory, ReducibleMemory};
 use crate::slice::{Slice, SliceMut};
 use crate::train::Reduction;
 
+/// The work that a moment is the end of.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    Gradients,
+    Reductions,
+}
+
 /// A kind of memory for gradients of a [`Reducer`](super::Reducer): [`Host`] and `Cuda`.
 #[doc(hidden)]
 #[allow(missing_docs)] // for this module alone
 pub trait ReducerMemory: KernelMemory + ReducibleMemory + AdasumMemory {
     /// The queues in which gradients are computed and reduced.
     type Lanes: Debug;
+    /// A point in time of a lane.
+    type Moment: Debug;
 
     /// Allocates a bucket of zeros, in the lane of reductions.
     fn bucket<'n>(
@@ -40,6 +51,12 @@ pub trait ReducerMemory: KernelMemory + ReducibleMemory + AdasumMemory {
 
     /// Makes later work on gradients wait for the reductions so far.
     fn join(lanes: &Self::Lanes) -> Result<()>;
+
+    /// The moment at which the present work of a lane has ended.
+    fn moment(lanes: &Self::Lanes, lane: Lane) -> Result<Self::Moment>;
+
+    /// The seconds from one moment to another; on a GPU it waits for both.
+    fn seconds(from: &Self::Moment, to: &Self::Moment) -> Result<f64>;
 
     /// Multiplies all elements by a factor, each rounded once.
     fn scale_in_place(data: Self::SliceMut<'_>, factor: f64) -> Result<()>;
@@ -115,6 +132,7 @@ pub struct HostLanes {
 
 impl ReducerMemory for Host {
     type Lanes = HostLanes;
+    type Moment = Instant;
 
     fn bucket<'n>(
         lanes: &HostLanes,
@@ -142,6 +160,14 @@ impl ReducerMemory for Host {
 
     fn join(_: &HostLanes) -> Result<()> {
         Ok(())
+    }
+
+    fn moment(_: &HostLanes, _: Lane) -> Result<Instant> {
+        Ok(Instant::now())
+    }
+
+    fn seconds(from: &Instant, to: &Instant) -> Result<f64> {
+        Ok(to.duration_since(*from).as_secs_f64())
     }
 
     fn scale_in_place(data: SliceMut<'_>, factor: f64) -> Result<()> {

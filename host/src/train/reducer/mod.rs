@@ -8,6 +8,7 @@
 //! | `memory` | the differences of host memory and GPUs |
 //! | `step` | one step, from the first gradient to the last reduction |
 //! | `report` | the outcome of a step |
+//! | `times` | when its buckets were reduced |
 //!
 //! [`plan::buckets`](crate::plan::buckets) assigns gradients to buckets; the reductions are operations of [`ops`](crate::ops).
 
@@ -19,6 +20,7 @@ mod options;
 mod parameter;
 mod report;
 mod step;
+mod times;
 
 use self::bucket::{Bucket, Kind, Place, unpack};
 use self::memory::HostLanes;
@@ -27,6 +29,8 @@ pub use self::options::{AbsentGradients, ReducerOptions, UnevenEnds};
 pub use self::parameter::Parameter;
 pub use self::report::{GradientState, Reduced};
 pub use self::step::Step;
+use self::times::Moments;
+pub use self::times::{BucketTimes, StepTimes};
 use super::Reduction;
 use crate::agreement::{Plan, agree, all_prepared};
 use crate::call::{Value, scope};
@@ -116,6 +120,9 @@ pub struct Reducer<'c, M: ReducerMemory = Host> {
     states: Vec<GradientState>,
     /// The gradients that this rank had in its first step, and the resulting states, if steps have to be alike.
     fixed: Option<(Vec<bool>, Vec<GradientState>)>,
+    records_times: bool,
+    /// The moments of the last step, or of the step under way.
+    moments: Option<Moments<M>>,
 }
 
 /// The ranks' agreement on the order in which gradients appear.
@@ -191,6 +198,8 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
             accumulated: vec![false; count],
             states: vec![GradientState::Skipped; count],
             fixed: None,
+            records_times: false,
+            moments: None,
         };
         reducer.divide(&order);
         reducer.prepare()?;
@@ -293,6 +302,20 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         self.add_up(gradients)?;
         self.forget_results();
         Ok(())
+    }
+
+    /// Chooses whether later steps record [when](Self::times) their buckets are reduced. They do not at first. On GPUs a recorded step has
+    /// two more events a bucket in its queues.
+    pub fn record_times(&mut self, records: bool) {
+        self.records_times = records;
+    }
+
+    /// The course of the last step, if it was [recorded](Self::record_times). On GPUs the host waits for the end of the step.
+    ///
+    /// # Errors
+    /// `Error::Cuda`, also for a step that was recorded as a graph.
+    pub fn times(&self) -> Result<Option<StepTimes>> {
+        self.moments.as_ref().map_or(Ok(None), Moments::times)
     }
 
     /// Discards the sums over micro-batches since the last step.

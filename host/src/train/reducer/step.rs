@@ -1,9 +1,10 @@
 //! [`Step`]: one step of a reducer, from the first gradient to the last reduction.
 
 use super::bucket::Place;
-use super::memory::ReducerMemory;
+use super::memory::{Lane, ReducerMemory};
 use super::options::{AbsentGradients, UnevenEnds};
 use super::report::{GradientState, Reduced};
+use super::times::Moments;
 use super::{OPERATION, Order, Reducer};
 use crate::agreement::{Plan, agree, gather};
 use crate::call::scope;
@@ -65,6 +66,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         self.divide_anew();
         self.prepare()?;
         self.forget_results();
+        self.moments = self.records_times.then(|| Moments::begin(&self.lanes)).transpose()?;
         let missing = self.buckets.iter().map(|bucket| bucket.members.len()).collect();
         Ok(Step {
             present: vec![false; self.parameters.len()],
@@ -331,7 +333,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
             return Err(again(error));
         }
         let _scope = scope::within(Operation::ReducerStep);
-        let Reducer { buckets, lanes, comm, .. } = &mut *self.reducer;
+        let Reducer { buckets, lanes, comm, moments, .. } = &mut *self.reducer;
         if comm.world_size() == 1 {
             return Ok(());
         }
@@ -343,7 +345,13 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
                     M::scale_in_place(M::arena_mut(lanes, buffer), self.weight)?;
                 }
                 M::fork(lanes)?;
-                bucket.reduction.as_mut().expect("prepared").run(buffer)
+                let begin = moments.is_some().then(|| M::moment(lanes, Lane::Reductions)).transpose()?;
+                bucket.reduction.as_mut().expect("prepared").run(buffer)?;
+                if let Some((moments, begin)) = moments.as_mut().zip(begin) {
+                    let bytes = buffer.table().arena_len() * buffer.dtype().size_bytes();
+                    moments.bucket(lanes, bytes, begin)?;
+                }
+                Ok(())
             };
             if let Err(error) = run() {
                 self.failure = Some(again(&error));
@@ -379,6 +387,9 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         let _scope = scope::within(Operation::ReducerStep);
         let filled = self.fill();
         let _ = self.refuse_unless(filled);
+        let Reducer { lanes, moments, .. } = &mut *self.reducer;
+        let recorded = moments.as_mut().map_or(Ok(()), |moments| moments.gradients(lanes));
+        let _ = self.refuse_unless(recorded);
         let reduced = self.reduce(true);
         let joined = M::join(&self.reducer.lanes);
         let voted = reduced.and_then(|()| self.vote());
