@@ -4,9 +4,38 @@
 //! would overwrite each other's messages. Kernels of one recording are ordered in the recording; the launch of its graph is ordered with
 //! all others as a whole.
 
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{CudaError, Event, Queue};
+
+thread_local! {
+    /// The addresses of the orders in which this thread is launching.
+    static LAUNCHING: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A launch under way on this thread. A launch inside it, as of a graph, is part of it.
+struct Launching(usize);
+
+impl Launching {
+    /// `None` if this thread is already launching in this order.
+    fn begin(order: &LaunchOrder) -> Option<Self> {
+        let address = std::ptr::from_ref(order).addr();
+        LAUNCHING.with_borrow_mut(|launching| {
+            if launching.contains(&address) {
+                return None;
+            }
+            launching.push(address);
+            Some(Self(address))
+        })
+    }
+}
+
+impl Drop for Launching {
+    fn drop(&mut self) {
+        LAUNCHING.with_borrow_mut(|launching| launching.retain(|address| *address != self.0));
+    }
+}
 
 /// The launches of one communicator, each of which runs behind the one before.
 #[derive(Debug, Default)]
@@ -45,6 +74,7 @@ impl LaunchOrder {
     }
 
     fn run<E: From<CudaError>>(&self, queue: &Queue, launch: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        let Some(_launching) = Launching::begin(self) else { return launch() };
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         last.iter().filter(|event| !event.is_of(queue)).try_for_each(|event| queue.wait_for(event))?;
         launch()?;

@@ -319,10 +319,9 @@ impl NcclCommunicator {
         op: ReduceOp,
         scaling: Scaling,
     ) -> Result<()> {
+        let operands = (input.into(), output.address());
         // SAFETY: the caller's promise.
-        if let Some(done) =
-            unsafe { self.all_reduce_small(input.queue(), (input.into(), output.address()), op, scaling) }
-        {
+        if let Some(done) = unsafe { self.all_reduce_small(input.queue(), operands, op, scaling) } {
             return done;
         }
         let Scaling { before, after } = scaling;
