@@ -113,9 +113,9 @@ impl NcclCommunicator {
         // SAFETY: the caller's promise.
         let source = unsafe { DeviceSlice::from_raw_parts(queue, input.address, dtype, input.len) };
         let call = Call::new(scaling.operation(op), input.len, input.dtype);
-        let kept = packets.keep_for_recording(queue);
+        let kept = self.keep_for_recording(queue).and_then(|()| packets.keep_for_recording(queue));
         Some(kept.and_then(|()| {
-            self.run_kernels(call, queue, &mut || {
+            self.session.admit_kernels(queue, call, true, &mut || {
                 // SAFETY: the caller's promise. The source is not empty, and has at most the size for which the mailboxes were made; launches of
                 // a communicator follow each other; the ranks' calls are compared, or equal by the caller's promise.
                 unsafe { packets.group.sum(output, source, factor, shots) }

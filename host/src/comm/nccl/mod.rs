@@ -546,6 +546,6 @@ unsafe impl PeerMemory for NcclCommunicator {
 
     fn run_kernels(&self, call: Call, queue: &Queue, launch: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.keep_for_recording(queue)?;
-        self.session.admit_kernels(queue, call, launch)
+        self.session.admit_kernels(queue, call, false, launch)
     }
 }

@@ -218,9 +218,10 @@ impl Session {
         &self,
         queue: &Queue,
         call: Call,
+        in_place_of_nccl: bool,
         launch: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
-        self.admit(queue, &[call], false, |recording| {
+        self.admit(queue, &[call], in_place_of_nccl, |recording| {
             self.order.launch(queue, recording, launch)?;
             Ok(if recording.is_some() { Put::Recorded } else { Put::Work })
         })
@@ -235,7 +236,8 @@ impl Session {
     }
 
     /// Enqueues operations by `put`, which is told the number of the queue's recording if there is one, after announcing them for comparison,
-    /// and watches them from then on. `by_nccl` is whether NCCL's kernels run the operations, and not this crate's.
+    /// and watches them from then on. `by_nccl` is whether NCCL's kernels run the operations, or this crate's in their place, on ranks whose
+    /// calls may differ.
     fn admit(
         &self,
         queue: &Queue,
@@ -252,14 +254,15 @@ impl Session {
         }
         // A recording that the driver has ended because of an error is refused here.
         let recording = queue.capture_id().map_err(|error| self.refuse(last.called(), error.into()))?;
-        // This crate's kernels write only to memory that their ranks have agreed on, whatever the call.
+        // This crate's other kernels write only to memory that their ranks have agreed on, whatever the call.
         if self.options.checks || by_nccl {
             self.announce(calls)?;
         }
         if self.neighbours.share_process || recording.is_some() {
             // Inside a process, and between buffers that NCCL registers because a graph names them, NCCL writes to the peer's memory
             // directly, up to the writer's count.
-            self.confirm(self.member.announced(), self.options.deadline)?;
+            let confirmed = self.confirm(self.member.announced(), self.options.deadline);
+            confirmed.or_else(|error| self.check(last.called()).and(Err(error)))?;
         }
         let (recorder, announced) = (self.member.recorder(), self.member.announced());
         let announced = if self.options.checks { announced } else { 0 };
