@@ -9,7 +9,7 @@ use crate::comm::{PacketConnection, Ranks, ReduceOp, Scaling};
 use crate::driver::{DeviceSlice, Queue, Weight};
 use crate::error::{Call, Result};
 use crate::kernels::cuda::{PacketKernels, Shots};
-use crate::memory::{PeerMemory, RawSlice};
+use crate::memory::RawSlice;
 
 /// The sizes up to which sums are small, equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
