@@ -14,8 +14,8 @@ use super::cases::{Cases, fresh};
 
 /// The rank that is stopped.
 pub(crate) const STOPPED: usize = 1;
-/// More ranks would share the cores of a small machine for too long.
-pub(crate) const MOST_RANKS: usize = 4;
+/// More ranks would wait like the third, most of the time of these cases.
+pub(crate) const MOST_RANKS: usize = 3;
 /// The delay before it is stopped.
 pub(crate) const AFTER: Duration = Duration::from_millis(60);
 /// A short deadline, the duration of a stop that exceeds it, and a deadline that is long enough for a short stop.
