@@ -111,7 +111,7 @@ fn suites() -> Vec<Suite> {
         Suite {
             environment: adasum::ONE_GPU_PTX,
             needs_one_node: ONE_RANK,
-            seconds: 900,
+            seconds: 300,
             ..Suite::new("adasum-on-one-gpu-ptx", &[1], adasum::run_on_one_gpu_ptx)
         },
         Suite { seconds: 300, ..Suite::new("adasum-layouts", SEVERAL, adasum::run_layouts) },

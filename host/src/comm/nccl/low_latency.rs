@@ -107,9 +107,9 @@ impl NcclCommunicator {
         op: ReduceOp,
         scaling: Scaling,
     ) -> Option<Result<()>> {
-        let LowLatency { packets, .. } = self.low_latency.as_ref()?;
-        let (factor, shots) = self.low_latency.as_ref()?.takes(input, op, scaling)?;
-        let dtype = input.dtype.float()?;
+        let low_latency = self.low_latency.as_ref()?;
+        let (factor, shots) = low_latency.takes(input, op, scaling)?;
+        let (packets, dtype) = (&low_latency.packets, input.dtype.float()?);
         // SAFETY: the caller's promise.
         let source = unsafe { DeviceSlice::from_raw_parts(queue, input.address, dtype, input.len) };
         let call = Call::new(scaling.operation(op), input.len, input.dtype);
@@ -117,7 +117,8 @@ impl NcclCommunicator {
         Some(kept.and_then(|()| {
             self.session.admit_kernels(queue, call, true, &mut || {
                 // SAFETY: the caller's promise. The source is not empty, and has at most the size for which the mailboxes were made; launches of
-                // a communicator follow each other; the ranks' calls are compared, or equal by the caller's promise.
+                // a communicator follow each other. Where ranks' calls differ, kernels write within mailboxes that hold any small tensor, and
+                // wait until the communicator is ended.
                 unsafe { packets.group.sum(output, source, factor, shots) }
             })
         }))
