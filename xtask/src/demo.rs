@@ -20,17 +20,13 @@ impl flags::Demo {
     }
 }
 
-/// The profile of the other tests, but with the optimiser for this package, which trains.
-const OPTIMISED: [&str; 2] = ["--config", "profile.dev.package.gradsync-tests.opt-level=1"];
-
-/// Runs the example's own tests, the other tests that use candle, and a short training.
+/// Runs the example's own tests, the other tests that use candle, and a short training, in the profile of the other tests.
 pub(crate) fn check() -> Result<()> {
-    example("test", &OPTIMISED).run()?;
+    example("test", &[]).run()?;
     let candle = ["--package", "gradsync-tests", "--package", "gradsync-candle", "--features", "gradsync-tests/demo"];
-    let test = || Cmd::cargo("test").args(OPTIMISED).args(candle);
-    test().args(["--test", "linear_layers", "--test", "ranks"]).run()?;
-    test().arg("--doc").run()?;
-    train("demo-quick", &OPTIMISED, &["--quick"])
+    Cmd::cargo("test").args(candle).args(["--test", "linear_layers", "--test", "ranks"]).run()?;
+    Cmd::cargo("test").args(candle).arg("--doc").run()?;
+    train("demo-quick", &[], &["--quick"])
 }
 
 fn train(folder: &str, profile: &[&str], flags: &[&str]) -> Result<()> {
