@@ -30,7 +30,7 @@ impl PacketConnection {
         (rank, world_size): (usize, usize),
         sharing: &dyn PeerMemory,
         queue: &Queue,
-        (bytes, kernels, weight): (usize, PacketKernels, Weight),
+        (bytes, kernels): (usize, PacketKernels),
         agree: &Agree<'_>,
     ) -> Result<Option<Self>> {
         if !(2..=MOST_RANKS).contains(&world_size) {
@@ -47,7 +47,7 @@ impl PacketConnection {
         let Some(mut exposure) = expose(sharing, queue, rank, flags)? else { return Ok(None) };
         let shared = share(sharing, &mut exposure, mailbox.memory(), mailbox.as_slice())?;
         let Some((mailboxes, abort, sharers)) = shared else { return Ok(None) };
-        let group = Claim::new(queue, abort.address(), weight, sharers).map_err(Into::into).and_then(|claim| {
+        let group = Claim::new(queue, abort.address(), Weight::Small, sharers).map_err(Into::into).and_then(|claim| {
             // SAFETY: the exposure keeps the mailboxes of all ranks, which have the length for these bytes and are cleared; the flag lives as
             // long.
             unsafe { PacketGroup::new(queue, kernels, (rank, abort.address()), (&mailboxes, bytes), claim) }

@@ -3,8 +3,8 @@
 //! Waiting blocks stay resident on the GPU's multiprocessors. If all residency slots are taken by launches that wait for a launch which
 //! gets none, all of them deadlock. A launch of this crate completes on any number of slots, one at least (`gradsync_device`'s `peers.rs`),
 //! so it is enough that no launch takes the slots of another: each communicator whose kernels wait gets a part of the slots, and launches of
-//! one communicator run one after the other. The parts are in proportion to the communicators' [`Weight`]s, for all communicators of this
-//! process on the GPU, times the processes that share the GPU. CUDA's cooperative launch checks the same bound for a single launch only, and not for
+//! one communicator run one after the other. The parts are in proportion to the [`Weight`]s of this process's communicators on the GPU, times
+//! the number of processes that share the GPU. CUDA's cooperative launch checks the same bound for a single launch only, and not for
 //! concurrent launches.
 //!
 //! A recorded launch keeps the number of blocks that it was recorded with. So a communicator is refused as long as a graph lives whose
@@ -15,7 +15,8 @@
 //! example because a multiprocessor changes the size of its shared memory only while it is idle. So a quarter of the multiprocessors is
 //! left to them, for `NCCL_MAX_NCHANNELS` to stay within, and each block counts as a whole multiprocessor. The launches of all ranks have
 //! the other multiprocessors together. Of small kernels, of which a multiprocessor holds [`PACKET_BLOCKS`] or more, the launches of all
-//! ranks but the smallest one have them: the blocks of the last launch find room beside the others, and then no launch waits for another one to end.
+//! ranks but the smallest one have them: the blocks of the last launch find room beside the others, and then no launch waits for another
+//! one to end.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::peers::{Connection, factor, peers};
+use super::peers::{Connection, peers};
 use crate::agreement::{Plan, agree, same_plan};
 use crate::buffer::GradientBuffer;
 use crate::call::Value;
@@ -209,6 +209,11 @@ impl<'c> PeerAllReduce<'c> {
         let group = &self.connection.group;
         peers(self.comm).run_kernels(call, buffer.queue(), &mut || group.reduce(factor))
     }
+}
+
+/// The factor of every rank's elements.
+fn factor(op: ReduceOp, world_size: usize) -> f64 {
+    if op == ReduceOp::Mean { 1.0 / world_size as f64 } else { 1.0 }
 }
 
 fn check_op(op: ReduceOp) -> Result<()> {

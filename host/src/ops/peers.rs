@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
-use crate::comm::{Communicator, ReduceOp};
+use crate::comm::Communicator;
 use crate::driver::{Claim, DeviceBuffer, Exposure, FlagList, HostFlag, Memory, Queue, Weight};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
@@ -114,11 +114,6 @@ impl Connection {
         let reason = "the peers have mapped another buffer, the one that this was made for".into();
         Err(Error::InvalidArgument { operation, reason })
     }
-}
-
-/// The factor of every rank's elements in a sum or a mean that kernels compute.
-pub(super) fn factor(op: ReduceOp, world_size: usize) -> f64 {
-    if op == ReduceOp::Mean { 1.0 / world_size as f64 } else { 1.0 }
 }
 
 /// The peers of a group whose kernels reach each other's memory.

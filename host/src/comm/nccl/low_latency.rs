@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{NcclCommunicator, share};
 use crate::comm::{PacketConnection, Ranks, ReduceOp, Scaling};
-use crate::driver::{DeviceSlice, Queue, Weight};
+use crate::driver::{DeviceSlice, Queue};
 use crate::error::{Call, Result};
 use crate::kernels::cuda::{PacketKernels, Shots};
 use crate::memory::RawSlice;
@@ -54,9 +54,10 @@ pub(super) struct LowLatency {
 impl LowLatency {
     /// Maps the mailboxes; every rank must call it. `None`, on every rank, if the kernels cannot access the memory of all ranks, if memory
     /// for mailboxes does not suffice on one of them, or if a recorded graph of another communicator needs the residency slots.
-    pub(super) fn connect(comm: &NcclCommunicator) -> Result<Option<Self>> {
-        let Thresholds { most_bytes, one_shot_bytes } = comm.session.thresholds;
-        if most_bytes == 0 {
+    pub(super) fn connect(comm: &NcclCommunicator, thresholds: Thresholds) -> Result<Option<Self>> {
+        let Thresholds { most_bytes, one_shot_bytes } = thresholds;
+        // On several machines no memory is shared, and none need be allocated to find that out.
+        if most_bytes == 0 || !comm.session.neighbours.on_one_host {
             return Ok(None);
         }
         let agree = |outcome: Result<()>| {
@@ -66,11 +67,11 @@ impl LowLatency {
             let all = share::exchange(&comm.session, &[u8::from(outcome.is_ok())])?;
             Ok(all.iter().all(|answer| answer[..] == [1]))
         };
-        let (ranks, kernels) = ((comm.rank(), comm.world_size()), (most_bytes, PacketKernels::Sums, Weight::Small));
-        let packets = PacketConnection::new(ranks, comm, &comm.session.device, kernels, &agree)?;
+        let (ranks, mailboxes) = ((comm.rank(), comm.world_size()), (most_bytes, PacketKernels::Sums));
+        let packets = PacketConnection::new(ranks, comm, &comm.session.device, mailboxes, &agree)?;
         Ok(packets.map(|packets| {
             let one_shot_bytes = one_shot_bytes.min(packets.group.most_bytes(Shots::One));
-            let thresholds = Thresholds { most_bytes, one_shot_bytes };
+            let thresholds = Thresholds { one_shot_bytes, ..thresholds };
             Self { packets: Arc::new(packets), thresholds, world_size: comm.world_size() }
         }))
     }
@@ -116,9 +117,9 @@ impl NcclCommunicator {
         let kept = self.keep_for_recording(queue).and_then(|()| packets.keep_for_recording(queue));
         Some(kept.and_then(|()| {
             self.session.admit_kernels(queue, call, true, &mut || {
-                // SAFETY: the caller's promise. The source is not empty, and has at most the size for which the mailboxes were made; launches of
-                // a communicator follow each other. Where ranks' calls differ, kernels write within mailboxes that hold any small tensor, and
-                // wait until the communicator is ended.
+                // SAFETY: the caller's promise. The source is not empty, and has at most the size for which the mailboxes were made;
+                // launches of a communicator follow each other. Where ranks' calls differ, kernels write within mailboxes that hold any
+                // small tensor, and wait until the communicator is ended.
                 unsafe { packets.group.sum(output, source, factor, shots) }
             })
         }))

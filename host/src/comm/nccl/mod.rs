@@ -166,6 +166,7 @@ impl NcclCommunicator {
         let _scope = scope::within(Operation::SetUp);
         let abort = Arc::new(HostFlag::new(queue)?);
         let connected = setup::connect(&member, queue, options, parent)?;
+        let thresholds = connected.thresholds;
         let session = Arc::new(Session::new(connected, member, queue.clone(), options, abort));
         let watched = session.clone();
         let watcher = std::thread::Builder::new()
@@ -191,7 +192,7 @@ impl NcclCommunicator {
             host: std::cell::OnceCell::new(),
             one_thread: PhantomData,
         };
-        comm.low_latency = LowLatency::connect(&comm)?;
+        comm.low_latency = LowLatency::connect(&comm, thresholds)?;
         Ok(comm)
     }
 

@@ -8,7 +8,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::companions::Companions;
-use super::low_latency::Thresholds;
 use super::primitive::{Primitive, Refused, issue_all};
 use super::setup::Connected;
 use crate::bootstrap::Member;
@@ -101,8 +100,6 @@ pub(super) struct Session {
     pub(super) companions: Arc<Companions>,
     /// The placement of the ranks.
     pub(super) neighbours: Neighbours,
-    /// The sizes of sums that this crate's kernels compute.
-    pub(super) thresholds: Thresholds,
     /// The communicator; null once it has been destroyed or aborted.
     handle: AtomicPtr<std::ffi::c_void>,
     /// The flag that tells kernels which wait for other ranks to give up.
@@ -118,7 +115,7 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) fn new(
-        Connected { nccl, handle, companions, neighbours, thresholds }: Connected,
+        Connected { nccl, handle, companions, neighbours, .. }: Connected,
         member: Member,
         device: Queue,
         options: &super::NcclOptions,
@@ -132,7 +129,6 @@ impl Session {
             options: options.clone(),
             companions,
             neighbours,
-            thresholds,
             handle: AtomicPtr::new(handle),
             in_call: Mutex::new(()),
             order: Arc::default(),

@@ -66,7 +66,12 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         self.divide_anew();
         self.prepare()?;
         self.forget_results();
-        self.moments = self.records_times.then(|| Moments::begin(&self.lanes)).transpose()?;
+        // A failure is one of the step, so that every rank gets an error.
+        let (moments, refusal) = match self.records_times.then(|| Moments::begin(&self.lanes)).transpose() {
+            Ok(moments) => (moments, None),
+            Err(error) => (None, Some(error)),
+        };
+        self.moments = moments;
         let missing = self.buckets.iter().map(|bucket| bucket.members.len()).collect();
         Ok(Step {
             present: vec![false; self.parameters.len()],
@@ -76,7 +81,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
             weight: 1.0,
             has_data: true,
             examples: None,
-            refusal: None,
+            refusal,
             failure: None,
             is_over: false,
             reducer: self,

@@ -6,7 +6,7 @@ use super::{OPERATION, gram, layers};
 use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
 use crate::comm::{Call, Communicator, Operation, PacketConnection};
-use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Weight};
+use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use crate::error::Result;
 use crate::kernels::cuda::{PacketGroup, PacketKernels, SegmentWorkspace};
 use crate::memory::Cuda;
@@ -42,7 +42,7 @@ impl OneShot {
         let (dtype, len) = (table.dtype(), table.arena_len());
         let bytes = PacketGroup::bytes_for_one_shot(len * dtype.size_bytes(), world_size);
         let Some(sharing) = comm.sharing() else { return Ok(None) };
-        let mailboxes = (bytes, PacketKernels::Gather, Weight::Small);
+        let mailboxes = (bytes, PacketKernels::Gather);
         let agree = |outcome| all_prepared(operation, comm, outcome).map(|()| true);
         let packets = PacketConnection::new((comm.rank(), world_size), sharing, queue, mailboxes, &agree)?;
         let Some(packets) = packets else { return Ok(None) };
