@@ -5,23 +5,21 @@
 use crate::abi::{THREADS, VECTOR_BYTES};
 #[cfg(feature = "sm_80")]
 use crate::arch;
-use crate::dialect::shared::{Array, array};
+use crate::dialect::shared::array;
 #[cfg(feature = "sm_80")]
 use crate::memory;
 
 /// The number of slots: one for each product of the widest Gram tile and each of 8 warps.
 pub(crate) const SHARED_SLOTS: usize = 36 * 8;
 
-/// The block's array of partial sums.
-#[inline(always)]
-pub(crate) fn partials() -> Array<f64> {
-    array!("gradsync_partials": [f64; SHARED_SLOTS])
+array! {
+    /// The block's array of partial sums.
+    pub(crate) fn partials() -> "gradsync_partials": [f64; SHARED_SLOTS]
 }
 
-/// The number of the job that the block has drawn, an array of one: one thread writes it, all read it.
-#[inline(always)]
-pub(crate) fn ticket() -> Array<u32> {
-    array!("gradsync_ticket": [u32; 1])
+array! {
+    /// The number of the job that the block has drawn, an array of one: one thread writes it, all read it.
+    pub(crate) fn ticket() -> "gradsync_ticket": [u32; 1]
 }
 
 /// A thread's part of the staging memory: eight vectors of 16 bytes for each of two steps, which alternate. No other thread uses it, so

@@ -62,15 +62,19 @@ pub(crate) mod shared {
         }
     }
 
-    /// An array in the block's shared memory, the same one whenever this line runs. The name is for rustc's PTX target.
+    /// A function that returns one array in the block's shared memory. The name is for rustc's PTX target.
     macro_rules! array {
-        ($name:literal: [$T:ty; $len:expr]) => {{
-            use core::mem::MaybeUninit;
-            #[cuda_std::address_space(shared)]
-            static mut ARRAY: MaybeUninit<[$T; $len]> = MaybeUninit::uninit();
-            // SAFETY: the address is the start of the array above.
-            unsafe { crate::dialect::shared::Array::at((&raw mut ARRAY).cast::<$T>()) }
-        }};
+        ($(#[$attribute:meta])* $visibility:vis fn $function:ident() -> $name:literal: [$T:ty; $len:expr]) => {
+            $(#[$attribute])*
+            #[inline(always)]
+            $visibility fn $function() -> $crate::dialect::shared::Array<$T> {
+                use core::mem::MaybeUninit;
+                #[cuda_std::address_space(shared)]
+                static mut ARRAY: MaybeUninit<[$T; $len]> = MaybeUninit::uninit();
+                // SAFETY: the address is the start of the array above.
+                unsafe { $crate::dialect::shared::Array::at((&raw mut ARRAY).cast::<$T>()) }
+            }
+        };
     }
     pub(crate) use array;
 }

@@ -51,17 +51,28 @@ macro_rules! access {
 access!(f64 reg64 "st.shared.f64 [{0}], {1};" "ld.shared.f64 {0}, [{1}];");
 access!(u32 reg32 "st.shared.u32 [{0}], {1};" "ld.shared.u32 {0}, [{1}];");
 
-/// An array in the block's shared memory, declared under a unique name. The declaration is in a scope of its own, so that inlining the
-/// enclosing function twice declares two variables, not one name twice; blocks use at most one of them.
+/// A function that returns one array in the block's shared memory, which is declared under this name at module scope: every call, inlined or
+/// not, returns the same array.
 macro_rules! array {
-    ($name:literal: [$T:ty; $len:expr]) => {{
-        let address: u32;
-        // SAFETY: takes the address of a variable that lives as long as the block.
-        unsafe {
-            crate::arch::asm!(concat!("{{ .shared .align {1} .b8 ", $name, "[{2}]; mov.u32 {0}, ", $name, "; }}"), out(reg32) address,
-                const align_of::<$T>(), const size_of::<[$T; $len]>(), options(pure, nomem, nostack));
-            crate::dialect::shared::Array::<$T>::at(address)
+    ($(#[$attribute:meta])* $visibility:vis fn $function:ident() -> $name:literal: [$T:ty; $len:expr]) => {
+        #[cfg(target_arch = "nvptx64")]
+        core::arch::global_asm!(
+            concat!(".shared .align {0} .b8 ", $name, "[{1}];"),
+            const align_of::<$T>(),
+            const size_of::<[$T; $len]>()
+        );
+
+        $(#[$attribute])*
+        #[inline(always)]
+        $visibility fn $function() -> $crate::dialect::shared::Array<$T> {
+            let address: u32;
+            // SAFETY: takes the address of the variable above.
+            unsafe {
+                $crate::arch::asm!(
+                    concat!("mov.u32 {0}, ", $name, ";"), out(reg32) address, options(pure, nomem, nostack));
+                $crate::dialect::shared::Array::<$T>::at(address)
+            }
         }
-    }};
+    };
 }
 pub(crate) use array;
