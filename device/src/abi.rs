@@ -10,8 +10,8 @@ mod peers;
 use core::fmt;
 
 pub use self::peers::{
-    MOST_PEERS, Mailboxes, PACKET_BLOCKS, PACKET_BYTES, PACKET_DATA_BYTES, PACKET_THREADS, PEER_LAYERS, Peers, Row,
-    peer_senders, peer_tile_shift,
+    MOST_PEERS, Mailboxes, PACKET_BLOCKS, PACKET_BYTES, PACKET_DATA_BYTES, PACKET_THREADS, PEER_LAYERS, PacketArena,
+    PacketChunk, PacketLayer, Peers, Row, packet_tree, peer_senders, peer_tile_shift,
 };
 
 /// The element types of gradients.
@@ -135,6 +135,9 @@ impl LaunchBounds {
 
     /// Kernels over packets in the mailboxes of peers.
     pub const PACKETS: Self = Self { threads: PACKET_THREADS, blocks: 1, unroll: false };
+
+    /// Adasum over packets in the mailboxes of peers.
+    pub const PACKET_ADASUM: Self = Self { threads: PEER_THREADS, blocks: 1, unroll: false };
 
     const fn of(threads: u32, blocks: u32) -> Self {
         Self { threads, blocks, unroll: true }
@@ -416,7 +419,7 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
     ),
 ];
 /// Kernels over one dtype and the memory of peers.
-pub const PEER_ENTRIES: [[Entry; 4]; 15] = [
+pub const PEER_ENTRIES: [[Entry; 4]; 18] = [
     // (peers, weights, tree, cancelled, short, totals, partials, chunked spans, span count, block count, chunk count, spans, chunk count, chunk
     // length, senders): one job for each sender, block of chunks, PEER_LAYERS layers and chunk of the result, in this order, on any number of
     // blocks; every rank's window becomes Adasum of all
@@ -443,7 +446,14 @@ pub const PEER_ENTRIES: [[Entry; 4]; 15] = [
     dtypes_of!("two_shot", "_p2", LaunchBounds::PACKETS, PACKETS),
     dtypes_of!("two_shot", "_p4", LaunchBounds::PACKETS, PACKETS),
     dtypes_of!("two_shot", "_p8", LaunchBounds::PACKETS, PACKETS),
+    // (mailboxes, packet arena, elements, weights, cancelled, short, vectors, len, trees, blocks): the elements become their Adasum;
+    // weights[layer][rank]; cancelled and short are a u32 per layer; kernels with an exact path need memory for the other ranks' vectors, of
+    // `len` elements, and a [`packet_tree`] for each block
+    dtypes_of!("packet_adasum", "_p2", LaunchBounds::PACKET_ADASUM, PACKET_ADASUM),
+    dtypes_of!("packet_adasum", "_p4", LaunchBounds::PACKET_ADASUM, PACKET_ADASUM),
+    dtypes_of!("packet_adasum", "_p8", LaunchBounds::PACKET_ADASUM, PACKET_ADASUM),
 ];
+const PACKET_ADASUM: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, Pointer, U64];
 const PACKETS: &[Param] = &[Pointer, Pointer, Pointer, U64, F64, U64];
 const PEER_ADASUM: &[Param] =
     &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64];
@@ -452,16 +462,12 @@ const PEER_REDUCE: &[Param] = &[Pointer, F64, U64, U64];
 const GRAM: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64, U64];
 
 /// Kernels without a dtype.
-pub const PLAIN_ENTRIES: [Entry; 11] = [
+pub const PLAIN_ENTRIES: [Entry; 8] = [
     plain("empty", LaunchBounds::STREAM, &[]),
     // (sums, source, bytes): the exclusive or of the words that each warp reads, a u32 per warp; bytes are a multiple of 4
     plain("sweep", LaunchBounds::STREAM, STREAM),
     // (peers): waits for all ranks, and counts the run
     plain("peer_barrier", LaunchBounds::of_peers(MOST_PEERS), &[Pointer]),
-    // (mailboxes, destination, source, packets, blocks): the destination has room for every rank's source, and gets all but this rank's own
-    gather_packets("gather_packets_p2"),
-    gather_packets("gather_packets_p4"),
-    gather_packets("gather_packets_p8"),
     // (destination, bytes)
     plain("zero", LaunchBounds::STREAM, &[Pointer, U64]),
     plain("zero_segments", LaunchBounds::STREAM, PIECES),
@@ -475,11 +481,6 @@ pub const PLAIN_ENTRIES: [Entry; 11] = [
     // `tree_dots`, and the pair's coefficients go to the layer's row of the tree ([`tree_row`])
     plain("combine_pair", LaunchBounds::LAYER, &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, U64, U64]),
 ];
-
-const fn gather_packets(name: &'static str) -> Entry {
-    let params = &[Pointer, Pointer, Pointer, U64, U64];
-    Entry { name, family: "gather_packets", bounds: LaunchBounds::PACKETS, params }
-}
 
 const fn plain(name: &'static str, bounds: LaunchBounds, params: &'static [Param]) -> Entry {
     Entry { name, family: name, bounds, params }

@@ -579,3 +579,33 @@ pub(crate) unsafe fn fold_by_lanes(row: *const f64, begin: u64, end: u64) -> f64
     }
     total
 }
+
+/// Like [`fold_by_lanes`], for numbers that `load` returns for four indices at a time: those behind the end are not used, and count as zero.
+///
+/// # Safety
+/// All lanes of the warp must execute this together.
+#[inline(always)]
+pub(crate) unsafe fn fold_of_lanes(begin: u32, end: u32, load: impl Fn([u32; 4]) -> [f64; 4]) -> f64 {
+    const LANES: u32 = 8;
+    let (mut total, mut first) = (0.0, 0);
+    // One warp of a team at a time, in a loop that must not be unrolled.
+    while first < arch::opaque(THREADS) {
+        let mut sums = [0.0; 4];
+        let mut index = begin + first + thread_of_block() % LANES;
+        while index < end {
+            let found = load(core::array::from_fn(|place| index + place as u32 * LANES));
+            let mut place = 0;
+            while place < 4 {
+                sums[place] += found[place];
+                place += 1;
+            }
+            index += THREADS;
+        }
+        // A warp first exchanges with the lanes at distances 16 and 8.
+        let sum = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+        // SAFETY: the caller's promise.
+        total += unsafe { lanes::sum_of::<LANES>(sum) };
+        first += WARP;
+    }
+    total
+}

@@ -111,14 +111,13 @@ fn streaming_kernels_move_16_bytes_at_once() {
                 }
                 "dots" | "gram" | "gram_cross" | "squared_norms" | "all_finite" | "sweep" => (true, false),
                 // Packets are written and read at once, with an order that holds on every GPU; elements move in the 8 bytes of a packet's
-                // data: for sums as two words, for a gather, which does not interpret them, as one.
-                "gather_packets" | "one_shot" | "two_shot" => {
+                // data, as two words.
+                "one_shot" | "packet_adasum" | "two_shot" => {
                     for packet in ["ld.relaxed.sys.global.v2.b64", "st.relaxed.sys.global.v2.b64"] {
                         assert!(body.contains(packet), "{arch} {name} has no {packet}");
                     }
-                    let moved = if family == "gather_packets" { "b64" } else { "v2.b32" };
-                    for at_once in ["ld", "st"].map(|way| format!("{way}.global.{moved}")) {
-                        assert!(body.contains(&at_once), "{arch} {name} has no {at_once}");
+                    for at_once in ["ld.global.v2.b32", "st.global.v2.b32"] {
+                        assert!(body.contains(at_once), "{arch} {name} has no {at_once}");
                     }
                     assert!(!body.contains("fence"), "{arch} {name} has a fence, which packets do without");
                     // The counters are written at the end: a compiler that takes them for constant would remove that.

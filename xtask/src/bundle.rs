@@ -75,9 +75,16 @@ pub(crate) fn pack(folder: &Path, setup: &flags::Setup, nccl: &[u32]) -> Result<
     print_sizes(&folder)
 }
 
-/// Packs files of a folder into an archive.
+/// Packs files of a folder into an archive. Programs contain the same kernels, each copy within the dictionary's reach of the preceding one.
 fn compress(archive: &Path, folder: &Path, names: &[&str]) -> Result<()> {
-    Cmd::new("tar").env("XZ_OPT", "-T0").arg("-cJf").arg(archive).arg("-C").arg(folder).args(names).run()
+    Cmd::new("tar")
+        .env("XZ_OPT", "--lzma2=preset=6,dict=64MiB")
+        .arg("-cJf")
+        .arg(archive)
+        .arg("-C")
+        .arg(folder)
+        .args(names)
+        .run()
 }
 
 /// Builds one program and returns its path.

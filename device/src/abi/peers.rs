@@ -2,7 +2,7 @@
 //!
 //! Addresses and numbers only; nothing here follows an address.
 
-use super::LaunchBounds;
+use super::{DType, LaunchBounds, tree_row};
 use crate::math::adasum::products;
 use crate::math::precise::SUMS;
 
@@ -42,8 +42,8 @@ pub const PACKET_BYTES: usize = 2 * PACKET_DATA_BYTES;
 /// The mailboxes of a group of ranks whose kernels send each other packets: data beside flags, so that a reader that finds the flag of its
 /// call has the data too, without a fence or a barrier (the protocol that NCCL calls LL).
 ///
-/// A mailbox has a slot for each parity of the call and each writer, in this order, of [`slot_packets`](Self::slot_packets) packets. Flags
-/// are odd numbers that differ from call to call; all ranks' calls have the same number. In every call a rank also clears
+/// A mailbox has for each parity of the call a slot for each writer, of [`slot_packets`](Self::slot_packets) packets, and behind them an area
+/// of [`common_packets`](Self::common_packets) packets, each of which has a writer of its own. Flags are odd numbers that differ from call to call; all ranks' calls have the same number. In every call a rank also clears
 /// [`PEER_THREADS`](super::PEER_THREADS) packets of each of its own slots that nobody writes in that call, in turn, so that no flag is ever
 /// as old as the 2³¹ calls after which numbers repeat.
 ///
@@ -59,6 +59,8 @@ pub struct Mailboxes {
     pub abort: u64,
     /// Packets of a slot, a multiple of twice [`PEER_THREADS`](super::PEER_THREADS).
     pub slot_packets: u64,
+    /// Packets of the common area: see [`PacketArena`].
+    pub common_packets: u64,
     /// The address of each rank's mailbox in this rank's address space.
     pub mailboxes: [u64; MOST_PEERS],
 }
@@ -71,16 +73,110 @@ impl Mailboxes {
     }
 
     /// The size of a mailbox in bytes.
-    pub const fn mailbox_bytes(slot_packets: usize, world_size: usize) -> usize {
-        2 * world_size * slot_packets * PACKET_BYTES
+    pub const fn mailbox_bytes(slot_packets: usize, common_packets: usize, world_size: usize) -> usize {
+        2 * (world_size * slot_packets + common_packets) * PACKET_BYTES
     }
 
-    /// The offset in a mailbox of the slot of a writer.
+    /// The offset in a mailbox of the slot of a writer, or of the common area for the world size.
     #[inline(always)]
     pub const fn slot(&self, parity: u64, writer: u64) -> u64 {
-        (parity * self.world_size + writer) * self.slot_packets * PACKET_BYTES as u64
+        let all = self.world_size * self.slot_packets + self.common_packets;
+        (parity * all + writer * self.slot_packets) * PACKET_BYTES as u64
     }
 }
+
+/// The chunks of a layer, which are consecutive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct PacketLayer {
+    /// The number of the first.
+    pub first: u32,
+    /// The number of chunks.
+    pub chunks: u32,
+}
+
+/// A chunk of an arena that Adasum reduces by packets. Its first element is at a multiple of 16 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct PacketChunk {
+    /// First element, counted from the start of the arena.
+    pub begin: u32,
+    /// Elements.
+    pub len: u32,
+    /// In two shots the rank with the chunk in its window, otherwise 0.
+    pub owner: u32,
+    /// The number of its layer.
+    pub layer: u32,
+    /// The chunks of its layer.
+    pub of_layer: PacketLayer,
+}
+
+/// An arena that Adasum reduces by packets, and the parts of the common area of its mailboxes. A [`PacketChunk`] for each chunk, in their
+/// order in the arena, and a [`PacketLayer`] for each layer follow in memory.
+///
+/// In the slot of each writer are that rank's elements: of the whole arena in one shot, of the reader's window in two. The common area has,
+/// from its beginning on, the results of the whole arena (in two shots); each chunk's products, those of vectors of the kernel's width; each
+/// layer's weights and its flag, which is behind as many weights (in two shots); and for the exact path each chunk's sums of pairs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct PacketArena {
+    /// Number of chunks.
+    pub chunk_count: u64,
+    /// Number of layers.
+    pub layer_count: u64,
+    /// The first of the chunks that this rank reduces.
+    pub first: u64,
+    /// The chunk behind the last of them.
+    pub end: u64,
+    /// Elements of a rank's window in two shots, 0 in one shot.
+    pub window_len: u64,
+    /// The first packet of the products in the common area.
+    pub products: u64,
+    /// The first packet of the weights.
+    pub weights: u64,
+    /// The first packet of the exact path's sums.
+    pub exact_sums: u64,
+    /// Packets of the common area.
+    pub end_of_area: u64,
+}
+
+impl PacketArena {
+    /// The parts of the common area for these numbers of chunks and layers, for kernels of this width over elements of a dtype, in arenas of
+    /// `bytes` bytes that are reduced in two shots if they have windows of `window_len` elements.
+    pub const fn of(
+        (chunks, layers): (usize, usize),
+        width: usize,
+        dtype: DType,
+        bytes: usize,
+        window_len: usize,
+    ) -> Self {
+        let products = if window_len > 0 { bytes.div_ceil(PACKET_DATA_BYTES) } else { 0 };
+        let weights = products + chunks * crate::math::adasum::products(width);
+        let exact_sums = weights + if window_len > 0 { layers * (width + 1) } else { 0 };
+        let sums_of_pair = if matches!(dtype, DType::F64) { SUMS } else { SUMS_OF_PAIR };
+        let has_exact_path = width > 2 || matches!(dtype, DType::F64);
+        let end = exact_sums + if has_exact_path { chunks * (width - 1) * sums_of_pair } else { 0 };
+        Self {
+            chunk_count: chunks as u64,
+            layer_count: layers as u64,
+            first: 0,
+            end: 0,
+            window_len: window_len as u64,
+            products: products as u64,
+            weights: weights as u64,
+            exact_sums: exact_sums as u64,
+            end_of_area: end as u64,
+        }
+    }
+}
+
+/// The number of words of 8 bytes that a block of the exact path needs: the address of each rank's vector, and a [`tree_row`].
+pub const fn packet_tree(world_size: usize) -> usize {
+    world_size + tree_row(world_size)
+}
+
+/// The number of sums of a pair: its dot product and the squared norms of its sides.
+const SUMS_OF_PAIR: usize = 3;
 
 /// The description of a rank's peers for its kernels, which can access the memory of all of them. Addresses are in this rank's address
 /// space; those beyond `world_size` are never used.

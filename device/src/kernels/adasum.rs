@@ -292,7 +292,7 @@ pub(super) struct Tree<S, const MOST: usize> {
 impl<S: Exact, const MOST: usize> Tree<S, MOST> {
     /// Computes one element of the node over ranks `begin..end`.
     #[inline(always)]
-    unsafe fn value(self, element: u64, begin: usize, end: usize) -> S::Value {
+    pub(super) unsafe fn value(self, element: u64, begin: usize, end: usize) -> S::Value {
         // SAFETY: the launch provides every rank's vector, and the coefficients of every pair below this node.
         let value = |rank: usize| unsafe { (*self.table.add(rank)).add(element as usize).read().value() };
         tree_node::<_, MOST>(begin, end, value, |pair, left, right| {

@@ -263,6 +263,38 @@ pub fn weights<W: Weights + ?Sized>(
         }
         combine_pair(weights, pair, both);
     }
+    takes_exact_path(cancelled, criterion, world_size, gram)
+}
+
+/// Like [`weights`], for a power of two of ranks that is known to the compiler, which unrolls all loops: a thread that computes them by
+/// itself waits for one level of the tree after the other, not for one product after the other. Returns the weights too.
+#[inline(always)]
+pub fn weights_of<const W: usize>(
+    criterion: Criterion,
+    gram: impl Fn(usize, usize) -> f64,
+    mut keep: impl FnMut(Pair, Coefficients),
+) -> ([f64; W], bool) {
+    const { assert!(W == 2 || W == 4 || W == 8) };
+    let mut tree = UnrolledTree { weights: [1.0; W], cancelled: false, criterion, gram: &gram };
+    tree.combine_level::<1>(&mut keep);
+    if W > 2 {
+        tree.combine_level::<2>(&mut keep);
+    }
+    if W > 4 {
+        tree.combine_level::<4>(&mut keep);
+    }
+    let cancelled = tree.cancelled;
+    (tree.weights, takes_exact_path(cancelled, criterion, W, gram))
+}
+
+/// Whether a layer takes the exact path, if some norm has cancelled.
+#[inline(always)]
+fn takes_exact_path(
+    cancelled: bool,
+    criterion: Criterion,
+    world_size: usize,
+    gram: impl Fn(usize, usize) -> f64,
+) -> bool {
     if criterion == Criterion::Narrow {
         return cancelled;
     }
@@ -272,6 +304,60 @@ pub fn weights<W: Weights + ?Sized>(
     }
     // The exact path cannot help with numbers that are not finite, or would overflow; a single vector does not need it.
     (cancelled || criterion == Criterion::ShortDouble) && squares < precise::MOST && world_size > 1
+}
+
+/// The weights of `W` ranks while they are being computed, level by level.
+struct UnrolledTree<'a, G, const W: usize> {
+    weights: [f64; W],
+    cancelled: bool,
+    criterion: Criterion,
+    gram: &'a G,
+}
+
+impl<G: Fn(usize, usize) -> f64, const W: usize> UnrolledTree<'_, G, W> {
+    #[inline(always)]
+    fn term(&self, i: usize, j: usize) -> f64 {
+        // The remainders are the ranks themselves; without them, the compiler keeps a check that panics.
+        self.weights[i % W] * self.weights[j % W] * (self.gram)(i, j)
+    }
+
+    /// The sums of `H` ranks from `first` on.
+    #[inline(always)]
+    fn side<const H: usize>(&self, first: usize) -> SideSums {
+        let mut sums = SideSums::default();
+        for i in 0..H {
+            sums.diagonal += self.term(first + i, first + i);
+            for j in i + 1..H {
+                sums.rest += self.term(first + i, first + j);
+            }
+        }
+        sums
+    }
+
+    /// Combines the pairs whose sides have `H` ranks.
+    #[inline(always)]
+    fn combine_level<const H: usize>(&mut self, keep: &mut impl FnMut(Pair, Coefficients)) {
+        for number in 0..W / (2 * H) {
+            let begin = number * 2 * H;
+            let pair = Pair { begin, middle: begin + H, end: begin + 2 * H };
+            let (left, right) = (self.side::<H>(pair.begin), self.side::<H>(pair.middle));
+            let mut dot = 0.0;
+            for i in 0..H {
+                for j in 0..H {
+                    dot += self.term(pair.begin + i, pair.middle + j);
+                }
+            }
+            self.cancelled |= left.is_cancelled(H, self.criterion) | right.is_cancelled(H, self.criterion);
+            let both = coefficients(dot, left.squared_norm(), right.squared_norm());
+            if H == 1 {
+                keep(pair, both);
+            }
+            for rank in 0..H {
+                self.weights[(pair.begin + rank) % W] *= both.0;
+                self.weights[(pair.middle + rank) % W] *= both.1;
+            }
+        }
+    }
 }
 
 /// Starts the exact path of one layer: sets the weights after the combination of the pairs of single ranks, whose coefficients were `kept`.
@@ -384,6 +470,39 @@ mod tests {
             let mut places: Vec<_> = all.into_iter().map(Pair::index).collect();
             places.sort_unstable();
             assert!(places.into_iter().eq(0..ranks - 1), "{ranks} ranks");
+        }
+    }
+
+    /// `weights_of` must have the bits of `weights`.
+    #[test]
+    fn unrolled_weights_are_the_same() {
+        fn check<const W: usize>(criterion: Criterion, seed: u32) {
+            let mut state = seed;
+            let mut next = || {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                f64::from(state >> 8) / f64::from(1u32 << 23) - 1.0
+            };
+            // The products of W vectors, the later of which are nearly opposite for some seeds.
+            let mut vectors = [[0.0; 5]; W];
+            for rank in 0..W {
+                for element in 0..5 {
+                    let opposite = -vectors[rank / 2][element] * (1.0 + 1e-4 * next());
+                    vectors[rank][element] = if rank > 1 && seed % 3 == 0 { opposite } else { next() };
+                }
+            }
+            let gram = |i: usize, j: usize| (0..5).map(|place| vectors[i][place] * vectors[j][place]).sum::<f64>();
+            let (mut expected, mut kept, mut found) = ([0.0; W], Vec::new(), Vec::new());
+            let lost = weights(&mut expected[..], W, criterion, gram, |pair, both| kept.push((pair, both)));
+            let (weights, is_lost) = weights_of::<W>(criterion, gram, |pair, both| found.push((pair, both)));
+            assert_eq!((is_lost, &found), (lost, &kept), "{criterion:?}, seed {seed}");
+            assert_eq!(weights.map(f64::to_bits), expected.map(f64::to_bits), "{criterion:?}, seed {seed}");
+        }
+        for criterion in [Criterion::Narrow, Criterion::Double, Criterion::ShortDouble] {
+            for seed in 0..60 {
+                check::<2>(criterion, seed);
+                check::<4>(criterion, seed);
+                check::<8>(criterion, seed);
+            }
         }
     }
 

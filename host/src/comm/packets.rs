@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::driver::{Claim, DeviceBuffer, Exposure, FlagList, HostFlag, Queue, Weight};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernels::cuda::{MOST_RANKS, PacketGroup, PacketKernels};
+use crate::kernels::cuda::{MOST_RANKS, MailboxSize, PacketGroup};
 use crate::memory::{PeerMemory, expose, share};
 
 /// A group of kernels with the mailboxes of all ranks, mapped for the kernels of this one. Mailboxes stay in place until every rank has
@@ -24,20 +24,20 @@ pub(crate) struct PacketConnection {
 pub(crate) type Agree<'a> = dyn Fn(Result<()>) -> Result<bool> + 'a;
 
 impl PacketConnection {
-    /// Maps mailboxes for tensors of up to `bytes` bytes, and loads the kernels; every rank must call it. `None`, on every rank, unless
+    /// Maps mailboxes of a size, and loads the kernels with these names; every rank must call it. `None`, on every rank, unless
     /// there are two to eight ranks, whose memory the kernels of all can access, and all ranks could prepare their parts.
     pub(crate) fn new(
         (rank, world_size): (usize, usize),
         sharing: &dyn PeerMemory,
         queue: &Queue,
-        (bytes, kernels): (usize, PacketKernels),
+        (size, kernels): (MailboxSize, &[String]),
         agree: &Agree<'_>,
     ) -> Result<Option<Self>> {
         if !(2..=MOST_RANKS).contains(&world_size) {
             return Ok(None);
         }
         let prepared = (|| {
-            let mailbox = DeviceBuffer::zeroed(queue, DType::F64, PacketGroup::mailbox_len(bytes, world_size))?;
+            let mailbox = DeviceBuffer::zeroed(queue, DType::F64, size.len(world_size))?;
             let flags = FlagList::new(queue, world_size)?;
             // The mailbox is cleared before any peer can write to it, since mapping comes later.
             queue.synchronize()?;
@@ -48,9 +48,9 @@ impl PacketConnection {
         let shared = share(sharing, &mut exposure, mailbox.memory(), mailbox.as_slice())?;
         let Some((mailboxes, abort, sharers)) = shared else { return Ok(None) };
         let group = Claim::new(queue, abort.address(), Weight::Small, sharers).map_err(Into::into).and_then(|claim| {
-            // SAFETY: the exposure keeps the mailboxes of all ranks, which have the length for these bytes and are cleared; the flag lives as
+            // SAFETY: the exposure keeps the mailboxes of all ranks, which have this size and are cleared; the flag lives as
             // long.
-            unsafe { PacketGroup::new(queue, kernels, (rank, abort.address()), (&mailboxes, bytes), claim) }
+            unsafe { PacketGroup::new(queue, kernels, (rank, abort.address()), (&mailboxes, size), claim) }
         });
         // The peers' kernels write to this memory without waiting, so no rank continues before all have reached this point.
         let group = on_all(agree, group)?;

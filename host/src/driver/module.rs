@@ -31,8 +31,8 @@ macro_rules! library {
     ($arch:literal) => {
         families!($arch:
             "accumulate" "accumulate_segments" "all_finite" "cast" "cast_segments" "coefficients" "combine" "combine_pair"
-            "dots" "empty" "fold_sums" "gather_packets" "gram" "gram_cross" "one_shot" "peer_adasum" "peer_barrier"
-            "peer_reduce" "peer_tree" "scale" "squared_norms" "sweep" "tree_combine" "tree_dots" "two_shot" "zero" "zero_segments")
+            "dots" "empty" "fold_sums" "gram" "gram_cross" "one_shot" "packet_adasum" "peer_adasum"
+            "peer_barrier" "peer_reduce" "peer_tree" "scale" "squared_norms" "sweep" "tree_combine" "tree_dots" "two_shot" "zero" "zero_segments")
     };
 }
 static SM_75: &Families = library!("sm_75");
@@ -44,6 +44,7 @@ type Cubins = [(&'static str, &'static [u8])];
 macro_rules! cubins {
     ($arch:literal) => {
         &[
+            ("packet_adasum", include_bytes!(concat!("../../cubin/", $arch, "/packet_adasum.cubin"))),
             ("peer_adasum", include_bytes!(concat!("../../cubin/", $arch, "/peer_adasum.cubin"))),
             ("peer_tree", include_bytes!(concat!("../../cubin/", $arch, "/peer_tree.cubin"))),
             ("one_shot", include_bytes!(concat!("../../cubin/", $arch, "/one_shot.cubin"))),

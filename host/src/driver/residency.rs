@@ -7,6 +7,10 @@
 //! the number of processes that share the GPU. CUDA's cooperative launch checks the same bound for a single launch only, and not for
 //! concurrent launches.
 //!
+//! The kernels of Adasum over packets are an exception: their blocks wait for each other, and all must be resident at a time. Their launches
+//! have at most a block for every second multiprocessor ([`Claim::most_blocks_that_wait`]), so that the blocks of another library's launch
+//! that waits for other ranks, NCCL's above all, find room beside them, wherever the first of both were placed.
+//!
 //! A recorded launch keeps the number of blocks that it was recorded with. So a communicator is refused as long as a graph lives whose
 //! blocks would not fit any more beside that communicator's, and a graph that is recorded afterwards has fewer.
 //!
@@ -156,6 +160,15 @@ impl Claim {
     /// The current limit of blocks of a launch, for a kernel with `blocks_of_multiprocessor` resident blocks per multiprocessor.
     pub(crate) fn places(&self, blocks_of_multiprocessor: u64) -> u64 {
         lock().places((self.entry.device, self.entry.owner), self.multiprocessors, blocks_of_multiprocessor)
+    }
+
+    /// The limit of blocks of any launch whose blocks wait for each other, on `queue`'s device.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub(crate) fn most_blocks_that_wait(queue: &Queue) -> Result<u64, CudaError> {
+        let multiprocessors = Device::new(queue.ordinal())?.attribute(DeviceAttribute::MultiprocessorCount)?;
+        Ok(u64::try_from(multiprocessors / 2).unwrap_or(1).max(1))
     }
 
     /// Claims slots for a launch of `blocks` blocks, if the queue's work is being recorded, for as long as the graph lives.

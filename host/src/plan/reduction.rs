@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use gradsync_device::abi::ChunkedSpan;
 
-use super::chunks::{SumTable, chunk_len};
+use super::chunks::{Chunk, SumTable, chunk_len};
 use super::segments;
 
 /// The layers of an arena that is divided into windows, one per rank.
@@ -83,6 +83,12 @@ impl DividedLayers {
     /// The part of each tensor inside a window, counted from the window's start; empty for tensors outside.
     pub fn parts(&self, window: Range<usize>) -> Vec<Range<usize>> {
         segments::clip(&self.tensors, window)
+    }
+
+    /// All chunks, in their order in the arena.
+    pub(crate) fn chunks(&self) -> Vec<Chunk> {
+        let end = self.tensors.last().map_or(0, |tensor| tensor.end);
+        self.table.within(0..end)
     }
 
     /// The chunks in a window. A block takes consecutive chunks of one tensor with `block_len` elements, and at least `least` chunks.

@@ -21,9 +21,10 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     report.case("communicator", || comm = Some(context.communicator(0, &context.options())));
     let Some(comm) = comm else { return };
     let queue = &context.queue;
-    for (name, algorithm, one_shot_bytes) in [
-        ("gram", Algorithm::Gram, Some(0)),
-        ("gram in one shot", Algorithm::Gram, Some(usize::MAX)),
+    for (name, algorithm, sizes) in [
+        ("gram", Algorithm::Gram, Some([0, 0])),
+        ("gram in one shot", Algorithm::Gram, Some([usize::MAX, usize::MAX])),
+        ("gram in two shots", Algorithm::Gram, Some([usize::MAX, 0])),
         ("gram over nccl", Algorithm::Gram, None),
         ("tree over nccl", Algorithm::Tree, None),
     ] {
@@ -32,8 +33,10 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         }
         report.case(&format!("adasum, {name}"), || {
             let options = AdasumOptions::default().with_algorithm(algorithm);
-            let make = |buffer: &GradientBuffer<Cuda>| match one_shot_bytes {
-                Some(bytes) => Adasum::with_one_shot_bytes(&comm, buffer, options, bytes),
+            let make = |buffer: &GradientBuffer<Cuda>| match sizes {
+                Some([low_latency, one_shot]) => {
+                    Adasum::with_low_latency(&comm, buffer, options, Some(low_latency), Some(one_shot))
+                }
                 None => Adasum::over_transport(&comm, buffer, options),
             };
             let mut adasum = None;

@@ -33,7 +33,7 @@ fn buffer(queue: &Queue, world_size: usize) -> GradientBuffer<Cuda> {
 }
 
 fn adasum<'c>(comm: &'c NcclCommunicator, buffer: &GradientBuffer<Cuda>) -> Adasum<'c, Cuda> {
-    let adasum = Adasum::with_one_shot_bytes(comm, buffer, AdasumOptions::default(), 0).unwrap();
+    let adasum = Adasum::with_low_latency(comm, buffer, AdasumOptions::default(), Some(0), None).unwrap();
     assert!(adasum.uses_peers() || comm.world_size() == 1, "kernels reach all buffers");
     adasum
 }

@@ -138,9 +138,9 @@ macro_rules! of_width {
 for_each_dtype_and_width!(of_width);
 
 /// One layer's weights in shared memory.
-struct SharedWeights {
-    shared: Array<f64>,
-    first: usize,
+pub(super) struct SharedWeights {
+    pub(super) shared: Array<f64>,
+    pub(super) first: usize,
 }
 
 impl Weights for SharedWeights {

@@ -8,7 +8,7 @@ use super::{NcclCommunicator, share};
 use crate::comm::{PacketConnection, Ranks, ReduceOp, Scaling};
 use crate::driver::{DeviceSlice, Queue};
 use crate::error::{Call, Result};
-use crate::kernels::cuda::{PacketKernels, Shots};
+use crate::kernels::cuda::{MailboxSize, Shots, sum_entries};
 use crate::memory::RawSlice;
 
 /// The sizes up to which sums are small, equal on all ranks.
@@ -67,7 +67,8 @@ impl LowLatency {
             let all = share::exchange(&comm.session, &[u8::from(outcome.is_ok())])?;
             Ok(all.iter().all(|answer| answer[..] == [1]))
         };
-        let (ranks, mailboxes) = ((comm.rank(), comm.world_size()), (most_bytes, PacketKernels::Sums));
+        let ranks @ (_, world_size) = (comm.rank(), comm.world_size());
+        let mailboxes = (MailboxSize::for_sums(most_bytes, world_size), &sum_entries(world_size)[..]);
         let packets = PacketConnection::new(ranks, comm, &comm.session.device, mailboxes, &agree)?;
         Ok(packets.map(|packets| {
             let one_shot_bytes = one_shot_bytes.min(packets.group.most_bytes(Shots::One));

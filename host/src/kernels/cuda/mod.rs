@@ -6,11 +6,13 @@
 #[doc(hidden)] // for measuring and tests
 pub mod baseline;
 mod elementwise;
+mod packet_adasum;
 mod packets;
 mod segments;
 
 pub use elementwise::{accumulate, accumulate_all, all_finite, cast, cast_all, pack, scale, unpack, zero, zero_all};
-pub(crate) use packets::{PacketGroup, PacketKernels, Shots};
+pub(crate) use packet_adasum::{PacketAdasum, PacketPlan};
+pub(crate) use packets::{MailboxSize, PacketGroup, Shots, sum_entries};
 pub use segments::SegmentWorkspace;
 pub(crate) use segments::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
 

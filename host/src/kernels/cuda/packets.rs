@@ -1,12 +1,12 @@
-//! Sums and all-gathers of small tensors by kernels that send packets to the mailboxes of peers ([`PacketGroup`]), in one launch.
+//! Sums of small tensors by kernels that send packets to the mailboxes of peers ([`PacketGroup`]), in one launch.
 //!
 //! This module only launches kernels; the transport knows the peers, and monitors them.
 
 use gradsync_device::abi::{Mailboxes, PACKET_BLOCKS, PACKET_DATA_BYTES, PACKET_THREADS, PEER_THREADS};
 
 use super::segments::width;
-use super::{pointer, pointer_mut, upload_words};
-use crate::driver::{Argument, Claim, DeviceBuffer, DeviceSlice, DeviceSliceMut, Grid, Queue};
+use super::{pointer, upload_words};
+use crate::driver::{Argument, Claim, DeviceBuffer, DeviceSlice, Grid, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
 
@@ -27,29 +27,30 @@ impl Shots {
     }
 }
 
-/// The operations of a group, whose kernels are loaded when the group is made.
+/// The size of the mailboxes of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PacketKernels {
-    Sums,
-    Gather,
+pub(crate) struct MailboxSize {
+    pub(super) slot_packets: usize,
+    pub(super) common_packets: usize,
 }
 
-impl PacketKernels {
-    /// The names of the kernels for so many ranks.
-    fn entries(self, world_size: usize) -> Vec<String> {
-        let width = width(world_size);
-        match self {
-            Self::Gather => vec![gather_entry(width)],
-            Self::Sums => {
-                let both = |dtype| [Shots::One, Shots::Two].map(|shots: Shots| shots.entry(dtype, width));
-                DType::ALL.into_iter().flat_map(both).collect()
-            }
-        }
+impl MailboxSize {
+    /// For sums of tensors of up to `bytes` bytes.
+    pub(crate) fn for_sums(bytes: usize, world_size: usize) -> Self {
+        Self { slot_packets: Mailboxes::slot_packets_for(bytes, world_size), common_packets: 0 }
+    }
+
+    /// The number of `f64` elements of a mailbox.
+    pub(crate) fn len(self, world_size: usize) -> usize {
+        Mailboxes::mailbox_bytes(self.slot_packets, self.common_packets, world_size) / DType::F64.size_bytes()
     }
 }
 
-fn gather_entry(width: usize) -> String {
-    format!("gather_packets_p{width}")
+/// The names of the kernels of sums of any dtype over so many ranks.
+pub(crate) fn sum_entries(world_size: usize) -> Vec<String> {
+    let width = width(world_size);
+    let both = |dtype| [Shots::One, Shots::Two].map(|shots: Shots| shots.entry(dtype, width));
+    DType::ALL.into_iter().flat_map(both).collect()
 }
 
 /// One rank's view of a group whose kernels send each other packets, on the device.
@@ -64,43 +65,33 @@ pub(crate) struct PacketGroup {
 }
 
 impl PacketGroup {
-    /// The number of `f64` elements of a mailbox for tensors of up to `bytes` bytes.
-    pub(crate) fn mailbox_len(bytes: usize, world_size: usize) -> usize {
-        Mailboxes::mailbox_bytes(Mailboxes::slot_packets_for(bytes, world_size), world_size) / DType::F64.size_bytes()
-    }
-
-    /// The size of tensors in whose mailboxes a tensor of `bytes` bytes fits in one shot.
-    pub(crate) fn bytes_for_one_shot(bytes: usize, world_size: usize) -> usize {
-        (bytes * world_size).div_ceil(2)
-    }
-
-    /// Loads the kernels, before any rank waits for them in a kernel, and uploads the table of the group of `rank`. `mailboxes` are the
-    /// addresses of all ranks' mailboxes, in rank order, for tensors of up to `bytes` bytes.
+    /// Loads the kernels with these names, before any rank waits for them in a kernel, and uploads the table of the group of `rank`.
+    /// `mailboxes` are the addresses of all ranks' mailboxes, in rank order.
     ///
     /// # Safety
-    /// There are two to eight mailboxes of [`mailbox_len`](Self::mailbox_len) elements, mapped on `queue`'s device as long as this lives
+    /// There are two to eight mailboxes of [`MailboxSize::len`] elements, mapped on `queue`'s device as long as this lives
     /// and its work is in the queue, and cleared before any rank's first call. `abort` is the address of a flag that lives as long.
     pub(crate) unsafe fn new(
         queue: &Queue,
-        kernels: PacketKernels,
+        kernels: &[String],
         (rank, abort): (usize, u64),
-        (mailboxes, bytes): (&[u64], usize),
+        (mailboxes, size): (&[u64], MailboxSize),
         claim: Claim,
     ) -> Result<Self> {
         let world_size = mailboxes.len();
-        let slot_packets = Mailboxes::slot_packets_for(bytes, world_size);
-        kernels.entries(world_size).iter().try_for_each(|entry| queue.load(entry))?;
+        kernels.iter().try_for_each(|entry| queue.load(entry))?;
         let group = Mailboxes {
             rank: rank as u64,
             world_size: world_size as u64,
             abort,
-            slot_packets: slot_packets as u64,
+            slot_packets: size.slot_packets as u64,
+            common_packets: size.common_packets as u64,
             mailboxes: std::array::from_fn(|rank| mailboxes.get(rank).copied().unwrap_or(0)),
         };
         let table = upload_words(queue, &words(&group))?;
         // Launches may be in other queues.
         queue.synchronize()?;
-        Ok(Self { queue: queue.clone(), world_size, slot_packets, claim, table })
+        Ok(Self { queue: queue.clone(), world_size, slot_packets: size.slot_packets, claim, table })
     }
 
     /// The largest tensor that these shots reduce, in bytes.
@@ -129,7 +120,7 @@ impl PacketGroup {
         let grid = self.grid(source.queue(), of_rank)?;
         let entry = shots.entry(source.dtype(), width(self.world_size));
         let arguments = [
-            pointer(self.table.as_slice()),
+            self.table(),
             Argument::Pointer(destination),
             pointer(source),
             source.len().into(),
@@ -140,20 +131,26 @@ impl PacketGroup {
         Ok(unsafe { self.queue.launch_into(source.queue(), &entry, grid, &arguments) }?)
     }
 
-    /// Writes the source of every other rank to that rank's place in `destination`; this rank's own place stays as it is.
+    /// The description of the group as a kernel parameter.
+    pub(super) fn table(&self) -> Argument {
+        pointer(self.table.as_slice())
+    }
+
+    /// The blocks, at most so many, of a launch whose blocks wait for each other; a recorded launch keeps their places.
+    pub(super) fn blocks_that_wait(&self, queue: &Queue, most: u64) -> Result<u64> {
+        let blocks = most.min(self.claim.places(1));
+        self.claim.keep_for_recording(queue, 1, blocks)?;
+        Ok(blocks)
+    }
+
+    /// Launches a kernel of the group with blocks of [`PEER_THREADS`] threads.
     ///
     /// # Safety
-    /// The source is not empty, and has a multiple of 8 bytes that is at most [`most_bytes`](Self::most_bytes) of one shot, at an address that
-    /// is a multiple of 8. The destination has its dtype and length for each rank, at such an address, and is disjoint from it. Both belong
-    /// to one queue. Launches of a group run one after the other. Every rank calls it with a source of as many bytes.
-    pub(crate) unsafe fn gather(&self, destination: &DeviceSliceMut<'_>, source: DeviceSlice<'_>) -> Result<()> {
-        let packets = source.len() * source.dtype().size_bytes() / PACKET_DATA_BYTES;
-        let grid = self.grid(source.queue(), packets)?;
-        let (table, blocks) = (pointer(self.table.as_slice()), grid.blocks);
-        let arguments = [table, pointer_mut(destination), pointer(source), packets.into(), blocks.into()];
-        let entry = gather_entry(width(self.world_size));
-        // SAFETY: the caller's promise, and the promise made to `new`.
-        Ok(unsafe { self.queue.launch_into(source.queue(), &entry, grid, &arguments) }?)
+    /// The conditions of [`Queue::launch`]; the kernel was loaded with the group.
+    pub(super) unsafe fn launch(&self, queue: &Queue, entry: &str, blocks: u64, arguments: &[Argument]) -> Result<()> {
+        let grid = Grid { blocks, threads: PEER_THREADS };
+        // SAFETY: the caller's promise.
+        Ok(unsafe { self.queue.launch_into(queue, entry, grid, arguments) }?)
     }
 
     /// The blocks of a launch with this many packets for a thread each; a recorded launch keeps their places. Small blocks spread over more
@@ -173,7 +170,7 @@ impl PacketGroup {
 
 /// The table in the layout that the kernels read, with the counters behind it.
 fn words(group: &Mailboxes) -> Vec<u64> {
-    let head = [group.rank, group.world_size, group.abort, group.slot_packets];
+    let head = [group.rank, group.world_size, group.abort, group.slot_packets, group.common_packets];
     [&head[..], &group.mailboxes, &[0]].concat()
 }
 
@@ -189,31 +186,34 @@ mod tests {
     proptest! {
         #[test]
         fn slots_hold_a_window_twice_and_do_not_overlap(bytes in 1usize..1 << 24, world_size in 2usize..=MOST_PEERS) {
-            let slot_packets = Mailboxes::slot_packets_for(bytes, world_size);
+            let size @ MailboxSize { slot_packets, .. } = MailboxSize::for_sums(bytes, world_size);
             let window = bytes.div_ceil(PACKET_DATA_BYTES).div_ceil(world_size);
             prop_assert!(window <= slot_packets / 2);
             prop_assert!((slot_packets / 2) % PEER_THREADS as usize == 0, "clearing takes whole blocks");
             let group = Mailboxes {
-                rank: 0, world_size: world_size as u64, abort: 0, slot_packets: slot_packets as u64, mailboxes: [0; MOST_PEERS],
+                rank: 0, world_size: world_size as u64, abort: 0, slot_packets: slot_packets as u64, common_packets: 0,
+                mailboxes: [0; MOST_PEERS],
             };
             let slots: Vec<u64> = (0..2).flat_map(|parity| (0..world_size as u64).map(move |writer| (parity, writer)))
                 .map(|(parity, writer)| group.slot(parity, writer)).collect();
             let slot_bytes = (slot_packets * PACKET_BYTES) as u64;
             prop_assert!(slots.iter().enumerate().all(|(index, slot)| *slot == index as u64 * slot_bytes));
             let end = slots.len() as u64 * slot_bytes;
-            prop_assert_eq!(end as usize, PacketGroup::mailbox_len(bytes, world_size) * 8);
+            prop_assert_eq!(end as usize, size.len(world_size) * 8);
         }
     }
 
     #[test]
     fn every_field_is_where_kernels_read_it() {
-        let mailboxes = std::array::from_fn(|rank| 5 + rank as u64);
-        let words = words(&Mailboxes { rank: 1, world_size: 2, abort: 3, slot_packets: 4, mailboxes });
+        let mailboxes = std::array::from_fn(|rank| 6 + rank as u64);
+        let words =
+            words(&Mailboxes { rank: 1, world_size: 2, abort: 3, slot_packets: 4, common_packets: 5, mailboxes });
         let (counters, group) = words.split_last().expect("the counters");
         assert_eq!(*counters, 0, "no calls yet");
         assert_eq!(size_of_val(group), size_of::<Mailboxes>());
-        assert_eq!(group, (1..=4 + MOST_PEERS as u64).collect::<Vec<_>>());
-        assert_eq!(offset_of!(Mailboxes, mailboxes), 4 * 8);
+        assert_eq!(group, (1..=5 + MOST_PEERS as u64).collect::<Vec<_>>());
+        assert_eq!(offset_of!(Mailboxes, mailboxes), 5 * 8);
         assert_eq!(offset_of!(Mailboxes, slot_packets), 3 * 8);
+        assert_eq!(offset_of!(Mailboxes, common_packets), 4 * 8);
     }
 }

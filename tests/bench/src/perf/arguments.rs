@@ -187,7 +187,7 @@ pub(crate) struct Perf {
     /// Compare adasum on GPUs with NCCL's sum, instead of the staged mode
     #[arg(long, conflicts_with_all = ["tensors", "model", "launch", "no_baseline"])]
     against_sum: bool,
-    /// The largest all-reduces over `nccl` that are one launch of gradsync's kernels; the library's choice if left out, 0 for none
+    /// The largest all-reduces over `nccl`, and adasum over `peer`, that are sent in packets; the library's choice if left out, 0 for none
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["tensors", "model", "launch"])]
     low_latency: Option<Bytes>,
     /// The largest of these all-reduces, and of adasum over `peer`, that are sent in one shot; the library's choice if left out

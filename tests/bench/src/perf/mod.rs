@@ -164,9 +164,9 @@ fn check_gpus(settings: &Settings, task: &Task, places: &Places) -> Result<(), P
         return refuse("--against-sum: only adasum of GPUs is held against something else".into());
     }
     let is_over_nccl = places.transports.contains(&TransportChoice::Nccl);
-    if let Some(bytes) = settings.counts.low_latency.filter(|_| !is_over_nccl) {
+    if let Some(bytes) = settings.counts.low_latency.filter(|_| !is_adasum_of_gpus && !is_over_nccl) {
         return refuse(format!(
-            "--low-latency {bytes}: only small sums over nccl are launches of this crate's kernels"
+            "--low-latency {bytes}: only small sums over nccl and adasum of GPUs are reduced by packets"
         ));
     }
     if let Some(bytes) = settings.counts.one_shot.filter(|_| !is_adasum_of_gpus && !is_over_nccl) {

@@ -21,8 +21,10 @@ use crate::checks::Checks;
 pub(super) enum Way {
     /// By kernels that access peer memory, where there are several ranks.
     Peers,
-    /// By packets of whole vectors; for the tree, like the former.
+    /// By packets, which carry every rank's vector to all others.
     OneShot,
+    /// By packets of the shards of vectors, products and results.
+    TwoShots,
     /// By the communicator's own collectives.
     Transport,
 }
@@ -30,7 +32,7 @@ pub(super) enum Way {
 impl Way {
     /// The paths that differ for this world size.
     pub(super) fn all(world_size: usize) -> &'static [Way] {
-        if world_size > 1 { &[Way::Peers, Way::OneShot, Way::Transport] } else { &[Way::Peers] }
+        if world_size > 1 { &[Way::Peers, Way::OneShot, Way::TwoShots, Way::Transport] } else { &[Way::Peers] }
     }
 
     pub(super) fn prepare<'c>(
@@ -40,8 +42,9 @@ impl Way {
         options: AdasumOptions,
     ) -> Result<Adasum<'c, Cuda>> {
         match self {
-            Way::Peers => Adasum::with_one_shot_bytes(comm, buffer, options, 0),
-            Way::OneShot => Adasum::with_one_shot_bytes(comm, buffer, options, usize::MAX),
+            Way::Peers => Adasum::with_low_latency(comm, buffer, options, Some(0), None),
+            Way::OneShot => Adasum::with_low_latency(comm, buffer, options, Some(usize::MAX), Some(usize::MAX)),
+            Way::TwoShots => Adasum::with_low_latency(comm, buffer, options, Some(usize::MAX), Some(0)),
             Way::Transport => Adasum::over_transport(comm, buffer, options),
         }
     }

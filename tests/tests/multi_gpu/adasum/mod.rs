@@ -67,6 +67,7 @@ impl<'c> Cases<'c> {
         match self.runner.way {
             Way::Peers => name.to_lowercase(),
             Way::OneShot => format!("{}, in one shot", name.to_lowercase()),
+            Way::TwoShots => format!("{}, in two shots", name.to_lowercase()),
             Way::Transport => format!("{}, over NCCL", name.to_lowercase()),
         }
     }

@@ -92,11 +92,14 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         });
     }
     if world_size > 1 {
-        report.case("another size up to which one shot is taken", || {
+        report.case("other sizes up to which packets and one shot are taken", || {
             let own = buffer(cases, COMMON, world_size);
-            let bytes = 100 + usize::from(is_odd(cases));
-            let made = Adasum::with_one_shot_bytes(cases.runner.comm, &own, AdasumOptions::default(), bytes);
-            assert!(matches!(made, Err(Error::Disagreement { .. })), "{made:?}");
+            let bytes = Some(100 + usize::from(is_odd(cases)));
+            for [low_latency, one_shot] in [[bytes, None], [None, bytes]] {
+                let options = AdasumOptions::default();
+                let made = Adasum::with_low_latency(cases.runner.comm, &own, options, low_latency, one_shot);
+                assert!(matches!(made, Err(Error::Disagreement { .. })), "{made:?}");
+            }
         });
     }
     report.case("the communicator goes on", || {

@@ -43,7 +43,7 @@ impl<'c> Work<'c> {
             Kind::Adasum => {
                 let tensors = [("a", [LEN / 2]), ("b", [LEN / 2])];
                 let buffer = GradientBuffer::on_queue(queue, DType::F32, comm.world_size(), tensors).unwrap();
-                let adasum = Adasum::with_one_shot_bytes(comm, &buffer, AdasumOptions::default(), 0).unwrap();
+                let adasum = Adasum::with_low_latency(comm, &buffer, AdasumOptions::default(), Some(0), None).unwrap();
                 assert!(adasum.uses_peers(), "GPUs of one machine reach each other");
                 Operands::Adasum(Box::new((adasum, buffer)))
             }

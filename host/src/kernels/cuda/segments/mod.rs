@@ -91,7 +91,7 @@ fn tile_width(vectors: usize) -> usize {
 }
 
 /// For each length, a u32 on the device: whether a layer of `f64` of this length always takes the exact path.
-fn short_flags(queue: &Queue, lens: &[usize]) -> Result<DeviceBuffer> {
+pub(super) fn short_flags(queue: &Queue, lens: &[usize]) -> Result<DeviceBuffer> {
     let is_short = |len| Criterion::of(true, len) == Criterion::ShortDouble;
     let flags: Vec<f32> = lens.iter().map(|&len| f32::from_bits(is_short(len).into())).collect();
     let mut buffer = DeviceBuffer::zeroed(queue, DType::F32, lens.len())?;

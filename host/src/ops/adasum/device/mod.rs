@@ -6,14 +6,14 @@
 mod gram;
 mod hierarchical;
 mod on_device;
-mod one_shot;
 mod over_peers;
+mod packets;
 mod staged;
 mod tree;
 
 use self::hierarchical::OnNodes;
 use self::on_device::OnDevice;
-use self::one_shot::OneShot;
+use self::packets::Thresholds;
 use self::staged::Staged;
 use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
@@ -31,7 +31,7 @@ impl AdasumMemory for Cuda {
         buffer: &GradientBuffer<Self>,
         options: AdasumOptions,
     ) -> Result<Box<dyn Prepared<Self> + 'c>> {
-        Ok(Box::new(OnDevice::new(comm, buffer, options, Some(OneShot::default_bytes(comm.world_size())))?))
+        Ok(Box::new(OnDevice::new(comm, buffer, options, Some(Thresholds::measured(comm.world_size())))?))
     }
 
     fn prepare_on_nodes<'c>(
@@ -52,8 +52,10 @@ impl AdasumMemory for Cuda {
 /// kernels may write to this rank's memory after it has dropped the buffer or this object: the memory stays occupied until every rank has
 /// dropped its own.
 ///
-/// Small arenas are reduced in one shot: one launch sends every rank's vector to all others, and each rank computes the whole result by
-/// itself, with the same bits. Its workspace is the vectors of all ranks, and mailboxes of four times that size.
+/// Small arenas are reduced by packets of data and flags, in one launch that waits for no barrier: in one shot every rank's vector is sent
+/// to all others, and each rank computes the whole result; in two shots each rank is sent its shard of all vectors, and sends its shard of
+/// the result. The bits are the same. Mailboxes have four times the size of all ranks' vectors in one shot, in two shots eight times the
+/// arena's; the exact path ([`AdasumReport::recomputed`](crate::ops::AdasumReport::recomputed)) needs the other ranks' vectors as workspace.
 ///
 /// Elsewhere [`Algorithm::Gram`](crate::ops::Algorithm::Gram) exchanges the vectors once, computes partial Gram matrices of every layer on
 /// each rank's shard, adds them in one small all-reduce, computes the same weights on every rank, and gathers the shards of the result, for
@@ -77,19 +79,25 @@ impl<'c> Adasum<'c, Cuda> {
         OnDevice::new(comm, buffer, options, None).map(Self::of)
     }
 
-    /// Like [`new`](Self::new), and where kernels can access the peers' memory, arenas of up to `bytes` bytes are reduced in one shot, instead
-    /// of up to the measured threshold; 0 means none. Every rank must call it with the same number. Larger arenas than 16 MiB, and the tree,
-    /// never are.
+    /// Like [`new`](Self::new), and where kernels can access the peers' memory, arenas of up to `low_latency_bytes` bytes are reduced by
+    /// packets, in one shot up to `one_shot_bytes` bytes and in two above: 0 for none, `None` for the measured size. Every rank must call it
+    /// with the same numbers. Larger arenas than 16 MiB, and the tree, never are.
     ///
     /// # Errors
-    /// The errors of [`new`](Self::new); [`Error::Disagreement`](crate::Error::Disagreement) if ranks differ in the number.
-    pub fn with_one_shot_bytes(
+    /// The errors of [`new`](Self::new); [`Error::Disagreement`](crate::Error::Disagreement) if ranks differ in a number.
+    pub fn with_low_latency(
         comm: &'c dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
         options: AdasumOptions,
-        bytes: usize,
+        low_latency_bytes: Option<usize>,
+        one_shot_bytes: Option<usize>,
     ) -> Result<Self> {
-        OnDevice::new(comm, buffer, options, Some(bytes)).map(Self::of)
+        let measured = Thresholds::measured(comm.world_size());
+        let thresholds = Thresholds {
+            most_bytes: low_latency_bytes.unwrap_or(measured.most_bytes),
+            one_shot_bytes: one_shot_bytes.unwrap_or(measured.one_shot_bytes),
+        };
+        OnDevice::new(comm, buffer, options, Some(thresholds)).map(Self::of)
     }
 
     /// Like [`new`](Self::new), but on the CPUs over a transport of host memory, with the same bits as for buffers in host memory. The host

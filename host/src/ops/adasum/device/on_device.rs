@@ -4,8 +4,8 @@
 
 use super::OPERATION;
 use super::gram::Gram;
-use super::one_shot::OneShot;
 use super::over_peers::Peers;
+use super::packets::{Packets, Thresholds};
 use super::tree::Tree;
 use crate::agreement::{all_prepared, same_plan};
 use crate::buffer::GradientBuffer;
@@ -30,7 +30,7 @@ pub(super) struct OnDevice<'c> {
 enum Steps {
     /// A world of one rank: its vector is the result.
     Alone(AdasumReport),
-    OneShot(Box<OneShot>),
+    Packets(Box<Packets>),
     Peers(Box<Peers>),
     Gram(Box<Gram>),
     Tree(Box<Tree>),
@@ -58,29 +58,30 @@ impl Steps {
 
 impl<'c> OnDevice<'c> {
     /// Prepares the reduction by kernels over peers' memory, if `with_peers` allows it and the ranks' kernels can access that memory, or
-    /// else over the communicator's own collectives. Such kernels take one shot for arenas of up to as many bytes as `with_peers` says,
-    /// except for the tree.
+    /// else over the communicator's own collectives. Arenas up to the sizes in `with_peers` are reduced by packets, except by the tree.
     pub(super) fn new(
         comm: &'c dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
         options: AdasumOptions,
-        with_peers: Option<usize>,
+        with_peers: Option<Thresholds>,
     ) -> Result<Self> {
         let (world_size, table) = (comm.world_size(), buffer.table());
         let operation = Operation::AdasumAllReduce(options);
         let _scope = scope::within(operation);
-        let one_shot_bytes = with_peers.unwrap_or(0);
-        let lines = [("one shot up to bytes", Value::Number(one_shot_bytes))];
+        let thresholds = with_peers.unwrap_or(Thresholds::NONE);
+        let lines = [
+            ("packets up to bytes", Value::Number(thresholds.most_bytes)),
+            ("one shot up to bytes", Value::Number(thresholds.one_shot_bytes)),
+        ];
         same_plan(operation, comm, table, &lines, options.algorithm.check_ranks(OPERATION, world_size))?;
         let bytes = table.arena_len() * table.dtype().size_bytes();
         let options = AdasumOptions { algorithm: options.algorithm.chosen(world_size, bytes), ..options };
-        let is_small = (1..=one_shot_bytes.min(OneShot::MOST_BYTES)).contains(&bytes);
-        let steps = if with_peers.is_none() || world_size == 1 {
-            None
-        } else if is_small && options.algorithm != Algorithm::Tree {
-            OneShot::connect(comm, buffer, (operation, options.granularity))?.map(Box::new).map(Steps::OneShot)
-        } else {
-            Peers::connect(comm, buffer, (operation, options))?.map(Box::new).map(Steps::Peers)
+        let shots = thresholds.shots(bytes).filter(|_| options.algorithm != Algorithm::Tree);
+        let steps = match shots {
+            _ if with_peers.is_none() || world_size == 1 => None,
+            Some(shots) => Packets::connect(comm, buffer, (operation, options.granularity), shots)?
+                .map(|packets| Steps::Packets(Box::new(packets))),
+            None => Peers::connect(comm, buffer, (operation, options))?.map(|peers| Steps::Peers(Box::new(peers))),
         };
         let steps = match steps {
             Some(steps) => steps,
@@ -98,7 +99,7 @@ impl Prepared<Cuda> for OnDevice<'_> {
         let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), len = buffer.as_slice().len()).entered();
         match &mut self.steps {
             Steps::Alone(_) => Ok(()),
-            Steps::OneShot(one_shot) => one_shot.run(comm, buffer),
+            Steps::Packets(packets) => packets.run(comm, buffer),
             Steps::Peers(peers) => peers.run(comm, buffer),
             Steps::Gram(gram) => gram.run(comm, comm, buffer.as_mut_slice()),
             Steps::Tree(tree) => tree.run(comm, None, buffer.as_mut_slice()),
@@ -108,7 +109,7 @@ impl Prepared<Cuda> for OnDevice<'_> {
     fn report(&self) -> Result<AdasumReport> {
         Ok(match &self.steps {
             Steps::Alone(report) => report.clone(),
-            Steps::OneShot(one_shot) => one_shot.report()?,
+            Steps::Packets(packets) => packets.report()?,
             Steps::Peers(peers) => peers.report()?,
             Steps::Gram(gram) => gram.report()?,
             Steps::Tree(_) => AdasumReport::of_tree(),
@@ -116,6 +117,6 @@ impl Prepared<Cuda> for OnDevice<'_> {
     }
 
     fn uses_peers(&self) -> bool {
-        matches!(self.steps, Steps::OneShot(_) | Steps::Peers(_))
+        matches!(self.steps, Steps::Packets(_) | Steps::Peers(_))
     }
 }

@@ -84,10 +84,10 @@ impl<'a> Reduction<'a> {
                 buffers.push((buffer, adasum));
                 continue;
             }
-            let adasum = match counts.one_shot {
-                _ if !with_peers => Adasum::over_transport(comm, &buffer, options)?,
-                Some(bytes) => Adasum::with_one_shot_bytes(comm, &buffer, options, bytes)?,
-                None => Adasum::new(comm, &buffer, options)?,
+            let adasum = if with_peers {
+                Adasum::with_low_latency(comm, &buffer, options, counts.low_latency, counts.one_shot)?
+            } else {
+                Adasum::over_transport(comm, &buffer, options)?
             };
             if with_peers && !adasum.uses_peers() {
                 return Err(unreachable_peers());

@@ -1,12 +1,16 @@
-//! Sums and all-gathers of small tensors in one launch: ranks write packets of data and flags into each other's mailboxes, and each thread
-//! waits for the packets of its own elements alone, so that no barrier is needed.
+//! Sums and Adasum of small tensors in one launch: ranks write packets of data and flags into each other's mailboxes, and each thread waits
+//! for the packets of its own elements alone, so that no barrier is needed.
 //!
 //! In one shot every rank sends all data to all others and adds them up itself: one transfer, fewest steps. In two shots it sends each rank
 //! that rank's window, adds up its own window and sends the result to all: two transfers, but each link carries the data once or twice,
 //! whatever the number of ranks. Both add in rank order in `f64` and round once, like `peer_reduce`, with the same bits.
 //!
 //! A thread first sends all its packets and only then waits, and a slot is written again two calls later, when its reader has ended the call
-//! in between. So sends never wait, and a launch completes as soon as all blocks of all ranks have been resident.
+//! in between. So sends never wait, and a launch of a sum completes as soon as all blocks of all ranks have been resident.
+
+mod adasum;
+mod arena;
+mod exact;
 
 use core::sync::atomic::Ordering;
 
@@ -35,11 +39,15 @@ struct Call<'a> {
     received: u64,
     /// The offset of this rank's slot of this call in any mailbox.
     sent: u32,
+    /// The offset of this call's common area in any mailbox.
+    common: u32,
     /// Bytes of a slot. A mailbox has less than 4 GiB, so that offsets in it are short.
     slot_bytes: u32,
 }
 
 impl<'a> Call<'a> {
+    /// The call that this launch makes.
+    ///
     /// # Safety
     /// `group` describes a live group, and is followed by its counters.
     #[inline(always)]
@@ -47,8 +55,8 @@ impl<'a> Call<'a> {
         // SAFETY: the caller's promise; a rank is below the world size.
         unsafe {
             let counters = group.add(1).cast_mut().cast();
-            let (group, number) = (&*group, atomic_load_32_system(counters, Ordering::Relaxed));
-            let parity = (number & 1) as u64;
+            let number = atomic_load_32_system(counters, Ordering::Relaxed);
+            let (group, parity) = (&*group, (number & 1) as u64);
             Call {
                 group,
                 counters,
@@ -57,6 +65,7 @@ impl<'a> Call<'a> {
                 ranks: group.world_size as u32,
                 received: *group.mailboxes.get_unchecked(group.rank as usize) + group.slot(parity, 0),
                 sent: group.slot(parity, group.rank) as u32,
+                common: group.slot(parity, group.world_size) as u32,
                 slot_bytes: group.slot_packets as u32 * PACKET_BYTES as u32,
             }
         }
@@ -80,10 +89,19 @@ impl<'a> Call<'a> {
     /// `peer` is below the world size, and `index` within a slot.
     #[inline(always)]
     unsafe fn send(self, peer: usize, index: u32, data: Data) {
+        // SAFETY: the caller's promise.
+        unsafe { self.write(peer, self.sent + index * PACKET_BYTES as u32, data) };
+    }
+
+    /// Writes a packet at an offset in a rank's mailbox.
+    ///
+    /// # Safety
+    /// `reader` is below the world size, and the packet at `offset` is inside its mailbox.
+    #[inline(always)]
+    unsafe fn write(self, reader: usize, offset: u32, data: Data) {
         // SAFETY: the caller's promise; a check would compile a panic into the kernel.
         unsafe {
-            let offset = self.sent + index * PACKET_BYTES as u32;
-            let address = *self.group.mailboxes.get_unchecked(peer) + offset as u64;
+            let address = *self.group.mailboxes.get_unchecked(reader) + offset as u64;
             arch::store_packet(address, [self.flag() | (data & u32::MAX as u64), self.flag() | (data >> 32)]);
         }
     }
@@ -128,32 +146,56 @@ impl<'a> Call<'a> {
     /// `index` is within a slot, and wanted writers are below the world size.
     #[inline(always)]
     unsafe fn receive<const W: usize>(self, index: u32, wanted: impl Fn(usize) -> bool) -> [Data; W] {
+        // SAFETY: the caller's promise.
+        let [data] =
+            unsafe { self.receive_at::<1, W>(|_, writer| wanted(writer).then(|| self.received(writer, index))) };
+        data
+    }
+
+    /// Waits for this call's packets at the addresses of `M` rows, where there is one; the other data are 0. Unspecified after an abort.
+    ///
+    /// # Safety
+    /// The addresses are of packets in this rank's mailbox.
+    #[inline(always)]
+    unsafe fn receive_at<const M: usize, const W: usize>(
+        self,
+        address: impl Fn(usize, usize) -> Option<u64>,
+    ) -> [[Data; W]; M] {
         const UPPER: u64 = (u32::MAX as u64) << 32;
         let flag = self.flag();
-        let mut found = [[0u64; 2]; W];
+        let mut found = [[[0u64; 2]; W]; M];
         let mut tries = 0u32;
         loop {
-            let mut writer = 0;
-            while writer < W {
-                if wanted(writer) {
-                    // SAFETY: the caller's promise.
-                    found[writer] = unsafe { arch::load_packet(self.received(writer, index)) };
+            let mut row = 0;
+            while row < M {
+                let mut place = 0;
+                while place < W {
+                    if let Some(address) = address(row, place) {
+                        // SAFETY: the caller's promise.
+                        found[row][place] = unsafe { arch::load_packet(address) };
+                    }
+                    place += 1;
                 }
-                writer += 1;
+                row += 1;
             }
             // Checked only now, so that the loads do not wait for each other.
             let mut missing = false;
-            writer = 0;
-            while writer < W {
-                missing |= wanted(writer) && ((found[writer][0] ^ flag) | (found[writer][1] ^ flag)) & UPPER != 0;
-                writer += 1;
+            row = 0;
+            while row < M {
+                let mut place = 0;
+                while place < W {
+                    let [low, high] = found[row][place];
+                    missing |= address(row, place).is_some() && ((low ^ flag) | (high ^ flag)) & UPPER != 0;
+                    place += 1;
+                }
+                row += 1;
             }
             tries = tries.wrapping_add(1);
             // SAFETY: the flag is mapped on this device.
             let is_over = tries % 4096 == 0
                 && unsafe { atomic_load_32_system(self.group.abort as *mut u32, Ordering::Relaxed) } != 0;
             if !missing || is_over {
-                return core::array::from_fn(|writer| found[writer][0] & u32::MAX as u64 | found[writer][1] << 32);
+                return found.map(|row| row.map(|[low, high]| low & u32::MAX as u64 | high << 32));
             }
         }
     }
@@ -168,17 +210,35 @@ impl<'a> Call<'a> {
         // SAFETY: the caller's promise; a packet that no rank writes in this call is next written two calls later.
         unsafe {
             if thread::block_idx_x() == 0 && (thread as u32) < PEER_THREADS {
-                // Never 0, which the compiler does not know: a check of divisions would compile a panic into the kernel.
-                let turns = (self.group.slot_packets as u32 / PEER_THREADS).max(1);
-                let index = (self.number >> 1) % turns * PEER_THREADS + thread;
+                let index = self.next_of(self.group.slot_packets as u32) + thread;
                 let mut writer = 0;
                 while writer < self.ranks as usize && !used(index) {
                     arch::store_packet(self.received(writer, index), [0, 0]);
                     writer += 1;
                 }
             }
-            thread::sync_threads();
-            if thread == 0 {
+            self.count(blocks);
+        }
+    }
+
+    /// The first of the packets, of `packets` packets, that a call of this number clears.
+    #[inline(always)]
+    fn next_of(self, packets: u32) -> u32 {
+        // Never 0, which the compiler does not know: a check of divisions would compile a panic into the kernel.
+        let turns = packets.div_ceil(PEER_THREADS).max(1);
+        (self.number >> 1) % turns * PEER_THREADS
+    }
+
+    /// Counts the call once every block has ended.
+    ///
+    /// # Safety
+    /// The condition of [`end`](Self::end).
+    #[inline(always)]
+    unsafe fn count(self, blocks: u32) {
+        thread::sync_threads();
+        // SAFETY: the caller's promise.
+        unsafe {
+            if thread::thread_idx_x() == 0 {
                 let calls = self.counters;
                 // A call of one block need not find out which block is the last.
                 let is_last =
@@ -257,20 +317,30 @@ impl<T: Element> Tensor<T> {
     }
 }
 
-/// The sum of the ranks' elements in rank order, each times the factor.
+/// The sum of the ranks' elements in rank order, each times its weight.
 ///
 /// # Safety
 /// `E` elements have the size of [`Data`].
 #[inline(always)]
-unsafe fn sum<T: Element, const W: usize, const E: usize>(of_ranks: [Data; W], factor: f64, ranks: usize) -> Data {
+unsafe fn sum<T: Element, const W: usize, const E: usize>(
+    of_ranks: [Data; W],
+    weights: [f64; W],
+    ranks: usize,
+) -> Data {
     // SAFETY: the caller's promise; every bit pattern is an element.
     unsafe {
         let elements: [[T; E]; W] = core::array::from_fn(|rank| memory::reinterpret(of_ranks[rank]));
         let sums: [T; E] = core::array::from_fn(|element| {
-            T::from_f64(weighted(core::array::from_fn(|rank| elements[rank][element]), [factor; W], ranks))
+            T::from_f64(weighted(core::array::from_fn(|rank| elements[rank][element]), weights, ranks))
         });
         memory::reinterpret(sums)
     }
+}
+
+/// The ranks' data, with this rank's own among the peers'.
+#[inline(always)]
+fn with_own<const W: usize>(of_peers: [Data; W], rank: usize, own: Data) -> [Data; W] {
+    core::array::from_fn(|writer| if writer == rank { own } else { of_peers[writer] })
 }
 
 /// # Safety
@@ -296,15 +366,8 @@ unsafe fn one_shot<T: Element, const W: usize, const E: usize>(
         packet = first;
         while packet < packets {
             let own = source.read::<E>(packet);
-            let mut all = call.receive::<W>(packet, |writer| call.is_peer(writer));
-            let mut writer = 0;
-            while writer < W {
-                if writer == rank {
-                    all[writer] = own;
-                }
-                writer += 1;
-            }
-            destination.write::<E>(packet, sum::<T, W, E>(all, factor, ranks));
+            let all = with_own(call.receive::<W>(packet, |writer| call.is_peer(writer)), rank, own);
+            destination.write::<E>(packet, sum::<T, W, E>(all, [factor; W], ranks));
             packet += stride;
         }
         call.end(blocks, |index| index < packets);
@@ -345,15 +408,8 @@ unsafe fn two_shot<T: Element, const W: usize, const E: usize>(
         place = first;
         while place < window && in_window(rank, place) < packets {
             let own = source.read::<E>(in_window(rank, place));
-            let mut all = call.receive::<W>(place, |writer| call.is_peer(writer));
-            let mut peer = 0;
-            while peer < W {
-                if peer == rank {
-                    all[peer] = own;
-                }
-                peer += 1;
-            }
-            let result = sum::<T, W, E>(all, factor, ranks);
+            let all = with_own(call.receive::<W>(place, |writer| call.is_peer(writer)), rank, own);
+            let result = sum::<T, W, E>(all, [factor; W], ranks);
             call.send_to_all::<W>(results + place, result);
             destination.write::<E>(in_window(rank, place), result);
             place += stride;
@@ -373,54 +429,6 @@ unsafe fn two_shot<T: Element, const W: usize, const E: usize>(
         call.end(blocks, |index| if index < results { index < window } else { index - results < window });
     }
 }
-
-/// Writes the source of every other rank to that rank's place in the destination, which has `packets` packets for each rank.
-///
-/// # Safety
-/// The launch's contract.
-#[inline(always)]
-unsafe fn gather<const W: usize>(
-    group: *const Mailboxes,
-    destination: *mut Data,
-    source: *const Data,
-    packets: u32,
-    blocks: u32,
-) {
-    // SAFETY: the caller's promise; a thread alone reads and writes the elements of its packets.
-    unsafe {
-        let call = Call::of(group);
-        let (first, stride) = (Call::first(), Call::stride(blocks));
-        let mut packet = first;
-        while packet < packets {
-            call.send_to_all::<W>(packet, source.add(packet as usize).read());
-            packet += stride;
-        }
-        packet = first;
-        while packet < packets {
-            let all = call.receive::<W>(packet, |writer| call.is_peer(writer));
-            let mut writer = 0;
-            while writer < W {
-                if call.is_peer(writer) {
-                    destination.add(writer * packets as usize + packet as usize).write(all[writer]);
-                }
-                writer += 1;
-            }
-            packet += stride;
-        }
-        call.end(blocks, |index| index < packets);
-    }
-}
-
-macro_rules! gather_of_width {
-    ($($width:literal $suffix:literal)*) => {
-        $(kernel!(["gather_packets" $suffix], LaunchBounds::PACKETS,
-            fn (group: *const Mailboxes, destination: *mut u64, source: *const u64, packets: u64, blocks: u64) {
-            gather::<$width>(group, destination, source, packets as u32, blocks as u32)
-        });)*
-    };
-}
-
-gather_of_width!(2 "_p2" 4 "_p4" 8 "_p8");
 
 macro_rules! of_width {
     ($name:literal $T:ident $width:literal $suffix:literal) => {

@@ -1,0 +1,431 @@
+//! Adasum of small arenas by packets: `packet_adasum`.
+//!
+//! Ranks send the elements of each chunk to the ranks that reduce it: to all in one shot, or in two shots to the rank that has the chunk in
+//! its window. A rank multiplies the chunks that it reduces, and sends the products, again as packets, to its other blocks in one shot, to
+//! all ranks in two. Whoever needs a layer's weights waits for the products of the layer's chunks and adds them in the order of the chunks,
+//! so that all get the same weights. Weighted sums of two shots are sent to all ranks. Chunks, the thread of an element and the order of
+//! additions are those of the other forms of Adasum, with the same bits.
+//!
+//! Unlike sums, blocks wait for other blocks of the same launch, so that all must be resident at a time.
+
+use super::super::super::adasum::Exact;
+use super::super::super::kernel;
+use super::super::super::products::add_triangle;
+use super::arena::{Arena, LANES, Results, SUMS_AT_ONCE};
+use super::exact::{Cancelled, Memory};
+use super::{Call, Data, Tensor, sum};
+use crate::abi::{
+    LaunchBounds, Mailboxes, PACKET_BYTES, PACKET_DATA_BYTES, PEER_THREADS, PacketArena, PacketChunk, PacketLayer,
+    THREADS, VECTOR_BYTES,
+};
+use crate::half::{BF16, F16};
+use crate::math::adasum::products;
+use crate::shared;
+use crate::{arch, memory, reduce, thread};
+
+// Few packets are processed at a time, and short chunks by loops without unrolled steps: a launch loads the code that it runs, from the L2
+// cache or beyond, which takes longer than the memory's latency.
+
+/// The number of packets that a thread sends, or receives from one writer, at a time.
+const PACKETS_AT_ONCE: usize = 2;
+
+/// The number of packets of each writer that a thread multiplies at a time, an even number.
+const fn multiplied_at_once(width: usize) -> usize {
+    if width == 2 { 4 } else { 2 }
+}
+
+/// The number of packets of each writer that a thread combines at a time.
+const fn combined_at_once(width: usize) -> usize {
+    if width == 8 { 1 } else { 2 }
+}
+
+/// The packets of a vector of neighbouring elements, all of which are multiplied by one thread.
+const OF_VECTOR: u32 = (VECTOR_BYTES / PACKET_DATA_BYTES) as u32;
+
+impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E, K> {
+    /// Sends the elements of this block's chunks to the ranks that reduce them.
+    ///
+    /// # Safety
+    /// The launch's contract.
+    #[inline(always)]
+    unsafe fn send(self) {
+        let mut number = Self::block();
+        // SAFETY: chunks of the table.
+        unsafe {
+            while number < self.plan.chunk_count {
+                let chunk = self.chunk(number);
+                let (mut place, packets) = (thread::thread_idx_x() as u32, self.own(chunk).packets());
+                if self.is_divided() && chunk.owner == self.call.rank {
+                    place = packets;
+                }
+                if packets <= PEER_THREADS {
+                    self.send_packets::<1>(chunk, place);
+                    place = packets;
+                }
+                while place < packets {
+                    self.send_packets::<PACKETS_AT_ONCE>(chunk, place);
+                    place += PACKETS_AT_ONCE as u32 * PEER_THREADS;
+                }
+                number += self.blocks;
+            }
+        }
+    }
+
+    /// Sends the next `M` packets of a thread, from `place` on.
+    #[inline(always)]
+    unsafe fn send_packets<const M: usize>(self, chunk: PacketChunk, place: u32) {
+        let (own, packet) = (self.own(chunk), |m: usize| place + m as u32 * PEER_THREADS);
+        let first = self.first_packet(chunk);
+        // SAFETY: packets of the chunk, which are inside a slot.
+        unsafe {
+            let data: [Data; M] = core::array::from_fn(|m| own.read(packet(m)));
+            let mut m = 0;
+            while m < M {
+                if packet(m) < own.packets() {
+                    if self.is_divided() {
+                        self.call.send(chunk.owner as usize, first + packet(m), data[m]);
+                    } else {
+                        self.call.send_to_all::<W>(first + packet(m), data[m]);
+                    }
+                }
+                m += 1;
+            }
+        }
+    }
+
+    /// Multiplies this block's chunks among those that this rank reduces, one for each team at a time, and publishes the products. Threads
+    /// load `M` packets of each writer at a time.
+    ///
+    /// # Safety
+    /// The launch's contract.
+    #[inline(always)]
+    unsafe fn multiply<const M: usize>(self) {
+        let mut number = self.plan.first + Self::block();
+        // SAFETY: chunks of the table, below the end.
+        unsafe {
+            while number < self.plan.end {
+                let own = number + reduce::team::<2>() * self.blocks;
+                let is_there = own < self.plan.end;
+                let chunk = if is_there { self.chunk(own) } else { PacketChunk::default() };
+                let sums = self.products_over::<M>(chunk);
+                // Other threads may still read the block's shared memory for the preceding chunks.
+                thread::sync_threads();
+                reduce::block_sum::<K, 2>(0, sums, |product, sum| {
+                    let own = number + reduce::team::<2>() * self.blocks;
+                    if own < self.plan.end {
+                        self.publish(self.product_of(own, product as u32), sum.to_bits(), true);
+                    }
+                });
+                number += 2 * self.blocks;
+            }
+        }
+    }
+
+    /// The products of the ranks' vectors over a chunk, as far as they are this thread's of its team. Elements behind the end are zero.
+    #[inline(always)]
+    unsafe fn products_over<const M: usize>(self, chunk: PacketChunk) -> [f64; K] {
+        const { assert!(M as u32 % OF_VECTOR == 0) };
+        let mut totals = [0.0; K];
+        let mut place = reduce::thread_of_block() % THREADS * OF_VECTOR;
+        // SAFETY: packets of the chunk.
+        unsafe {
+            if M as u32 > OF_VECTOR && self.own(chunk).packets() <= OF_VECTOR * THREADS {
+                return self.add_products::<{ OF_VECTOR as usize }>(totals, chunk, place);
+            }
+            while place < self.own(chunk).packets() {
+                totals = self.add_products::<M>(totals, chunk, place);
+                place += M as u32 * THREADS;
+            }
+        }
+        totals
+    }
+
+    /// Adds the products over the next `M` packets of a thread, from `place` on.
+    #[inline(always)]
+    unsafe fn add_products<const M: usize>(self, mut totals: [f64; K], chunk: PacketChunk, place: u32) -> [f64; K] {
+        let packet = |m: usize| place + m as u32 / OF_VECTOR * OF_VECTOR * THREADS + m as u32 % OF_VECTOR;
+        // SAFETY: packets of the chunk.
+        let of_ranks = unsafe { self.gather::<M>(chunk, packet) };
+        let mut m = 0;
+        while m < M {
+            // SAFETY: packets consist of elements.
+            let elements: [[T; E]; W] =
+                core::array::from_fn(|writer| unsafe { memory::reinterpret(of_ranks[m][writer]) });
+            let mut lane = 0;
+            while lane < E {
+                add_triangle::<T, W, K>(&mut totals, core::array::from_fn(|writer| elements[writer][lane]));
+                lane += 1;
+            }
+            m += 1;
+        }
+        totals
+    }
+
+    /// Writes the weighted sums of this block's chunks among those that this rank reduces, and publishes them.
+    ///
+    /// # Safety
+    /// The launch's contract.
+    #[inline(always)]
+    unsafe fn combine<const M: usize, const C: usize, const LEVELS: usize>(self, results: Results, memory: Memory<T>)
+    where
+        T: Exact<Sums = [f64; C]>,
+    {
+        let mut begin = self.plan.first + Self::block();
+        // SAFETY: chunks of the table, below the end; every thread of the block has the same chunks.
+        unsafe {
+            while begin < self.plan.end {
+                self.find_weights(begin, results);
+                thread::sync_threads();
+                let (mut place, mut first_of_layer, mut layer, mut lost, mut cancelled) = (0, 0, u32::MAX, false, 0u32);
+                // A loop that must not be unrolled, like those below.
+                while place < arch::opaque(Self::BATCH) && self.chunk_of_batch(begin, place).is_some() {
+                    let number = begin + place * self.blocks;
+                    let chunk = self.chunk(number);
+                    if chunk.layer != layer {
+                        (first_of_layer, layer) = (place, chunk.layer);
+                        lost = Self::HAS_EXACT_PATH && shared::partials().read(Self::first_weight(place) + W) != 0.0;
+                        if lost && self.is_first_of_layer(number, chunk.of_layer) {
+                            cancelled |= 1 << place;
+                        }
+                    }
+                    if !lost {
+                        self.combine_chunk::<M>(chunk, first_of_layer);
+                    }
+                    place += 1;
+                }
+                // Only now, since the exact path uses the memory of the weights. All blocks process layers in ascending order, so that none
+                // waits for one that waits for it.
+                while Self::HAS_EXACT_PATH && cancelled != 0 {
+                    let number = begin + cancelled.trailing_zeros() * self.blocks;
+                    cancelled &= cancelled - 1;
+                    Cancelled::<_, W, E, K, C, LEVELS>::new(self, number, memory).run(results);
+                }
+                begin += Self::BATCH * self.blocks;
+            }
+        }
+    }
+
+    /// Whether a chunk of this block is the block's first one of its layer.
+    #[inline(always)]
+    fn is_first_of_layer(self, number: u32, layer: PacketLayer) -> bool {
+        number < layer.first + self.blocks || number < self.plan.first + self.blocks
+    }
+
+    /// A chunk of a batch, if there is one: the chunks of this block from `begin` on.
+    #[inline(always)]
+    fn chunk_of_batch(self, begin: u32, place: u32) -> Option<u32> {
+        let number = begin + place * self.blocks;
+        (number < self.plan.end).then_some(number)
+    }
+
+    /// A chunk of a batch, if the preceding chunk of the batch belongs to another layer.
+    #[inline(always)]
+    unsafe fn first_of_new_layer(self, begin: u32, place: u32) -> Option<PacketChunk> {
+        // SAFETY: chunks of the table.
+        unsafe {
+            let number = self.chunk_of_batch(begin, place)?;
+            let chunk = self.chunk(number);
+            (place == 0 || self.chunk(number - self.blocks).layer != chunk.layer).then_some(chunk)
+        }
+    }
+
+    /// Computes the weights of the layers of a batch of chunks in shared memory. The block with the first chunk of a layer that has not
+    /// cancelled stores and publishes them.
+    #[inline(always)]
+    unsafe fn find_weights(self, begin: u32, results: Results) {
+        let shared = shared::partials();
+        // SAFETY: each sum has a slot of its own; all threads take part in every round.
+        unsafe {
+            thread::sync_threads();
+            let mut round = 0;
+            while round < arch::opaque(Self::BATCH * K as u32) && self.chunk_of_batch(begin, round / K as u32).is_some()
+            {
+                let item = round + reduce::thread_of_block() / LANES;
+                let (place, product) = (item / K as u32, item % K as u32);
+                let chunk = if place < Self::BATCH { self.first_of_new_layer(begin, place) } else { None };
+                let layer = chunk.unwrap_or_default().of_layer;
+                let total = self.total(layer, |chunk| self.product_of(chunk, product));
+                if layer.chunks > 0 && reduce::thread_of_block() % LANES == 0 {
+                    shared.write(item as usize, total);
+                }
+                round += SUMS_AT_ONCE;
+            }
+            thread::sync_threads();
+            let place = thread::thread_idx_x() as u32;
+            if place < Self::BATCH {
+                if let Some(PacketChunk { layer, of_layer, .. }) = self.first_of_new_layer(begin, place) {
+                    let lost = self.weigh(place, layer, results.short, |_, _| ());
+                    if !lost && self.chunk_of_batch(begin, place) == Some(of_layer.first) {
+                        let mut rank = 0;
+                        while rank < self.ranks() {
+                            self.store_weight(layer, rank, shared.read(Self::first_weight(place) + rank), results);
+                            rank += 1;
+                        }
+                        self.store_flag(layer, false, results);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes the weighted sum over a chunk, with the weights of a place of the batch, and publishes it. Threads load `M` packets of each
+    /// writer at a time.
+    #[inline(always)]
+    unsafe fn combine_chunk<const M: usize>(self, chunk: PacketChunk, place_of_weights: u32) {
+        let shared = shared::partials();
+        // SAFETY: packets of the chunk; a thread alone reads and writes their elements.
+        unsafe {
+            let weights: [f64; W] = core::array::from_fn(|rank| {
+                shared.read(Self::first_weight(place_of_weights) + if rank < self.ranks() { rank } else { 0 })
+            });
+            let (mut place, packets) = (thread::thread_idx_x() as u32, self.own(chunk).packets());
+            if M > 1 && packets <= PEER_THREADS {
+                return self.combine_packets::<1>(chunk, weights, place);
+            }
+            while place < packets {
+                self.combine_packets::<M>(chunk, weights, place);
+                place += M as u32 * PEER_THREADS;
+            }
+        }
+    }
+
+    /// Writes and publishes the next `M` packets of a thread, from `place` on.
+    #[inline(always)]
+    unsafe fn combine_packets<const M: usize>(self, chunk: PacketChunk, weights: [f64; W], place: u32) {
+        let (own, packet) = (self.own(chunk), |m: usize| place + m as u32 * PEER_THREADS);
+        // SAFETY: packets of the chunk.
+        unsafe {
+            let of_ranks = self.gather::<M>(chunk, packet);
+            let mut m = 0;
+            while m < M {
+                if packet(m) < own.packets() {
+                    let result = sum::<T, W, E>(of_ranks[m], weights, self.ranks());
+                    self.publish(Self::first_result(chunk) + packet(m), result, false);
+                    own.write(packet(m), result);
+                }
+                m += 1;
+            }
+        }
+    }
+
+    /// Writes the results that other ranks publish: a part of them by each block.
+    ///
+    /// # Safety
+    /// The launch's contract.
+    #[inline(always)]
+    unsafe fn receive_results(self, results: Results) {
+        // SAFETY: the launch provides memory for every layer; chunks of the table.
+        unsafe {
+            let mut number = Self::block();
+            while number < self.plan.chunk_count {
+                let chunk = self.chunk(number);
+                if chunk.owner != self.call.rank {
+                    self.receive_chunk(chunk);
+                }
+                number += self.blocks;
+            }
+            let width = W as u32 + 1;
+            let mut item = Self::block() * PEER_THREADS + thread::thread_idx_x() as u32;
+            while item < self.plan.layer_count * width {
+                let (number, place) = (item / width, (item % width) as usize);
+                let layer = self.layer(number);
+                let is_wanted = layer.chunks > 0 && (place < self.ranks() || place == W);
+                if is_wanted && self.chunk(layer.first).owner != self.call.rank {
+                    let [data] = self.receive_common(|_| Some(self.result_of(number, place)));
+                    if place == W {
+                        results.cancelled.add(number as usize).write(data as u32);
+                    } else {
+                        let weight = results.weights.add(number as usize * self.ranks() + place);
+                        weight.write(f64::from_bits(data));
+                    }
+                }
+                item += self.blocks * PEER_THREADS;
+            }
+        }
+    }
+
+    /// Writes the elements of another rank's chunk.
+    #[inline(always)]
+    unsafe fn receive_chunk(self, chunk: PacketChunk) {
+        let (own, mut place) = (self.own(chunk), thread::thread_idx_x() as u32);
+        while place < own.packets() {
+            let packet = |m: usize| place + m as u32 * PEER_THREADS;
+            let is_there = |m: usize| packet(m) < own.packets();
+            // SAFETY: packets of the chunk, whose owner publishes its results.
+            unsafe {
+                let data: [Data; PACKETS_AT_ONCE] =
+                    self.receive_common(|m| is_there(m).then(|| Self::first_result(chunk) + packet(m)));
+                let mut m = 0;
+                while m < PACKETS_AT_ONCE {
+                    if is_there(m) {
+                        own.write(packet(m), data[m]);
+                    }
+                    m += 1;
+                }
+            }
+            place += PACKETS_AT_ONCE as u32 * PEER_THREADS;
+        }
+    }
+
+    /// Clears the next packets of the exact path, of the other parity, and counts the call.
+    ///
+    /// # Safety
+    /// Every thread of all blocks calls this at the end of a launch.
+    #[inline(always)]
+    unsafe fn end(self) {
+        let (begin, end) = (self.plan.exact_sums, self.plan.end_of_area);
+        let index = begin + self.call.next_of(end - begin) + thread::thread_idx_x() as u32;
+        if Self::block() == 0 && index < end {
+            let parity = (self.call.number + 1 & 1) as u64;
+            let rank = self.call.rank as usize;
+            // SAFETY: the preceding call has ended on this rank, and no rank begins the exact path of the next call before this rank has sent
+            // that call's packets.
+            unsafe {
+                let area = self.call.group.slot(parity, self.ranks() as u64);
+                let mailbox = *self.call.group.mailboxes.get_unchecked(rank);
+                arch::store_packet(mailbox + area + (index as usize * PACKET_BYTES) as u64, [0, 0]);
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.call.count(self.blocks) };
+    }
+
+    /// # Safety
+    /// The launch's contract.
+    #[inline(always)]
+    unsafe fn run<const M: usize, const N: usize, const C: usize, const LEVELS: usize>(
+        self,
+        results: Results,
+        memory: Memory<T>,
+    ) where
+        T: Exact<Sums = [f64; C]>,
+    {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.send();
+            self.multiply::<M>();
+            self.combine::<N, C, LEVELS>(results, memory);
+            if self.is_divided() {
+                self.receive_results(results);
+            }
+            self.end();
+        }
+    }
+}
+
+macro_rules! of_width {
+    ($name:literal $T:ident $width:literal $suffix:literal) => {
+        kernel!(["packet_adasum_" $name $suffix], LaunchBounds::PACKET_ADASUM, fn (
+            group: *const Mailboxes, plan: *const PacketArena, elements: *mut $T, weights: *mut f64, cancelled: *mut u32,
+            short: *const u32, vectors: *mut $T, len: u64, trees: *mut u64, blocks: u64,
+        ) {
+            const E: usize = Tensor::<$T>::ELEMENTS;
+            const LEVELS: usize = ($width as usize).ilog2() as usize;
+            let arena = Arena::<$T, $width, E, { products($width) }>::new(Call::of(group), plan, elements, blocks);
+            let memory = Memory { vectors, len: len as usize, trees };
+            arena.run::<{ multiplied_at_once($width) }, { combined_at_once($width) }, { <$T>::COUNT }, LEVELS>(Results { weights, cancelled, short }, memory);
+        });
+    };
+}
+
+for_each_dtype_and_width!(of_width);

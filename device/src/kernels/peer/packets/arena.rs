@@ -1,0 +1,370 @@
+//! An arena that Adasum reduces by packets, from the view of a thread: its tables, the packets of the common area, and the sums over a layer's
+//! chunks.
+
+use super::super::super::adasum::{Exact, criterion};
+use super::super::gram::SharedWeights;
+use super::{Call, Data, with_own};
+use crate::abi::{PACKET_BYTES, PEER_THREADS, PacketArena, PacketChunk, PacketLayer};
+use crate::math::Element;
+use crate::math::adasum::{Pair, product_index, weights, weights_of};
+use crate::shared::{self, SHARED_SLOTS};
+use crate::{memory, reduce, thread};
+
+/// The arena of one call, from the view of a thread of a block of [`PEER_THREADS`] threads. `W` is the width of the kernel, `E` the number
+/// of elements of a packet, and `K` the number of products of `W` vectors.
+#[derive(Clone, Copy)]
+pub(super) struct Arena<'a, T, const W: usize, const E: usize, const K: usize> {
+    pub(super) call: Call<'a>,
+    pub(super) plan: Plan,
+    pub(super) elements: *mut T,
+    pub(super) blocks: u32,
+    /// The address of the common area of this rank's mailbox.
+    common: u64,
+}
+
+/// A [`PacketArena`] in registers.
+#[derive(Clone, Copy)]
+pub(super) struct Plan {
+    chunks: *const PacketChunk,
+    pub(super) chunk_count: u32,
+    pub(super) layer_count: u32,
+    pub(super) first: u32,
+    pub(super) end: u32,
+    window_len: u32,
+    products: u32,
+    weights: u32,
+    pub(super) exact_sums: u32,
+    pub(super) end_of_area: u32,
+}
+
+impl Plan {
+    /// # Safety
+    /// The tables follow the plan.
+    #[inline(always)]
+    pub(super) unsafe fn of(plan: *const PacketArena) -> Self {
+        // SAFETY: the caller's promise.
+        let (chunks, plan) = unsafe { (plan.add(1).cast(), *plan) };
+        Self {
+            chunks,
+            chunk_count: plan.chunk_count as u32,
+            layer_count: plan.layer_count as u32,
+            first: plan.first as u32,
+            end: plan.end as u32,
+            window_len: plan.window_len as u32,
+            products: plan.products as u32,
+            weights: plan.weights as u32,
+            exact_sums: plan.exact_sums as u32,
+            end_of_area: plan.end_of_area as u32,
+        }
+    }
+}
+
+/// The elements of a chunk in some rank's vector, in units of a packet, of `E` elements each. Unlike [`Tensor`](super::Tensor), its packets are
+/// read at once, the last one too: chunks begin at whole packets, of which vectors consist.
+#[derive(Clone, Copy)]
+pub(super) struct Elements<T, const E: usize> {
+    first: *mut T,
+    len: u32,
+}
+
+impl<T: Element, const E: usize> Elements<T, E> {
+    /// The elements of a chunk in a vector.
+    #[inline(always)]
+    pub(super) fn of(vector: *mut T, chunk: PacketChunk) -> Self {
+        Self { first: vector.wrapping_add(chunk.begin as usize), len: chunk.len }
+    }
+
+    #[inline(always)]
+    pub(super) fn packets(self) -> u32 {
+        self.len.div_ceil(E as u32)
+    }
+
+    /// The number of elements of a packet, if it is not full.
+    #[inline(always)]
+    fn rest(self, packet: u32) -> Option<u32> {
+        let rest = self.len - packet * E as u32;
+        (rest < E as u32).then_some(rest)
+    }
+
+    /// A packet; elements behind the end are zero, and packets behind the end too.
+    ///
+    /// # Safety
+    /// The packets are readable.
+    #[inline(always)]
+    pub(super) unsafe fn read(self, packet: u32) -> Data {
+        if packet >= self.packets() {
+            return 0;
+        }
+        // SAFETY: the caller's promise.
+        let data: Data = unsafe {
+            let elements: [T; E] = memory::load(self.first.add(packet as usize * E));
+            memory::reinterpret(elements)
+        };
+        data & self.rest(packet).map_or(Data::MAX, |rest| (1 << (rest * Data::BITS / E as u32)) - 1)
+    }
+
+    /// Writes a packet, but no element behind the end.
+    ///
+    /// # Safety
+    /// The packet is writable.
+    #[inline(always)]
+    pub(super) unsafe fn write(self, packet: u32, data: Data) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (first, elements): (_, [T; E]) = (self.first.add(packet as usize * E), memory::reinterpret(data));
+            let Some(rest) = self.rest(packet) else { return memory::store(first, elements) };
+            let mut lane = 0;
+            while lane < E - 1 {
+                if (lane as u32) < rest {
+                    first.add(lane).write(elements[lane]);
+                }
+                lane += 1;
+            }
+        }
+    }
+}
+
+/// The results of a layer: `[layer][rank]` and `[layer]`.
+#[derive(Clone, Copy)]
+pub(super) struct Results {
+    pub(super) weights: *mut f64,
+    pub(super) cancelled: *mut u32,
+    pub(super) short: *const u32,
+}
+
+/// The lanes that add the numbers of one sum.
+pub(super) const LANES: u32 = 8;
+/// The number of sums that a block adds at a time.
+pub(super) const SUMS_AT_ONCE: u32 = PEER_THREADS / LANES;
+
+impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, W, E, K> {
+    /// The number of chunks whose weights a block computes at a time: their products, weights and flags are in shared memory.
+    pub(super) const BATCH: u32 = {
+        let slots = SHARED_SLOTS / (K + W + 1);
+        if slots > 16 { 16 } else { slots as u32 }
+    };
+
+    /// Two ranks are one pair, which cannot cancel; but short vectors of `f64` always take the exact path.
+    pub(super) const HAS_EXACT_PATH: bool = W > 2 || T::IS_DOUBLE;
+
+    /// # Safety
+    /// The launch's contract.
+    #[inline(always)]
+    pub(super) unsafe fn new(call: Call<'a>, plan: *const PacketArena, elements: *mut T, blocks: u64) -> Self {
+        // SAFETY: the launch provides the plan, and the tables behind it.
+        unsafe {
+            let common = *call.group.mailboxes.get_unchecked(call.rank as usize) + call.common as u64;
+            Self { call, plan: Plan::of(plan), elements, blocks: blocks as u32, common }
+        }
+    }
+
+    /// The number of ranks.
+    #[inline(always)]
+    pub(super) fn ranks(self) -> usize {
+        // There are at least two ranks, which the compiler does not know.
+        if W == 2 { 2 } else { self.call.ranks as usize }
+    }
+
+    /// Whether a chunk is reduced by one rank, in two shots, and not by all.
+    #[inline(always)]
+    pub(super) fn is_divided(self) -> bool {
+        self.plan.window_len != 0
+    }
+
+    #[inline(always)]
+    pub(super) fn block() -> u32 {
+        thread::block_idx_x() as u32
+    }
+
+    /// # Safety
+    /// There is such a chunk.
+    #[inline(always)]
+    pub(super) unsafe fn chunk(self, number: u32) -> PacketChunk {
+        // SAFETY: the caller's promise.
+        unsafe { *self.plan.chunks.add(number as usize) }
+    }
+
+    /// # Safety
+    /// There is such a layer.
+    #[inline(always)]
+    pub(super) unsafe fn layer(self, number: u32) -> PacketLayer {
+        // SAFETY: the caller's promise.
+        unsafe { *self.plan.chunks.add(self.plan.chunk_count as usize).cast::<PacketLayer>().add(number as usize) }
+    }
+
+    /// The elements of a chunk in this rank's arena.
+    #[inline(always)]
+    pub(super) fn own(self, chunk: PacketChunk) -> Elements<T, E> {
+        Elements::of(self.elements, chunk)
+    }
+
+    /// The first packet of a chunk in the slots of the ranks that reduce it.
+    #[inline(always)]
+    pub(super) fn first_packet(self, chunk: PacketChunk) -> u32 {
+        (chunk.begin - chunk.owner * self.plan.window_len) / E as u32
+    }
+
+    /// The first packet of a chunk's results in the common area, in two shots.
+    #[inline(always)]
+    pub(super) fn first_result(chunk: PacketChunk) -> u32 {
+        chunk.begin / E as u32
+    }
+
+    /// The packet of a product over a chunk.
+    #[inline(always)]
+    pub(super) fn product_of(self, chunk: u32, product: u32) -> u32 {
+        self.plan.products + chunk * K as u32 + product
+    }
+
+    /// The packet of a number of a layer's results: its weights, and its flag.
+    #[inline(always)]
+    pub(super) fn result_of(self, layer: u32, number: usize) -> u32 {
+        self.plan.weights + layer * (W as u32 + 1) + number as u32
+    }
+
+    /// The address of a packet of the common area.
+    #[inline(always)]
+    fn common(self, index: u32) -> u64 {
+        self.common + (index * PACKET_BYTES as u32) as u64
+    }
+
+    /// The address of the packet of the peer at `place`, of `W`, if there is such a packet and peer. The peer of two ranks is at place 0, so
+    /// that there is no code for the other place.
+    #[inline(always)]
+    fn packet_of_peer(self, chunk: PacketChunk, packet: u32, place: usize) -> Option<u64> {
+        let is_wanted = if W == 2 { place == 0 } else { self.call.is_peer(place) };
+        let writer = if W == 2 { 1 - self.call.rank as usize } else { place };
+        let is_there = is_wanted && packet < self.own(chunk).packets();
+        is_there.then(|| self.call.received(writer, self.first_packet(chunk) + packet))
+    }
+
+    /// Waits for `M` packets of a chunk that this rank reduces. Returns all ranks' elements; those behind the end are zero.
+    ///
+    /// # Safety
+    /// This rank reduces the chunk.
+    #[inline(always)]
+    pub(super) unsafe fn gather<const M: usize>(
+        self,
+        chunk: PacketChunk,
+        packet: impl Fn(usize) -> u32,
+    ) -> [[Data; W]; M] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let own: [Data; M] = core::array::from_fn(|m| self.own(chunk).read(packet(m)));
+            let of_peers = self.call.receive_at::<M, W>(|m, place| self.packet_of_peer(chunk, packet(m), place));
+            core::array::from_fn(|m| {
+                let of_peers = if W == 2 { [of_peers[m][0]; W] } else { of_peers[m] };
+                with_own(of_peers, self.call.rank as usize, own[m])
+            })
+        }
+    }
+
+    /// Writes a packet of the common area in the mailboxes of all peers, if chunks are divided, and in this rank's own if `and_own`.
+    ///
+    /// # Safety
+    /// `index` is inside the area.
+    #[inline(always)]
+    pub(super) unsafe fn publish(self, index: u32, data: Data, and_own: bool) {
+        let mut rank = 0;
+        while rank < W {
+            let is_own = rank == self.call.rank as usize;
+            if is_own && and_own || self.is_divided() && self.call.is_peer(rank) {
+                // SAFETY: the caller's promise.
+                unsafe { self.call.write(rank, self.call.common + index * PACKET_BYTES as u32, data) };
+            }
+            rank += 1;
+        }
+    }
+
+    /// Waits for packets of the common area, where there is an index; the other data are 0.
+    ///
+    /// # Safety
+    /// Indices are inside the area.
+    #[inline(always)]
+    pub(super) unsafe fn receive_common<const M: usize>(self, index: impl Fn(usize) -> Option<u32>) -> [Data; M] {
+        // SAFETY: the caller's promise.
+        let [data] = unsafe { self.call.receive_at::<1, M>(|_, place| index(place).map(|index| self.common(index))) };
+        data
+    }
+
+    /// The sum of a layer's numbers, one for each chunk in the packet `packet(chunk)`, on each of eight neighbouring lanes.
+    ///
+    /// # Safety
+    /// All lanes of the warp must execute this together; each chunk's number is published.
+    #[inline(always)]
+    pub(super) unsafe fn total(self, layer: PacketLayer, packet: impl Fn(u32) -> u32) -> f64 {
+        let end = layer.first + layer.chunks;
+        // SAFETY: the caller's promise.
+        unsafe {
+            reduce::fold_of_lanes(layer.first, end, |chunk| {
+                let data: [Data; 4] = self.receive_common(|place| (chunk[place] < end).then(|| packet(chunk[place])));
+                data.map(f64::from_bits)
+            })
+        }
+    }
+
+    /// Computes a layer's weights from the products in the shared memory of a place of a batch. Returns whether it takes the exact path.
+    ///
+    /// # Safety
+    /// The products are there; one thread computes a place's weights.
+    #[inline(always)]
+    pub(super) unsafe fn weigh(
+        self,
+        place: u32,
+        layer: u32,
+        short: *const u32,
+        keep: impl FnMut(Pair, (f64, f64)),
+    ) -> bool {
+        let (shared, first) = (shared::partials(), Self::first_weight(place));
+        // SAFETY: the caller's promise; there is a flag for each layer.
+        unsafe {
+            let product = |i, j| shared.read(place as usize * K + product_index(i, j, W));
+            let criterion = criterion(T::IS_DOUBLE, if T::IS_DOUBLE { *short.add(layer as usize) } else { 0 });
+            let lost = if self.ranks() == W {
+                let (weights, lost) = weights_of::<W>(criterion, product, keep);
+                let mut rank = 0;
+                while rank < W {
+                    shared.write(first + rank, weights[rank]);
+                    rank += 1;
+                }
+                lost
+            } else {
+                weights(&mut SharedWeights { shared, first }, self.ranks(), criterion, product, keep)
+            };
+            shared.write(first + W, (lost && Self::HAS_EXACT_PATH) as u32 as f64);
+            lost && Self::HAS_EXACT_PATH
+        }
+    }
+
+    /// The slot of the first weight of a place of a batch; a flag follows the weights.
+    #[inline(always)]
+    pub(super) fn first_weight(place: u32) -> usize {
+        Self::BATCH as usize * K + place as usize * (W + 1)
+    }
+
+    /// Stores a layer's weight of a rank, and sends it to the ranks that do not reduce the layer's first chunk.
+    ///
+    /// # Safety
+    /// The launch provides memory for every layer.
+    #[inline(always)]
+    pub(super) unsafe fn store_weight(self, layer: u32, rank: usize, weight: f64, results: Results) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            results.weights.add(layer as usize * self.ranks() + rank).write(weight);
+            self.publish(self.result_of(layer, rank), weight.to_bits(), false);
+        }
+    }
+
+    /// Stores whether a layer has cancelled, and sends it like the weights.
+    ///
+    /// # Safety
+    /// The condition of [`store_weight`](Self::store_weight).
+    #[inline(always)]
+    pub(super) unsafe fn store_flag(self, layer: u32, lost: bool, results: Results) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            results.cancelled.add(layer as usize).write(lost as u32);
+            self.publish(self.result_of(layer, W), lost as u64, false);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The exact path of Adasum by packets, for layers whose norms have cancelled.
+//!
+//! A layer's pairs are processed in order by all blocks that have chunks of the layer to reduce. A block computes a pair's coefficients itself,
+//! from the sums over all chunks of the layer, and keeps them in a row of its own.
+
+use super::super::super::adasum::{self, Exact, Tree};
+use super::Data;
+use super::arena::{Arena, Elements, LANES, Results, SUMS_AT_ONCE};
+use crate::abi::{PEER_THREADS, PacketChunk, PacketLayer, packet_tree};
+use crate::math::adasum::{Pair, product_index, weight_by_tree};
+use crate::math::precise::NUMBERS;
+use crate::shared;
+use crate::{memory, reduce, thread};
+
+/// The memory of a launch for its exact paths.
+#[derive(Clone, Copy)]
+pub(super) struct Memory<T> {
+    /// The other ranks' vectors of `len` elements, in rank order.
+    pub(super) vectors: *mut T,
+    pub(super) len: usize,
+    /// A [`packet_tree`] for each block.
+    pub(super) trees: *mut u64,
+}
+
+/// A block's view of a layer. `C` is the number of sums of a pair.
+#[derive(Clone, Copy)]
+pub(super) struct Cancelled<'a, T, const W: usize, const E: usize, const K: usize, const C: usize, const LEVELS: usize>
+{
+    arena: Arena<'a, T, W, E, K>,
+    number: u32,
+    layer: PacketLayer,
+    /// This block's first chunk of the layer. The others are a number of blocks apart, up to `end`.
+    first: u32,
+    end: u32,
+    memory: Memory<T>,
+    /// Every rank's vector: this rank's own in its arena, the others unpacked.
+    tree: Tree<T, LEVELS>,
+    /// The coefficients in the tree's row, which this block writes.
+    row: *mut f64,
+}
+
+impl<'a, T, const W: usize, const E: usize, const K: usize, const C: usize, const LEVELS: usize>
+    Cancelled<'a, T, W, E, K, C, LEVELS>
+where
+    T: Exact<Sums = [f64; C]>,
+{
+    /// The layer of this block's chunk `first`, which is the block's first of the layer.
+    ///
+    /// # Safety
+    /// The launch's contract.
+    #[inline(always)]
+    pub(super) unsafe fn new(arena: Arena<'a, T, W, E, K>, first: u32, memory: Memory<T>) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let PacketChunk { layer: number, of_layer: layer, .. } = arena.chunk(first);
+            let (end, end_of_layer) = (arena.plan.end, layer.first + layer.chunks);
+            let end = if end_of_layer < end { end_of_layer } else { end };
+            let table = memory.trees.add(thread::block_idx_x() as usize * packet_tree(arena.ranks()));
+            let row = table.add(arena.ranks()).cast();
+            let tree = Tree { table: table.cast_const().cast(), row };
+            Self { arena, number, layer, first, end, memory, tree, row }
+        }
+    }
+
+    /// Sets the addresses of all ranks' vectors: the arena of this rank, and the unpacked vectors of the others.
+    #[inline(always)]
+    unsafe fn find_vectors(self) {
+        let (thread, own) = (thread::thread_idx_x() as usize, self.arena.call.rank as usize);
+        // SAFETY: the launch provides a table for each block, and the vectors.
+        unsafe {
+            if thread < self.arena.ranks() {
+                let place = if thread < own { thread } else { thread - 1 };
+                let unpacked = self.memory.vectors.wrapping_add(place * self.memory.len);
+                let vector = if thread == own { self.arena.elements } else { unpacked };
+                self.tree.table.cast_mut().add(thread).write(vector);
+            }
+            thread::sync_threads();
+        }
+    }
+
+    /// Copies the peers' elements of this block's chunks from the packets of the call to the vectors of the tree.
+    #[inline(always)]
+    unsafe fn unpack(self) {
+        let arena = self.arena;
+        let mut number = self.first;
+        // SAFETY: the launch provides a vector for each rank.
+        unsafe {
+            while number < self.end {
+                let chunk = arena.chunk(number);
+                let mut packet = thread::thread_idx_x() as u32;
+                while packet < arena.own(chunk).packets() {
+                    let [of_ranks]: [[Data; W]; 1] = arena.gather(chunk, |_| packet);
+                    let mut writer = 0;
+                    while writer < W {
+                        if arena.call.is_peer(writer) {
+                            let vector = (*self.tree.table.add(writer)).cast_mut();
+                            Elements::<T, E>::of(vector, chunk).write(packet, of_ranks[writer]);
+                        }
+                        writer += 1;
+                    }
+                    packet += PEER_THREADS;
+                }
+                number += arena.blocks;
+            }
+        }
+    }
+
+    /// Adds `count` sums of the layer, each over one packet for each chunk, to the block's shared memory.
+    #[inline(always)]
+    unsafe fn add_up(self, count: u32, packet: impl Fn(u32, u32) -> u32) {
+        // SAFETY: each sum has a slot of its own; all threads take part in every round.
+        unsafe {
+            thread::sync_threads();
+            let mut round = 0;
+            while round < count {
+                let sum = round + reduce::thread_of_block() / LANES;
+                let layer = if sum < count { self.layer } else { PacketLayer::default() };
+                let total = self.arena.total(layer, |chunk| packet(chunk, sum));
+                if sum < count && reduce::thread_of_block() % LANES == 0 {
+                    shared::partials().write(sum as usize, total);
+                }
+                round += SUMS_AT_ONCE;
+            }
+            thread::sync_threads();
+        }
+    }
+
+    /// Starts the tree's row from the products of the vectors.
+    #[inline(always)]
+    unsafe fn start(self, short: *const u32) {
+        let (arena, shared) = (self.arena, shared::partials());
+        // SAFETY: the products are in the block's shared memory; the row has memory for all pairs, and for the squared norms.
+        unsafe {
+            self.add_up(K as u32, |chunk, product| arena.product_of(chunk, product));
+            if thread::thread_idx_x() == 0 {
+                arena.weigh(0, self.number, short, |pair, both| {
+                    if !T::IS_DOUBLE {
+                        adasum::keep(self.row.add(NUMBERS * pair.index()), both);
+                    }
+                });
+                let mut rank = 0;
+                while T::IS_DOUBLE && rank < arena.ranks() {
+                    let norm = shared.read(product_index(rank, rank, W));
+                    self.row.add(NUMBERS * (arena.ranks() - 1) + rank).write(norm);
+                    rank += 1;
+                }
+            }
+            thread::sync_threads();
+        }
+    }
+
+    /// The packet of a sum of a pair over a chunk.
+    #[inline(always)]
+    fn sum_of(self, pair: Pair, chunk: u32, sum: u32) -> u32 {
+        let pairs = W as u32 - 1;
+        self.arena.plan.exact_sums + (chunk * pairs + pair.index() as u32) * C as u32 + sum
+    }
+
+    /// Computes a pair's coefficients, from its sums over this block's chunks and those of the others.
+    #[inline(always)]
+    unsafe fn join(self, pair: Pair) {
+        let (arena, mut number) = (self.arena, self.first);
+        // SAFETY: the coefficients of the pairs below are known; all threads of the block have the same chunks.
+        unsafe {
+            let scales = T::scales(self.row, pair, arena.ranks());
+            while number < self.end {
+                let own = |number: u32| number + reduce::team::<2>() * arena.blocks;
+                let mut walked = reduce::Chunk { span: 0, begin: 0, end: 0 };
+                if own(number) < self.end {
+                    let chunk = arena.chunk(own(number));
+                    let begin = chunk.begin as u64;
+                    walked = reduce::Chunk { span: 0, begin, end: begin + chunk.len as u64 };
+                }
+                let mut sums = T::ZEROS;
+                reduce::walk::<1, 2>(walked, |element, _| {
+                    let (left, right) = self.tree.sides(element, pair);
+                    sums = T::add(sums, scales, left, right);
+                });
+                // Other threads may still read the block's shared memory for the preceding chunks.
+                thread::sync_threads();
+                reduce::block_sum::<C, 2>(0, sums, |sum, total| {
+                    if own(number) < self.end {
+                        arena.publish(self.sum_of(pair, own(number), sum as u32), total.to_bits(), true);
+                    }
+                });
+                number += 2 * arena.blocks;
+            }
+            self.add_up(C as u32, |chunk, sum| self.sum_of(pair, chunk, sum));
+            if thread::thread_idx_x() == 0 {
+                let both = T::coefficients(|sum| shared::partials().read(sum), scales);
+                T::keep(self.row.add(NUMBERS * pair.index()), both);
+            }
+            thread::sync_threads();
+        }
+    }
+
+    /// Writes and publishes the results of this block's chunks. The block with the layer's first chunk stores and publishes the weights.
+    #[inline(always)]
+    unsafe fn finish(self, results: Results) {
+        let (arena, thread) = (self.arena, thread::thread_idx_x() as u32);
+        let mut number = self.first;
+        // SAFETY: all coefficients are known; a thread alone reads and writes the elements of a packet.
+        unsafe {
+            while number < self.end {
+                let chunk = arena.chunk(number);
+                let tensor = arena.own(chunk);
+                let mut packet = thread;
+                while packet < tensor.packets() {
+                    let of_lane = |lane: usize| {
+                        let element = packet as usize * E + lane;
+                        let place = if element < chunk.len as usize { element } else { packet as usize * E };
+                        let value = self.tree.value(chunk.begin as u64 + place as u64, 0, arena.ranks());
+                        T::from_f64(T::rounded(value))
+                    };
+                    let data = memory::reinterpret::<[T; E], _>(core::array::from_fn(of_lane));
+                    arena.publish(Arena::<T, W, E, K>::first_result(chunk) + packet, data, false);
+                    tensor.write(packet, data);
+                    packet += PEER_THREADS;
+                }
+                number += arena.blocks;
+            }
+            if self.first == self.layer.first && (thread as usize) < arena.ranks() {
+                let kept = |pair: Pair| T::rounded_coefficients(T::kept(self.row.add(NUMBERS * pair.index())));
+                let weight = weight_by_tree(thread as usize, arena.ranks(), kept);
+                arena.store_weight(self.number, thread as usize, weight, results);
+                if thread == 0 {
+                    arena.store_flag(self.number, true, results);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// The launch's contract; every thread of all blocks with chunks of the layer to reduce calls this, for one layer after the other.
+    #[inline(always)]
+    pub(super) unsafe fn run(self, results: Results) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.find_vectors();
+            self.unpack();
+            // Its barrier is also between the unpacked elements and their use.
+            self.start(results.short);
+            let mut pair = Pair::first(self.arena.ranks());
+            while let Some(this) = pair {
+                // Pairs of single ranks have coefficients already, but not with the digits that `f64` needs.
+                if T::IS_DOUBLE || !this.joins_ranks() {
+                    self.join(this);
+                }
+                pair = this.next(self.arena.ranks());
+            }
+            self.finish(results);
+        }
+    }
+}

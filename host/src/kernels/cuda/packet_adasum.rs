@@ -1,0 +1,316 @@
+//! Adasum of small arenas by kernels that send packets to the mailboxes of peers, in one launch ([`PacketAdasum`]).
+//!
+//! This module only launches kernels; the operation knows the peers.
+
+use gradsync_device::abi::{PACKET_DATA_BYTES, PacketArena, PacketChunk, PacketLayer, packet_tree};
+
+use super::packets::{MailboxSize, PacketGroup, Shots};
+use super::segments::{short_flags, width};
+use super::{pointer, pointer_mut, upload_words};
+use crate::driver::{Claim, DeviceBuffer, DeviceSliceMut, Queue};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::kernels::cpu::Coefficients;
+use crate::plan::chunks::Chunk;
+use crate::plan::reduction::DividedLayers;
+
+/// The division of an arena among the ranks, before there is device memory.
+#[derive(Clone, Debug)]
+pub(crate) struct PacketPlan {
+    dtype: DType,
+    world_size: usize,
+    arena_len: usize,
+    chunks: Vec<PacketChunk>,
+    layers: Vec<PacketLayer>,
+    /// The lengths of the layers in elements.
+    lens: Vec<usize>,
+    arena: PacketArena,
+}
+
+impl PacketPlan {
+    /// The plan of `rank` for an arena with these layers that consists of a shard for each rank. In two shots each rank reduces its shard.
+    pub(crate) fn new(
+        layers: &DividedLayers,
+        dtype: DType,
+        (rank, world_size): (usize, usize),
+        shard_len: usize,
+        shots: Shots,
+    ) -> Self {
+        let arena_len = shard_len * world_size;
+        let window_len = if shots == Shots::One { 0 } else { shard_len };
+        let short = |number: usize| u32::try_from(number).expect("small arenas have less than 2^32 elements");
+        let found = layers.chunks();
+        let of_layer = |layer: usize| {
+            let first = found.partition_point(|chunk| chunk.layer < layer);
+            let end = found.partition_point(|chunk| chunk.layer <= layer);
+            PacketLayer { first: short(first), chunks: short(end - first) }
+        };
+        let table: Vec<PacketLayer> = (0..layers.layers()).map(of_layer).collect();
+        let packet_chunk = |chunk: &Chunk| PacketChunk {
+            begin: short(chunk.range.start),
+            len: short(chunk.range.len()),
+            owner: short(chunk.range.start.checked_div(window_len).unwrap_or(0)),
+            layer: short(chunk.layer),
+            of_layer: table[chunk.layer],
+        };
+        let chunks: Vec<PacketChunk> = found.iter().map(packet_chunk).collect();
+        let (first, end) = match shots {
+            Shots::One => (0, chunks.len()),
+            Shots::Two => {
+                let place = |rank: usize| chunks.partition_point(|chunk| (chunk.owner as usize) < rank);
+                (place(rank), place(rank + 1))
+            }
+        };
+        let counts = (chunks.len(), layers.layers());
+        let bytes = arena_len * dtype.size_bytes();
+        let arena = PacketArena {
+            first: first as u64,
+            end: end as u64,
+            ..PacketArena::of(counts, width(world_size), dtype, bytes, window_len)
+        };
+        Self { dtype, world_size, arena_len, chunks, layers: table, lens: layers.lens(), arena }
+    }
+
+    /// Whether there is anything to reduce.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    /// The size of the mailboxes that the kernels need.
+    pub(crate) fn mailboxes(&self) -> MailboxSize {
+        let sent = if self.arena.window_len == 0 { self.arena_len } else { self.arena.window_len as usize };
+        MailboxSize {
+            slot_packets: (sent * self.dtype.size_bytes()).div_ceil(PACKET_DATA_BYTES),
+            common_packets: self.arena.end_of_area as usize,
+        }
+    }
+
+    /// Whether layers may take the exact path: two ranks are one pair, whose norms cannot cancel.
+    fn has_exact_path(&self) -> bool {
+        self.world_size > 2 || self.dtype == DType::F64
+    }
+
+    /// The arena and its tables in the layout that the kernel reads.
+    fn words(&self) -> Vec<u64> {
+        let arena = &self.arena;
+        let counts = [arena.chunk_count, arena.layer_count, arena.first, arena.end, arena.window_len];
+        let parts = [arena.products, arena.weights, arena.exact_sums, arena.end_of_area];
+        let of_chunk = |chunk: &PacketChunk| {
+            let PacketLayer { first, chunks } = chunk.of_layer;
+            [pair(chunk.begin, chunk.len), pair(chunk.owner, chunk.layer), pair(first, chunks)]
+        };
+        let of_layer = |layer: &PacketLayer| pair(layer.first, layer.chunks);
+        let tables = self.chunks.iter().flat_map(of_chunk).chain(self.layers.iter().map(of_layer));
+        counts.into_iter().chain(parts).chain(tables).collect()
+    }
+
+    /// The name of the kernel.
+    pub(crate) fn entry(&self) -> String {
+        format!("packet_adasum_{}_p{}", self.dtype, width(self.world_size))
+    }
+}
+
+/// The device memory of a rank's part of the reduction, with the weights of the last run.
+#[derive(Debug)]
+pub(crate) struct PacketAdasum {
+    plan: PacketPlan,
+    entry: String,
+    /// The limit of blocks of a launch: one for each chunk, and few enough to be resident together.
+    most_blocks: u64,
+    table: DeviceBuffer,
+    weights: DeviceBuffer,
+    cancelled: DeviceBuffer,
+    short: DeviceBuffer,
+    exact: ExactPath,
+}
+
+/// The memory of the exact path, empty if there is none.
+#[derive(Debug)]
+struct ExactPath {
+    /// The other ranks' vectors.
+    vectors: DeviceBuffer,
+    /// A [`packet_tree`] for each block.
+    trees: DeviceBuffer,
+}
+
+impl PacketAdasum {
+    /// Uploads the tables.
+    pub(crate) fn new(queue: &Queue, plan: PacketPlan) -> Result<Self> {
+        let (ranks, layers) = (plan.world_size, plan.layers.len());
+        let most_blocks = Claim::most_blocks_that_wait(queue)?.min(plan.arena.chunk_count);
+        let (others, blocks) = if plan.has_exact_path() { (ranks - 1, most_blocks) } else { (0, 0) };
+        let exact = ExactPath {
+            vectors: DeviceBuffer::zeroed(queue, plan.dtype, plan.arena_len * others)?,
+            trees: DeviceBuffer::zeroed(queue, DType::F64, packet_tree(ranks) * usize::try_from(blocks).unwrap_or(1))?,
+        };
+        // Layers without elements keep the weights of orthogonal vectors.
+        let mut weights = DeviceBuffer::zeroed(queue, DType::F64, layers * ranks)?;
+        weights.as_mut_slice().copy_from_host((&vec![1.0; layers * ranks]).into())?;
+        Ok(Self {
+            entry: plan.entry(),
+            most_blocks,
+            table: upload_words(queue, &plan.words())?,
+            weights,
+            cancelled: DeviceBuffer::zeroed(queue, DType::F32, layers)?,
+            short: short_flags(queue, &plan.lens)?,
+            exact,
+            plan,
+        })
+    }
+
+    /// Refuses an arena of another queue.
+    pub(crate) fn check_queue(&self, operation: &'static str, queue: &Queue) -> Result<()> {
+        self.table.as_slice().queue().check_same(operation, queue)
+    }
+
+    /// Replaces the elements of the arena by the Adasum of all ranks' arenas.
+    ///
+    /// # Safety
+    /// The arena has the plan's length and dtype. The group has the plan's mailboxes, its kernels were loaded, and it is used for this alone;
+    /// its launches run one after the other. Every rank calls it, with its part of the same plan.
+    pub(crate) unsafe fn run(&mut self, group: &PacketGroup, arena: &DeviceSliceMut<'_>) -> Result<()> {
+        let queue = arena.as_slice().queue().clone();
+        let blocks = group.blocks_that_wait(&queue, self.most_blocks)?;
+        let arguments = [
+            group.table(),
+            pointer(self.table.as_slice()),
+            pointer_mut(arena),
+            pointer_mut(&self.weights.as_mut_slice()),
+            pointer_mut(&self.cancelled.as_mut_slice()),
+            pointer(self.short.as_slice()),
+            pointer_mut(&self.exact.vectors.as_mut_slice()),
+            self.plan.arena_len.into(),
+            pointer_mut(&self.exact.trees.as_mut_slice()),
+            blocks.into(),
+        ];
+        // SAFETY: the caller's promise; the tables were made for these chunks and layers. If there is an exact path, there is a vector for
+        // each other rank, and a tree for each block.
+        unsafe { group.launch(&queue, &self.entry, blocks, &arguments) }
+    }
+
+    /// Waits for the queue, and returns the weights of the last run with the flags of cancelled layers.
+    pub(crate) fn read_coefficients(&self) -> Result<Coefficients> {
+        let layers = self.plan.layers.len();
+        let mut weights = vec![0.0; layers * self.plan.world_size];
+        self.weights.as_slice().copy_to_host((&mut weights).into())?;
+        let mut flags = vec![0.0f32; layers];
+        self.cancelled.as_slice().copy_to_host((&mut flags).into())?;
+        Ok(Coefficients { weights, cancelled: flags.into_iter().map(|flag| flag.to_bits() != 0).collect() })
+    }
+}
+
+/// Two numbers of four bytes in the order in which kernels read them.
+fn pair(first: u32, second: u32) -> u64 {
+    bytemuck::cast([first, second])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use gradsync_device::math::precise::SUMS;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::plan::layout::Layout;
+
+    fn dtypes() -> impl Strategy<Value = DType> {
+        prop::sample::select(&DType::ALL[..])
+    }
+
+    proptest! {
+        #[test]
+        fn each_chunk_is_reduced_once_in_two_shots_and_by_all_in_one(
+            lens in prop::collection::vec(prop_oneof![0usize..300, 0usize..5000, 0usize..300_000], 1..12),
+            world_size in 2usize..=8, whole in any::<bool>(), dtype in dtypes(),
+        ) {
+            let Layout { segments, shard_len } = Layout::new(dtype, world_size, &lens).unwrap();
+            let layers = DividedLayers::new(&segments, if whole { 1 } else { lens.len() }, 0);
+            let plan = |rank, shots| PacketPlan::new(&layers, dtype, (rank, world_size), shard_len, shots);
+            let mut next = 0;
+            for rank in 0..world_size {
+                let PacketPlan { arena, chunks, layers, .. } = plan(rank, Shots::Two);
+                prop_assert_eq!(arena.first, next);
+                next = arena.end;
+                let own = &chunks[arena.first as usize..arena.end as usize];
+                for chunk in own {
+                    prop_assert_eq!(chunk.owner as usize, rank);
+                    let (begin, window) = (chunk.begin as usize, rank * shard_len..(rank + 1) * shard_len);
+                    prop_assert!(window.start <= begin && begin + chunk.len as usize <= window.end);
+                    prop_assert_eq!(begin * dtype.size_bytes() % 16, 0, "kernels move whole packets");
+                }
+                let of_layers: u32 = layers.iter().map(|layer| layer.chunks).sum();
+                prop_assert_eq!(of_layers as usize, chunks.len());
+                for (number, layer) in layers.iter().enumerate() {
+                    let own = &chunks[layer.first as usize..(layer.first + layer.chunks) as usize];
+                    prop_assert!(own.iter().all(|chunk| chunk.layer as usize == number));
+                }
+                let one = plan(rank, Shots::One);
+                prop_assert_eq!((one.arena.first, one.arena.end), (0, chunks.len() as u64));
+                prop_assert!(one.chunks.iter().all(|chunk| chunk.owner == 0));
+            }
+            let total: usize = plan(0, Shots::One).chunks.iter().map(|chunk| chunk.len as usize).sum();
+            prop_assert_eq!((next as usize, total), (plan(0, Shots::One).chunks.len(), lens.iter().sum()));
+        }
+
+        #[test]
+        fn parts_of_the_common_area_do_not_overlap(
+            chunks in 0usize..300, layers in 0usize..40, world_size in 2usize..=8, dtype in dtypes(),
+            shard_len in 0usize..5000,
+        ) {
+            let (width, bytes) = (width(world_size), shard_len * world_size * dtype.size_bytes());
+            let arena = PacketArena::of((chunks, layers), width, dtype, bytes, shard_len);
+            prop_assert!([arena.products, arena.weights, arena.exact_sums, arena.end_of_area].is_sorted());
+            let results = if shard_len > 0 { bytes.div_ceil(PACKET_DATA_BYTES) } else { 0 } as u64;
+            prop_assert_eq!(arena.products, results);
+            let weights = if shard_len > 0 { layers * (width + 1) } else { 0 } as u64;
+            prop_assert_eq!(arena.exact_sums - arena.weights, weights);
+            prop_assert_eq!(arena.weights - arena.products, (chunks * width * (width + 1) / 2) as u64);
+            let has_exact_path = world_size > 2 || dtype == DType::F64;
+            let sums_of_pair = if dtype == DType::F64 { SUMS } else { 3 };
+            let sums = if has_exact_path { chunks * (width - 1) * sums_of_pair } else { 0 } as u64;
+            prop_assert_eq!(arena.end_of_area - arena.exact_sums, sums);
+        }
+    }
+
+    #[test]
+    fn every_field_is_where_kernels_read_it() {
+        let arena = PacketArena {
+            chunk_count: 0,
+            layer_count: 1,
+            first: 2,
+            end: 3,
+            window_len: 4,
+            products: 5,
+            weights: 6,
+            exact_sums: 7,
+            end_of_area: 8,
+        };
+        let chunk = PacketChunk { begin: 1, len: 2, owner: 3, layer: 4, of_layer: PacketLayer { first: 5, chunks: 6 } };
+        let plan = PacketPlan {
+            dtype: DType::F32,
+            world_size: 2,
+            arena_len: 0,
+            chunks: vec![chunk; 2],
+            layers: vec![PacketLayer { first: 7, chunks: 8 }],
+            lens: Vec::new(),
+            arena,
+        };
+        let words = plan.words();
+        assert!(words[..9].iter().copied().eq(0..9));
+        assert_eq!(size_of::<PacketArena>(), 9 * 8);
+        macro_rules! assert_fields {
+            ($($field:ident)*) => {
+                $(assert_eq!(offset_of!(PacketArena, $field) as u64, arena.$field * 8, stringify!($field));)*
+            };
+        }
+        assert_fields!(chunk_count layer_count first end window_len products weights exact_sums end_of_area);
+        assert_eq!(bytemuck::cast_slice::<u64, u32>(&words[9..]), [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!([size_of::<PacketChunk>(), size_of::<PacketLayer>()], [24, 8]);
+        assert_eq!(
+            [offset_of!(PacketChunk, len), offset_of!(PacketChunk, owner), offset_of!(PacketChunk, layer)],
+            [4, 8, 12]
+        );
+        assert_eq!([offset_of!(PacketChunk, of_layer), offset_of!(PacketLayer, chunks)], [16, 4]);
+    }
+}
