@@ -11,7 +11,7 @@ use core::fmt;
 
 pub use self::peers::{
     MOST_PEERS, Mailboxes, PACKET_BLOCKS, PACKET_BYTES, PACKET_DATA_BYTES, PACKET_THREADS, PEER_LAYERS, PacketArena,
-    PacketChunk, PacketLayer, Peers, Row, packet_tree, peer_senders, peer_tile_shift,
+    PacketChunk, PacketLayer, Peers, Row, packet_adasum_threads, packet_tree, peer_senders, peer_tile_shift,
 };
 
 /// The element types of gradients.
@@ -137,7 +137,9 @@ impl LaunchBounds {
     pub const PACKETS: Self = Self { threads: PACKET_THREADS, blocks: 1, unroll: false };
 
     /// Adasum over packets in the mailboxes of peers.
-    pub const PACKET_ADASUM: Self = Self { threads: PEER_THREADS, blocks: 1, unroll: false };
+    pub const fn packet_adasum(width: usize) -> Self {
+        Self { threads: packet_adasum_threads(width), blocks: 1, unroll: false }
+    }
 
     const fn of(threads: u32, blocks: u32) -> Self {
         Self { threads, blocks, unroll: true }
@@ -449,9 +451,9 @@ pub const PEER_ENTRIES: [[Entry; 4]; 18] = [
     // (mailboxes, packet arena, elements, weights, cancelled, short, vectors, len, trees, blocks): the elements become their Adasum;
     // weights[layer][rank]; cancelled and short are a u32 per layer; kernels with an exact path need memory for the other ranks' vectors, of
     // `len` elements, and a [`packet_tree`] for each block
-    dtypes_of!("packet_adasum", "_p2", LaunchBounds::PACKET_ADASUM, PACKET_ADASUM),
-    dtypes_of!("packet_adasum", "_p4", LaunchBounds::PACKET_ADASUM, PACKET_ADASUM),
-    dtypes_of!("packet_adasum", "_p8", LaunchBounds::PACKET_ADASUM, PACKET_ADASUM),
+    dtypes_of!("packet_adasum", "_p2", LaunchBounds::packet_adasum(2), PACKET_ADASUM),
+    dtypes_of!("packet_adasum", "_p4", LaunchBounds::packet_adasum(4), PACKET_ADASUM),
+    dtypes_of!("packet_adasum", "_p8", LaunchBounds::packet_adasum(8), PACKET_ADASUM),
 ];
 const PACKET_ADASUM: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, Pointer, U64];
 const PACKETS: &[Param] = &[Pointer, Pointer, Pointer, U64, F64, U64];

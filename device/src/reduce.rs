@@ -370,6 +370,38 @@ pub(crate) unsafe fn block_sum<const K: usize, const TEAMS: u32>(
     }
 }
 
+/// Adds `totals` over each team of a block of at most `all_warps` warps, in the order of [`block_sum`]; one thread of the team calls
+/// `write(product, sum)` for each product. Teams have two to the power of `team_log2` threads, at least as many as there are products. A
+/// team of [`THREADS`] threads has the same sums if its other threads have zeros.
+///
+/// # Safety
+/// All threads of a block must call this together: once, or again behind a barrier. Teams have a warp or more, and at most [`THREADS`]
+/// threads. There is a slot for each of the `K` sums of every warp.
+#[inline(always)]
+pub(crate) unsafe fn team_sum<const K: usize>(
+    (all_warps, team_log2): (usize, u32),
+    totals: [f64; K],
+    write: impl Fn(usize, f64),
+) {
+    let (shared, thread) = (shared::partials(), thread_of_block() as usize);
+    let (warps, first_warp) = (1 << team_log2 >> WARP.ilog2(), thread >> team_log2 << team_log2 >> WARP.ilog2());
+    let product = thread & ((1 << team_log2) - 1);
+    // SAFETY: the caller's promise; each slot is written by one lane and read after the barrier.
+    unsafe {
+        lanes::sums(totals, |product, sum| shared.write(product * all_warps + thread / WARP as usize, sum));
+        thread::sync_threads();
+        if product < K {
+            let mut sum = 0.0;
+            for slot in 0..WARPS {
+                if slot < warps {
+                    sum += shared.read(product * all_warps + first_warp + slot);
+                }
+            }
+            write(product, sum);
+        }
+    }
+}
+
 /// The bits of a partial that has not been written yet: a NaN that is never left as a partial.
 const EMPTY: u64 = u64::from_ne_bytes([EMPTY_BYTE; 8]);
 

@@ -34,6 +34,11 @@ pub const fn peer_tile_shift(window_bytes: u64) -> u32 {
 pub const PACKET_BLOCKS: u32 = 3;
 /// The largest number of threads of a block of such a kernel, of which a multiprocessor can hold one.
 pub const PACKET_THREADS: u32 = PACKET_BLOCKS * super::PEER_THREADS;
+/// The limit of the threads of a block of Adasum over packets, for kernels of this width: as many as there are registers for.
+pub const fn packet_adasum_threads(width: usize) -> u32 {
+    if width <= 4 { 512 } else { 256 }
+}
+
 /// Bytes of data in a packet: two words of four bytes, each beside a flag.
 pub const PACKET_DATA_BYTES: usize = 8;
 /// Bytes of a packet in a mailbox.
@@ -138,6 +143,9 @@ pub struct PacketArena {
     pub exact_sums: u64,
     /// Packets of the common area.
     pub end_of_area: u64,
+    /// The binary logarithm of the number of threads that send, combine or receive a chunk, 7 to 9: those of the largest block, or as many as
+    /// the longest chunk has packets, or more. Blocks have as many, or twice, or four times.
+    pub team_log2: u64,
 }
 
 impl PacketArena {
@@ -166,6 +174,7 @@ impl PacketArena {
             weights: weights as u64,
             exact_sums: exact_sums as u64,
             end_of_area: end as u64,
+            team_log2: packet_adasum_threads(width).ilog2() as u64,
         }
     }
 }

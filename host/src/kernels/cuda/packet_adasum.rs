@@ -2,12 +2,14 @@
 //!
 //! This module only launches kernels; the operation knows the peers.
 
-use gradsync_device::abi::{PACKET_DATA_BYTES, PacketArena, PacketChunk, PacketLayer, packet_tree};
+use gradsync_device::abi::{
+    PACKET_DATA_BYTES, PacketArena, PacketChunk, PacketLayer, packet_adasum_threads, packet_tree,
+};
 
 use super::packets::{MailboxSize, PacketGroup, Shots};
 use super::segments::{short_flags, width};
 use super::{pointer, pointer_mut, upload_words};
-use crate::driver::{Claim, DeviceBuffer, DeviceSliceMut, Queue};
+use crate::driver::{Claim, DeviceBuffer, DeviceSliceMut, Grid, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cpu::Coefficients;
@@ -66,6 +68,7 @@ impl PacketPlan {
         let arena = PacketArena {
             first: first as u64,
             end: end as u64,
+            team_log2: team_log2(&chunks, dtype, world_size).into(),
             ..PacketArena::of(counts, width(world_size), dtype, bytes, window_len)
         };
         Self { dtype, world_size, arena_len, chunks, layers: table, lens: layers.lens(), arena }
@@ -94,7 +97,7 @@ impl PacketPlan {
     fn words(&self) -> Vec<u64> {
         let arena = &self.arena;
         let counts = [arena.chunk_count, arena.layer_count, arena.first, arena.end, arena.window_len];
-        let parts = [arena.products, arena.weights, arena.exact_sums, arena.end_of_area];
+        let parts = [arena.products, arena.weights, arena.exact_sums, arena.end_of_area, arena.team_log2];
         let of_chunk = |chunk: &PacketChunk| {
             let PacketLayer { first, chunks } = chunk.of_layer;
             [pair(chunk.begin, chunk.len), pair(chunk.owner, chunk.layer), pair(first, chunks)]
@@ -102,6 +105,13 @@ impl PacketPlan {
         let of_layer = |layer: &PacketLayer| pair(layer.first, layer.chunks);
         let tables = self.chunks.iter().flat_map(of_chunk).chain(self.layers.iter().map(of_layer));
         counts.into_iter().chain(parts).chain(tables).collect()
+    }
+
+    /// The number of threads of each of so many blocks: enough for its chunks, as far as possible.
+    fn threads(&self, blocks: u64) -> u32 {
+        let chunks = u32::try_from(self.arena.chunk_count.div_ceil(blocks)).unwrap_or(u32::MAX);
+        let most = packet_adasum_threads(width(self.world_size));
+        chunks.min(most).next_power_of_two().saturating_mul(1 << self.arena.team_log2).min(most)
     }
 
     /// The name of the kernel.
@@ -171,6 +181,7 @@ impl PacketAdasum {
     pub(crate) unsafe fn run(&mut self, group: &PacketGroup, arena: &DeviceSliceMut<'_>) -> Result<()> {
         let queue = arena.as_slice().queue().clone();
         let blocks = group.blocks_that_wait(&queue, self.most_blocks)?;
+        let threads = self.plan.threads(blocks);
         let arguments = [
             group.table(),
             pointer(self.table.as_slice()),
@@ -185,7 +196,7 @@ impl PacketAdasum {
         ];
         // SAFETY: the caller's promise; the tables were made for these chunks and layers. If there is an exact path, there is a vector for
         // each other rank, and a tree for each block.
-        unsafe { group.launch(&queue, &self.entry, blocks, &arguments) }
+        unsafe { group.launch(&queue, &self.entry, Grid { blocks, threads }, &arguments) }
     }
 
     /// Waits for the queue, and returns the weights of the last run with the flags of cancelled layers.
@@ -197,6 +208,13 @@ impl PacketAdasum {
         self.cancelled.as_slice().copy_to_host((&mut flags).into())?;
         Ok(Coefficients { weights, cancelled: flags.into_iter().map(|flag| flag.to_bits() != 0).collect() })
     }
+}
+
+/// The binary logarithm of the number of threads for each chunk: all threads of a block if some chunk has as many packets.
+fn team_log2(chunks: &[PacketChunk], dtype: DType, world_size: usize) -> u32 {
+    let longest = chunks.iter().map(|chunk| chunk.len as usize).max().unwrap_or(0);
+    let packets = (longest * dtype.size_bytes()).div_ceil(PACKET_DATA_BYTES);
+    packets.next_power_of_two().clamp(128, packet_adasum_threads(width(world_size)) as usize).ilog2()
 }
 
 /// Two numbers of four bytes in the order in which kernels read them.
@@ -254,6 +272,25 @@ mod tests {
         }
 
         #[test]
+        fn blocks_have_a_thread_for_each_packet_of_several_chunks_as_far_as_possible(
+            lens in prop::collection::vec(prop_oneof![1usize..300, 1usize..300_000], 1..12), world_size in 2usize..=8,
+            blocks in 1u64..70, dtype in dtypes(),
+        ) {
+            let Layout { segments, shard_len } = Layout::new(dtype, world_size, &lens).unwrap();
+            let layers = DividedLayers::new(&segments, lens.len(), 0);
+            let plan = PacketPlan::new(&layers, dtype, (0, world_size), shard_len, Shots::One);
+            let (most, team) = (packet_adasum_threads(width(world_size)), 1 << plan.arena.team_log2);
+            let packets = |chunk: &PacketChunk| (chunk.len as usize * dtype.size_bytes()).div_ceil(PACKET_DATA_BYTES);
+            let longest = plan.chunks.iter().map(packets).max().unwrap();
+            prop_assert!((128..=most).contains(&team) && (longest <= team as usize || team == most));
+            let threads = plan.threads(blocks);
+            prop_assert!(threads % team == 0 && threads.is_power_of_two() && threads <= most);
+            let reached = u64::from(threads / team) * blocks;
+            prop_assert!(reached >= plan.chunks.len() as u64 || threads == most);
+            prop_assert!(reached < 2 * (plan.chunks.len() as u64 + blocks), "no more than needed");
+        }
+
+        #[test]
         fn parts_of_the_common_area_do_not_overlap(
             chunks in 0usize..300, layers in 0usize..40, world_size in 2usize..=8, dtype in dtypes(),
             shard_len in 0usize..5000,
@@ -285,6 +322,7 @@ mod tests {
             weights: 6,
             exact_sums: 7,
             end_of_area: 8,
+            team_log2: 9,
         };
         let chunk = PacketChunk { begin: 1, len: 2, owner: 3, layer: 4, of_layer: PacketLayer { first: 5, chunks: 6 } };
         let plan = PacketPlan {
@@ -297,15 +335,15 @@ mod tests {
             arena,
         };
         let words = plan.words();
-        assert!(words[..9].iter().copied().eq(0..9));
-        assert_eq!(size_of::<PacketArena>(), 9 * 8);
+        assert!(words[..10].iter().copied().eq(0..10));
+        assert_eq!(size_of::<PacketArena>(), 10 * 8);
         macro_rules! assert_fields {
             ($($field:ident)*) => {
                 $(assert_eq!(offset_of!(PacketArena, $field) as u64, arena.$field * 8, stringify!($field));)*
             };
         }
-        assert_fields!(chunk_count layer_count first end window_len products weights exact_sums end_of_area);
-        assert_eq!(bytemuck::cast_slice::<u64, u32>(&words[9..]), [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_fields!(chunk_count layer_count first end window_len products weights exact_sums end_of_area team_log2);
+        assert_eq!(bytemuck::cast_slice::<u64, u32>(&words[10..]), [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!([size_of::<PacketChunk>(), size_of::<PacketLayer>()], [24, 8]);
         assert_eq!(
             [offset_of!(PacketChunk, len), offset_of!(PacketChunk, owner), offset_of!(PacketChunk, layer)],

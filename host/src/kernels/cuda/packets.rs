@@ -143,12 +143,11 @@ impl PacketGroup {
         Ok(blocks)
     }
 
-    /// Launches a kernel of the group with blocks of [`PEER_THREADS`] threads.
+    /// Launches a kernel of the group.
     ///
     /// # Safety
     /// The conditions of [`Queue::launch`]; the kernel was loaded with the group.
-    pub(super) unsafe fn launch(&self, queue: &Queue, entry: &str, blocks: u64, arguments: &[Argument]) -> Result<()> {
-        let grid = Grid { blocks, threads: PEER_THREADS };
+    pub(super) unsafe fn launch(&self, queue: &Queue, entry: &str, grid: Grid, arguments: &[Argument]) -> Result<()> {
         // SAFETY: the caller's promise.
         Ok(unsafe { self.queue.launch_into(queue, entry, grid, arguments) }?)
     }

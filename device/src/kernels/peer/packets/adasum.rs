@@ -6,12 +6,13 @@
 //! so that all get the same weights. Weighted sums of two shots are sent to all ranks. Chunks, the thread of an element and the order of
 //! additions are those of the other forms of Adasum, with the same bits.
 //!
-//! Unlike sums, blocks wait for other blocks of the same launch, so that all must be resident at a time.
+//! Unlike sums, blocks wait for other blocks of the same launch, so that all must be resident at a time. They are few, and have many threads
+//! instead: a block processes several short chunks at a time, each by a team of its threads.
 
 use super::super::super::adasum::Exact;
 use super::super::super::kernel;
 use super::super::super::products::add_triangle;
-use super::arena::{Arena, LANES, Results, SUMS_AT_ONCE};
+use super::arena::{Arena, LANES, Results};
 use super::exact::{Cancelled, Memory};
 use super::{Call, Data, Tensor, sum};
 use crate::abi::{
@@ -39,6 +40,13 @@ const fn combined_at_once(width: usize) -> usize {
     if width == 8 { 1 } else { 2 }
 }
 
+/// The flags of a batch's place: its layer is combined,
+const COMBINED: f64 = 0.0;
+/// or takes the exact path, which has begun with another chunk of the block,
+const RECOMPUTED: f64 = 1.0;
+/// or begins with this one.
+const BEGINS: f64 = 2.0;
+
 /// The packets of a vector of neighbouring elements, all of which are multiplied by one thread.
 const OF_VECTOR: u32 = (VECTOR_BYTES / PACKET_DATA_BYTES) as u32;
 
@@ -49,24 +57,25 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// The launch's contract.
     #[inline(always)]
     unsafe fn send(self) {
-        let mut number = Self::block();
+        let teams = self.teams();
+        let mut number = Self::block() + teams.team() * self.blocks;
         // SAFETY: chunks of the table.
         unsafe {
             while number < self.plan.chunk_count {
                 let chunk = self.chunk(number);
-                let (mut place, packets) = (thread::thread_idx_x() as u32, self.own(chunk).packets());
+                let (mut place, packets) = (teams.thread(), self.own(chunk).packets());
                 if self.is_divided() && chunk.owner == self.call.rank {
                     place = packets;
                 }
-                if packets <= PEER_THREADS {
+                if packets <= Self::MOST_THREADS {
                     self.send_packets::<1>(chunk, place);
                     place = packets;
                 }
                 while place < packets {
                     self.send_packets::<PACKETS_AT_ONCE>(chunk, place);
-                    place += PACKETS_AT_ONCE as u32 * PEER_THREADS;
+                    place += PACKETS_AT_ONCE as u32 * Self::MOST_THREADS;
                 }
-                number += self.blocks;
+                number += teams.count() * self.blocks;
             }
         }
     }
@@ -74,7 +83,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// Sends the next `M` packets of a thread, from `place` on.
     #[inline(always)]
     unsafe fn send_packets<const M: usize>(self, chunk: PacketChunk, place: u32) {
-        let (own, packet) = (self.own(chunk), |m: usize| place + m as u32 * PEER_THREADS);
+        let (own, packet) = (self.own(chunk), |m: usize| place + m as u32 * Self::MOST_THREADS);
         let first = self.first_packet(chunk);
         // SAFETY: packets of the chunk, which are inside a slot.
         unsafe {
@@ -100,23 +109,24 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// The launch's contract.
     #[inline(always)]
     unsafe fn multiply<const M: usize>(self) {
+        let teams = self.multiplying_teams();
         let mut number = self.plan.first + Self::block();
         // SAFETY: chunks of the table, below the end.
         unsafe {
             while number < self.plan.end {
-                let own = number + reduce::team::<2>() * self.blocks;
+                let own = number + teams.team() * self.blocks;
                 let is_there = own < self.plan.end;
                 let chunk = if is_there { self.chunk(own) } else { PacketChunk::default() };
                 let sums = self.products_over::<M>(chunk);
                 // Other threads may still read the block's shared memory for the preceding chunks.
                 thread::sync_threads();
-                reduce::block_sum::<K, 2>(0, sums, |product, sum| {
-                    let own = number + reduce::team::<2>() * self.blocks;
+                reduce::team_sum::<K>((Self::MOST_WARPS, teams.log2), sums, |product, sum| {
+                    let own = number + teams.team() * self.blocks;
                     if own < self.plan.end {
                         self.publish(self.product_of(own, product as u32), sum.to_bits(), true);
                     }
                 });
-                number += 2 * self.blocks;
+                number += teams.count() * self.blocks;
             }
         }
     }
@@ -126,7 +136,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     unsafe fn products_over<const M: usize>(self, chunk: PacketChunk) -> [f64; K] {
         const { assert!(M as u32 % OF_VECTOR == 0) };
         let mut totals = [0.0; K];
-        let mut place = reduce::thread_of_block() % THREADS * OF_VECTOR;
+        let mut place = self.multiplying_teams().thread() * OF_VECTOR;
         // SAFETY: packets of the chunk.
         unsafe {
             if M as u32 > OF_VECTOR && self.own(chunk).packets() <= OF_VECTOR * THREADS {
@@ -170,26 +180,35 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     where
         T: Exact<Sums = [f64; C]>,
     {
-        let mut begin = self.plan.first + Self::block();
-        // SAFETY: chunks of the table, below the end; every thread of the block has the same chunks.
+        let (teams, mut begin) = (self.teams(), self.plan.first + Self::block());
+        // SAFETY: chunks of the table, below the end; every thread of the block has the same cancelled layers.
         unsafe {
             while begin < self.plan.end {
                 self.find_weights(begin, results);
                 thread::sync_threads();
-                let (mut place, mut first_of_layer, mut layer, mut lost, mut cancelled) = (0, 0, u32::MAX, false, 0u32);
+                let mut place = teams.team();
                 // A loop that must not be unrolled, like those below.
                 while place < arch::opaque(Self::BATCH) && self.chunk_of_batch(begin, place).is_some() {
                     let number = begin + place * self.blocks;
                     let chunk = self.chunk(number);
-                    if chunk.layer != layer {
-                        (first_of_layer, layer) = (place, chunk.layer);
-                        lost = Self::HAS_EXACT_PATH && shared::partials().read(Self::first_weight(place) + W) != 0.0;
-                        if lost && self.is_first_of_layer(number, chunk.of_layer) {
-                            cancelled |= 1 << place;
-                        }
+                    // The place with the weights of the chunk's layer.
+                    let mut first = place;
+                    while first > 0 && begin + (first - 1) * self.blocks >= chunk.of_layer.first {
+                        first -= 1;
                     }
-                    if !lost {
-                        self.combine_chunk::<M>(chunk, first_of_layer);
+                    if !Self::HAS_EXACT_PATH || shared::partials().read(Self::first_weight(first) + W) == COMBINED {
+                        self.combine_chunk::<M>(chunk, first);
+                    }
+                    place += teams.count();
+                }
+                let mut cancelled = 0u32;
+                place = 0;
+                while Self::HAS_EXACT_PATH
+                    && place < arch::opaque(Self::BATCH)
+                    && self.chunk_of_batch(begin, place).is_some()
+                {
+                    if shared::partials().read(Self::first_weight(place) + W) == BEGINS {
+                        cancelled |= 1 << place;
                     }
                     place += 1;
                 }
@@ -248,14 +267,19 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                 if layer.chunks > 0 && reduce::thread_of_block() % LANES == 0 {
                     shared.write(item as usize, total);
                 }
-                round += SUMS_AT_ONCE;
+                round += Self::sums_at_once();
             }
             thread::sync_threads();
             let place = thread::thread_idx_x() as u32;
             if place < Self::BATCH {
+                let mut flag = COMBINED;
                 if let Some(PacketChunk { layer, of_layer, .. }) = self.first_of_new_layer(begin, place) {
-                    let lost = self.weigh(place, layer, results.short, |_, _| ());
-                    if !lost && self.chunk_of_batch(begin, place) == Some(of_layer.first) {
+                    let (number, lost) =
+                        (begin + place * self.blocks, self.weigh(place, layer, results.short, |_, _| ()));
+                    if lost {
+                        flag = if self.is_first_of_layer(number, of_layer) { BEGINS } else { RECOMPUTED };
+                    }
+                    if !lost && number == of_layer.first {
                         let mut rank = 0;
                         while rank < self.ranks() {
                             self.store_weight(layer, rank, shared.read(Self::first_weight(place) + rank), results);
@@ -263,6 +287,9 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                         }
                         self.store_flag(layer, false, results);
                     }
+                }
+                if Self::HAS_EXACT_PATH {
+                    shared.write(Self::first_weight(place) + W, flag);
                 }
             }
         }
@@ -278,13 +305,13 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
             let weights: [f64; W] = core::array::from_fn(|rank| {
                 shared.read(Self::first_weight(place_of_weights) + if rank < self.ranks() { rank } else { 0 })
             });
-            let (mut place, packets) = (thread::thread_idx_x() as u32, self.own(chunk).packets());
-            if M > 1 && packets <= PEER_THREADS {
+            let (mut place, packets) = (self.teams().thread(), self.own(chunk).packets());
+            if M > 1 && packets <= Self::MOST_THREADS {
                 return self.combine_packets::<1>(chunk, weights, place);
             }
             while place < packets {
                 self.combine_packets::<M>(chunk, weights, place);
-                place += M as u32 * PEER_THREADS;
+                place += M as u32 * Self::MOST_THREADS;
             }
         }
     }
@@ -292,7 +319,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// Writes and publishes the next `M` packets of a thread, from `place` on.
     #[inline(always)]
     unsafe fn combine_packets<const M: usize>(self, chunk: PacketChunk, weights: [f64; W], place: u32) {
-        let (own, packet) = (self.own(chunk), |m: usize| place + m as u32 * PEER_THREADS);
+        let (own, packet) = (self.own(chunk), |m: usize| place + m as u32 * Self::MOST_THREADS);
         // SAFETY: packets of the chunk.
         unsafe {
             let of_ranks = self.gather::<M>(chunk, packet);
@@ -316,16 +343,17 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     unsafe fn receive_results(self, results: Results) {
         // SAFETY: the launch provides memory for every layer; chunks of the table.
         unsafe {
-            let mut number = Self::block();
+            let teams = self.teams();
+            let mut number = Self::block() + teams.team() * self.blocks;
             while number < self.plan.chunk_count {
                 let chunk = self.chunk(number);
                 if chunk.owner != self.call.rank {
                     self.receive_chunk(chunk);
                 }
-                number += self.blocks;
+                number += teams.count() * self.blocks;
             }
             let width = W as u32 + 1;
-            let mut item = Self::block() * PEER_THREADS + thread::thread_idx_x() as u32;
+            let mut item = Self::block() * Self::threads() + thread::thread_idx_x() as u32;
             while item < self.plan.layer_count * width {
                 let (number, place) = (item / width, (item % width) as usize);
                 let layer = self.layer(number);
@@ -339,7 +367,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                         weight.write(f64::from_bits(data));
                     }
                 }
-                item += self.blocks * PEER_THREADS;
+                item += self.blocks * Self::threads();
             }
         }
     }
@@ -347,9 +375,9 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// Writes the elements of another rank's chunk.
     #[inline(always)]
     unsafe fn receive_chunk(self, chunk: PacketChunk) {
-        let (own, mut place) = (self.own(chunk), thread::thread_idx_x() as u32);
+        let (own, mut place) = (self.own(chunk), self.teams().thread());
         while place < own.packets() {
-            let packet = |m: usize| place + m as u32 * PEER_THREADS;
+            let packet = |m: usize| place + m as u32 * Self::MOST_THREADS;
             let is_there = |m: usize| packet(m) < own.packets();
             // SAFETY: packets of the chunk, whose owner publishes its results.
             unsafe {
@@ -363,7 +391,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                     m += 1;
                 }
             }
-            place += PACKETS_AT_ONCE as u32 * PEER_THREADS;
+            place += PACKETS_AT_ONCE as u32 * Self::MOST_THREADS;
         }
     }
 
@@ -374,8 +402,9 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     #[inline(always)]
     unsafe fn end(self) {
         let (begin, end) = (self.plan.exact_sums, self.plan.end_of_area);
-        let index = begin + self.call.next_of(end - begin) + thread::thread_idx_x() as u32;
-        if Self::block() == 0 && index < end {
+        let first = begin + self.call.next_of(end - begin);
+        let mut index = first + thread::thread_idx_x() as u32;
+        while Self::block() == 0 && index < first + PEER_THREADS && index < end {
             let parity = (self.call.number + 1 & 1) as u64;
             let rank = self.call.rank as usize;
             // SAFETY: the preceding call has ended on this rank, and no rank begins the exact path of the next call before this rank has sent
@@ -385,6 +414,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                 let mailbox = *self.call.group.mailboxes.get_unchecked(rank);
                 arch::store_packet(mailbox + area + (index as usize * PACKET_BYTES) as u64, [0, 0]);
             }
+            index += Self::threads();
         }
         // SAFETY: the caller's promise.
         unsafe { self.call.count(self.blocks) };
@@ -415,7 +445,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
 
 macro_rules! of_width {
     ($name:literal $T:ident $width:literal $suffix:literal) => {
-        kernel!(["packet_adasum_" $name $suffix], LaunchBounds::PACKET_ADASUM, fn (
+        kernel!(["packet_adasum_" $name $suffix], LaunchBounds::packet_adasum($width), fn (
             group: *const Mailboxes, plan: *const PacketArena, elements: *mut $T, weights: *mut f64, cancelled: *mut u32,
             short: *const u32, vectors: *mut $T, len: u64, trees: *mut u64, blocks: u64,
         ) {

@@ -4,14 +4,14 @@
 use super::super::super::adasum::{Exact, criterion};
 use super::super::gram::SharedWeights;
 use super::{Call, Data, with_own};
-use crate::abi::{PACKET_BYTES, PEER_THREADS, PacketArena, PacketChunk, PacketLayer};
+use crate::abi::{PACKET_BYTES, PacketArena, PacketChunk, PacketLayer, THREADS, WARP, packet_adasum_threads};
 use crate::math::Element;
 use crate::math::adasum::{Pair, product_index, weights, weights_of};
 use crate::shared::{self, SHARED_SLOTS};
 use crate::{memory, reduce, thread};
 
-/// The arena of one call, from the view of a thread of a block of [`PEER_THREADS`] threads. `W` is the width of the kernel, `E` the number
-/// of elements of a packet, and `K` the number of products of `W` vectors.
+/// The arena of one call, from the view of a thread. `W` is the width of the kernel, `E` the number of elements of a packet, and `K` the
+/// number of products of `W` vectors.
 #[derive(Clone, Copy)]
 pub(super) struct Arena<'a, T, const W: usize, const E: usize, const K: usize> {
     pub(super) call: Call<'a>,
@@ -35,6 +35,7 @@ pub(super) struct Plan {
     weights: u32,
     pub(super) exact_sums: u32,
     pub(super) end_of_area: u32,
+    team_log2: u32,
 }
 
 impl Plan {
@@ -55,7 +56,35 @@ impl Plan {
             weights: plan.weights as u32,
             exact_sums: plan.exact_sums as u32,
             end_of_area: plan.end_of_area as u32,
+            team_log2: plan.team_log2 as u32,
         }
+    }
+}
+
+/// A division of a block's threads.
+#[derive(Clone, Copy)]
+pub(super) struct Teams {
+    /// The binary logarithm of the number of threads of a team.
+    pub(super) log2: u32,
+}
+
+impl Teams {
+    /// The number of teams.
+    #[inline(always)]
+    pub(super) fn count(self) -> u32 {
+        thread::block_dim_x() as u32 >> self.log2
+    }
+
+    /// The number of this thread's team.
+    #[inline(always)]
+    pub(super) fn team(self) -> u32 {
+        reduce::thread_of_block() >> self.log2
+    }
+
+    /// The number of this thread in its team.
+    #[inline(always)]
+    pub(super) fn thread(self) -> u32 {
+        reduce::thread_of_block() & ((1 << self.log2) - 1)
     }
 }
 
@@ -134,8 +163,6 @@ pub(super) struct Results {
 
 /// The lanes that add the numbers of one sum.
 pub(super) const LANES: u32 = 8;
-/// The number of sums that a block adds at a time.
-pub(super) const SUMS_AT_ONCE: u32 = PEER_THREADS / LANES;
 
 impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, W, E, K> {
     /// The number of chunks whose weights a block computes at a time: their products, weights and flags are in shared memory.
@@ -144,6 +171,9 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         if slots > 16 { 16 } else { slots as u32 }
     };
 
+    /// The limit of the threads of a block. A block has as many if chunks have more packets.
+    pub(super) const MOST_THREADS: u32 = packet_adasum_threads(W);
+
     /// Two ranks are one pair, which cannot cancel; but short vectors of `f64` always take the exact path.
     pub(super) const HAS_EXACT_PATH: bool = W > 2 || T::IS_DOUBLE;
 
@@ -151,6 +181,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     /// The launch's contract.
     #[inline(always)]
     pub(super) unsafe fn new(call: Call<'a>, plan: *const PacketArena, elements: *mut T, blocks: u64) -> Self {
+        const { assert!(K * Self::MOST_WARPS <= SHARED_SLOTS && T::COUNT * Self::MOST_WARPS <= SHARED_SLOTS) };
         // SAFETY: the launch provides the plan, and the tables behind it.
         unsafe {
             let common = *call.group.mailboxes.get_unchecked(call.rank as usize) + call.common as u64;
@@ -165,6 +196,21 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         if W == 2 { 2 } else { self.call.ranks as usize }
     }
 
+    /// The limit of the warps of a block.
+    pub(super) const MOST_WARPS: usize = (Self::MOST_THREADS / WARP) as usize;
+
+    /// The number of threads of a block.
+    #[inline(always)]
+    pub(super) fn threads() -> u32 {
+        thread::block_dim_x() as u32
+    }
+
+    /// The number of sums that a block adds at a time.
+    #[inline(always)]
+    pub(super) fn sums_at_once() -> u32 {
+        Self::threads() / LANES
+    }
+
     /// Whether a chunk is reduced by one rank, in two shots, and not by all.
     #[inline(always)]
     pub(super) fn is_divided(self) -> bool {
@@ -174,6 +220,19 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     #[inline(always)]
     pub(super) fn block() -> u32 {
         thread::block_idx_x() as u32
+    }
+
+    /// The teams into which a block's threads are divided, each of which has a chunk at a time.
+    #[inline(always)]
+    pub(super) fn teams(self) -> Teams {
+        Teams { log2: self.plan.team_log2 }
+    }
+
+    /// The teams that multiply chunks, of at most [`THREADS`]: a thread multiplies a vector of at least two packets.
+    #[inline(always)]
+    pub(super) fn multiplying_teams(self) -> Teams {
+        let log2 = self.plan.team_log2 - 1;
+        Teams { log2: if log2 < THREADS.ilog2() { log2 } else { THREADS.ilog2() } }
     }
 
     /// # Safety
@@ -331,12 +390,11 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
             } else {
                 weights(&mut SharedWeights { shared, first }, self.ranks(), criterion, product, keep)
             };
-            shared.write(first + W, (lost && Self::HAS_EXACT_PATH) as u32 as f64);
             lost && Self::HAS_EXACT_PATH
         }
     }
 
-    /// The slot of the first weight of a place of a batch; a flag follows the weights.
+    /// The slot of the first weight of a place of a batch; a flag of the exact path follows the weights.
     #[inline(always)]
     pub(super) fn first_weight(place: u32) -> usize {
         Self::BATCH as usize * K + place as usize * (W + 1)

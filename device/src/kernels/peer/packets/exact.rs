@@ -5,8 +5,8 @@
 
 use super::super::super::adasum::{self, Exact, Tree};
 use super::Data;
-use super::arena::{Arena, Elements, LANES, Results, SUMS_AT_ONCE};
-use crate::abi::{PEER_THREADS, PacketChunk, PacketLayer, packet_tree};
+use super::arena::{Arena, Elements, LANES, Results};
+use crate::abi::{PacketChunk, PacketLayer, THREADS, packet_tree};
 use crate::math::adasum::{Pair, product_index, weight_by_tree};
 use crate::math::precise::NUMBERS;
 use crate::shared;
@@ -98,7 +98,7 @@ where
                         }
                         writer += 1;
                     }
-                    packet += PEER_THREADS;
+                    packet += Arena::<T, W, E, K>::threads();
                 }
                 number += arena.blocks;
             }
@@ -119,7 +119,7 @@ where
                 if sum < count && reduce::thread_of_block() % LANES == 0 {
                     shared::partials().write(sum as usize, total);
                 }
-                round += SUMS_AT_ONCE;
+                round += Arena::<T, W, E, K>::sums_at_once();
             }
             thread::sync_threads();
         }
@@ -159,7 +159,7 @@ where
     /// Computes a pair's coefficients, from its sums over this block's chunks and those of the others.
     #[inline(always)]
     unsafe fn join(self, pair: Pair) {
-        let (arena, mut number) = (self.arena, self.first);
+        let (arena, threads, mut number) = (self.arena, Arena::<T, W, E, K>::threads(), self.first);
         // SAFETY: the coefficients of the pairs below are known; all threads of the block have the same chunks.
         unsafe {
             let scales = T::scales(self.row, pair, arena.ranks());
@@ -178,12 +178,12 @@ where
                 });
                 // Other threads may still read the block's shared memory for the preceding chunks.
                 thread::sync_threads();
-                reduce::block_sum::<C, 2>(0, sums, |sum, total| {
+                reduce::team_sum::<C>((Arena::<T, W, E, K>::MOST_WARPS, THREADS.ilog2()), sums, |sum, total| {
                     if own(number) < self.end {
                         arena.publish(self.sum_of(pair, own(number), sum as u32), total.to_bits(), true);
                     }
                 });
-                number += 2 * arena.blocks;
+                number += threads / THREADS * arena.blocks;
             }
             self.add_up(C as u32, |chunk, sum| self.sum_of(pair, chunk, sum));
             if thread::thread_idx_x() == 0 {
@@ -215,7 +215,7 @@ where
                     let data = memory::reinterpret::<[T; E], _>(core::array::from_fn(of_lane));
                     arena.publish(Arena::<T, W, E, K>::first_result(chunk) + packet, data, false);
                     tensor.write(packet, data);
-                    packet += PEER_THREADS;
+                    packet += Arena::<T, W, E, K>::threads();
                 }
                 number += arena.blocks;
             }

@@ -23,10 +23,11 @@ pub(super) struct Thresholds {
 
 impl Thresholds {
     /// The sizes up to which packets were faster than the other kernels over peers' memory, and one shot faster than two: in graphs, on two
-    /// and four H200 with NVLink, and with eight ranks on one.
+    /// H100 and four H200 with NVLink, and with four and eight ranks on one.
     pub(super) fn measured(world_size: usize) -> Self {
         match world_size {
-            2 => Self { most_bytes: 4 << 20, one_shot_bytes: 256 << 10 },
+            2 => Self { most_bytes: 4 << 20, one_shot_bytes: 512 << 10 },
+            3..=4 => Self { most_bytes: 4 << 20, one_shot_bytes: 64 << 10 },
             _ => Self { most_bytes: 2 << 20, one_shot_bytes: 64 << 10 },
         }
     }
