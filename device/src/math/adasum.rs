@@ -483,12 +483,13 @@ mod tests {
                 f64::from(state >> 8) / f64::from(1u32 << 23) - 1.0
             };
             // The products of W vectors, the later of which are nearly opposite for some seeds.
-            let mut vectors = [[0.0; 5]; W];
+            let mut vectors = Vec::<[f64; 5]>::new();
             for rank in 0..W {
-                for element in 0..5 {
-                    let opposite = -vectors[rank / 2][element] * (1.0 + 1e-4 * next());
-                    vectors[rank][element] = if rank > 1 && seed % 3 == 0 { opposite } else { next() };
-                }
+                let opposite = (rank > 1 && seed % 3 == 0).then(|| vectors[rank / 2]);
+                vectors.push(core::array::from_fn(|element| match opposite {
+                    Some(vector) => -vector[element] * (1.0 + 1e-4 * next()),
+                    None => next(),
+                }));
             }
             let gram = |i: usize, j: usize| (0..5).map(|place| vectors[i][place] * vectors[j][place]).sum::<f64>();
             let (mut expected, mut kept, mut found) = ([0.0; W], Vec::new(), Vec::new());

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use gradsync_device::abi::ChunkedSpan;
 
-use super::chunks::{Chunk, SumTable, chunk_len};
+use super::chunks::{SumTable, chunk_len};
 use super::segments;
 
 /// The layers of an arena that is divided into windows, one per rank.
@@ -86,7 +86,8 @@ impl DividedLayers {
     }
 
     /// All chunks, in their order in the arena.
-    pub(crate) fn chunks(&self) -> Vec<Chunk> {
+    #[cfg(feature = "cuda")]
+    pub(crate) fn chunks(&self) -> Vec<super::chunks::Chunk> {
         let end = self.tensors.last().map_or(0, |tensor| tensor.end);
         self.table.within(0..end)
     }
