@@ -137,8 +137,8 @@ impl LaunchBounds {
     pub const PACKETS: Self = Self { threads: PACKET_THREADS, blocks: 1, unroll: false };
 
     /// Adasum over packets in the mailboxes of peers.
-    pub const fn packet_adasum(width: usize) -> Self {
-        Self { threads: packet_adasum_threads(width), blocks: 1, unroll: false }
+    pub const fn packet_adasum(width: usize, element_bytes: usize) -> Self {
+        Self { threads: packet_adasum_threads(width, element_bytes), blocks: 1, unroll: false }
     }
 
     const fn of(threads: u32, blocks: u32) -> Self {
@@ -323,6 +323,12 @@ macro_rules! dtypes_of {
     };
 }
 
+/// Entries for each dtype, of which the kernel for `f64` has launch bounds of its own.
+const fn with_f64_bounds(mut entries: [Entry; 4], bounds: LaunchBounds) -> [Entry; 4] {
+    entries[0].bounds = bounds;
+    entries
+}
+
 /// One entry for each ordered pair of dtypes.
 macro_rules! pairs_of {
     ($family:literal, $suffix:literal, $bounds:expr, $params:expr) => {
@@ -451,9 +457,12 @@ pub const PEER_ENTRIES: [[Entry; 4]; 18] = [
     // (mailboxes, packet arena, elements, weights, cancelled, short, vectors, len, trees, blocks): the elements become their Adasum;
     // weights[layer][rank]; cancelled and short are a u32 per layer; kernels with an exact path need memory for the other ranks' vectors, of
     // `len` elements, and a [`packet_tree`] for each block
-    dtypes_of!("packet_adasum", "_p2", LaunchBounds::packet_adasum(2), PACKET_ADASUM),
-    dtypes_of!("packet_adasum", "_p4", LaunchBounds::packet_adasum(4), PACKET_ADASUM),
-    dtypes_of!("packet_adasum", "_p8", LaunchBounds::packet_adasum(8), PACKET_ADASUM),
+    dtypes_of!("packet_adasum", "_p2", LaunchBounds::packet_adasum(2, 4), PACKET_ADASUM),
+    with_f64_bounds(
+        dtypes_of!("packet_adasum", "_p4", LaunchBounds::packet_adasum(4, 4), PACKET_ADASUM),
+        LaunchBounds::packet_adasum(4, 8),
+    ),
+    dtypes_of!("packet_adasum", "_p8", LaunchBounds::packet_adasum(8, 4), PACKET_ADASUM),
 ];
 const PACKET_ADASUM: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, Pointer, U64];
 const PACKETS: &[Param] = &[Pointer, Pointer, Pointer, U64, F64, U64];

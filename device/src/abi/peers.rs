@@ -34,9 +34,10 @@ pub const fn peer_tile_shift(window_bytes: u64) -> u32 {
 pub const PACKET_BLOCKS: u32 = 3;
 /// The largest number of threads of a block of such a kernel, of which a multiprocessor can hold one.
 pub const PACKET_THREADS: u32 = PACKET_BLOCKS * super::PEER_THREADS;
-/// The limit of the threads of a block of Adasum over packets, for kernels of this width: as many as there are registers for.
-pub const fn packet_adasum_threads(width: usize) -> u32 {
-    if width <= 4 { 512 } else { 256 }
+/// The limit of the threads of a block of Adasum over packets, for kernels of this width and elements of so many bytes: as many as there
+/// are registers for. The exact path of `f64` for four ranks needs more than 128 a thread.
+pub const fn packet_adasum_threads(width: usize, element_bytes: usize) -> u32 {
+    if width == 2 || width == 4 && element_bytes < 8 { 512 } else { 256 }
 }
 
 /// Bytes of data in a packet: two words of four bytes, each beside a flag.
@@ -174,7 +175,7 @@ impl PacketArena {
             weights: weights as u64,
             exact_sums: exact_sums as u64,
             end_of_area: end as u64,
-            team_log2: packet_adasum_threads(width).ilog2() as u64,
+            team_log2: packet_adasum_threads(width, dtype.size_bytes()).ilog2() as u64,
         }
     }
 }

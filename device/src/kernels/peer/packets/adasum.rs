@@ -37,7 +37,7 @@ const fn multiplied_at_once(width: usize) -> usize {
 
 /// The number of packets of each writer that a thread combines at a time.
 const fn combined_at_once(width: usize) -> usize {
-    if width == 8 { 1 } else { 2 }
+    if width == 2 { 2 } else { 1 }
 }
 
 /// The flags of a batch's place: its layer is combined,
@@ -57,11 +57,11 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// The launch's contract.
     #[inline(always)]
     unsafe fn send(self) {
-        let teams = self.teams();
+        let (teams, chunk_count) = (self.teams(), self.plan.rest().chunk_count as u32);
         let mut number = Self::block() + teams.team() * self.blocks;
         // SAFETY: chunks of the table.
         unsafe {
-            while number < self.plan.chunk_count {
+            while number < chunk_count {
                 let chunk = self.chunk(number);
                 let (mut place, packets) = (teams.thread(), self.own(chunk).packets());
                 if self.is_divided() && chunk.owner == self.call.rank {
@@ -110,7 +110,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     #[inline(always)]
     unsafe fn multiply<const M: usize>(self) {
         let teams = self.multiplying_teams();
-        let mut number = self.plan.first + Self::block();
+        let mut number = self.plan.rest().first as u32 + Self::block();
         // SAFETY: chunks of the table, below the end.
         unsafe {
             while number < self.plan.end {
@@ -180,7 +180,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     where
         T: Exact<Sums = [f64; C]>,
     {
-        let (teams, mut begin) = (self.teams(), self.plan.first + Self::block());
+        let (teams, mut begin) = (self.teams(), self.plan.rest().first as u32 + Self::block());
         // SAFETY: chunks of the table, below the end; every thread of the block has the same cancelled layers.
         unsafe {
             while begin < self.plan.end {
@@ -227,7 +227,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// Whether a chunk of this block is the block's first one of its layer.
     #[inline(always)]
     fn is_first_of_layer(self, number: u32, layer: PacketLayer) -> bool {
-        number < layer.first + self.blocks || number < self.plan.first + self.blocks
+        number < layer.first + self.blocks || number < self.plan.rest().first as u32 + self.blocks
     }
 
     /// A chunk of a batch, if there is one: the chunks of this block from `begin` on.
@@ -343,18 +343,18 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     unsafe fn receive_results(self, results: Results) {
         // SAFETY: the launch provides memory for every layer; chunks of the table.
         unsafe {
-            let teams = self.teams();
+            let (teams, chunk_count) = (self.teams(), self.plan.rest().chunk_count as u32);
             let mut number = Self::block() + teams.team() * self.blocks;
-            while number < self.plan.chunk_count {
+            while number < chunk_count {
                 let chunk = self.chunk(number);
                 if chunk.owner != self.call.rank {
                     self.receive_chunk(chunk);
                 }
                 number += teams.count() * self.blocks;
             }
-            let width = W as u32 + 1;
+            let (width, layer_count) = (W as u32 + 1, self.plan.rest().layer_count as u32);
             let mut item = Self::block() * Self::threads() + thread::thread_idx_x() as u32;
-            while item < self.plan.layer_count * width {
+            while item < layer_count * width {
                 let (number, place) = (item / width, (item % width) as usize);
                 let layer = self.layer(number);
                 let is_wanted = layer.chunks > 0 && (place < self.ranks() || place == W);
@@ -401,11 +401,12 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// Every thread of all blocks calls this at the end of a launch.
     #[inline(always)]
     unsafe fn end(self) {
-        let (begin, end) = (self.plan.exact_sums, self.plan.end_of_area);
+        let plan = self.plan.rest();
+        let (begin, end) = (plan.exact_sums as u32, plan.end_of_area as u32);
         let first = begin + self.call.next_of(end - begin);
         let mut index = first + thread::thread_idx_x() as u32;
         while Self::block() == 0 && index < first + PEER_THREADS && index < end {
-            let parity = (self.call.number + 1 & 1) as u64;
+            let parity = ((self.call.number + 1) & 1) as u64;
             let rank = self.call.rank as usize;
             // SAFETY: the preceding call has ended on this rank, and no rank begins the exact path of the next call before this rank has sent
             // that call's packets.
@@ -445,7 +446,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
 
 macro_rules! of_width {
     ($name:literal $T:ident $width:literal $suffix:literal) => {
-        kernel!(["packet_adasum_" $name $suffix], LaunchBounds::packet_adasum($width), fn (
+        kernel!(["packet_adasum_" $name $suffix], LaunchBounds::packet_adasum($width, size_of::<$T>()), fn (
             group: *const Mailboxes, plan: *const PacketArena, elements: *mut $T, weights: *mut f64, cancelled: *mut u32,
             short: *const u32, vectors: *mut $T, len: u64, trees: *mut u64, blocks: u64,
         ) {

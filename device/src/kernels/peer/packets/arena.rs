@@ -22,42 +22,38 @@ pub(super) struct Arena<'a, T, const W: usize, const E: usize, const K: usize> {
     common: u64,
 }
 
-/// A [`PacketArena`] in registers.
+/// A [`PacketArena`]: in registers as far as the whole kernel uses it.
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
-    chunks: *const PacketChunk,
-    pub(super) chunk_count: u32,
-    pub(super) layer_count: u32,
-    pub(super) first: u32,
+    arena: *const PacketArena,
     pub(super) end: u32,
     window_len: u32,
     products: u32,
-    weights: u32,
-    pub(super) exact_sums: u32,
-    pub(super) end_of_area: u32,
     team_log2: u32,
 }
 
 impl Plan {
     /// # Safety
-    /// The tables follow the plan.
+    /// The tables follow the arena, and both are there for as long as the kernel runs.
     #[inline(always)]
-    pub(super) unsafe fn of(plan: *const PacketArena) -> Self {
+    pub(super) unsafe fn of(arena: *const PacketArena) -> Self {
         // SAFETY: the caller's promise.
-        let (chunks, plan) = unsafe { (plan.add(1).cast(), *plan) };
+        let plan = unsafe { *arena };
         Self {
-            chunks,
-            chunk_count: plan.chunk_count as u32,
-            layer_count: plan.layer_count as u32,
-            first: plan.first as u32,
+            arena,
             end: plan.end as u32,
             window_len: plan.window_len as u32,
             products: plan.products as u32,
-            weights: plan.weights as u32,
-            exact_sums: plan.exact_sums as u32,
-            end_of_area: plan.end_of_area as u32,
             team_log2: plan.team_log2 as u32,
         }
+    }
+
+    /// The arena in memory, for numbers that only a part of the kernel needs: kept from the beginning, they would take registers from the
+    /// loops before.
+    #[inline(always)]
+    pub(super) fn rest(&self) -> &PacketArena {
+        // SAFETY: the promise of `of`.
+        unsafe { &*self.arena }
     }
 }
 
@@ -172,7 +168,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     };
 
     /// The limit of the threads of a block. A block has as many if chunks have more packets.
-    pub(super) const MOST_THREADS: u32 = packet_adasum_threads(W);
+    pub(super) const MOST_THREADS: u32 = packet_adasum_threads(W, size_of::<T>());
 
     /// Two ranks are one pair, which cannot cancel; but short vectors of `f64` always take the exact path.
     pub(super) const HAS_EXACT_PATH: bool = W > 2 || T::IS_DOUBLE;
@@ -235,12 +231,17 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         Teams { log2: if log2 < THREADS.ilog2() { log2 } else { THREADS.ilog2() } }
     }
 
+    #[inline(always)]
+    fn chunks(self) -> *const PacketChunk {
+        self.plan.arena.wrapping_add(1).cast()
+    }
+
     /// # Safety
     /// There is such a chunk.
     #[inline(always)]
     pub(super) unsafe fn chunk(self, number: u32) -> PacketChunk {
         // SAFETY: the caller's promise.
-        unsafe { *self.plan.chunks.add(number as usize) }
+        unsafe { *self.chunks().add(number as usize) }
     }
 
     /// # Safety
@@ -248,7 +249,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     #[inline(always)]
     pub(super) unsafe fn layer(self, number: u32) -> PacketLayer {
         // SAFETY: the caller's promise.
-        unsafe { *self.plan.chunks.add(self.plan.chunk_count as usize).cast::<PacketLayer>().add(number as usize) }
+        unsafe { *self.chunks().add(self.plan.rest().chunk_count as usize).cast::<PacketLayer>().add(number as usize) }
     }
 
     /// The elements of a chunk in this rank's arena.
@@ -278,7 +279,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     /// The packet of a number of a layer's results: its weights, and its flag.
     #[inline(always)]
     pub(super) fn result_of(self, layer: u32, number: usize) -> u32 {
-        self.plan.weights + layer * (W as u32 + 1) + number as u32
+        self.plan.rest().weights as u32 + layer * (W as u32 + 1) + number as u32
     }
 
     /// The address of a packet of the common area.
