@@ -151,7 +151,8 @@ pub struct PacketArena {
 
 impl PacketArena {
     /// The parts of the common area for these numbers of chunks and layers, for kernels of this width over elements of a dtype, in arenas of
-    /// `bytes` bytes that are reduced in two shots if they have windows of `window_len` elements.
+    /// `bytes` bytes that are reduced in two shots if they have windows of `window_len` elements. The rank's chunks and the teams remain 0, for
+    /// the caller to set.
     pub const fn of(
         (chunks, layers): (usize, usize),
         width: usize,
@@ -175,7 +176,7 @@ impl PacketArena {
             weights: weights as u64,
             exact_sums: exact_sums as u64,
             end_of_area: end as u64,
-            team_log2: packet_adasum_threads(width, dtype.size_bytes()).ilog2() as u64,
+            team_log2: 0,
         }
     }
 }

@@ -110,7 +110,7 @@ impl PacketPlan {
     /// The number of threads of each of so many blocks: enough for its chunks, as far as possible.
     fn threads(&self, blocks: u64) -> u32 {
         let chunks = u32::try_from(self.arena.chunk_count.div_ceil(blocks)).unwrap_or(u32::MAX);
-        let most = packet_adasum_threads(width(self.world_size), self.dtype.size_bytes());
+        let most = most_threads(self.dtype, self.world_size);
         chunks.min(most).next_power_of_two().saturating_mul(1 << self.arena.team_log2).min(most)
     }
 
@@ -210,14 +210,16 @@ impl PacketAdasum {
     }
 }
 
+/// The limit of the threads of a block.
+fn most_threads(dtype: DType, world_size: usize) -> u32 {
+    packet_adasum_threads(width(world_size), dtype.size_bytes())
+}
+
 /// The binary logarithm of the number of threads for each chunk: all threads of a block if some chunk has as many packets.
 fn team_log2(chunks: &[PacketChunk], dtype: DType, world_size: usize) -> u32 {
     let longest = chunks.iter().map(|chunk| chunk.len as usize).max().unwrap_or(0);
     let packets = (longest * dtype.size_bytes()).div_ceil(PACKET_DATA_BYTES);
-    packets
-        .next_power_of_two()
-        .clamp(128, packet_adasum_threads(width(world_size), dtype.size_bytes()) as usize)
-        .ilog2()
+    packets.next_power_of_two().clamp(128, most_threads(dtype, world_size) as usize).ilog2()
 }
 
 /// Two numbers of four bytes in the order in which kernels read them.
@@ -282,7 +284,7 @@ mod tests {
             let Layout { segments, shard_len } = Layout::new(dtype, world_size, &lens).unwrap();
             let layers = DividedLayers::new(&segments, lens.len(), 0);
             let plan = PacketPlan::new(&layers, dtype, (0, world_size), shard_len, Shots::One);
-            let (most, team) = (packet_adasum_threads(width(world_size), dtype.size_bytes()), 1 << plan.arena.team_log2);
+            let (most, team) = (most_threads(dtype, world_size), 1 << plan.arena.team_log2);
             let packets = |chunk: &PacketChunk| (chunk.len as usize * dtype.size_bytes()).div_ceil(PACKET_DATA_BYTES);
             let longest = plan.chunks.iter().map(packets).max().unwrap();
             prop_assert!((128..=most).contains(&team) && (longest <= team as usize || team == most));

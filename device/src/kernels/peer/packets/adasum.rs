@@ -57,7 +57,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// The launch's contract.
     #[inline(always)]
     unsafe fn send(self) {
-        let (teams, chunk_count) = (self.teams(), self.plan.rest().chunk_count as u32);
+        let (teams, chunk_count) = (self.teams(), self.plan.in_memory().chunk_count as u32);
         let mut number = Self::block() + teams.team() * self.blocks;
         // SAFETY: chunks of the table.
         unsafe {
@@ -110,7 +110,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     #[inline(always)]
     unsafe fn multiply<const M: usize>(self) {
         let teams = self.multiplying_teams();
-        let mut number = self.plan.rest().first as u32 + Self::block();
+        let mut number = self.plan.in_memory().first as u32 + Self::block();
         // SAFETY: chunks of the table, below the end.
         unsafe {
             while number < self.plan.end {
@@ -180,7 +180,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     where
         T: Exact<Sums = [f64; C]>,
     {
-        let (teams, mut begin) = (self.teams(), self.plan.rest().first as u32 + Self::block());
+        let (teams, mut begin) = (self.teams(), self.plan.in_memory().first as u32 + Self::block());
         // SAFETY: chunks of the table, below the end; every thread of the block has the same cancelled layers.
         unsafe {
             while begin < self.plan.end {
@@ -227,7 +227,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// Whether a chunk of this block is the block's first one of its layer.
     #[inline(always)]
     fn is_first_of_layer(self, number: u32, layer: PacketLayer) -> bool {
-        number < layer.first + self.blocks || number < self.plan.rest().first as u32 + self.blocks
+        number < layer.first + self.blocks || number < self.plan.in_memory().first as u32 + self.blocks
     }
 
     /// A chunk of a batch, if there is one: the chunks of this block from `begin` on.
@@ -343,7 +343,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     unsafe fn receive_results(self, results: Results) {
         // SAFETY: the launch provides memory for every layer; chunks of the table.
         unsafe {
-            let (teams, chunk_count) = (self.teams(), self.plan.rest().chunk_count as u32);
+            let (teams, chunk_count) = (self.teams(), self.plan.in_memory().chunk_count as u32);
             let mut number = Self::block() + teams.team() * self.blocks;
             while number < chunk_count {
                 let chunk = self.chunk(number);
@@ -352,7 +352,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                 }
                 number += teams.count() * self.blocks;
             }
-            let (width, layer_count) = (W as u32 + 1, self.plan.rest().layer_count as u32);
+            let (width, layer_count) = (W as u32 + 1, self.plan.in_memory().layer_count as u32);
             let mut item = Self::block() * Self::threads() + thread::thread_idx_x() as u32;
             while item < layer_count * width {
                 let (number, place) = (item / width, (item % width) as usize);
@@ -401,7 +401,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// Every thread of all blocks calls this at the end of a launch.
     #[inline(always)]
     unsafe fn end(self) {
-        let plan = self.plan.rest();
+        let plan = self.plan.in_memory();
         let (begin, end) = (plan.exact_sums as u32, plan.end_of_area as u32);
         let first = begin + self.call.next_of(end - begin);
         let mut index = first + thread::thread_idx_x() as u32;

@@ -51,7 +51,7 @@ impl Plan {
     /// The arena in memory, for numbers that only a part of the kernel needs: kept from the beginning, they would take registers from the
     /// loops before.
     #[inline(always)]
-    pub(super) fn rest(&self) -> &PacketArena {
+    pub(super) fn in_memory(&self) -> &PacketArena {
         // SAFETY: the promise of `of`.
         unsafe { &*self.arena }
     }
@@ -249,7 +249,9 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     #[inline(always)]
     pub(super) unsafe fn layer(self, number: u32) -> PacketLayer {
         // SAFETY: the caller's promise.
-        unsafe { *self.chunks().add(self.plan.rest().chunk_count as usize).cast::<PacketLayer>().add(number as usize) }
+        unsafe {
+            *self.chunks().add(self.plan.in_memory().chunk_count as usize).cast::<PacketLayer>().add(number as usize)
+        }
     }
 
     /// The elements of a chunk in this rank's arena.
@@ -279,7 +281,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     /// The packet of a number of a layer's results: its weights, and its flag.
     #[inline(always)]
     pub(super) fn result_of(self, layer: u32, number: usize) -> u32 {
-        self.plan.rest().weights as u32 + layer * (W as u32 + 1) + number as u32
+        self.plan.in_memory().weights as u32 + layer * (W as u32 + 1) + number as u32
     }
 
     /// The address of a packet of the common area.

@@ -153,7 +153,7 @@ where
     #[inline(always)]
     fn sum_of(self, pair: Pair, chunk: u32, sum: u32) -> u32 {
         let pairs = W as u32 - 1;
-        self.arena.plan.rest().exact_sums as u32 + (chunk * pairs + pair.index() as u32) * C as u32 + sum
+        self.arena.plan.in_memory().exact_sums as u32 + (chunk * pairs + pair.index() as u32) * C as u32 + sum
     }
 
     /// Computes a pair's coefficients, from its sums over this block's chunks and those of the others.
