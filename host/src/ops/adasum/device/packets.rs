@@ -22,14 +22,17 @@ pub(super) struct Thresholds {
 }
 
 impl Thresholds {
-    /// The sizes up to which packets were faster than the other kernels over peers' memory, and one shot faster than two: in graphs, on two
-    /// H100 and four H200 with NVLink, and with four and eight ranks on one.
-    pub(super) fn measured(world_size: usize) -> Self {
-        match world_size {
-            2 => Self { most_bytes: 4 << 20, one_shot_bytes: 512 << 10 },
-            3..=4 => Self { most_bytes: 4 << 20, one_shot_bytes: 64 << 10 },
-            _ => Self { most_bytes: 2 << 20, one_shot_bytes: 64 << 10 },
-        }
+    /// The sizes up to which packets were faster than the other kernels over peers' memory, and one shot faster than two: in graphs, on two,
+    /// three and four H100 with NVLink, and with four and eight ranks on one, where the other kernels have few places for their blocks.
+    pub(super) fn measured(comm: &dyn Communicator<Cuda>) -> Self {
+        let shares_gpus = comm.sharing().is_some_and(|peers| peers.shares_gpus());
+        let (most_bytes, one_shot_bytes) = match comm.world_size() {
+            2 => (4 << 20, 512 << 10),
+            3 => (if shares_gpus { 4 << 20 } else { 2 << 20 }, 256 << 10),
+            4 => (if shares_gpus { 4 << 20 } else { 2 << 20 }, 128 << 10),
+            _ => (2 << 20, 64 << 10),
+        };
+        Self { most_bytes, one_shot_bytes }
     }
 
     /// Nothing is reduced by packets.
