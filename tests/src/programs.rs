@@ -39,12 +39,17 @@ pub fn printed_by(test: &str, prepare: impl FnOnce(&mut Command)) -> String {
 
 /// The path of a program of this workspace, a `--bin` or an `--example`, in the profile of this test.
 ///
-/// Cargo tells a test only about the binaries of its own package, so the program is built here. The build is quick when it is up to date,
-/// and a stale program is never tested.
+/// `cargo xtask test` builds programs together with the tests, and passes their folder in `GRADSYNC_PROGRAMS`. Without the variable, the
+/// program is built here, because cargo tells a test only about the binaries of its own package: so a stale program is never tested.
 ///
 /// # Panics
-/// If the build fails.
+/// If the build fails, or the folder has no such program.
 pub fn built(package: &str, kind: &str, name: &str, features: &[&str]) -> PathBuf {
+    if let Some(folder) = std::env::var_os("GRADSYNC_PROGRAMS") {
+        let program = Path::new(&folder).join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+        assert!(program.is_file(), "GRADSYNC_PROGRAMS has no {}", program.display());
+        return program;
+    }
     // target/<profile>/deps/<this test>
     let test = std::env::current_exe().expect("a test knows its own path");
     let profile = test.parent().and_then(Path::parent).expect("tests lie in target/<profile>/deps");

@@ -20,13 +20,19 @@ impl flags::Demo {
     }
 }
 
-/// Runs the example's own tests, the other tests that use candle, and a short training, in the profile of the other tests.
-pub(crate) fn check() -> Result<()> {
+/// Runs the example's own tests, the other tests that use candle, and a short training, in the profile of the other tests. `programs` is the
+/// variable with the folder of the programs that the tests start.
+pub(crate) fn check((variable, programs): (&str, &Path)) -> Result<()> {
     example("test", &[]).run()?;
-    let candle = ["--package", "gradsync-tests", "--package", "gradsync-candle", "--features", "gradsync-tests/demo"];
-    Cmd::cargo("test").args(candle).args(["--test", "linear_layers", "--test", "ranks"]).run()?;
-    Cmd::cargo("test").args(candle).arg("--doc").run()?;
+    candle("test").args(["--test", "linear_layers", "--test", "ranks"]).env(variable, programs).run()?;
+    candle("test").arg("--doc").run()?;
     train("demo-quick", &[], &["--quick"])
+}
+
+/// The packages with tests that use candle under a subcommand of cargo.
+pub(crate) fn candle(subcommand: &str) -> Cmd {
+    let packages = ["--package", "gradsync-tests", "--package", "gradsync-candle"];
+    Cmd::cargo(subcommand).args(packages).args(["--features", "gradsync-tests/demo"])
 }
 
 fn train(folder: &str, profile: &[&str], flags: &[&str]) -> Result<()> {

@@ -12,9 +12,10 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    thread,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use crate::{
     flags,
@@ -121,13 +122,24 @@ fn builder(compiler: &DeviceCompiler, arch: Arch) -> PtxBuilder<'_> {
     PtxBuilder::new("device", compiler).arch(arch).fma_contraction(false)
 }
 
+/// Compiles for all architectures at the same time, since each compiler run uses one core. Returns the paths of the PTX.
+fn build_all(compiler: &DeviceCompiler) -> Result<Vec<(Arch, PathBuf)>> {
+    thread::scope(|scope| {
+        let builds = Arch::ALL.map(|arch| (arch, scope.spawn(move || builder(compiler, arch).build())));
+        let finished = builds.into_iter().map(|(arch, build)| {
+            let path = build.join().map_err(|_| anyhow!("the thread that compiles for {} panicked", arch.name()))??;
+            Ok((arch, path))
+        });
+        finished.collect()
+    })
+}
+
 /// Every PTX file, by path relative to host/ptx, in memory; and the entry points in them.
 fn generate(compiler: &DeviceCompiler) -> Result<(Vec<EntryPoint>, BTreeMap<String, String>)> {
     println!("device compiler: {} (LLVM {}), {}", compiler.version, compiler.llvm, compiler.rustc.display());
     let mut files = BTreeMap::new();
     let mut entries: Option<Vec<EntryPoint>> = None;
-    for arch in Arch::ALL {
-        let path = builder(compiler, arch).build()?;
+    for (arch, path) in build_all(compiler)? {
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let module = Module::parse(&text).with_context(|| format!("in {}", path.display()))?;
         if module.entries.is_empty() {

@@ -10,7 +10,7 @@ mod package;
 use std::{
     fs, io,
     io::Write,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -288,17 +288,28 @@ fn docs() -> Result<Outcome> {
     passed(doc(&["--package", "gradsync-device", "--package", "gradsync-cli"]).run())
 }
 
+/// The workspace under a subcommand of cargo, in the features of most tests. candle is compiled in the stage of the demo.
+fn workspace(subcommand: &str) -> Cmd {
+    let members = ["--workspace", "--exclude", "xtask", "--exclude", "gradsync-candle"];
+    Cmd::cargo(subcommand).args(members).args(["--features", "gradsync-tests/prepared"])
+}
+
 fn tests() -> Result<Outcome> {
-    let binary = cuda_binary()?;
-    let cmd = Cmd::cargo("test")
-        .args(["--workspace", "--exclude", "xtask", "--exclude", "gradsync-candle"]) // candle is compiled in the stage of the demo
-        .args(["--features", "gradsync-tests/prepared", "--no-fail-fast"])
-        .env("GRADSYNC_PYTHONPATH", python::packages_folder())
-        .env("GRADSYNC_CUDA_BINARY", &binary);
-    cmd.run()?;
-    // The launch side of the CUDA backend has tests that need no GPU, and so have the loading of kernels, and NCCL's declarations and
-    // loading.
-    Cmd::cargo("test").args(["--package", "gradsync", "--features", "cuda", "--lib"]).run()?;
+    let cuda = cuda_program()?;
+    let programs = programs()?;
+    let tests = |kind: &[&str]| {
+        let cmd = workspace("test").arg("--no-fail-fast").args(kind);
+        cmd.env("GRADSYNC_PYTHONPATH", python::packages_folder())
+            .env("GRADSYNC_CUDA_BINARY", &cuda)
+            .env(PROGRAMS_VARIABLE, &programs)
+    };
+    tests(&["--tests", "--exclude", "gradsync"]).run()?;
+    tests(&["--doc"]).run()?;
+    // The library's unit tests are compiled once, with all features: the launch side of the CUDA backend has tests that need no GPU, and the
+    // transport over MPI has tests that need no `mpirun`.
+    let features = if toolchain::mpi::is_here() { "cuda,nvtx,mpi" } else { "cuda,nvtx" };
+    Cmd::cargo("test").args(["--package", "gradsync", "--features", features, "--lib"]).run()?;
+    // The loading of kernels, and NCCL's declarations and loading, have tests that need no GPU too.
     let loading = Cmd::cargo("test")
         .args(["--package", "gradsync-tests", "--features", "cuda,prepared"])
         .args(["--test", "kernel_loading", "--test", "nccl_header", "--test", "nccl_loading", "--test", "driver_rules"])
@@ -306,27 +317,38 @@ fn tests() -> Result<Outcome> {
     passed(loading.run())
 }
 
-/// The program with the `cuda` feature, for the test that starts it on a machine without a driver. It is built in the common target folder,
-/// to share all dependencies, and copied elsewhere, because the next build overwrites it. Its features equal the features of the library
-/// for the loading tests, including `nvtx`, so that the library is compiled once for both.
-fn cuda_binary() -> Result<PathBuf> {
+/// The program with the `cuda` feature, for the test that starts it on a machine without a driver. Its features equal the features of the
+/// library for the loading tests, including `nvtx`, so that the library is compiled once for both.
+fn cuda_program() -> Result<PathBuf> {
     let build = Cmd::cargo("build").args(["--package", "gradsync-cli", "--features", "cuda,nvtx", "--bin", "gradsync"]);
-    let built = bundle::executable(build, "gradsync")?;
-    let kept = target("cuda").join("gradsync");
-    copy(&built, &kept)?;
+    keep(build, "gradsync", "cuda")
+}
+
+/// The variable with the folder of the programs that tests start.
+const PROGRAMS_VARIABLE: &str = "GRADSYNC_PROGRAMS";
+const PROGRAMS: &str = "programs";
+
+/// Builds the program, and returns its folder. Some test is built with it, so that cargo chooses the features of dependencies as for tests
+/// and compiles no crate for the program alone.
+fn programs() -> Result<PathBuf> {
+    keep(workspace("build").args(["--bin", "gradsync", "--test", "plans"]), "gradsync", PROGRAMS)?;
+    Ok(target(PROGRAMS))
+}
+
+/// Builds a program in the common target folder, to share all dependencies, and copies it to another one, because a build with other
+/// features overwrites it. Returns the path of the copy.
+fn keep(build: Cmd, name: &str, folder: &str) -> Result<PathBuf> {
+    let (built, folder) = (bundle::executable(build, name)?, target(folder));
+    let kept = folder.join(name);
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::copy(&built, &kept).with_context(|| format!("cannot copy {} to {}", built.display(), kept.display()))?;
     Ok(kept)
 }
 
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    if let Some(folder) = to.parent() {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    }
-    fs::copy(from, to).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
-    Ok(())
-}
-
 fn demo() -> Result<Outcome> {
-    demo::check()?;
+    let programs = programs()?;
+    keep(demo::candle("build").args(["--example", "first"]), "first", PROGRAMS)?;
+    demo::check((PROGRAMS_VARIABLE, &programs))?;
     if !toolchain::mpi::is_here() {
         return Ok(Outcome::Passed("not candle on ranks of MPI: there is no MPI here".to_owned()));
     }

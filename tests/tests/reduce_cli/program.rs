@@ -21,19 +21,12 @@ pub(crate) fn heed_signals(command: &mut Command) {
     }
 }
 
-/// The path of the program: `GRADSYNC_BINARY` if set, otherwise the binary of this build.
+/// The path of the program.
 pub(crate) fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| match std::env::var_os("GRADSYNC_BINARY") {
-        Some(path) => {
-            let path = PathBuf::from(path);
-            assert!(path.is_file(), "GRADSYNC_BINARY is {}, which is no file", path.display());
-            path
-        }
-        None => {
-            let features: &[&str] = if cfg!(feature = "mpi") { &["--features", "mpi"] } else { &[] };
-            built("gradsync-cli", "--bin", "gradsync", features)
-        }
+    BINARY.get_or_init(|| {
+        let features: &[&str] = if cfg!(feature = "mpi") { &["--features", "mpi"] } else { &[] };
+        built("gradsync-cli", "--bin", "gradsync", features)
     })
 }
 

@@ -1,5 +1,6 @@
-//! The tests of the MPI transport: builds the program once, and has `mpirun` start it with every number of ranks. Then come the transport's
-//! unit tests, and the tests of `cargo xtask perf` as an MPI job, which call `mpirun` themselves and let it enforce the deadline.
+//! The tests of the MPI transport: builds the program once, and has `mpirun` start it with every number of ranks. Then come the tests of
+//! `cargo xtask perf` as an MPI job, which call `mpirun` themselves and let it enforce the deadline. The transport's unit tests run with those
+//! of the whole library.
 //!
 //! Each launch has a deadline, after which all its processes are killed.
 
@@ -76,7 +77,6 @@ pub(super) fn run() -> Result<String> {
     if !failed.is_empty() {
         bail!("the MPI transport: {}", failed.join(", "));
     }
-    cargo_test().arg("--lib").run()?;
     cargo_test().args(["--test", "perf_mpi"]).run()?;
     let large = if has_room {
         "2.2 GB messages included"
