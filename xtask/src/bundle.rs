@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use crate::{
@@ -115,27 +115,48 @@ fn release(package: &str, program: &str) -> Result<PathBuf> {
     executable(build, program)
 }
 
-/// Runs a cargo command that builds, and returns the path of the named target's executable.
-pub(crate) fn executable(cmd: Cmd, target: &str) -> Result<PathBuf> {
+/// A program that cargo has built.
+#[derive(Debug)]
+pub(crate) struct Built {
+    /// The name of the target.
+    pub(crate) name: String,
+    pub(crate) executable: PathBuf,
+    /// The folder of the package, in which cargo runs tests.
+    pub(crate) folder: PathBuf,
+    /// Whether it is a test program.
+    pub(crate) is_test: bool,
+}
+
+/// Runs a cargo command that builds, and returns the programs, in the order in which cargo finished them.
+pub(crate) fn executables(cmd: Cmd) -> Result<Vec<Built>> {
     #[derive(Deserialize)]
     struct Message {
-        target: Option<Target>,
+        target: Target,
+        profile: Profile,
+        manifest_path: PathBuf,
         executable: Option<PathBuf>,
     }
     #[derive(Deserialize)]
     struct Target {
         name: String,
     }
-    let text = cmd.arg("--message-format=json-render-diagnostics").read()?;
-    for line in text.lines() {
-        let Ok(message) = serde_json::from_str::<Message>(line) else { continue };
-        if let (Some(found), Some(executable)) = (message.target, message.executable) {
-            if found.name == target {
-                return Ok(executable);
-            }
-        }
+    #[derive(Deserialize)]
+    struct Profile {
+        test: bool,
     }
-    bail!("cargo built no executable called {target}")
+    let text = cmd.arg("--message-format=json-render-diagnostics").read()?;
+    let built = text.lines().filter_map(|line| {
+        let Message { target, profile, manifest_path, executable } = serde_json::from_str(line).ok()?;
+        let folder = manifest_path.parent()?.to_owned();
+        Some(Built { name: target.name, executable: executable?, folder, is_test: profile.test })
+    });
+    Ok(built.collect())
+}
+
+/// Runs a cargo command that builds, and returns the path of the named target's executable.
+pub(crate) fn executable(cmd: Cmd, target: &str) -> Result<PathBuf> {
+    let found = executables(cmd)?.into_iter().find(|built| built.name == target);
+    Ok(found.with_context(|| format!("cargo built no executable called {target}"))?.executable)
 }
 
 fn print_sizes(folder: &Path) -> Result<()> {

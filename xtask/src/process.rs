@@ -76,6 +76,13 @@ impl Cmd {
         self
     }
 
+    /// Run it with the lowest priority, so that it takes only the time that other programs leave.
+    pub(crate) fn nice(mut self) -> Self {
+        let program = std::mem::replace(&mut self.program, "nice".into());
+        self.args.splice(0..0, ["-n".into(), "19".into(), program]);
+        self
+    }
+
     /// Do not echo it: for queries about the machine.
     pub(crate) fn quiet(mut self) -> Self {
         self.quiet = true;
@@ -188,5 +195,6 @@ mod tests {
     fn a_shown_command_can_be_pasted() {
         let cmd = Cmd::new("cc").env("A", "b c").args(["-O2", "it's"]).env_remove("B");
         assert_eq!(cmd.to_string(), r"A='b c' cc -O2 'it'\''s'");
+        assert_eq!(cmd.nice().to_string(), r"A='b c' nice -n 19 cc -O2 'it'\''s'");
     }
 }

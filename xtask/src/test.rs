@@ -11,10 +11,11 @@ use std::{
     fs, io,
     io::Write,
     path::PathBuf,
+    thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::{
     bundle, demo,
@@ -297,24 +298,49 @@ fn workspace(subcommand: &str) -> Cmd {
 fn tests() -> Result<Outcome> {
     let cuda = cuda_program()?;
     let programs = programs()?;
-    let tests = |kind: &[&str]| {
-        let cmd = workspace("test").arg("--no-fail-fast").args(kind);
+    let with_variables = |cmd: Cmd| {
         cmd.env("GRADSYNC_PYTHONPATH", python::packages_folder())
             .env("GRADSYNC_CUDA_BINARY", &cuda)
             .env(PROGRAMS_VARIABLE, &programs)
     };
-    tests(&["--tests", "--exclude", "gradsync"]).run()?;
-    tests(&["--doc"]).run()?;
-    // The library's unit tests are compiled once, with all features: the launch side of the CUDA backend has tests that need no GPU, and the
-    // transport over MPI has tests that need no `mpirun`.
+    let built = bundle::executables(workspace("test").args(["--tests", "--exclude", "gradsync", "--no-run"]))?;
+    let mut failed = Vec::new();
+    let mut note = |name: &str, outcome: Result<()>| {
+        if let Err(error) = outcome {
+            println!("FAILED: {error:#}");
+            failed.push(name.to_owned());
+        }
+    };
+    note("doc", with_variables(workspace("test").args(["--no-fail-fast", "--doc"])).run());
+    thread::scope(|scope| {
+        // Many tests wait. Cargo could not run them meanwhile: its lock on the target folder is the builds'. A build that fails is
+        // repeated below, and reported there.
+        scope.spawn(|| {
+            [unit_tests(), loading_tests()].map(|cmd| cmd.args(["--no-run", "--quiet"]).nice().run().is_ok())
+        });
+        for test in built.iter().filter(|built| built.is_test) {
+            note(&test.name, with_variables(Cmd::new(&test.executable).folder(&test.folder)).run());
+        }
+    });
+    note("unit tests", unit_tests().run());
+    note("loading", loading_tests().run());
+    ensure!(failed.is_empty(), "tests failed in {}", failed.join(", "));
+    Ok(Outcome::Passed(String::new()))
+}
+
+/// The library's unit tests, which are compiled once, with all features: the launch side of the CUDA backend has tests that need no GPU, and
+/// the transport over MPI has tests that need no `mpirun`.
+fn unit_tests() -> Cmd {
     let features = if toolchain::mpi::is_here() { "cuda,nvtx,mpi" } else { "cuda,nvtx" };
-    Cmd::cargo("test").args(["--package", "gradsync", "--features", features, "--lib"]).run()?;
-    // The loading of kernels, and NCCL's declarations and loading, have tests that need no GPU too.
-    let loading = Cmd::cargo("test")
+    Cmd::cargo("test").args(["--package", "gradsync", "--features", features, "--lib"])
+}
+
+/// The tests of the loading of kernels, and of NCCL's declarations and loading, which need no GPU.
+fn loading_tests() -> Cmd {
+    Cmd::cargo("test")
         .args(["--package", "gradsync-tests", "--features", "cuda,prepared"])
         .args(["--test", "kernel_loading", "--test", "nccl_header", "--test", "nccl_loading", "--test", "driver_rules"])
-        .env(python::NCCL_VARIABLE, python::nccl_include());
-    passed(loading.run())
+        .env(python::NCCL_VARIABLE, python::nccl_include())
 }
 
 /// The program with the `cuda` feature, for the test that starts it on a machine without a driver. Its features equal the features of the
