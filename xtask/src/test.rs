@@ -313,17 +313,16 @@ fn tests() -> Result<Outcome> {
     };
     note("doc", with_variables(workspace("test").args(["--no-fail-fast", "--doc"])).run());
     thread::scope(|scope| {
-        // Many tests wait. Cargo could not run them meanwhile: its lock on the target folder is the builds'. A build that fails is
-        // repeated below, and reported there.
-        scope.spawn(|| {
-            [unit_tests(), loading_tests()].map(|cmd| cmd.args(["--no-run", "--quiet"]).nice().run().is_ok())
-        });
+        // Many tests wait. Cargo could not run them meanwhile: the build has its lock on the target folder. A build that fails is repeated
+        // below, and reported there.
+        scope.spawn(|| unit_tests().args(["--no-run", "--quiet"]).nice().run());
         for test in built.iter().filter(|built| built.is_test) {
             note(&test.name, with_variables(Cmd::new(&test.executable).folder(&test.folder)).run());
         }
     });
     note("unit tests", unit_tests().run());
-    note("loading", loading_tests().run());
+    // The loading of kernels, and NCCL's declarations and loading, have tests that need no GPU too.
+    note("loading", with_cuda("test").args(LOADING).env(python::NCCL_VARIABLE, python::nccl_include()).run());
     ensure!(failed.is_empty(), "tests failed in {}", failed.join(", "));
     Ok(Outcome::Passed(String::new()))
 }
@@ -335,19 +334,20 @@ fn unit_tests() -> Cmd {
     Cmd::cargo("test").args(["--package", "gradsync", "--features", features, "--lib"])
 }
 
-/// The tests of the loading of kernels, and of NCCL's declarations and loading, which need no GPU.
-fn loading_tests() -> Cmd {
-    Cmd::cargo("test")
-        .args(["--package", "gradsync-tests", "--features", "cuda,prepared"])
-        .args(["--test", "kernel_loading", "--test", "nccl_header", "--test", "nccl_loading", "--test", "driver_rules"])
-        .env(python::NCCL_VARIABLE, python::nccl_include())
+/// The program and the tests with the `cuda` feature under a subcommand of cargo.
+fn with_cuda(subcommand: &str) -> Cmd {
+    let features = "gradsync-cli/cuda,gradsync-tests/cuda,gradsync-tests/prepared";
+    Cmd::cargo(subcommand).args(["--package", "gradsync-cli", "--package", "gradsync-tests", "--features", features])
 }
 
-/// The program with the `cuda` feature, for the test that starts it on a machine without a driver. Its features equal the features of the
-/// library for the loading tests, including `nvtx`, so that the library is compiled once for both.
+/// The tests with the `cuda` feature that run on any machine.
+const LOADING: [&str; 8] =
+    ["--test", "kernel_loading", "--test", "nccl_header", "--test", "nccl_loading", "--test", "driver_rules"];
+
+/// Builds the program with the `cuda` feature, for the test that starts it on a machine without a driver, and the tests with this feature,
+/// so that the library is compiled once for both.
 fn cuda_program() -> Result<PathBuf> {
-    let build = Cmd::cargo("build").args(["--package", "gradsync-cli", "--features", "cuda,nvtx", "--bin", "gradsync"]);
-    keep(build, "gradsync", "cuda")
+    keep(with_cuda("build").args(["--bin", "gradsync"]).args(LOADING), "gradsync", "cuda")
 }
 
 /// The variable with the folder of the programs that tests start.
