@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Result, anyhow, bail};
 
 use crate::{
-    bundle,
+    bundle, demo,
     multi_gpu::{
         launch::{self, End, Limits, Process},
         mpirun::Mpirun,
@@ -88,8 +88,8 @@ pub(super) fn run() -> Result<String> {
 
 /// Runs the cases of training with candle on ranks of an MPI job.
 pub(super) fn candle() -> Result<String> {
-    let build = ["--no-run", "--package", "gradsync-candle", "--features", "mpi", "--test", "ranks"];
-    let program = bundle::executable(Cmd::cargo("test").args(build), "ranks")?;
+    let build = demo::candle("test").args(["--no-run", "--features", "gradsync-candle/mpi", "--test", "ranks"]);
+    let program = bundle::executable(build, "ranks")?;
     let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
     for ranks in [2, 4] {
         let case = ["rank_of_an_mpi_job", "--exact", "--test-threads=1"];
