@@ -304,6 +304,8 @@ fn tests() -> Result<Outcome> {
             .env(PROGRAMS_VARIABLE, &programs)
     };
     let built = bundle::executables(workspace("test").args(["--tests", "--exclude", "gradsync", "--no-run"]))?;
+    // Cargo runs none of them, so nothing else would notice that its messages are no longer understood.
+    ensure!(built.iter().any(|built| built.is_test), "cargo named no test program that it has built");
     let mut failed = Vec::new();
     let mut note = |name: &str, outcome: Result<()>| {
         if let Err(error) = outcome {

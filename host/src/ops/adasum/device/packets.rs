@@ -26,10 +26,12 @@ impl Thresholds {
     /// three and four H100 with NVLink, and with four and eight ranks on one, where the other kernels have few places for their blocks.
     pub(super) fn measured(comm: &dyn Communicator<Cuda>) -> Self {
         let shares_gpus = comm.sharing().is_some_and(|peers| peers.shares_gpus());
-        let (most_bytes, one_shot_bytes) = match comm.world_size() {
-            2 => (4 << 20, 512 << 10),
-            3 => (if shares_gpus { 4 << 20 } else { 2 << 20 }, 256 << 10),
-            4 => (if shares_gpus { 4 << 20 } else { 2 << 20 }, 128 << 10),
+        let (most_bytes, one_shot_bytes) = match (comm.world_size(), shares_gpus) {
+            (2, _) => (4 << 20, 512 << 10),
+            (3, false) => (2 << 20, 256 << 10),
+            (3, true) => (4 << 20, 256 << 10),
+            (4, false) => (2 << 20, 128 << 10),
+            (4, true) => (4 << 20, 128 << 10),
             _ => (2 << 20, 64 << 10),
         };
         Self { most_bytes, one_shot_bytes }
