@@ -14,7 +14,7 @@
 //! | clearing and accumulating gradients | [`ops::zero_gradient`], [`ops::in_place_accumulate`], [`ops::in_place_accumulate_v2`] |
 //! | sums and means over ranks | [`ops::all_reduce`](ops::all_reduce()), [`ops::all_reduce_tensors`] |
 //! | Adasum over ranks | [`ops::adasum_all_reduce`], [`ops::Adasum`], [`ops::hierarchical_adasum_all_reduce`] |
-//! | sums in rank order on GPUs | `ops::OrderedAllReduce`, `ops::PeerAllReduce` |
+//! | sums in rank order on GPUs | `ops::OrderedAllReduce` |
 //! | the same by one process, from the checkpoints of all ranks | [`ops::offline`] |
 //! | sharing an optimizer's state out over ranks | [`ops::ZeroPartition`] |
 //! | tensors from rank to rank, pipelines | [`ops::send_recv`] |

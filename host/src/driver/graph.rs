@@ -16,10 +16,10 @@ use crate::sys::cuda::{self, Status};
 /// the communicators stay open, until it is dropped too. Memory is kept if it was allocated before the recording ended and dropped after
 /// it, whether the work uses it or not.
 ///
-/// Recorded kernels that wait for the kernels of other ranks ([`PeerAllReduce`](crate::ops::PeerAllReduce), and Adasum where it uses peers)
-/// keep the share of the GPU that their communicator had when they were recorded. As long as the graph lives, making such an operation of
-/// another communicator on the same GPU fails with code 720 if it would leave less to the graph. So make all operations first, and record
-/// then.
+/// Recorded kernels that wait for the kernels of other ranks ([`OrderedAllReduce`](crate::ops::OrderedAllReduce) and Adasum, where they use
+/// peers) keep the share of the GPU that their communicator had when they were recorded. As long as the graph lives, making such an
+/// operation of another communicator on the same GPU fails with code 720 if it would leave less to the graph. So make all operations first,
+/// and record then.
 #[must_use = "recorded work does not run before its graph is launched"]
 #[derive(Debug)]
 pub struct Graph {

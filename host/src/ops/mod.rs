@@ -7,7 +7,7 @@
 //! | [`all_gather_owned`], [`reduce_scatter_owned`] | ONNX Runtime's NcclAllGather, NcclReduceScatter |
 //! | [`all_gather_tensors`], [`reduce_scatter_tensors`] | ncclAllGather and ncclReduceScatter of several tensors |
 //! | [`Adasum`], [`adasum_all_reduce`], [`hierarchical_adasum_all_reduce`] | ONNX Runtime's AdasumAllReduce, Horovod's `op=Adasum` |
-//! | `OrderedAllReduce`, `PeerAllReduce` (feature `cuda`) | Megatron-LM's reduce-scatter with wide sums |
+//! | `OrderedAllReduce` (feature `cuda`) | Megatron-LM's reduce-scatter with wide sums |
 //! | [`ZeroPartition`] | ONNX Runtime's ZeRO optimizer, PyTorch's ZeroRedundancyOptimizer |
 //! | [`offline`]: the same reductions by one process that reads the tensors of all ranks | |
 //! | [`send_recv`] | ONNX Runtime's Send, Recv and pipeline schedules |
@@ -39,7 +39,7 @@ pub use adasum::{
 pub use all_reduce::{ReducibleMemory, all_reduce, all_reduce_scaled};
 pub use gradient::{in_place_accumulate, in_place_accumulate_v2, zero_gradient};
 #[cfg(feature = "cuda")]
-pub use ordered::{OrderedAllReduce, PeerAllReduce};
+pub use ordered::OrderedAllReduce;
 pub use tensors::{
     all_gather_owned, all_gather_owned_into, all_gather_tensors, all_reduce_tensors, all_reduce_tensors_into, pack,
     reduce_scatter_owned, reduce_scatter_owned_into, reduce_scatter_tensors, unpack,

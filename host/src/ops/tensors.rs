@@ -66,6 +66,17 @@ fn offsets<M: KernelMemory>(tensors: &[M::Slice<'_>]) -> (Vec<usize>, usize) {
     (offsets, end)
 }
 
+/// Copies tensors into a buffer of as many tensors of the same lengths, with casts where dtypes differ.
+pub(super) fn copy_into<M: KernelMemory>(
+    operation: &'static str,
+    buffer: &mut GradientBuffer<M>,
+    tensors: &[M::Slice<'_>],
+) -> Result<()> {
+    buffer.table().check_lens(operation, "tensor", tensors.iter().map(|tensor| M::len(*tensor)))?;
+    let offsets = buffer.table().offsets();
+    M::pack(buffer.as_mut_slice(), &offsets, tensors)
+}
+
 /// Replaces every rank's tensors by their reduction over ranks (ONNX Runtime's NcclAllReduce), by one collective: in place if the tensors
 /// are contiguous in order, otherwise on a packed copy. Each rank decides by its own addresses. On a GPU the copy is packed in one launch
 /// and unpacked in another, which is fastest where tensors have multiples of 16 bytes. A [`GradientBuffer`] needs no copy: see

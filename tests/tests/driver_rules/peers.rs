@@ -8,7 +8,7 @@ use gradsync::comm::{Call, Collective, Communicator, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
 use gradsync::kernels::cuda;
 use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, PeerMemory, SharedMemory};
-use gradsync::ops::PeerAllReduce;
+use gradsync::ops::OrderedAllReduce;
 use gradsync::{DType, Error, GradientBuffer, Result};
 
 use crate::{after, lines, queue, queue_of, say};
@@ -116,8 +116,8 @@ fn buffer(queue: &Queue) -> GradientBuffer<Cuda> {
     GradientBuffer::on_queue(queue, DType::F32, 2, [("tensor", [LEN])]).unwrap()
 }
 
-fn connect<'c>(pair: &'c Pair, buffer: &GradientBuffer<Cuda>) -> Result<Option<PeerAllReduce<'c>>> {
-    PeerAllReduce::new(pair, buffer, ReduceOp::Sum)
+fn connect<'c>(pair: &'c Pair, buffer: &GradientBuffer<Cuda>) -> Result<OrderedAllReduce<'c>> {
+    OrderedAllReduce::new(pair, buffer, ReduceOp::Sum)
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn case_of_half_a_set_up() {
         let first = buffer(&queue);
         let outcome = connect(&pairs[0], &first);
         match fault {
-            Fault::Unreachable => assert!(matches!(outcome, Ok(None)), "{what}: {outcome:?}"),
+            Fault::Unreachable => assert!(outcome.is_ok_and(|ordered| !ordered.uses_peers()), "{what}"),
             Fault::Broken => {
                 assert!(outcome.is_err_and(|error| error.to_string().contains("nothing is heard")), "{what}")
             }
@@ -143,7 +143,7 @@ fn case_of_half_a_set_up() {
         assert_eq!(offered.len(), number, "{what}");
 
         let second = buffer(&queue);
-        let connected = connect(&pairs[1], &second).unwrap().expect("no fault");
+        let connected = connect(&pairs[1], &second).unwrap();
         let is_used_again = |address: &u64| pairs[1].offers().contains(address);
         if (number, fault) == (1, Fault::Unreachable) {
             assert!(is_used_again(&offered[0]), "nobody has the list of flags");
@@ -156,7 +156,7 @@ fn case_of_half_a_set_up() {
             std::thread::sleep(PAUSE);
             queue.synchronize().unwrap();
             let third = buffer(&queue);
-            let connected = connect(&pairs[2], &third).unwrap().expect("no fault");
+            let connected = connect(&pairs[2], &third).unwrap();
             let again = pairs[2].offers();
             assert!(offered.iter().all(|address| again.contains(address)), "{what}: {offered:?} is none of {again:?}");
             std::mem::forget((connected, third));
@@ -176,7 +176,7 @@ fn case_of_a_drop_in_a_recording() {
     let (Some(queue), Some(peer)) = (queue(), queue()) else { return };
     let pair = Pair::new(peer);
     let gradients = buffer(&queue);
-    let connected = connect(&pair, &gradients).unwrap().expect("no fault");
+    let connected = connect(&pair, &gradients).unwrap();
     let mut data = DeviceBuffer::zeroed(&queue, DType::F32, 100).unwrap();
     cuda::zero(data.as_mut_slice()).unwrap();
     let graph = queue.capture(|| {
@@ -213,7 +213,7 @@ fn case_of_another_thread() {
     let rank = move || {
         let (queue, pair) = (queue_of(1).expect("as before"), Pair::new(peer));
         let gradients = buffer(&queue);
-        let connected = connect(&pair, &gradients).unwrap().expect("no fault");
+        let connected = connect(&pair, &gradients).unwrap();
         drop((connected, gradients, queue));
         pair
     };
@@ -243,9 +243,9 @@ fn case_of_a_later_communicator() {
     let (Some(queue), Some(peer)) = (queue(), queue()) else { return };
     let pairs = [0, 1, 2].map(|_| Pair::new(peer.clone()));
     let mut gradients = [0, 1, 2].map(|_| buffer(&queue));
-    let mut first = connect(&pairs[0], &gradients[0]).unwrap().expect("no fault");
-    first.run(&mut gradients[0]).unwrap();
-    let graph = queue.capture(|| first.run(&mut gradients[0])).unwrap();
+    let mut first = connect(&pairs[0], &gradients[0]).unwrap();
+    first.all_reduce(&mut gradients[0]).unwrap();
+    let graph = queue.capture(|| first.all_reduce(&mut gradients[0])).unwrap();
     let error = connect(&pairs[1], &gradients[1]).expect_err("the graph has all blocks");
     assert!(matches!(&error, Error::Cuda(cuda) if cuda.code == 720), "{error}");
     for part in ["device 0", "264 blocks", "132 are left", "record it again"] {
@@ -253,8 +253,8 @@ fn case_of_a_later_communicator() {
     }
     graph.launch().unwrap();
     drop(graph);
-    let _second = connect(&pairs[2], &gradients[2]).unwrap().expect("no fault");
-    let graph = queue.capture(|| first.run(&mut gradients[0])).unwrap();
+    let _second = connect(&pairs[2], &gradients[2]).unwrap();
+    let graph = queue.capture(|| first.all_reduce(&mut gradients[0])).unwrap();
     graph.launch().unwrap();
     say("the end");
 }

@@ -4,7 +4,7 @@ use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split};
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
 use gradsync::memory::Cuda;
-use gradsync::ops::{Adasum, AdasumOptions, Algorithm, Nodes, OrderedAllReduce, PeerAllReduce, WithinNode};
+use gradsync::ops::{Adasum, AdasumOptions, Algorithm, Nodes, OrderedAllReduce, WithinNode};
 use gradsync::{DType, Error, GradientBuffer, Result};
 use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::inputs::vector;
@@ -79,12 +79,14 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     report.case("ordered all_reduce", || {
         let mut ordered = None;
         check(queue, &comm, "ordered", |buffer| {
-            let (dtype, len) = (buffer.table().dtype(), buffer.as_slice().len());
             let ordered = match &mut ordered {
                 Some(ordered) => ordered,
-                none => none.insert(OrderedAllReduce::new(&comm, queue, (dtype, dtype), len, ReduceOp::Mean)?),
+                none => {
+                    let (wire, op) = (buffer.dtype(), ReduceOp::Mean);
+                    none.insert(OrderedAllReduce::over_transport(&comm, buffer, wire, op)?)
+                }
             };
-            ordered.run(buffer.as_mut_slice())
+            ordered.all_reduce(buffer)
         });
     });
     if comm.world_size() > 1 && context.layout.reaches_peers() {
@@ -93,11 +95,10 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
             check(queue, &comm, "by peers", |buffer| {
                 let peers = match &mut peers {
                     Some(peers) => peers,
-                    none => {
-                        none.insert(PeerAllReduce::new(&comm, buffer, ReduceOp::Mean)?.expect("GPUs of one machine"))
-                    }
+                    none => none.insert(OrderedAllReduce::new(&comm, buffer, ReduceOp::Mean)?),
                 };
-                peers.run(buffer)
+                assert!(peers.uses_peers(), "GPUs of one machine");
+                peers.all_reduce(buffer)
             });
         });
     }

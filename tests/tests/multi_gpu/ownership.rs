@@ -8,7 +8,7 @@ use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::memory::Cuda;
-use gradsync::ops::{Adasum, AdasumOptions, PeerAllReduce};
+use gradsync::ops::{Adasum, AdasumOptions, OrderedAllReduce};
 use gradsync::{DType, Error, GradientBuffer};
 
 use crate::context::Context;
@@ -153,13 +153,12 @@ fn other_order(context: &Context, generations: [u64; 2]) {
     let mut buffers = [0, 1].map(|index: usize| buffer(&queues[index], context.world_size));
     let mut sums = Vec::new();
     for (comm, buffer) in comms.iter().zip(&buffers) {
-        sums.push(PeerAllReduce::new(comm, buffer, ReduceOp::Mean).unwrap());
+        sums.push(OrderedAllReduce::new(comm, buffer, ReduceOp::Mean).unwrap());
     }
     let first = context.rank % 2;
     for _ in 0..20 {
         for index in [first, 1 - first] {
-            let Some(sum) = &mut sums[index] else { return };
-            sum.run(&mut buffers[index]).unwrap();
+            sums[index].all_reduce(&mut buffers[index]).unwrap();
         }
     }
     for (comm, queue) in comms.iter().zip(&queues) {
@@ -216,20 +215,23 @@ fn keeps_its_part(context: &Context, generations: [u64; 2]) {
     let queue = &context.queue;
     let comms = generations.map(|generation| context.communicator(generation, &context.options()));
     let mut buffers = [0, 1].map(|_| buffer(queue, context.world_size));
-    let Some(mut first) = PeerAllReduce::new(&comms[0], &buffers[0], ReduceOp::Mean).unwrap() else { return };
-    first.run(&mut buffers[0]).unwrap();
+    let mut first = OrderedAllReduce::new(&comms[0], &buffers[0], ReduceOp::Mean).unwrap();
+    if !first.uses_peers() {
+        return;
+    }
+    first.all_reduce(&mut buffers[0]).unwrap();
     comms[0].synchronize(queue).unwrap();
-    let graph = queue.capture(|| first.run(&mut buffers[0])).unwrap();
-    let error = PeerAllReduce::new(&comms[1], &buffers[1], ReduceOp::Mean).expect_err("the graph needs the places");
+    let graph = queue.capture(|| first.all_reduce(&mut buffers[0])).unwrap();
+    let error = OrderedAllReduce::new(&comms[1], &buffers[1], ReduceOp::Mean).expect_err("the graph needs the places");
     assert!(matches!(&error, Error::Cuda(cuda) if cuda.code == 720), "{error}");
     drop(graph);
     // Ranks that are threads share the resident blocks: the graphs of all of them have to be gone.
     comms[0].barrier().unwrap();
-    let mut second = PeerAllReduce::new(&comms[1], &buffers[1], ReduceOp::Mean).unwrap().expect("as the first");
-    let graph = queue.capture(|| first.run(&mut buffers[0])).unwrap();
+    let mut second = OrderedAllReduce::new(&comms[1], &buffers[1], ReduceOp::Mean).unwrap();
+    let graph = queue.capture(|| first.all_reduce(&mut buffers[0])).unwrap();
     for _ in 0..3 {
         graph.launch().unwrap();
-        second.run(&mut buffers[1]).unwrap();
+        second.all_reduce(&mut buffers[1]).unwrap();
     }
     comms[1].synchronize(queue).unwrap();
 }
@@ -242,14 +244,14 @@ fn branches(context: &Context, generation: u64) {
     let mut sums = Vec::new();
     for buffer in &mut buffers {
         buffer.tensor_mut(0).data_mut().copy_from_host((&vec![1.0f32; LEN][..]).into()).unwrap();
-        let Some(mut sum) = PeerAllReduce::new(&comm, buffer, ReduceOp::Mean).unwrap() else { return };
-        sum.run(buffer).unwrap();
+        let mut sum = OrderedAllReduce::new(&comm, buffer, ReduceOp::Mean).unwrap();
+        sum.all_reduce(buffer).unwrap();
         sums.push(sum);
     }
     let [main, branch] = &queues;
     let graph = main.capture(|| {
         branch.wait_for(&main.record()?)?;
-        sums.iter_mut().zip(&mut buffers).try_for_each(|(sum, buffer)| sum.run(buffer))?;
+        sums.iter_mut().zip(&mut buffers).try_for_each(|(sum, buffer)| sum.all_reduce(buffer))?;
         Ok(main.wait_for(&branch.record()?)?)
     });
     let graph = graph.unwrap();

@@ -8,6 +8,7 @@ use crate::comm::Communicator;
 use crate::error::Result;
 use crate::kernels::KernelMemory;
 use crate::memory::{Host, Memory};
+use crate::ops::tensors::copy_into;
 
 /// The name of the reduction of separate tensors in errors.
 const TENSORS: &str = "Adasum of tensors";
@@ -156,9 +157,7 @@ impl<'c, M: AdasumMemory> Adasum<'c, M> {
     }
 
     fn reduce_copies(&mut self, buffer: &mut GradientBuffer<M>, tensors: &[M::Slice<'_>]) -> Result<()> {
-        buffer.table().check_lens(TENSORS, "tensor", tensors.iter().map(|tensor| M::len(*tensor)))?;
-        let offsets = buffer.table().offsets();
-        M::pack(buffer.as_mut_slice(), &offsets, tensors)?;
+        copy_into(TENSORS, buffer, tensors)?;
         self.all_reduce(buffer)
     }
 

@@ -9,7 +9,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::{cpu, cuda};
 use crate::memory::{Cuda, HostBuffer};
-use crate::ops::{OrderedAllReduce, PeerAllReduce};
+use crate::ops::OrderedAllReduce;
 use crate::train::Reduction;
 
 /// The queue that computes gradients, and the queue that reduces them.
@@ -69,13 +69,7 @@ impl<'c> Reducer<'c, Cuda> {
 
 impl BucketReduction<Cuda> for OrderedAllReduce<'_> {
     fn run(&mut self, bucket: &mut GradientBuffer<Cuda>) -> Result<()> {
-        OrderedAllReduce::run(self, bucket.as_mut_slice())
-    }
-}
-
-impl BucketReduction<Cuda> for PeerAllReduce<'_> {
-    fn run(&mut self, bucket: &mut GradientBuffer<Cuda>) -> Result<()> {
-        PeerAllReduce::run(self, bucket)
+        self.all_reduce(bucket)
     }
 }
 
@@ -165,10 +159,6 @@ impl ReducerMemory for Cuda {
             Reduction::Sum if ordered => ReduceOp::Sum,
             reduction => return plain(comm, bucket, reduction),
         };
-        if let Some(by_peers) = PeerAllReduce::new(comm, bucket, op)? {
-            return Ok(Box::new(by_peers));
-        }
-        let dtype = bucket.dtype();
-        Ok(Box::new(OrderedAllReduce::new(comm, bucket.queue(), (dtype, dtype), bucket.len(), op)?))
+        Ok(Box::new(OrderedAllReduce::new(comm, bucket, op)?))
     }
 }

@@ -8,8 +8,8 @@ use gradsync::comm::{Communicator, Ranks, ReduceOp, Split};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
 use gradsync::kernels::cuda::SegmentWorkspace;
 use gradsync::memory::Cuda;
+use gradsync::ops::OrderedAllReduce;
 use gradsync::ops::{Adasum, AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes};
-use gradsync::ops::{OrderedAllReduce, PeerAllReduce};
 use gradsync_tests::array::{Array, dtype, patterns_of, write};
 use gradsync_tests::inputs::{Kind, generate};
 use gradsync_tests::oracle::Format;
@@ -194,29 +194,21 @@ impl Tensors {
         let expected: Vec<Outcome> = order.iter().map(|&index| sum(index)).collect();
         for order in [&order[..]].into_iter().chain(order.chunks(4)) {
             let by_peers = self.reduce(queue, comm, order, Some(comm.rank()), &|buffer| {
-                if let Some(mut peers) = PeerAllReduce::new(comm, buffer, ReduceOp::Sum).unwrap() {
-                    peers.run(buffer).unwrap();
-                } else {
-                    assert!(has_transport || buffer.table().arena_len() == 0, "kernels reach all buffers");
-                    self.over_transport(queue, comm, buffer);
-                }
+                let mut ordered = OrderedAllReduce::new(comm, buffer, ReduceOp::Sum).unwrap();
+                assert!(ordered.uses_peers() || has_transport || buffer.is_empty(), "kernels reach all buffers");
+                ordered.all_reduce(buffer).unwrap();
                 None
             });
             self.check(&format!("sums, tensors {order:?}"), order, &by_peers, &expected);
             if has_transport {
                 let found = self.reduce(queue, comm, order, Some(comm.rank()), &|buffer| {
-                    self.over_transport(queue, comm, buffer);
+                    let (wire, op) = (buffer.dtype(), ReduceOp::Sum);
+                    OrderedAllReduce::over_transport(comm, buffer, wire, op).unwrap().all_reduce(buffer).unwrap();
                     None
                 });
                 self.check(&format!("sums over a transport, tensors {order:?}"), order, &found, &expected);
             }
         }
-    }
-
-    fn over_transport(&self, queue: &Queue, comm: &dyn Communicator<Cuda>, buffer: &mut GradientBuffer<Cuda>) {
-        let (dtype, len) = (dtype(self.format), buffer.table().arena_len());
-        let mut ordered = OrderedAllReduce::new(comm, queue, (dtype, dtype), len, ReduceOp::Sum).unwrap();
-        ordered.run(buffer.as_mut_slice()).unwrap();
     }
 }
 

@@ -13,7 +13,7 @@ use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Call, Collective, Communicator, Ranks, ReduceOp};
 use gradsync::driver::{DeviceSlice, KernelSource, Queue};
 use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, PeerMemory, SharedMemory};
-use gradsync::ops::{Algorithm, Granularity, PeerAllReduce};
+use gradsync::ops::{Algorithm, Granularity, OrderedAllReduce};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
 use gradsync_tests::ranks::on_ranks;
@@ -121,9 +121,9 @@ fn check(device: u32, comm: &OneGpu, format: Format, source: KernelSource) {
 fn sums(runner: &Runner<'_>, case: &Case) {
     let label = format!("sum, {}", case.name());
     let mut buffer = runner.buffer(case);
-    let mut peers =
-        PeerAllReduce::new(runner.comm, &buffer, ReduceOp::Sum).unwrap().expect("kernels reach all buffers");
-    peers.run(&mut buffer).unwrap();
+    let mut ordered = OrderedAllReduce::new(runner.comm, &buffer, ReduceOp::Sum).unwrap();
+    assert!(ordered.uses_peers(), "kernels reach all buffers");
+    ordered.all_reduce(&mut buffer).unwrap();
     let got = layers(case, &runner.bits(case, &buffer), &label);
     let inputs: Vec<Vec<f64>> = case.inputs.iter().map(|layers| layers.concat()).collect();
     let sum = |index: usize| case.format.round(inputs.iter().fold(0.0, |sum, input| sum + input[index]));

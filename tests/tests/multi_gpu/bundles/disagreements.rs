@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Split};
 use gradsync::driver::DeviceBuffer;
 use gradsync::memory::Cuda;
-use gradsync::ops::{Adasum, AdasumOptions, Nodes, OrderedAllReduce, PeerAllReduce, ZeroPartition};
+use gradsync::ops::{Adasum, AdasumOptions, Nodes, OrderedAllReduce, ZeroPartition};
 use gradsync::{DType, Error, GradientBuffer, Result};
 
 use super::World;
@@ -15,8 +15,8 @@ use crate::report::Report;
 /// The longest time that counts as immediate on a busy machine.
 const QUICK: Duration = Duration::from_secs(5);
 
-/// The arguments of an [`OrderedAllReduce`].
-type Ordered = (DType, DType, usize, ReduceOp);
+/// The dtype and the length of the tensor, the dtype of the wire and the reduction of an [`OrderedAllReduce`] over a transport.
+type Ordered = (DType, usize, DType, ReduceOp);
 
 pub(super) fn run(world: &World<'_>, report: &mut Report) {
     if world.size() == 1 {
@@ -60,33 +60,41 @@ fn assert_blames(world: &World<'_>, odd: usize, reason: &str, why: &str) {
 }
 
 fn ordered(world: &World<'_>, odd: usize) {
-    let common: Ordered = (DType::F32, DType::F32, 33, ReduceOp::Sum);
+    let common: Ordered = (DType::F32, 33, DType::F32, ReduceOp::Sum);
     let of_sum = |label: &str| {
         format!("ordered all_reduce(sum): ranks disagree on {label}: rank {{}} has {{}}, rank {{}} has {{}}")
     };
     let of_all = String::from("ranks disagree: rank {} called {}, rank {} called {}");
     let others: [(Ordered, String, [&str; 2]); 4] = [
-        ((DType::F32, DType::F32, 33, ReduceOp::Mean), of_all, ["ordered all_reduce(sum)", "ordered all_reduce(mean)"]),
-        ((DType::F32, DType::F32, 34, ReduceOp::Sum), of_sum("elements"), ["33", "34"]),
-        ((DType::F64, DType::F32, 33, ReduceOp::Sum), of_sum("dtype"), ["f32", "f64"]),
-        ((DType::F32, DType::BF16, 33, ReduceOp::Sum), of_sum("wire"), ["f32", "bf16"]),
+        ((DType::F32, 33, DType::F32, ReduceOp::Mean), of_all, ["ordered all_reduce(sum)", "ordered all_reduce(mean)"]),
+        ((DType::F32, 34, DType::F32, ReduceOp::Sum), of_sum("tensor 0 \"a\""), ["[33]", "[34]"]),
+        ((DType::F64, 33, DType::F32, ReduceOp::Sum), of_sum("dtype"), ["f32", "f64"]),
+        ((DType::F32, 33, DType::BF16, ReduceOp::Sum), of_sum("wire"), ["f32", "bf16"]),
     ];
     for (other, text, values) in others {
-        let (dtype, wire, len, op) = if world.rank() == odd { other } else { common };
-        let queue = &world.context.queue;
-        let reason = refused(world, || OrderedAllReduce::new(world.comm, queue, (dtype, wire), len, op));
+        let (dtype, len, wire, op) = if world.rank() == odd { other } else { common };
+        let buffer = GradientBuffer::on_queue(&world.context.queue, dtype, world.size(), [("a", [len])]).unwrap();
+        let reason = refused(world, || OrderedAllReduce::over_transport(world.comm, &buffer, wire, op));
         let [common, differing] = values;
         let (left, right) = if odd == 0 { (differing, common) } else { (common, differing) };
         let parts = ["0", left, &odd.max(1).to_string(), right];
         let expected = parts.into_iter().fold(text, |text, part| text.replacen("{}", part, 1));
         assert_eq!(reason, expected);
     }
+
+    // One rank would wait in an exchange for peers that write to its memory.
+    let buffer = buffer(world, world.size());
+    let reason = refused(world, || match world.rank() == odd {
+        true => OrderedAllReduce::new(world.comm, &buffer, ReduceOp::Sum),
+        false => OrderedAllReduce::over_transport(world.comm, &buffer, buffer.dtype(), ReduceOp::Sum),
+    });
+    assert!(reason.contains("disagree on ways"), "{reason}");
 }
 
 fn ordered_alone(world: &World<'_>, odd: usize) {
     let op = if world.rank() == odd { ReduceOp::Max } else { ReduceOp::Sum };
-    let (queue, dtypes) = (&world.context.queue, (DType::F32, DType::F32));
-    let reason = refused(world, || OrderedAllReduce::new(world.comm, queue, dtypes, 33, op));
+    let buffer = buffer(world, world.size());
+    let reason = refused(world, || OrderedAllReduce::over_transport(world.comm, &buffer, DType::F32, op));
     assert_blames(world, odd, &reason, "max has no order of additions");
 }
 
@@ -97,10 +105,10 @@ fn buffer(world: &World<'_>, planned: usize) -> GradientBuffer<Cuda> {
 fn peers(world: &World<'_>, odd: usize) {
     let buffer = buffer(world, world.size());
     let op = if world.rank() == odd { ReduceOp::Min } else { ReduceOp::Sum };
-    let reason = refused(world, || PeerAllReduce::new(world.comm, &buffer, op));
+    let reason = refused(world, || OrderedAllReduce::new(world.comm, &buffer, op));
     assert_blames(world, odd, &reason, "min has no order of additions");
     let op = if world.rank() == odd { ReduceOp::Mean } else { ReduceOp::Sum };
-    let reason = refused(world, || PeerAllReduce::new(world.comm, &buffer, op));
+    let reason = refused(world, || OrderedAllReduce::new(world.comm, &buffer, op));
     let called =
         |rank: usize| format!("rank {rank} called ordered all_reduce({})", if rank == odd { "mean" } else { "sum" });
     assert_eq!(reason, format!("ranks disagree: {}, {}", called(0), called(odd.max(1))));
@@ -110,7 +118,7 @@ fn other_world(world: &World<'_>, odd: usize) {
     let planned = world.size() + usize::from(world.rank() == odd);
     let (buffer, why) = (buffer(world, planned), format!("over {} ranks", world.size() + 1));
     let comm: &dyn Communicator<Cuda> = world.comm;
-    assert_blames(world, odd, &refused(world, || PeerAllReduce::new(comm, &buffer, ReduceOp::Sum)), &why);
+    assert_blames(world, odd, &refused(world, || OrderedAllReduce::new(comm, &buffer, ReduceOp::Sum)), &why);
     assert_blames(world, odd, &refused(world, || ZeroPartition::new(comm, &buffer)), &why);
     let split = |color: usize| world.comm.split(Some(color as u64), 0).unwrap().expect("a colour");
     let (node, across) = (split(0), split(world.rank()));

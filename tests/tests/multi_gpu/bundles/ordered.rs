@@ -1,8 +1,10 @@
-//! OrderedAllReduce: the bits of a sum in rank order, for any length and any division of tensors into buckets.
+//! OrderedAllReduce over NCCL: the bits of a sum in rank order, for any length, any dtype on the wire and any division of tensors into
+//! buckets.
 
-use gradsync::Error;
 use gradsync::comm::{Communicator, ReduceOp};
+use gradsync::memory::Cuda;
 use gradsync::ops::OrderedAllReduce;
+use gradsync::{Error, GradientBuffer};
 use gradsync_tests::array::{Array, dtype};
 use gradsync_tests::inputs::Random;
 use gradsync_tests::oracle::Format;
@@ -70,12 +72,16 @@ pub(crate) fn oracle((data, wire): (Format, Format), op: ReduceOp, inputs: &[Vec
     Array::new(data, &values)
 }
 
+/// A bucket of one tensor.
+fn bucket(world: &World<'_>, format: Format, len: usize) -> GradientBuffer<Cuda> {
+    GradientBuffer::on_queue(&world.context.queue, dtype(format), world.size(), [("tensor", [len])]).unwrap()
+}
+
 /// The same elements as one bucket, and cut at random offsets into several buckets.
 fn buckets(world: &World<'_>, data: Format, wire: Format, op: ReduceOp) {
     let (comm, queue) = (world.comm, &world.context.queue);
     let mut random = Random::new(77);
     let mut checks = Checks::new(comm);
-    let dtypes = (dtype(data), dtype(wire));
     for len in LENS {
         let inputs = inputs(world, (data, wire), len);
         let expected = oracle((data, wire), op, &inputs).patterns();
@@ -88,9 +94,11 @@ fn buckets(world: &World<'_>, data: Format, wire: Format, op: ReduceOp) {
             let mut rest = placed.slice_mut();
             let mut start = 0;
             for &end in &ends {
-                let (mut bucket, others) = rest.split_at_mut(end - start);
-                let mut ordered = OrderedAllReduce::new(comm, queue, dtypes, end - start, op).unwrap();
-                ordered.run(bucket.reborrow()).unwrap();
+                let (tensor, others) = rest.split_at_mut(end - start);
+                let mut bucket = bucket(world, data, end - start);
+                let mut ordered = OrderedAllReduce::over_transport(comm, &bucket, dtype(wire), op).unwrap();
+                assert!(!ordered.uses_peers());
+                ordered.all_reduce_tensors(&mut bucket, &mut [tensor]).unwrap();
                 rest = others;
                 start = end;
             }
@@ -106,8 +114,8 @@ fn again(world: &World<'_>) {
     const LEN: usize = 4097;
     let (comm, queue) = (world.comm, &world.context.queue);
     let formats = (Format::F32, Format::BF16);
-    let mut ordered =
-        OrderedAllReduce::new(comm, queue, (dtype(formats.0), dtype(formats.1)), LEN, ReduceOp::Mean).unwrap();
+    let mut bucket = bucket(world, formats.0, LEN);
+    let mut ordered = OrderedAllReduce::over_transport(comm, &bucket, dtype(formats.1), ReduceOp::Mean).unwrap();
     assert_eq!((ordered.wire(), ordered.op()), (dtype(Format::BF16), ReduceOp::Mean));
     let all = inputs(world, formats, 10 * LEN);
     let step = |step: usize| -> Vec<Vec<f64>> {
@@ -116,7 +124,7 @@ fn again(world: &World<'_>) {
     let place = |index: usize| Placed::new(queue, &Array::new(formats.0, &step(index)[world.rank()]), index % 2);
     let mut steps: Vec<Placed> = (0..10).map(place).collect();
     for data in &mut steps {
-        ordered.run(data.slice_mut()).unwrap();
+        ordered.all_reduce_tensors(&mut bucket, &mut [data.slice_mut()]).unwrap();
     }
     let mut checks = Checks::new(comm);
     for (index, data) in steps.iter().enumerate() {
@@ -126,30 +134,34 @@ fn again(world: &World<'_>) {
     checks.finish();
 }
 
-/// Invalid reductions, lengths and dtypes are refused before any communication, and the object can still be used.
+/// Invalid reductions, buffers and lengths are refused before any communication, and the object can still be used.
 fn refused(world: &World<'_>) {
     let (comm, queue) = (world.comm, &world.context.queue);
     let f32 = dtype(Format::F32);
+    let mut bucket_of_33 = bucket(world, Format::F32, 33);
     for op in [ReduceOp::Max, ReduceOp::Min] {
-        match OrderedAllReduce::new(comm, queue, (f32, f32), 33, op) {
+        match OrderedAllReduce::over_transport(comm, &bucket_of_33, f32, op) {
             Err(Error::InvalidArgument { operation: "ordered all_reduce", reason }) => {
                 assert!(reason.contains(&op.to_string()), "{reason}");
             }
             other => panic!("an ordered {op} gave {other:?}"),
         }
     }
-    let mut ordered = OrderedAllReduce::new(comm, queue, (f32, f32), 33, ReduceOp::Sum).unwrap();
+    let mut ordered = OrderedAllReduce::over_transport(comm, &bucket_of_33, f32, ReduceOp::Sum).unwrap();
+    for mut other in [bucket(world, Format::F32, 32), bucket(world, Format::F16, 33)] {
+        let outcome = ordered.all_reduce(&mut other);
+        let is_refused =
+            matches!(&outcome, Err(Error::InvalidArgument { reason, .. }) if reason.contains("other tensors"));
+        assert!(is_refused, "{outcome:?}");
+    }
     let mut short = Placed::unwritten(queue, Format::F32, 32, 0);
-    let outcome = ordered.run(short.slice_mut());
-    assert!(matches!(outcome, Err(Error::LengthMismatch { left: 32, right: 33, .. })), "{outcome:?}");
-    let mut half = Placed::unwritten(queue, Format::F16, 33, 0);
-    let outcome = ordered.run(half.slice_mut());
-    assert!(matches!(outcome, Err(Error::DTypeMismatch { .. })), "{outcome:?}");
+    let outcome = ordered.all_reduce_tensors(&mut bucket_of_33, &mut [short.slice_mut()]);
+    assert!(matches!(outcome, Err(Error::LengthMismatch { left: 33, right: 32, .. })), "{outcome:?}");
 
     let formats = (Format::F32, Format::F32);
     let inputs = inputs(world, formats, 33);
     let mut data = Placed::new(queue, &Array::new(Format::F32, &inputs[world.rank()]), 0);
-    ordered.run(data.slice_mut()).unwrap();
+    ordered.all_reduce_tensors(&mut bucket_of_33, &mut [data.slice_mut()]).unwrap();
     comm.synchronize(queue).unwrap();
     let mut checks = Checks::new(comm);
     let expected = oracle(formats, ReduceOp::Sum, &inputs).patterns();

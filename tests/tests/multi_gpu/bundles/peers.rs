@@ -1,9 +1,9 @@
-//! PeerAllReduce: the bits of OrderedAllReduce, in gradient buffers that the kernels of all ranks access.
+//! OrderedAllReduce of gradient buffers that the kernels of all ranks access, where they can: the same bits as over NCCL.
 
 use gradsync::comm::{Communicator, ReduceOp};
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
-use gradsync::ops::PeerAllReduce;
+use gradsync::ops::OrderedAllReduce;
 use gradsync::{Error, GradientBuffer};
 use gradsync_tests::array::{dtype, patterns_of, write};
 use gradsync_tests::oracle::Format;
@@ -51,20 +51,20 @@ fn tensors_of(host: &GradientBuffer) -> Vec<u64> {
     host.segments().iter().flat_map(|segment| all[segment.clone()].to_vec()).collect()
 }
 
-/// A buffer on the device and its reduction; `None` in a world of one.
+/// A buffer on the device and its reduction.
 fn connect<'c>(
     world: &World<'c>,
     queue: &Queue,
     host: &GradientBuffer,
     lens: &[usize],
     op: ReduceOp,
-) -> (GradientBuffer<Cuda>, Option<PeerAllReduce<'c>>) {
+) -> (GradientBuffer<Cuda>, OrderedAllReduce<'c>) {
     let mut buffer = GradientBuffer::on_queue(queue, host.dtype(), world.size(), tensors(lens)).unwrap();
     buffer.copy_from_host(host).unwrap();
-    let peers = PeerAllReduce::new(world.comm, &buffer, op).unwrap();
+    let ordered = OrderedAllReduce::new(world.comm, &buffer, op).unwrap();
     let can = world.size() > 1 && world.context.layout.reaches_peers();
-    assert_eq!(peers.is_some(), can, "GPUs of one machine reach each other, and others do not");
-    (buffer, peers)
+    assert_eq!(ordered.uses_peers(), can, "GPUs of one machine reach each other, and others do not");
+    (buffer, ordered)
 }
 
 fn shapes(world: &World<'_>, format: Format, op: ReduceOp) {
@@ -73,9 +73,8 @@ fn shapes(world: &World<'_>, format: Format, op: ReduceOp) {
     for lens in SHAPES {
         let ranks = inputs(world, (format, format), lens.iter().sum());
         let mut host = host(world, format, lens, &ranks);
-        let (mut buffer, peers) = connect(world, queue, &host, lens, op);
-        let Some(mut peers) = peers else { continue };
-        peers.run(&mut buffer).unwrap();
+        let (mut buffer, mut ordered) = connect(world, queue, &host, lens, op);
+        ordered.all_reduce(&mut buffer).unwrap();
         world.comm.synchronize(queue).unwrap();
         buffer.copy_to_host(&mut host).unwrap();
         let expected = oracle((format, format), op, &ranks).patterns();
@@ -89,10 +88,9 @@ fn again(world: &World<'_>) {
     let (queue, format, lens) = (&world.context.queue, Format::F64, [4097, 5]);
     let ranks: Vec<Vec<f64>> = (0..world.size()).map(|rank| vec![rank as f64 + 1.0; 4102]).collect();
     let mut host = host(world, format, &lens, &ranks);
-    let (mut buffer, peers) = connect(world, queue, &host, &lens, ReduceOp::Sum);
-    let Some(mut peers) = peers else { return };
+    let (mut buffer, mut ordered) = connect(world, queue, &host, &lens, ReduceOp::Sum);
     for _ in 0..10 {
-        peers.run(&mut buffer).unwrap();
+        ordered.all_reduce(&mut buffer).unwrap();
     }
     world.comm.synchronize(queue).unwrap();
     buffer.copy_to_host(&mut host).unwrap();
@@ -112,9 +110,8 @@ fn two_queues(world: &World<'_>) {
     let mut host = host(world, Format::F64, &lens, &ranks);
     let mut pairs: Vec<_> = queues.iter().map(|queue| connect(world, queue, &host, &lens, ReduceOp::Mean)).collect();
     for _ in 0..20 {
-        for (buffer, peers) in &mut pairs {
-            let Some(peers) = peers else { return };
-            peers.run(buffer).unwrap();
+        for (buffer, ordered) in &mut pairs {
+            ordered.all_reduce(buffer).unwrap();
         }
     }
     let mean = (world.size() - 1) as f64 / 2.0;
@@ -137,16 +134,17 @@ fn refused(world: &World<'_>) {
     let lens = [100];
     let ranks = inputs(world, (Format::F32, Format::F32), 100);
     let host = host(world, Format::F32, &lens, &ranks);
-    let (mut buffer, peers) = connect(world, queue, &host, &lens, ReduceOp::Sum);
-    let Some(mut peers) = peers else { return };
+    let (mut buffer, mut ordered) = connect(world, queue, &host, &lens, ReduceOp::Sum);
     for op in [ReduceOp::Max, ReduceOp::Min] {
-        let outcome = PeerAllReduce::new(world.comm, &buffer, op);
+        let outcome = OrderedAllReduce::new(world.comm, &buffer, op);
         assert!(matches!(outcome, Err(Error::InvalidArgument { .. })), "{outcome:?}");
     }
     let mut other = GradientBuffer::on_queue(queue, dtype(Format::F32), world.size(), tensors(&lens)).unwrap();
-    let outcome = peers.run(&mut other);
-    assert!(matches!(&outcome, Err(Error::InvalidArgument { reason, .. }) if reason.contains("mapped")), "{outcome:?}");
-    // Nothing was communicated, and the object still works.
-    peers.run(&mut buffer).unwrap();
+    let outcome = ordered.all_reduce(&mut other);
+    let is_refused = matches!(&outcome, Err(Error::InvalidArgument { reason, .. }) if reason.contains("mapped"));
+    assert_eq!(is_refused, ordered.uses_peers(), "{outcome:?}");
+    assert_eq!(outcome.is_ok(), !ordered.uses_peers(), "a transport takes any buffer with these tensors: {outcome:?}");
+    // Nothing was communicated by a refused call, and the object still works.
+    ordered.all_reduce(&mut buffer).unwrap();
     world.comm.synchronize(queue).unwrap();
 }

@@ -1,11 +1,11 @@
-//! Collectives on device memory, each with a baseline, and the all-reduce by peer access with plain NCCL on equal memory as the baseline.
+//! Collectives on device memory, each with a baseline, and sums in rank order with plain NCCL on equal memory as the baseline.
 
 use gradsync::GradientBuffer;
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Scaling};
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
-use gradsync::ops::{OrderedAllReduce, PeerAllReduce};
+use gradsync::ops::OrderedAllReduce;
 
 use super::plain::Plain;
 use super::vectors::{Vectors, slots, wrong};
@@ -37,7 +37,7 @@ pub(super) trait Baseline {
 impl Baseline for &Plain {
     fn call(&mut self, row: &Row, input: &mut Vectors, output: &mut Vectors, round: usize) -> Result<(), PerfError> {
         match row.operation {
-            Operation::AllReduce | Operation::OrderedAllReduce => self.all_reduce(output.slice_mut(round), op(row)),
+            Operation::AllReduce => self.all_reduce(output.slice_mut(round), op(row)),
             Operation::AllGather => self.all_gather(output.slice_mut(round)),
             Operation::ReduceScatter => self.reduce_scatter(input.slice_mut(round), op(row)),
             Operation::AllToAll => self.all_to_all(input.slice(round), output.slice_mut(round)),
@@ -54,7 +54,6 @@ pub(super) struct Collective<'a> {
     row: Row,
     input: Vectors,
     output: Vectors,
-    ordered: Option<OrderedAllReduce<'a>>,
 }
 
 impl<'a> Collective<'a> {
@@ -66,18 +65,14 @@ impl<'a> Collective<'a> {
         counts: Counts,
     ) -> Result<Self, PerfError> {
         let slots = slots(queue, counts.working_set, 2 * row.bytes(), MOST_SLOTS)?;
-        let (dtype, op) = (row.types.to, op(row));
-        let ordered = (row.operation == Operation::OrderedAllReduce)
-            .then(|| OrderedAllReduce::new(comm, queue, (dtype, dtype), row.len, op))
-            .transpose()?;
         let (input, output) = match row.operation {
             Operation::AllGather => (row.shard(), row.len),
             Operation::ReduceScatter => (row.len, row.shard()),
             _ => (row.len, row.len),
         };
-        let vectors = |len| Vectors::new(queue, dtype, len, slots);
+        let vectors = |len| Vectors::new(queue, row.types.to, len, slots);
         let (input, output) = (vectors(input)?, vectors(output)?);
-        let mut collective = Self { comm, baseline, queue, row: *row, input, output, ordered };
+        let mut collective = Self { comm, baseline, queue, row: *row, input, output };
         collective.prepare()?;
         collective.output.repeat(|_| 0.0)?;
         Ok(collective)
@@ -91,9 +86,6 @@ impl<'a> Collective<'a> {
     fn run(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
         let (comm, op, ranks, rank) = (self.comm, op(&self.row), self.comm.world_size(), self.comm.rank());
         let (input, output) = (self.input.slice(round), self.output.slice_mut(round));
-        if let Some(ordered) = &mut self.ordered {
-            return Ok(ordered.run(output)?);
-        }
         match (self.row.operation, side) {
             (Operation::AllReduce, Side::InPlace) => comm.all_reduce(output, op)?,
             (Operation::AllReduce, _) => comm.all_reduce_into(input, output, op, Scaling::NONE)?,
@@ -112,13 +104,10 @@ impl<'a> Collective<'a> {
 
 impl Subject for Collective<'_> {
     fn has(&self, side: Side) -> bool {
-        use Operation::{AllGather, AllReduce, OrderedAllReduce, ReduceScatter};
+        use Operation::{AllGather, AllReduce, ReduceScatter};
         match side {
-            Side::OutOfPlace => self.row.operation != OrderedAllReduce,
-            Side::InPlace => {
-                matches!(self.row.operation, AllReduce | OrderedAllReduce | AllGather | ReduceScatter)
-            }
-            Side::Baseline => true,
+            Side::InPlace => matches!(self.row.operation, AllReduce | AllGather | ReduceScatter),
+            Side::OutOfPlace | Side::Baseline => true,
         }
     }
 
@@ -134,9 +123,7 @@ impl Subject for Collective<'_> {
         self.prepare()?;
         let is_in_place = side == Side::InPlace;
         match self.row.operation {
-            Operation::AllReduce | Operation::OrderedAllReduce if is_in_place => {
-                self.output.repeat(|index| operand(op, ranks, rank, index))?
-            }
+            Operation::AllReduce if is_in_place => self.output.repeat(|index| operand(op, ranks, rank, index))?,
             // Each rank's own shard, and elsewhere a value that no rank has.
             Operation::AllGather if is_in_place => {
                 self.output.fill(|index| if index / shard == rank { value(rank, index % shard) } else { -1.0 })?;
@@ -156,41 +143,49 @@ impl Subject for Collective<'_> {
     }
 }
 
-/// An all-reduce by kernels that access the peers' buffers.
-pub(super) struct Peers<'a> {
+/// Sums in rank order: by kernels that access the peers' buffers, or over NCCL.
+pub(super) struct Ordered<'a> {
     comm: &'a NcclCommunicator,
     plain: &'a Plain,
     queue: &'a Queue,
     row: Row,
-    buffers: Vec<(GradientBuffer<Cuda>, PeerAllReduce<'a>)>,
+    buffers: Vec<GradientBuffer<Cuda>>,
+    /// One for each buffer that peers have mapped, or one for all buffers.
+    reductions: Vec<OrderedAllReduce<'a>>,
     host: GradientBuffer,
 }
 
-impl<'a> Peers<'a> {
+impl<'a> Ordered<'a> {
     pub(super) fn new(
         comm: &'a NcclCommunicator,
         plain: &'a Plain,
         queue: &'a Queue,
         row: &Row,
-        counts: Counts,
+        (counts, with_peers): (Counts, bool),
     ) -> Result<Self, PerfError> {
+        let dtype = row.types.to;
         let tensors = || [("all", [row.len])];
-        let mut buffers = Vec::new();
+        let (mut buffers, mut reductions) = (Vec::new(), Vec::new());
         for _ in 0..slots(queue, counts.working_set, row.bytes(), MOST_MAPPED)? {
-            let buffer = GradientBuffer::on_queue(queue, row.types.to, row.ranks, tensors())?;
-            let reduction = PeerAllReduce::new(comm, &buffer, op(row))?.ok_or_else(unreachable_peers)?;
-            buffers.push((buffer, reduction));
+            let buffer = GradientBuffer::on_queue(queue, dtype, row.ranks, tensors())?;
+            if with_peers {
+                let reduction = OrderedAllReduce::new(comm, &buffer, op(row))?;
+                reductions.push(Some(reduction).filter(OrderedAllReduce::uses_peers).ok_or_else(unreachable_peers)?);
+            } else if reductions.is_empty() {
+                reductions.push(OrderedAllReduce::over_transport(comm, &buffer, dtype, op(row))?);
+            }
+            buffers.push(buffer);
         }
-        let host = GradientBuffer::new(row.types.to, row.ranks, tensors())?;
-        let mut peers = Self { comm, plain, queue, row: *row, buffers, host };
-        peers.prepare()?;
-        Ok(peers)
+        let host = GradientBuffer::new(dtype, row.ranks, tensors())?;
+        let mut ordered = Self { comm, plain, queue, row: *row, buffers, reductions, host };
+        ordered.prepare()?;
+        Ok(ordered)
     }
 
     fn prepare(&mut self) -> Result<(), PerfError> {
         let (rank, ranks, op) = (self.comm.rank(), self.comm.world_size(), op(&self.row));
         fill(self.host.tensor_mut(0).into_data(), |index| operand(op, ranks, rank, index));
-        for (buffer, _) in &mut self.buffers {
+        for buffer in &mut self.buffers {
             buffer.copy_from_host(&self.host)?;
         }
         Ok(())
@@ -202,17 +197,20 @@ pub(super) fn unreachable_peers() -> PerfError {
     PerfError::Arguments("--transport peer: the GPUs do not reach each other's memory, or are more than eight".into())
 }
 
-impl Subject for Peers<'_> {
+impl Subject for Ordered<'_> {
     fn has(&self, side: Side) -> bool {
         side != Side::OutOfPlace
     }
 
     fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
         let place = round % self.buffers.len();
-        let (buffer, reduction) = &mut self.buffers[place];
+        let buffer = &mut self.buffers[place];
         match side {
             Side::Baseline => self.plain.all_reduce(buffer.tensor_mut(0).into_data(), op(&self.row)),
-            _ => Ok(reduction.run(buffer)?),
+            _ => {
+                let of_buffer = place % self.reductions.len();
+                Ok(self.reductions[of_buffer].all_reduce(buffer)?)
+            }
         }
     }
 
@@ -224,6 +222,6 @@ impl Subject for Peers<'_> {
         self.call(side, 0)?;
         self.comm.synchronize(self.queue)?;
         let table = reduced(op, self.comm.world_size());
-        wrong(self.buffers[0].0.tensor(0).data(), tolerance(op), |index| table[index % PERIOD])
+        wrong(self.buffers[0].tensor(0).data(), tolerance(op), |index| table[index % PERIOD])
     }
 }

@@ -9,7 +9,7 @@ use gradsync::comm::{Communicator, Ranks, local};
 use gradsync::driver::{Device, Graph, Queue};
 
 use super::adasum::{self, Reduction};
-use super::collectives::{Collective, Peers};
+use super::collectives::{Collective, Ordered};
 use super::plain::Plain;
 use super::{first_use, timing};
 use crate::perf::PerfError;
@@ -96,9 +96,9 @@ fn rank(
                 let mut reduction = Reduction::new(over, host, groups.as_ref(), with_peers, row, output.counts)?;
                 let found = measure(&queue, &comm, &mut reduction, output)?;
                 (Row { redop: resolved(row.redop, reduction.ran()?), ..*row }, found)
-            } else if with_peers {
-                let mut peers = Peers::new(&comm, &plain, &queue, row, output.counts)?;
-                (*row, measure(&queue, &comm, &mut peers, output)?)
+            } else if with_peers || row.operation == Operation::OrderedAllReduce {
+                let mut ordered = Ordered::new(&comm, &plain, &queue, row, (output.counts, with_peers))?;
+                (*row, measure(&queue, &comm, &mut ordered, output)?)
             } else {
                 let mut collective = Collective::new(&comm, Box::new(&plain), &queue, row, output.counts)?;
                 (*row, measure(&queue, &comm, &mut collective, output)?)

@@ -251,7 +251,7 @@ impl Expected {
     pub(crate) fn at(&self, index: usize) -> f64 {
         let Self { shard, rank, ranks, .. } = *self;
         match self.operation {
-            Operation::AllReduce | Operation::OrderedAllReduce => self.reduced[index % PERIOD],
+            Operation::AllReduce => self.reduced[index % PERIOD],
             Operation::ReduceScatter => self.reduced[(rank * shard + index) % PERIOD],
             Operation::AllGather => value(index / shard, index % shard),
             Operation::AllToAll => value(index / shard, rank * shard + index % shard),

@@ -1,0 +1,106 @@
+//! Sums in rank order over a communicator: two exchanges around the `combine` kernel.
+
+use std::ops::Range;
+
+use super::factor;
+use crate::buffer::GradientBuffer;
+use crate::comm::{Communicator, ReduceOp};
+use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::kernels::cpu::Coefficients;
+use crate::kernels::cuda::{SegmentWorkspace, cast};
+use crate::memory::{Cuda, DeviceWireSliceMut};
+
+/// The workspace of one rank.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    shard_len: usize,
+    layers: SegmentWorkspace,
+    /// This rank's shard of every other rank's data, in rank order.
+    received: DeviceBuffer,
+    /// The data in the dtype of the wire, if it differs from the dtype of the buffer.
+    narrow: Option<DeviceBuffer>,
+}
+
+impl Exchange {
+    /// Prepares this rank's workspace, without the other ranks.
+    pub(super) fn new(
+        comm: &dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
+        wire: DType,
+        op: ReduceOp,
+    ) -> Result<Self> {
+        let (world_size, table, queue) = (comm.world_size(), buffer.table(), buffer.queue());
+        let shard_len = table.shard_len();
+        let mut layers = SegmentWorkspace::new(queue, shard_len, &[0..shard_len], world_size)?;
+        layers.write_coefficients(&Coefficients {
+            weights: vec![factor(op, world_size); world_size],
+            cancelled: vec![false],
+        })?;
+        let narrow =
+            (wire != table.dtype()).then(|| DeviceBuffer::zeroed(queue, wire, table.arena_len())).transpose()?;
+        let received = DeviceBuffer::zeroed(queue, wire, shard_len * (world_size - 1))?;
+        Ok(Self { shard_len, layers, received, narrow })
+    }
+
+    /// Replaces every rank's data by their reduction.
+    pub(super) fn run(&mut self, comm: &dyn Communicator<Cuda>, mut data: DeviceSliceMut<'_>) -> Result<()> {
+        let Some(mut narrow) = self.narrow.take() else {
+            return self.reduce(comm, data);
+        };
+        let outcome = cast(narrow.as_mut_slice(), data.as_slice())
+            .and_then(|()| self.reduce(comm, narrow.as_mut_slice()))
+            .and_then(|()| cast(data.reborrow(), narrow.as_slice()));
+        self.narrow = Some(narrow);
+        outcome
+    }
+
+    /// Reduces data in the dtype of the wire.
+    fn reduce(&mut self, comm: &dyn Communicator<Cuda>, mut data: DeviceSliceMut<'_>) -> Result<()> {
+        let (rank, world_size) = (comm.rank(), comm.world_size());
+        let (before, after) = (0..rank, rank + 1..world_size);
+        let peers = || before.clone().chain(after.clone());
+        let shard = |rank: usize| rank * self.shard_len..(rank + 1) * self.shard_len;
+
+        let view = data.as_slice();
+        let sends: Vec<_> = peers().map(|peer| (peer, view.range(shard(peer)).into())).collect();
+        comm.exchange(&sends, &mut places(self.received.as_mut_slice(), peers(), self.shard_len))?;
+
+        let (own, received) = (view.range(shard(rank)), self.received.as_slice());
+        let vectors: Vec<DeviceSlice<'_>> = (0..world_size)
+            .map(|peer| match peer.cmp(&rank) {
+                std::cmp::Ordering::Equal => own,
+                std::cmp::Ordering::Less => received.range(shard(peer)),
+                std::cmp::Ordering::Greater => received.range(shard(peer - 1)),
+            })
+            .collect();
+        // SAFETY: the data are borrowed mutably; the kernel reads each element of this shard before it writes it, in one thread.
+        self.layers.combine(unsafe { DeviceSliceMut::from_view(own) }, &vectors)?;
+
+        // Every shard except this rank's own is written by another rank.
+        let Range { start, end } = shard(rank);
+        let (of_lower, rest) = data.reborrow().split_at_mut(start);
+        let (own, of_higher) = rest.split_at_mut(end - start);
+        let sends: Vec<_> = peers().map(|peer| (peer, own.as_slice().into())).collect();
+        let mut receives = places(of_lower, before, self.shard_len);
+        receives.extend(places(of_higher, after, self.shard_len));
+        comm.exchange(&sends, &mut receives)
+    }
+}
+
+/// Consecutive shards of `data`, one for each of the peers, from which they are received.
+fn places(
+    data: DeviceSliceMut<'_>,
+    peers: impl Iterator<Item = usize>,
+    shard_len: usize,
+) -> Vec<(usize, DeviceWireSliceMut<'_>)> {
+    let mut rest = data;
+    let mut found = Vec::new();
+    for peer in peers {
+        let (shard, others) = rest.split_at_mut(shard_len);
+        found.push((peer, shard.into()));
+        rest = others;
+    }
+    found
+}
