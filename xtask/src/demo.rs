@@ -24,9 +24,22 @@ impl flags::Demo {
 /// variable with the folder of the programs that the tests start.
 pub(crate) fn check((variable, programs): (&str, &Path)) -> Result<()> {
     example("test", &[]).run()?;
-    candle("test").args(["--test", "linear_layers", "--test", "ranks"]).env(variable, programs).run()?;
+    candle("test").args(TESTS).env(variable, programs).run()?;
     candle("test").arg("--doc").run()?;
     train("demo-quick", &[], &["--quick"])
+}
+
+/// The tests that use candle, apart from the example's own.
+const TESTS: [&str; 4] = ["--test", "linear_layers", "--test", "ranks"];
+
+/// The commands that build the programs of [`check`], apart from the documentation's, and of [`first`].
+pub(crate) fn builds() -> Vec<Cmd> {
+    vec![first(), example("test", &["--no-run"]), candle("test").args(TESTS).arg("--no-run"), example("build", &[])]
+}
+
+/// The command that builds the first example of training with candle.
+pub(crate) fn first() -> Cmd {
+    candle("build").args(["--example", "first"])
 }
 
 /// The packages with tests that use candle under a subcommand of cargo.

@@ -74,7 +74,8 @@ impl Stage {
         }
     }
 
-    fn run(self) -> Result<Outcome> {
+    /// Runs the stage, and builds programs of `later` stages while it waits.
+    fn run(self, later: &[Self]) -> Result<Outcome> {
         match self {
             Self::Fmt => passed(Cmd::cargo("fmt").args(["--all", "--check"]).run()),
             Self::Tidy => passed(Cmd::cargo("test").args(["--package", "xtask", "--quiet"]).run()),
@@ -83,8 +84,8 @@ impl Stage {
             Self::Clippy => clippy(),
             Self::Dialect => dialect(),
             Self::Docs => docs(),
-            Self::Tests => tests(),
-            Self::Mpi => Ok(Outcome::Passed(mpi::run()?)),
+            Self::Tests => tests(later),
+            Self::Mpi => Ok(Outcome::Passed(mpi::run(later)?)),
             Self::Nodes => nodes::run(),
             Self::Demo => demo(),
             Self::Downstream => Ok(Outcome::Passed(downstream::build_and_run()?)),
@@ -101,16 +102,17 @@ impl flags::Test {
         let unavailable = set_up(&toolchain, &stages)?;
 
         let mut rows = Vec::new();
-        for stage in stages {
+        for (index, &stage) in stages.iter().enumerate() {
+            let later = &stages[index + 1..];
             println!("\n=== {} ===", name(stage));
             let start = Instant::now();
             let outcome = match (stage, &unavailable) {
                 // Even without a compiler for device code, the hash of its sources can be compared.
                 (Stage::Ptx, Unavailable { device_compiler: Some(why), .. }) => {
-                    Stage::Ptx.run().map(|_| Outcome::NotRun(why.clone()))
+                    Stage::Ptx.run(later).map(|_| Outcome::NotRun(why.clone()))
                 }
                 (Stage::Mpi | Stage::Nodes, Unavailable { mpi: Some(why), .. }) => Ok(Outcome::NotRun(why.clone())),
-                _ => stage.run(),
+                _ => stage.run(later),
             };
             if let Err(error) = &outcome {
                 println!("FAILED: {error:#}");
@@ -216,18 +218,14 @@ enum Links {
     Mpi,
 }
 
-/// Every feature set that users build: of some packages, or of all members that have the features.
-const FEATURE_SETS: [(&[&str], &[&str], Links); 7] = [
+/// What is linted, by packages and features: the published crates with each native library alone, and all members with all of them. Tests
+/// with `cuda` or `mpi` alone are compiled by the stages that run them.
+const FEATURE_SETS: [(&[&str], &[&str], Links); 6] = [
     (&[], &["gradsync-tests/prepared"], Links::Nothing),
     (&["gradsync"], &[], Links::Nothing),
-    (&["gradsync"], &["cuda"], Links::Nothing),
+    (&["gradsync", "gradsync-cli"], &["gradsync-cli/cuda"], Links::Nothing),
     (&["gradsync-tests", "gradsync-candle"], &["gradsync-tests/demo"], Links::Nothing),
-    (
-        &[],
-        &["gradsync-tests/prepared", "gradsync-tests/cuda", "gradsync-cli/cuda", "gradsync-bench/cuda"],
-        Links::Nothing,
-    ),
-    (&[], &["gradsync-tests/mpi", "gradsync-cli/mpi", "gradsync-bench/mpi"], Links::Mpi),
+    (&["gradsync", "gradsync-cli"], &["gradsync-cli/mpi"], Links::Mpi),
     (
         &[],
         &[
@@ -295,7 +293,7 @@ fn workspace(subcommand: &str) -> Cmd {
     Cmd::cargo(subcommand).args(members).args(["--features", "gradsync-tests/prepared"])
 }
 
-fn tests() -> Result<Outcome> {
+fn tests(later: &[Stage]) -> Result<Outcome> {
     let cuda = cuda_program()?;
     let programs = programs()?;
     let with_variables = |cmd: Cmd| {
@@ -314,10 +312,11 @@ fn tests() -> Result<Outcome> {
         }
     };
     note("doc", with_variables(workspace("test").args(["--no-fail-fast", "--doc"])).run());
-    thread::scope(|scope| {
-        // Many tests wait. Cargo could not run them meanwhile: the build has its lock on the target folder. A build that fails is repeated
-        // below, and reported there.
-        scope.spawn(|| unit_tests().args(["--no-run", "--quiet"]).nice().run());
+    let mut builds = vec![unit_tests().args(["--no-run"])];
+    if later.contains(&Stage::Mpi) && toolchain::mpi::is_here() {
+        builds.push(mpi::build());
+    }
+    while_building(builds, || {
         for test in built.iter().filter(|built| built.is_test) {
             note(&test.name, with_variables(Cmd::new(&test.executable).folder(&test.folder)).run());
         }
@@ -327,6 +326,15 @@ fn tests() -> Result<Outcome> {
     note("loading", with_cuda("test").args(LOADING).env(python::NCCL_VARIABLE, python::nccl_include()).run());
     ensure!(failed.is_empty(), "tests failed in {}", failed.join(", "));
     Ok(Outcome::Passed(String::new()))
+}
+
+/// Runs tests that wait for much of their time, and meanwhile builds, with the lowest priority, what is run later. Cargo must not run the
+/// tests, since each build holds its lock on the target folder. A build that fails is repeated where it is needed, and reported there.
+fn while_building<T>(builds: Vec<Cmd>, tests: impl FnOnce() -> T) -> T {
+    thread::scope(|scope| {
+        scope.spawn(|| builds.into_iter().try_for_each(|build| build.arg("--quiet").nice().run()));
+        tests()
+    })
 }
 
 /// The library's unit tests, which are compiled once, with all features: the launch side of the CUDA backend has tests that need no GPU, and
@@ -375,7 +383,7 @@ fn keep(build: Cmd, name: &str, folder: &str) -> Result<PathBuf> {
 
 fn demo() -> Result<Outcome> {
     let programs = programs()?;
-    keep(demo::candle("build").args(["--example", "first"]), "first", PROGRAMS)?;
+    keep(demo::first(), "first", PROGRAMS)?;
     demo::check((PROGRAMS_VARIABLE, &programs))?;
     if !toolchain::mpi::is_here() {
         return Ok(Outcome::Passed("not candle on ranks of MPI: there is no MPI here".to_owned()));

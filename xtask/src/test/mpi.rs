@@ -12,8 +12,10 @@ use std::{
 
 use anyhow::{Result, anyhow, bail};
 
+use super::while_building;
 use crate::{
     bundle, demo,
+    flags::Stage,
     multi_gpu::{
         launch::{self, End, Limits, Process},
         mpirun::Mpirun,
@@ -42,7 +44,12 @@ const LARGE_KIB: u64 = 8 << 20;
 
 /// Builds the test program and returns its path.
 pub(super) fn program() -> Result<PathBuf> {
-    bundle::executable(cargo_test().args(["--no-run", "--test", "mpi"]), "mpi")
+    bundle::executable(build(), "mpi")
+}
+
+/// The command that builds all tests of this stage.
+pub(super) fn build() -> Cmd {
+    cargo_test().args(["--no-run", "--test", "mpi", "--test", "perf_mpi"])
 }
 
 /// Tests of these packages are always compiled together, so that the features of their dependencies, and thus of the library, are equal.
@@ -51,24 +58,32 @@ fn cargo_test() -> Cmd {
     Cmd::cargo("test").args(packages).args(["--features", "gradsync/mpi,gradsync-tests/mpi,gradsync-bench/mpi"])
 }
 
-/// Runs the tests; returns a description for the table.
-pub(super) fn run() -> Result<String> {
+/// Runs the tests, and builds programs of `later` stages while they wait; returns a description for the table.
+pub(super) fn run(later: &[Stage]) -> Result<String> {
     let program = program()?;
     let has_room = available_kib().is_some_and(|available| available >= LARGE_KIB);
     let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
-    let mut failed = Vec::new();
     let large: &[_] = if has_room { &[("GRADSYNC_MPI_LARGE", "1")] } else { &[] };
     let launches = RANKS.map(|ranks| (ranks, if ranks == RANKS[0] { large } else { &[] }));
     let by_messages: [(_, &[_]); 3] = [(2, &SHORT_MESSAGES), (3, &[MESSAGES_ONLY]), (8, &[MESSAGES_ONLY])];
-    for (ranks, environment) in launches.into_iter().chain(by_messages) {
-        let start = Instant::now();
-        let end = start_ranks(&mpirun, &program, ranks, &[], environment)?;
-        let how = if environment.contains(&MESSAGES_ONLY) { ", by messages" } else { "" };
-        println!("{ranks} ranks{how}: mpirun {end} after {:.1} s", start.elapsed().as_secs_f64());
-        if end != End::Exited(0) {
-            failed.push(format!("with {ranks} ranks{how} it {end}"));
-        }
+    let mut builds = Vec::new();
+    if later.contains(&Stage::Demo) {
+        builds.extend(demo::builds());
+        builds.push(build_candle());
     }
+    let mut failed = while_building(builds, || {
+        let mut failed = Vec::new();
+        for (ranks, environment) in launches.into_iter().chain(by_messages) {
+            let start = Instant::now();
+            let end = start_ranks(&mpirun, &program, ranks, &[], environment)?;
+            let how = if environment.contains(&MESSAGES_ONLY) { ", by messages" } else { "" };
+            println!("{ranks} ranks{how}: mpirun {end} after {:.1} s", start.elapsed().as_secs_f64());
+            if end != End::Exited(0) {
+                failed.push(format!("with {ranks} ranks{how} it {end}"));
+            }
+        }
+        Ok::<_, anyhow::Error>(failed)
+    })?;
     match in_tiny_shared_memory(&mpirun, &program)? {
         None => println!("in a tiny /dev/shm: not run, no mounts can be made for a command"),
         Some(End::Exited(0)) => println!("in a tiny /dev/shm: passed"),
@@ -86,10 +101,13 @@ pub(super) fn run() -> Result<String> {
     Ok(format!("on {RANKS:?} ranks, in memory of each other and by messages, {large}; `perf`"))
 }
 
+fn build_candle() -> Cmd {
+    demo::candle("test").args(["--no-run", "--features", "gradsync-candle/mpi", "--test", "ranks"])
+}
+
 /// Runs the cases of training with candle on ranks of an MPI job.
 pub(super) fn candle() -> Result<String> {
-    let build = demo::candle("test").args(["--no-run", "--features", "gradsync-candle/mpi", "--test", "ranks"]);
-    let program = bundle::executable(build, "ranks")?;
+    let program = bundle::executable(build_candle(), "ranks")?;
     let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
     for ranks in [2, 4] {
         let case = ["rank_of_an_mpi_job", "--exact", "--test-threads=1"];
