@@ -67,7 +67,7 @@ fn ordered(world: &World<'_>, odd: usize) {
     let of_all = String::from("ranks disagree: rank {} called {}, rank {} called {}");
     let others: [(Ordered, String, [&str; 2]); 4] = [
         ((DType::F32, 33, DType::F32, ReduceOp::Mean), of_all, ["ordered all_reduce(sum)", "ordered all_reduce(mean)"]),
-        ((DType::F32, 34, DType::F32, ReduceOp::Sum), of_sum("tensor 0 \"a\""), ["[33]", "[34]"]),
+        ((DType::F32, 34, DType::F32, ReduceOp::Sum), of_sum("tensor 0 \"a\""), ["shape [33]", "shape [34]"]),
         ((DType::F64, 33, DType::F32, ReduceOp::Sum), of_sum("dtype"), ["f32", "f64"]),
         ((DType::F32, 33, DType::BF16, ReduceOp::Sum), of_sum("wire"), ["f32", "bf16"]),
     ];
