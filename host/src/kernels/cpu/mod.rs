@@ -50,14 +50,9 @@ const ALONE: usize = 1 << 16;
 
 /// Runs `work` for each item, on all threads if `elements` elements are worth it.
 fn for_each<T: Send>(items: Vec<T>, elements: usize, work: impl Fn(T) + Sync + Send) {
-    map(items, elements, work);
-}
-
-/// Like [`for_each`], but returns the results, in the order of the items.
-fn map<T: Send, R: Send>(items: Vec<T>, elements: usize, work: impl Fn(T) -> R + Sync + Send) -> Vec<R> {
     use rayon::prelude::*;
     let is_alone = items.len() <= 1 || elements <= ALONE || has_one_thread();
-    if is_alone { items.into_iter().map(work).collect() } else { items.into_par_iter().map(work).collect() }
+    if is_alone { items.into_iter().for_each(work) } else { items.into_par_iter().for_each(work) }
 }
 
 /// Whether the thread pool has one thread, so that passing work to it gains nothing.

@@ -11,7 +11,7 @@ use gradsync_device::math::{Element as Formula, elementwise};
 
 use super::elementwise::{cast_chunk, cast_near};
 use super::isa::{return_on_avx2, return_on_avx512, vectorized};
-use super::{BLOCK_LEN, map};
+use super::{BLOCK_LEN, for_each};
 use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};
 use crate::plan::chunks::{Chunk, chunks_of_all};
@@ -122,18 +122,43 @@ fn widen_slice<T: Formula>(block: &mut [f64; BLOCK_LEN], halfway: &mut Halfway, 
     }
 }
 
-/// Adds the `width` numbers that `of_chunk` returns for each chunk of `vectors` vectors to the chunk's row of the totals; chunk by chunk,
-/// in order.
-pub(super) fn sum_chunks(
+/// The least number of elements of a vector that one thread takes at a time, with one workspace for all their chunks.
+const GROUP_LEN: usize = 1 << 13;
+
+/// Adds the `width` numbers that `of_chunk` writes for each chunk of `vectors` vectors to the chunk's row of the totals; chunk by chunk,
+/// in order. The numbers are zeros before; `of_chunk` also gets a workspace, which other chunks have used.
+pub(super) fn sum_chunks<W>(
     vectors: usize,
     chunks: &[Chunk],
     (totals, width): (&mut [f64], usize),
-    of_chunk: impl Fn(&Chunk) -> Vec<f64> + Sync + Send,
+    workspace: impl Fn() -> W + Sync + Send,
+    of_chunk: impl Fn(&Chunk, &mut W, &mut [f64]) + Sync + Send,
 ) {
-    let elements = vectors * chunks.iter().map(|chunk| chunk.range.len()).sum::<usize>();
-    let sums = map(chunks.iter().collect(), elements, |chunk: &Chunk| (chunk.row, of_chunk(chunk)));
-    for (row, sums) in sums {
-        totals[row * width..][..width].iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
+    let mut sums = vec![0.0; chunks.len() * width];
+    let (mut groups, mut elements) = (Vec::new(), 0);
+    let (mut rest, mut rest_of_sums) = (chunks, &mut sums[..]);
+    while !rest.is_empty() {
+        let mut len = 0;
+        let is_of_group = |chunk: &&Chunk| {
+            let has_room = len < GROUP_LEN;
+            len += if has_room { chunk.range.len() } else { 0 };
+            has_room
+        };
+        let count = rest.iter().take_while(is_of_group).count();
+        let (group, others) = rest.split_at(count);
+        let (sums, sums_of_others) = std::mem::take(&mut rest_of_sums).split_at_mut(count * width);
+        groups.push((group, sums));
+        elements += vectors * len;
+        (rest, rest_of_sums) = (others, sums_of_others);
+    }
+    for_each(groups, elements, |(chunks, sums)| {
+        let mut workspace = workspace();
+        for (chunk, sums) in chunks.iter().zip(sums.chunks_exact_mut(width)) {
+            of_chunk(chunk, &mut workspace, sums);
+        }
+    });
+    for (chunk, sums) in chunks.iter().zip(sums.chunks_exact(width)) {
+        totals[chunk.row * width..][..width].iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
     }
 }
 
@@ -186,34 +211,49 @@ pub(crate) fn add_gram(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &[Chun
     let fused = vectors.iter().all(|vector| vector.dtype() != DType::F64);
     with_typed!(Slice, vectors[0], first => {
         let alike = of_one_type(first, vectors);
-        sum_chunks(vectors.len(), chunks, (totals, products(vectors.len())), |chunk| {
-            products_of_chunk(alike.as_deref(), vectors, chunk.range.clone(), fused).into_iter().map(lane_sum).collect()
+        let (totals, workspace) = ((totals, products(vectors.len())), || Workspace::new(vectors.len()));
+        sum_chunks(vectors.len(), chunks, totals, workspace, |chunk, workspace, sums| {
+            workspace.multiply(alike.as_deref(), vectors, chunk.range.clone(), fused);
+            sums.iter_mut().zip(&workspace.lanes).for_each(|(sum, lanes)| *sum = lane_sum(*lanes));
         });
     });
 }
 
-/// The products of all vectors with each other in a chunk. `alike` are the vectors as typed slices, if they have one dtype; `fused` is set
-/// for exact products.
-fn products_of_chunk<T: Element>(
-    alike: Option<&[&[T]]>,
-    vectors: &[Slice<'_>],
-    chunk: Range<usize>,
-    fused: bool,
-) -> Vec<[f64; LANES]> {
-    if let Some(alike) = alike {
-        let parts: Vec<&[T::Storage]> = alike.iter().map(|vector| storage(&vector[chunk.clone()])).collect();
-        return_on_avx512!(products(&parts));
+/// The sums of one chunk, and the blocks of the vectors from which they are computed.
+struct Workspace {
+    lanes: Vec<[f64; LANES]>,
+    wide: Vec<Block>,
+    halfway: Halfway,
+}
+
+impl Workspace {
+    fn new(vectors: usize) -> Self {
+        let wide = vec![Block([0.0; BLOCK_LEN]); vectors];
+        Self { lanes: vec![[0.0; LANES]; products(vectors)], wide, halfway: [0.0; BLOCK_LEN] }
     }
-    let mut lanes = vec![[0.0; LANES]; products(vectors.len())];
-    let mut wide = vec![Block([0.0; BLOCK_LEN]); vectors.len()];
-    let mut halfway = [0.0; BLOCK_LEN];
-    for block in blocks(chunk) {
-        for (wide, vector) in wide.iter_mut().zip(vectors) {
-            widen(&mut wide.0, &mut halfway, *vector, block.clone());
+
+    /// Computes the products of all vectors with each other in a chunk. `alike` are the vectors as typed slices, if they have one dtype;
+    /// `fused` is set for exact products.
+    fn multiply<T: Element>(
+        &mut self,
+        alike: Option<&[&[T]]>,
+        vectors: &[Slice<'_>],
+        chunk: Range<usize>,
+        fused: bool,
+    ) {
+        let Self { lanes, wide, halfway } = self;
+        lanes.fill([0.0; LANES]);
+        if let Some(alike) = alike {
+            let parts: Vec<&[T::Storage]> = alike.iter().map(|vector| storage(&vector[chunk.clone()])).collect();
+            return_on_avx512!(products(lanes, &parts));
         }
-        add_tiles(&mut lanes, &wide, fused);
+        for block in blocks(chunk) {
+            for (wide, vector) in wide.iter_mut().zip(vectors) {
+                widen(&mut wide.0, halfway, *vector, block.clone());
+            }
+            add_tiles(lanes, wide, fused);
+        }
     }
-    lanes
 }
 
 /// The vectors as slices of the type of `_first`, if all have that type.

@@ -289,33 +289,39 @@ pub fn tree_dots(vectors: &[Slice<'_>], segments: &[Range<usize>], trees: &Trees
 /// tree must have the pair; there must be one vector per rank, all of one length and including the chunks.
 pub(crate) fn add_tree_dots(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &[Chunk], trees: &Trees, pair: Pair) {
     let (left, right) = (pair.begin..pair.middle, pair.middle..pair.end);
-    sum_chunks(vectors.len(), chunks, (totals, trees.sums()), |chunk| match trees.wanted(chunk.layer) {
-        None => vec![0.0; trees.sums()],
-        Some(kind @ (Tree::Plain(tree) | Tree::Rounded(tree))) => {
-            let rounded = matches!(kind, Tree::Rounded(_));
-            let mut lanes = [[0.0; LANES]; 3];
-            for block in blocks(chunk.range.clone()) {
-                let left = node(vectors, block.clone(), left.clone(), tree, rounded);
-                let right = node(vectors, block, right.clone(), tree, rounded);
-                add_dot(&mut lanes[0], &left, &right);
-                add_dot(&mut lanes[1], &left, &left);
-                add_dot(&mut lanes[2], &right, &right);
-            }
-            lanes.into_iter().map(lane_sum).collect()
-        }
-        Some(Tree::Precise(tree, squared_norms)) => {
-            let mut sums = [0.0; precise::SUMS];
-            let scales = Scales::of(pair, |rank| squared_norms[rank]);
-            for block in blocks(chunk.range.clone()) {
-                let left = precise_node(vectors, block.clone(), left.clone(), tree);
-                let right = precise_node(vectors, block, right.clone(), tree);
-                for (&left, &right) in left.iter().zip(&right) {
-                    sums = precise::add_terms(sums, scales, left, right);
+    sum_chunks(
+        vectors.len(),
+        chunks,
+        (totals, trees.sums()),
+        || (),
+        |chunk, (), sums| match trees.wanted(chunk.layer) {
+            None => {}
+            Some(kind @ (Tree::Plain(tree) | Tree::Rounded(tree))) => {
+                let rounded = matches!(kind, Tree::Rounded(_));
+                let mut lanes = [[0.0; LANES]; 3];
+                for block in blocks(chunk.range.clone()) {
+                    let left = node(vectors, block.clone(), left.clone(), tree, rounded);
+                    let right = node(vectors, block, right.clone(), tree, rounded);
+                    add_dot(&mut lanes[0], &left, &right);
+                    add_dot(&mut lanes[1], &left, &left);
+                    add_dot(&mut lanes[2], &right, &right);
                 }
+                sums.copy_from_slice(&lanes.map(lane_sum));
             }
-            sums.to_vec()
-        }
-    });
+            Some(Tree::Precise(tree, squared_norms)) => {
+                let mut terms = [0.0; precise::SUMS];
+                let scales = Scales::of(pair, |rank| squared_norms[rank]);
+                for block in blocks(chunk.range.clone()) {
+                    let left = precise_node(vectors, block.clone(), left.clone(), tree);
+                    let right = precise_node(vectors, block, right.clone(), tree);
+                    for (&left, &right) in left.iter().zip(&right) {
+                        terms = precise::add_terms(terms, scales, left, right);
+                    }
+                }
+                sums.copy_from_slice(&terms);
+            }
+        },
+    );
 }
 
 /// Computes `dst[i] = D(factor × root[i])`: the root of each wanted segment's tree, rounded once; other elements are left unchanged. The

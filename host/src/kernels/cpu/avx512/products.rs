@@ -24,11 +24,11 @@ type Sums = [f64; LANES];
 #[repr(C, align(64))]
 struct Tile([Sums; SIDE * SIDE]);
 
-/// The sums of the products of all vectors with each other, in the order of [`product_index`].
+/// Computes the sums of the products of all vectors with each other, in the order of [`product_index`].
 ///
 /// # Safety
 /// The machine has the instruction sets that [`isa`](crate::kernels::cpu::isa) requires for AVX-512.
-pub(in crate::kernels::cpu) unsafe fn products<T: Formula>(vectors: &[&[T]]) -> Vec<Sums> {
+pub(in crate::kernels::cpu) unsafe fn products<T: Formula>(sums: &mut [Sums], vectors: &[&[T]]) {
     let (count, sides) = (vectors.len(), vectors.len().div_ceil(SIDE));
     let len = vectors.iter().map(|vector| vector.len()).min().unwrap_or(0);
     let mut tiles = vec![Tile([[0.0; LANES]; SIDE * SIDE]); sides * (sides + 1) / 2];
@@ -54,13 +54,12 @@ pub(in crate::kernels::cpu) unsafe fn products<T: Formula>(vectors: &[&[T]]) -> 
         unsafe { add_block(&mut tiles, &starts, GROUP) };
     }
     let pairs = (0..count).flat_map(|i| (i..count).map(move |j| (i, j)));
-    let sum = |(i, j): (usize, usize)| {
+    for (sum, (i, j)) in sums.iter_mut().zip(pairs) {
         let (above, beside) = ((i / SIDE, i % SIDE), (j / SIDE, j % SIDE));
         let is_triangle = above.0 == beside.0;
         let place = if is_triangle { product_index(above.1, beside.1, SIDE) } else { beside.1 * SIDE + above.1 };
-        tiles[product_index(above.0, beside.0, sides)].0[place]
-    };
-    pairs.map(sum).collect()
+        *sum = tiles[product_index(above.0, beside.0, sides)].0[place];
+    }
 }
 
 /// Adds the products of a block of all vectors.
