@@ -244,8 +244,8 @@ impl Workspace {
         let Self { lanes, wide, halfway } = self;
         lanes.fill([0.0; LANES]);
         if let Some(alike) = alike {
-            let parts: Vec<&[T::Storage]> = alike.iter().map(|vector| storage(&vector[chunk.clone()])).collect();
-            return_on_avx512!(products(lanes, &parts));
+            let parts = || alike.iter().map(|vector| storage(&vector[chunk.clone()])).collect::<Vec<&[T::Storage]>>();
+            return_on_avx512!(products(lanes, &parts()));
         }
         for block in blocks(chunk) {
             for (wide, vector) in wide.iter_mut().zip(vectors) {
