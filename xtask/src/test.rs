@@ -316,6 +316,9 @@ fn tests(later: &[Stage]) -> Result<Outcome> {
     if later.contains(&Stage::Mpi) && toolchain::mpi::is_here() {
         builds.push(mpi::build());
     }
+    if later.contains(&Stage::Demo) {
+        builds.push(demo::first());
+    }
     while_building(builds, || {
         for test in built.iter().filter(|built| built.is_test) {
             note(&test.name, with_variables(Cmd::new(&test.executable).folder(&test.folder)).run());
