@@ -211,21 +211,23 @@ fn check_ptx() -> Result<Outcome> {
     })
 }
 
-/// The native library that a feature set needs.
+/// The machines on which a feature set is linted.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Links {
-    Nothing,
-    Mpi,
+enum Machines {
+    All,
+    WithMpi,
+    WithoutMpi,
 }
 
-/// What is linted, by packages and features: the published crates with each native library alone, and all members with all of them. Tests
-/// with `cuda` or `mpi` alone are compiled by the stages that run them.
-const FEATURE_SETS: [(&[&str], &[&str], Links); 6] = [
-    (&[], &["gradsync-tests/prepared"], Links::Nothing),
-    (&["gradsync"], &[], Links::Nothing),
-    (&["gradsync", "gradsync-cli"], &["gradsync-cli/cuda"], Links::Nothing),
-    (&["gradsync-tests", "gradsync-candle"], &["gradsync-tests/demo"], Links::Nothing),
-    (&["gradsync", "gradsync-cli"], &["gradsync-cli/mpi"], Links::Mpi),
+/// The sets of packages and features that are linted: the published crates with each native library alone, and all members with as many of
+/// these libraries as the machine can have.
+const FEATURE_SETS: [(&[&str], &[&str], Machines); 7] = [
+    (&[], &["gradsync-tests/prepared"], Machines::All),
+    (&["gradsync"], &[], Machines::All),
+    (&["gradsync", "gradsync-cli"], &["gradsync-cli/cuda"], Machines::All),
+    (&["gradsync-tests", "gradsync-candle"], &["gradsync-tests/demo"], Machines::All),
+    (&["gradsync", "gradsync-cli"], &["gradsync-cli/mpi"], Machines::WithMpi),
+    (&[], &["gradsync-tests/cuda", "gradsync-cli/cuda", "gradsync-bench/cuda"], Machines::WithoutMpi),
     (
         &[],
         &[
@@ -236,26 +238,29 @@ const FEATURE_SETS: [(&[&str], &[&str], Links); 6] = [
             "gradsync-bench/cuda",
             "gradsync-bench/mpi",
         ],
-        Links::Mpi,
+        Machines::WithMpi,
     ),
 ];
 
 fn clippy() -> Result<Outcome> {
     let has_mpi = toolchain::mpi::is_here();
-    let mut left_out = 0;
-    for (packages, features, links) in FEATURE_SETS {
+    let (mut linted, mut left_out) = (0, 0);
+    for (packages, features, machines) in FEATURE_SETS {
         let cmd = Cmd::cargo("clippy").args(["--quiet", "--all-targets"]);
         // candle is compiled for one feature set only.
         let cmd = if packages.is_empty() { cmd.args(["--workspace", "--exclude", "gradsync-candle"]) } else { cmd };
         let cmd = packages.iter().fold(cmd, |cmd, package| cmd.args(["--package", package]));
         let cmd = cmd.args(["--features", &features.join(",")]).args(["--", "-Dwarnings"]);
-        match links {
-            Links::Nothing => cmd.run()?,
-            Links::Mpi if has_mpi => cmd.run()?,
-            Links::Mpi => left_out += 1,
+        match machines {
+            Machines::WithMpi if !has_mpi => left_out += 1,
+            Machines::WithoutMpi if has_mpi => {}
+            _ => {
+                cmd.run()?;
+                linted += 1;
+            }
         }
     }
-    let linted = format!("{} feature sets", FEATURE_SETS.len() - left_out);
+    let linted = format!("{linted} feature sets");
     Ok(Outcome::Passed(match left_out {
         0 => linted,
         _ => format!("{linted}; not the {left_out} with `mpi`: there is no MPI here"),
@@ -319,11 +324,15 @@ fn tests(later: &[Stage]) -> Result<Outcome> {
     if later.contains(&Stage::Demo) {
         builds.push(demo::first());
     }
-    while_building(builds, || {
-        for test in built.iter().filter(|built| built.is_test) {
+    let (first, rest): (Vec<_>, Vec<_>) =
+        built.iter().filter(|built| built.is_test).partition(|test| FIRST.contains(&test.name.as_str()));
+    let mut run = |tests: Vec<&bundle::Built>| {
+        for test in tests {
             note(&test.name, with_variables(Cmd::new(&test.executable).folder(&test.folder)).run());
         }
-    });
+    };
+    run(first);
+    while_building(builds, || run(rest));
     note("unit tests", unit_tests().run());
     // The loading of kernels, and NCCL's declarations and loading, have tests that need no GPU too.
     note("loading", with_cuda("test").args(LOADING).env(python::NCCL_VARIABLE, python::nccl_include()).run());
@@ -331,7 +340,10 @@ fn tests(later: &[Stage]) -> Result<Outcome> {
     Ok(Outcome::Passed(String::new()))
 }
 
-/// Runs tests that wait for much of their time, and meanwhile builds, with the lowest priority, what is run later. Cargo must not run the
+/// The tests that start programs of the same build, at paths where a build with other features puts its own.
+const FIRST: [&str; 2] = ["launch_cli", "perf"];
+
+/// Runs tests that wait for much of their time, and meanwhile builds, with the lowest priority, the programs that are run later. Cargo must not run the
 /// tests, since each build holds its lock on the target folder. A build that fails is repeated where it is needed, and reported there.
 fn while_building<T>(builds: Vec<Cmd>, tests: impl FnOnce() -> T) -> T {
     thread::scope(|scope| {

@@ -122,8 +122,8 @@ fn widen_slice<T: Formula>(block: &mut [f64; BLOCK_LEN], halfway: &mut Halfway, 
     }
 }
 
-/// The least number of elements of a vector that one thread takes at a time, with one workspace for all their chunks.
-const GROUP_LEN: usize = 1 << 13;
+/// The number of elements, over all vectors, from which on a thread takes no further chunk with the same workspace.
+const GROUP_LEN: usize = 1 << 14;
 
 /// Adds the `width` numbers that `of_chunk` writes for each chunk of `vectors` vectors to the chunk's row of the totals; chunk by chunk,
 /// in order. The numbers are zeros before; `of_chunk` also gets a workspace, which other chunks have used.
@@ -140,7 +140,7 @@ pub(super) fn sum_chunks<W>(
     while !rest.is_empty() {
         let mut len = 0;
         let is_of_group = |chunk: &&Chunk| {
-            let has_room = len < GROUP_LEN;
+            let has_room = vectors * len < GROUP_LEN;
             len += if has_room { chunk.range.len() } else { 0 };
             has_room
         };

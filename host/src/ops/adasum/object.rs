@@ -128,7 +128,8 @@ impl<'c, M: AdasumMemory> Adasum<'c, M> {
     ///
     /// # Errors
     /// The errors of [`all_reduce`](Self::all_reduce), [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming a tensor whose length
-    /// differs from the buffer's, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another queue; no tensor is written.
+    /// differs from the buffer's, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another queue; no tensor is written,
+    /// but the buffer may be.
     pub fn all_reduce_tensors(
         &mut self,
         buffer: &mut GradientBuffer<M>,

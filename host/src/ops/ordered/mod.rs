@@ -35,7 +35,7 @@ const OPERATION: &str = "ordered all_reduce";
 /// | [`new`](Self::new), where the kernels of all ranks, two to eight, can access each other's memory | one launch, which sends the peers their shards, adds the received ones and writes the result into every rank's buffer, and a second one, which waits for all ranks |
 /// | `new` elsewhere, [`over_transport`](Self::over_transport) | two exchanges of the communicator, with a kernel that adds between them |
 ///
-/// The workspace is the size of the buffer without this rank's own shard, and that of the buffer once more if the wire has another dtype.
+/// The workspace is the size of the buffer without this rank's own shard, and the size of the buffer once more if the wire has another dtype.
 /// Peers may write to this rank's buffer after it has dropped the buffer or this object: the memory stays occupied until every rank has
 /// dropped its own.
 #[derive(Debug)]
@@ -91,8 +91,10 @@ impl<'c> OrderedAllReduce<'c> {
         let operation = Operation::OrderedAllReduce(op);
         let _scope = scope::within(operation);
         let ways = if with_peers { "peers' memory or transport" } else { "transport" };
-        let lines = [("wire", Value::DType(wire)), ("ways", Value::Words(ways))];
-        same_plan(operation, comm, buffer.table(), &lines, check_op(op))?;
+        let lines = [("ways", Value::Words(ways)), ("wire", Value::DType(wire))];
+        // Without the choice of a dtype for the wire, only the buffers can differ.
+        let lines = &lines[..if with_peers { 1 } else { 2 }];
+        same_plan(operation, comm, buffer.table(), lines, check_op(op))?;
         let connected = if with_peers {
             Connection::new(operation, comm, buffer, (PeerKernel::Reduce, PeerSums::default()), || Ok(()))?
         } else {
@@ -147,7 +149,7 @@ impl<'c> OrderedAllReduce<'c> {
     ///
     /// # Errors
     /// The errors of [`all_reduce`](Self::all_reduce), [`Error::LengthMismatch`] naming a tensor whose length differs from the buffer's, and
-    /// [`Error::InvalidArgument`] for another queue; no tensor is written.
+    /// [`Error::InvalidArgument`] for another queue; no tensor is written, but the buffer may be.
     pub fn all_reduce_tensors(
         &mut self,
         buffer: &mut GradientBuffer<Cuda>,
