@@ -117,7 +117,7 @@ fn buffer(queue: &Queue) -> GradientBuffer<Cuda> {
 }
 
 /// An all-reduce by kernels that access the peer's memory.
-fn connected<'c>(pair: &'c Pair, buffer: &GradientBuffer<Cuda>) -> OrderedAllReduce<'c> {
+fn connect_peers<'c>(pair: &'c Pair, buffer: &GradientBuffer<Cuda>) -> OrderedAllReduce<'c> {
     let ordered = connect(pair, buffer).unwrap();
     assert!(ordered.uses_peers(), "there is no fault");
     ordered
@@ -150,7 +150,7 @@ fn case_of_half_a_set_up() {
         assert_eq!(offered.len(), number, "{what}");
 
         let second = buffer(&queue);
-        let connected = connected(&pairs[1], &second);
+        let connected = connect_peers(&pairs[1], &second);
         let is_used_again = |address: &u64| pairs[1].offers().contains(address);
         if (number, fault) == (1, Fault::Unreachable) {
             assert!(is_used_again(&offered[0]), "nobody has the list of flags");
@@ -163,7 +163,7 @@ fn case_of_half_a_set_up() {
             std::thread::sleep(PAUSE);
             queue.synchronize().unwrap();
             let third = buffer(&queue);
-            let connected = connected(&pairs[2], &third);
+            let connected = connect_peers(&pairs[2], &third);
             let again = pairs[2].offers();
             assert!(offered.iter().all(|address| again.contains(address)), "{what}: {offered:?} is none of {again:?}");
             std::mem::forget((connected, third));
@@ -183,7 +183,7 @@ fn case_of_a_drop_in_a_recording() {
     let (Some(queue), Some(peer)) = (queue(), queue()) else { return };
     let pair = Pair::new(peer);
     let gradients = buffer(&queue);
-    let connected = connected(&pair, &gradients);
+    let connected = connect_peers(&pair, &gradients);
     let mut data = DeviceBuffer::zeroed(&queue, DType::F32, 100).unwrap();
     cuda::zero(data.as_mut_slice()).unwrap();
     let graph = queue.capture(|| {
@@ -220,7 +220,7 @@ fn case_of_another_thread() {
     let rank = move || {
         let (queue, pair) = (queue_of(1).expect("as before"), Pair::new(peer));
         let gradients = buffer(&queue);
-        let connected = connected(&pair, &gradients);
+        let connected = connect_peers(&pair, &gradients);
         drop((connected, gradients, queue));
         pair
     };
@@ -250,7 +250,7 @@ fn case_of_a_later_communicator() {
     let (Some(queue), Some(peer)) = (queue(), queue()) else { return };
     let pairs = [0, 1, 2].map(|_| Pair::new(peer.clone()));
     let mut gradients = [0, 1, 2].map(|_| buffer(&queue));
-    let mut first = connected(&pairs[0], &gradients[0]);
+    let mut first = connect_peers(&pairs[0], &gradients[0]);
     first.all_reduce(&mut gradients[0]).unwrap();
     let graph = queue.capture(|| first.all_reduce(&mut gradients[0])).unwrap();
     let error = connect(&pairs[1], &gradients[1]).expect_err("the graph has all blocks");
@@ -260,7 +260,7 @@ fn case_of_a_later_communicator() {
     }
     graph.launch().unwrap();
     drop(graph);
-    let _second = connected(&pairs[2], &gradients[2]);
+    let _second = connect_peers(&pairs[2], &gradients[2]);
     let graph = queue.capture(|| first.all_reduce(&mut gradients[0])).unwrap();
     graph.launch().unwrap();
     say("the end");
