@@ -317,7 +317,7 @@ fn tests(later: &[Stage]) -> Result<Outcome> {
         }
     };
     note("doc", with_variables(workspace("test").args(["--no-fail-fast", "--doc"])).run());
-    let mut builds = vec![unit_tests().args(["--no-run"])];
+    let mut builds = vec![unit_tests().arg("--no-run")];
     if later.contains(&Stage::Mpi) && toolchain::mpi::is_here() {
         builds.push(mpi::build());
     }
@@ -343,8 +343,9 @@ fn tests(later: &[Stage]) -> Result<Outcome> {
 /// The tests that start programs of the same build, at paths where a build with other features puts its own.
 const FIRST: [&str; 2] = ["launch_cli", "perf"];
 
-/// Runs tests that wait for much of their time, and meanwhile builds, with the lowest priority, the programs that are run later. Cargo must not run the
-/// tests, since each build holds its lock on the target folder. A build that fails is repeated where it is needed, and reported there.
+/// Runs tests that wait for much of their time, and meanwhile builds, with the lowest priority, the programs that are run later. Cargo must
+/// not run the tests, since each build holds its lock on the target folder. A build that fails is repeated where it is needed, and reported
+/// there.
 fn while_building<T>(builds: Vec<Cmd>, tests: impl FnOnce() -> T) -> T {
     thread::scope(|scope| {
         scope.spawn(|| builds.into_iter().try_for_each(|build| build.arg("--quiet").nice().run()));

@@ -122,7 +122,7 @@ fn widen_slice<T: Formula>(block: &mut [f64; BLOCK_LEN], halfway: &mut Halfway, 
     }
 }
 
-/// The number of elements, over all vectors, from which on a thread takes no further chunk with the same workspace.
+/// The number of elements, over all vectors, after which a thread takes no further chunk with the same workspace.
 const GROUP_LEN: usize = 1 << 14;
 
 /// Adds the `width` numbers that `of_chunk` writes for each chunk of `vectors` vectors to the chunk's row of the totals; chunk by chunk,
@@ -242,11 +242,11 @@ impl Workspace {
         fused: bool,
     ) {
         let Self { lanes, wide, halfway } = self;
-        lanes.fill([0.0; LANES]);
         if let Some(alike) = alike {
             let parts = || alike.iter().map(|vector| storage(&vector[chunk.clone()])).collect::<Vec<&[T::Storage]>>();
             return_on_avx512!(products(lanes, &parts()));
         }
+        lanes.fill([0.0; LANES]);
         for block in blocks(chunk) {
             for (wide, vector) in wide.iter_mut().zip(vectors) {
                 widen(&mut wide.0, halfway, *vector, block.clone());
