@@ -122,8 +122,13 @@ fn widen_slice<T: Formula>(block: &mut [f64; BLOCK_LEN], halfway: &mut Halfway, 
     }
 }
 
-/// The number of elements, over all vectors, after which a thread takes no further chunk with the same workspace.
-const GROUP_LEN: usize = 1 << 14;
+/// The number of elements, over all vectors, after which a thread takes no further chunk with the same workspace: two groups for each thread,
+/// or more of a length that is long enough.
+fn group_len(elements: usize) -> usize {
+    const LEAST: usize = 1 << 14;
+    const MOST: usize = 1 << 17;
+    (elements / (2 * rayon::current_num_threads())).clamp(LEAST, MOST)
+}
 
 /// Adds the `width` numbers that `of_chunk` writes for each chunk of `vectors` vectors to the chunk's row of the totals; chunk by chunk,
 /// in order. The numbers are zeros before; `of_chunk` also gets a workspace, which other chunks have used.
@@ -135,12 +140,13 @@ pub(super) fn sum_chunks<W>(
     of_chunk: impl Fn(&Chunk, &mut W, &mut [f64]) + Sync + Send,
 ) {
     let mut sums = vec![0.0; chunks.len() * width];
-    let (mut groups, mut elements) = (Vec::new(), 0);
+    let elements = vectors * chunks.iter().map(|chunk| chunk.range.len()).sum::<usize>();
+    let (group_len, mut groups) = (group_len(elements), Vec::new());
     let (mut rest, mut rest_of_sums) = (chunks, &mut sums[..]);
     while !rest.is_empty() {
         let mut len = 0;
         let is_of_group = |chunk: &&Chunk| {
-            let has_room = vectors * len < GROUP_LEN;
+            let has_room = vectors * len < group_len;
             len += if has_room { chunk.range.len() } else { 0 };
             has_room
         };
@@ -148,7 +154,6 @@ pub(super) fn sum_chunks<W>(
         let (group, others) = rest.split_at(count);
         let (sums, sums_of_others) = std::mem::take(&mut rest_of_sums).split_at_mut(count * width);
         groups.push((group, sums));
-        elements += vectors * len;
         (rest, rest_of_sums) = (others, sums_of_others);
     }
     for_each(groups, elements, |(chunks, sums)| {
@@ -210,49 +215,53 @@ pub(crate) fn add_gram(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &[Chun
     // Products of f32 and narrower are exact in f64; only then a fused addition gives the same sum.
     let fused = vectors.iter().all(|vector| vector.dtype() != DType::F64);
     with_typed!(Slice, vectors[0], first => {
-        let alike = of_one_type(first, vectors);
-        let (totals, workspace) = ((totals, products(vectors.len())), || Workspace::new(vectors.len()));
-        sum_chunks(vectors.len(), chunks, totals, workspace, |chunk, workspace, sums| {
-            workspace.multiply(alike.as_deref(), vectors, chunk.range.clone(), fused);
-            sums.iter_mut().zip(&workspace.lanes).for_each(|(sum, lanes)| *sum = lane_sum(*lanes));
+        let alike: Option<Vec<_>> = of_one_type(first, vectors).map(|alike| alike.into_iter().map(storage).collect());
+        let totals = (totals, products(vectors.len()));
+        sum_chunks(vectors.len(), chunks, totals, Workspace::new, |chunk, workspace, sums| {
+            workspace.multiply(sums, (alike.as_deref(), vectors), chunk.range.clone(), fused);
         });
     });
 }
 
-/// The sums of one chunk, and the blocks of the vectors from which they are computed.
-struct Workspace {
+/// The memory that a thread needs to multiply chunks.
+struct Workspace<S> {
     lanes: Vec<[f64; LANES]>,
     wide: Vec<Block>,
     halfway: Halfway,
+    #[cfg(target_arch = "x86_64")]
+    tiles: super::avx512::Tiles<S>,
+    #[cfg(not(target_arch = "x86_64"))]
+    tiles: std::marker::PhantomData<S>,
 }
 
-impl Workspace {
-    fn new(vectors: usize) -> Self {
-        let wide = vec![Block([0.0; BLOCK_LEN]); vectors];
-        Self { lanes: vec![[0.0; LANES]; products(vectors)], wide, halfway: [0.0; BLOCK_LEN] }
+impl<S: Formula> Workspace<S> {
+    fn new() -> Self {
+        Self { lanes: Vec::new(), wide: Vec::new(), halfway: [0.0; BLOCK_LEN], tiles: Default::default() }
     }
 
     /// Computes the products of all vectors with each other in a chunk. `alike` are the vectors as typed slices, if they have one dtype;
     /// `fused` is set for exact products.
-    fn multiply<T: Element>(
+    fn multiply(
         &mut self,
-        alike: Option<&[&[T]]>,
-        vectors: &[Slice<'_>],
+        sums: &mut [f64],
+        (alike, vectors): (Option<&[&[S]]>, &[Slice<'_>]),
         chunk: Range<usize>,
         fused: bool,
     ) {
-        let Self { lanes, wide, halfway } = self;
+        let Self { lanes, wide, halfway, tiles } = self;
         if let Some(alike) = alike {
-            let parts = || alike.iter().map(|vector| storage(&vector[chunk.clone()])).collect::<Vec<&[T::Storage]>>();
-            return_on_avx512!(products(lanes, &parts()));
+            return_on_avx512!(products(sums, alike, chunk, tiles));
         }
-        lanes.fill([0.0; LANES]);
+        lanes.clear();
+        lanes.resize(sums.len(), [0.0; LANES]);
+        wide.resize(vectors.len(), Block([0.0; BLOCK_LEN]));
         for block in blocks(chunk) {
             for (wide, vector) in wide.iter_mut().zip(vectors) {
                 widen(&mut wide.0, halfway, *vector, block.clone());
             }
             add_tiles(lanes, wide, fused);
         }
+        sums.iter_mut().zip(lanes).for_each(|(sum, lanes)| *sum = lane_sum(*lanes));
     }
 }
 

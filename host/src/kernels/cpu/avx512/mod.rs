@@ -13,7 +13,7 @@ mod products;
 pub(super) use self::blocks::widen;
 pub(super) use self::combine::combine;
 pub(super) use self::halves::{accumulate, cast, cast_near};
-pub(super) use self::products::products;
+pub(super) use self::products::{Tiles, products};
 
 /// Elements per step of each loop here.
 const GROUP: usize = 32;

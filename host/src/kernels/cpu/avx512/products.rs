@@ -4,13 +4,15 @@
 //! Elements are widened to f64 when they are loaded, for each product anew: that takes less time than storing them as f64 once. Lanes,
 //! order and rounding are the same as in `add_dot`, except that an exact product is fused with its addition; products of f64 are not exact.
 
+use std::ops::Range;
+
 use gradsync_device::math::Element as Formula;
 use gradsync_device::math::adasum::product_index;
 
 use super::lanes::{CONSTANTS, changed, load_eight};
 use super::{AHEAD_BYTES, GROUP};
 use crate::dtype::DType;
-use crate::kernels::cpu::products::LANES;
+use crate::kernels::cpu::products::{LANES, lane_sum};
 
 /// The number of vectors on each side of a tile.
 const SIDE: usize = 4;
@@ -24,41 +26,59 @@ type Sums = [f64; LANES];
 #[repr(C, align(64))]
 struct Tile([Sums; SIDE * SIDE]);
 
-/// Computes the sums of the products of all vectors with each other, in the order of [`product_index`].
+/// Memory for [`products`], which all chunks of a thread share.
+pub(in crate::kernels::cpu) struct Tiles<T> {
+    tiles: Vec<Tile>,
+    starts: Vec<*const T>,
+}
+
+impl<T> Default for Tiles<T> {
+    fn default() -> Self {
+        Self { tiles: Vec::new(), starts: Vec::new() }
+    }
+}
+
+/// Computes the products of all vectors with each other in a chunk, in the order of [`product_index`].
 ///
 /// # Safety
 /// The machine has the instruction sets that [`isa`](crate::kernels::cpu::isa) requires for AVX-512.
-pub(in crate::kernels::cpu) unsafe fn products<T: Formula>(sums: &mut [Sums], vectors: &[&[T]]) {
+pub(in crate::kernels::cpu) unsafe fn products<T: Formula>(
+    sums: &mut [f64],
+    vectors: &[&[T]],
+    chunk: Range<usize>,
+    Tiles { tiles, starts }: &mut Tiles<T>,
+) {
     let (count, sides) = (vectors.len(), vectors.len().div_ceil(SIDE));
-    let len = vectors.iter().map(|vector| vector.len()).min().unwrap_or(0);
-    let mut tiles = vec![Tile([[0.0; LANES]; SIDE * SIDE]); sides * (sides + 1) / 2];
-    let mut starts = Vec::with_capacity(count);
-    let end = len / GROUP * GROUP;
+    tiles.clear();
+    tiles.resize(sides * (sides + 1) / 2, Tile([[0.0; LANES]; SIDE * SIDE]));
+    let end = chunk.start + chunk.len() / GROUP * GROUP;
     // A single tile reads each element once, and needs no blocks.
-    let groups = if sides == 1 { end } else { BLOCK_BYTES / size_of::<T>() / count } / GROUP;
+    let groups = if sides == 1 { chunk.len() } else { BLOCK_BYTES / size_of::<T>() / count } / GROUP;
     let block = groups.max(1) * GROUP;
-    for begin in (0..end).step_by(block) {
+    for begin in (chunk.start..end).step_by(block) {
         let block = begin..end.min(begin + block);
         starts.clear();
         starts.extend(vectors.iter().map(|vector| vector[block.clone()].as_ptr()));
         // SAFETY: the caller's promise; from each start on there are as many elements.
-        unsafe { add_block(&mut tiles, &starts, block.len()) };
+        unsafe { add_block(tiles, starts, block.len()) };
     }
-    if end < len {
+    let rest = end..chunk.end;
+    if !rest.is_empty() {
         // Zeros behind the end add nothing to the sums.
         let mut group = vec![[T::from_f64(0.0); GROUP]; count];
-        group.iter_mut().zip(vectors).for_each(|(group, vector)| group[..len - end].copy_from_slice(&vector[end..len]));
+        let parts = group.iter_mut().zip(vectors);
+        parts.for_each(|(group, vector)| group[..rest.len()].copy_from_slice(&vector[rest.clone()]));
         starts.clear();
         starts.extend(group.iter().map(|group| group.as_ptr()));
         // SAFETY: as above.
-        unsafe { add_block(&mut tiles, &starts, GROUP) };
+        unsafe { add_block(tiles, starts, GROUP) };
     }
     let pairs = (0..count).flat_map(|i| (i..count).map(move |j| (i, j)));
     for (sum, (i, j)) in sums.iter_mut().zip(pairs) {
         let (above, beside) = ((i / SIDE, i % SIDE), (j / SIDE, j % SIDE));
         let is_triangle = above.0 == beside.0;
         let place = if is_triangle { product_index(above.1, beside.1, SIDE) } else { beside.1 * SIDE + above.1 };
-        *sum = tiles[product_index(above.0, beside.0, sides)].0[place];
+        *sum = lane_sum(tiles[product_index(above.0, beside.0, sides)].0[place]);
     }
 }
 
