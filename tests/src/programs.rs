@@ -39,14 +39,19 @@ pub fn printed_by(test: &str, prepare: impl FnOnce(&mut Command)) -> String {
 
 /// The path of a program of this workspace, a `--bin` or an `--example`, in the profile of this test.
 ///
-/// `cargo xtask test` builds programs together with the tests, and passes their folder in `GRADSYNC_PROGRAMS`. Without the variable, the
-/// program is built here, because cargo tells a test only about the binaries of its own package: so a stale program is never tested.
+/// `cargo xtask test` builds programs together with the tests, and passes the folder of this profile in `GRADSYNC_PROGRAMS`. Without the
+/// variable, the program is built here, because cargo tells a test only about the binaries of its own package: so a stale program is never
+/// tested.
 ///
 /// # Panics
 /// If the build fails, or the folder has no such program.
 pub fn built(package: &str, kind: &str, name: &str, features: &[&str]) -> PathBuf {
+    let in_profile = |profile: &Path| {
+        let folder = if kind == "--example" { profile.join("examples") } else { profile.to_owned() };
+        folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX))
+    };
     if let Some(folder) = std::env::var_os("GRADSYNC_PROGRAMS") {
-        let program = Path::new(&folder).join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+        let program = in_profile(Path::new(&folder));
         assert!(program.is_file(), "GRADSYNC_PROGRAMS has no {}", program.display());
         return program;
     }
@@ -63,8 +68,7 @@ pub fn built(package: &str, kind: &str, name: &str, features: &[&str]) -> PathBu
         None => panic!("{} is no build folder", profile.display()),
     }
     let status = cargo.status().expect("cargo starts");
-    let folder = if kind == "--example" { profile.join("examples") } else { profile.to_owned() };
-    let program = folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    let program = in_profile(profile);
     assert!(
         status.success() && program.is_file(),
         "{name} is not at {}, and `cargo build --package {package} {kind} {name}` ended with {status}",

@@ -4,10 +4,10 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// The program to start: `cargo xtask test` builds it with the feature and passes its path.
+use gradsync_tests::programs::built;
+
 fn program() -> PathBuf {
-    let path = std::env::var_os("GRADSYNC_CUDA_BINARY");
-    path.expect("GRADSYNC_CUDA_BINARY names a program built with the feature `cuda`").into()
+    built("gradsync-cli", "--bin", "gradsync", &["--features", "cuda"])
 }
 
 fn run(program: &PathBuf, arguments: &[&str]) -> Output {

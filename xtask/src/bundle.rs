@@ -106,7 +106,7 @@ pub(crate) fn build_multi_gpu() -> Result<PathBuf> {
 }
 
 fn tests() -> Cmd {
-    Cmd::cargo("test").args(["--no-run", "--release", "--package", "gradsync-tests", "--features", "cuda"])
+    Cmd::cargo("test").args(["--no-run", "--release", "--package", "gradsync-tests", "--features", "gpus"])
 }
 
 /// Builds a program for GPUs.

@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 
 use crate::{
+    bundle::Built,
     flags,
     process::{Cmd, target},
     toolchain::{Need, Toolchain, images::Images},
@@ -16,43 +17,25 @@ impl flags::Demo {
     pub(crate) fn run(self) -> Result<()> {
         Toolchain::new(&self.setup).provide(&[Need::CCompiler, Need::Images])?;
         println!("compiling candle takes about three minutes the first time");
-        train("demo", &["--release"], &[])
+        train("demo", example("run", &["--release"]).args(["--", "demo"]))
     }
 }
 
-/// Runs the example's own tests, the other tests that use candle, and a short training, in the profile of the other tests. `programs` is the
-/// variable with the folder of the programs that the tests start.
-pub(crate) fn check((variable, programs): (&str, &Path)) -> Result<()> {
-    example("test", &[]).run()?;
-    candle("test").args(TESTS).env(variable, programs).run()?;
-    candle("test").arg("--doc").run()?;
-    train("demo-quick", &[], &["--quick"])
+/// Runs the example's own tests, the other tests that use candle, and a short training, which cargo has built. `programs` is the variable with
+/// the folder of the programs that tests start.
+pub(crate) fn check(built: &[Built], (variable, programs): (&str, &Path)) -> Result<()> {
+    for test in built.iter().filter(|built| built.is_test) {
+        Cmd::new(&test.executable).folder(&test.folder).env(variable, programs).run()?;
+    }
+    let example = built.iter().find(|built| !built.is_test && built.name == "convergence");
+    let example = example.context("cargo built no example convergence")?;
+    train("demo-quick", Cmd::new(&example.executable).args(["demo", "--quick"]))
 }
 
-/// The tests that use candle, apart from the example's own.
-const TESTS: [&str; 4] = ["--test", "linear_layers", "--test", "ranks"];
-
-/// The commands that build the programs of [`check`], apart from the documentation's, and of [`first`].
-pub(crate) fn builds() -> Vec<Cmd> {
-    vec![first(), example("test", &["--no-run"]), candle("test").args(TESTS).arg("--no-run"), example("build", &[])]
-}
-
-/// The command that builds the first example of training with candle.
-pub(crate) fn first() -> Cmd {
-    candle("build").args(["--example", "first"])
-}
-
-/// The packages with tests that use candle under a subcommand of cargo.
-pub(crate) fn candle(subcommand: &str) -> Cmd {
-    let packages = ["--package", "gradsync-tests", "--package", "gradsync-candle"];
-    Cmd::cargo(subcommand).args(packages).args(["--features", "gradsync-tests/demo"])
-}
-
-fn train(folder: &str, profile: &[&str], flags: &[&str]) -> Result<()> {
+fn train(folder: &str, example: Cmd) -> Result<()> {
     let images = Images::find().context("there are no images to train on")?;
     let output = target(folder);
-    let run = example("run", profile).args(["--", "demo"]).args(flags).args(images.arguments());
-    run.arg("--output").arg(&output).run()?;
+    example.args(images.arguments()).arg("--output").arg(&output).run()?;
     report(&output)
 }
 

@@ -8,7 +8,7 @@ mod nodes;
 mod package;
 
 use std::{
-    fs, io,
+    io,
     io::Write,
     path::PathBuf,
     thread,
@@ -21,7 +21,7 @@ use crate::{
     bundle, demo,
     flags::{self, Stage},
     multi_gpu,
-    process::{Cmd, target},
+    process::Cmd,
     ptx::{self, Freshness},
     ptxas,
     toolchain::{self, Need, Toolchain, device_compiler::DeviceCompiler, python},
@@ -47,13 +47,13 @@ impl Stage {
         Self::Tidy,
         Self::Ptx,
         Self::Ptxas,
-        Self::Clippy,
         Self::Dialect,
-        Self::Docs,
         Self::Tests,
         Self::Mpi,
         Self::Nodes,
         Self::Demo,
+        Self::Clippy,
+        Self::Docs,
         Self::Downstream,
         Self::Gpu,
     ];
@@ -74,7 +74,17 @@ impl Stage {
         }
     }
 
-    /// Runs the stage, and builds programs of `later` stages while it waits.
+    /// The commands by which cargo compiles what the stage needs, if an earlier stage can run them while its tests wait.
+    fn compilation(self) -> Vec<Cmd> {
+        match self {
+            Self::Demo if compiles_candle() => demo_programs().into(),
+            Self::Clippy => lints(),
+            Self::Docs => docs(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Runs the stage, and compiles what `later` stages need while its tests wait.
     fn run(self, later: &[Self]) -> Result<Outcome> {
         match self {
             Self::Fmt => passed(Cmd::cargo("fmt").args(["--all", "--check"]).run()),
@@ -83,8 +93,8 @@ impl Stage {
             Self::Ptxas => Ok(Outcome::Passed(ptxas::assemble_all()?)),
             Self::Clippy => clippy(),
             Self::Dialect => dialect(),
-            Self::Docs => docs(),
-            Self::Tests => tests(later),
+            Self::Docs => passed(docs().iter().try_for_each(Cmd::run)),
+            Self::Tests => tests(),
             Self::Mpi => Ok(Outcome::Passed(mpi::run(later)?)),
             Self::Nodes => nodes::run(),
             Self::Demo => demo(),
@@ -211,60 +221,27 @@ fn check_ptx() -> Result<Outcome> {
     })
 }
 
-/// The machines on which a feature set is linted.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Machines {
-    All,
-    WithMpi,
-    WithoutMpi,
+/// Lints of all members with nothing optional, of the published crates with each native library alone, and of all members with as many of
+/// these libraries as the machine can have.
+fn lints() -> Vec<Cmd> {
+    let lint = |packages: &[&str], features: &str| {
+        let cmd = Cmd::cargo("clippy").args(["--quiet", "--all-targets"]).args(packages);
+        cmd.args(["--features", features]).args(["--", "-Dwarnings"])
+    };
+    let published = ["--package", "gradsync", "--package", "gradsync-cli"];
+    let mut lints = vec![lint(members(), ""), lint(&published, "gradsync-cli/cuda")];
+    if toolchain::mpi::is_here() {
+        lints.push(lint(&published, "gradsync-cli/mpi"));
+    }
+    lints.push(lint(members(), &format!("{},gradsync-tests/gpus", features())));
+    lints
 }
 
-/// The sets of packages and features that are linted: the published crates with each native library alone, and all members with as many of
-/// these libraries as the machine can have.
-const FEATURE_SETS: [(&[&str], &[&str], Machines); 7] = [
-    (&[], &["gradsync-tests/prepared"], Machines::All),
-    (&["gradsync"], &[], Machines::All),
-    (&["gradsync", "gradsync-cli"], &["gradsync-cli/cuda"], Machines::All),
-    (&["gradsync-tests", "gradsync-candle"], &["gradsync-tests/demo"], Machines::All),
-    (&["gradsync", "gradsync-cli"], &["gradsync-cli/mpi"], Machines::WithMpi),
-    (&[], &["gradsync-tests/cuda", "gradsync-cli/cuda", "gradsync-bench/cuda"], Machines::WithoutMpi),
-    (
-        &[],
-        &[
-            "gradsync-tests/cuda",
-            "gradsync-tests/mpi",
-            "gradsync-cli/cuda",
-            "gradsync-cli/mpi",
-            "gradsync-bench/cuda",
-            "gradsync-bench/mpi",
-        ],
-        Machines::WithMpi,
-    ),
-];
-
 fn clippy() -> Result<Outcome> {
-    let has_mpi = toolchain::mpi::is_here();
-    let (mut linted, mut left_out) = (0, 0);
-    for (packages, features, machines) in FEATURE_SETS {
-        let cmd = Cmd::cargo("clippy").args(["--quiet", "--all-targets"]);
-        // candle is compiled for one feature set only.
-        let cmd = if packages.is_empty() { cmd.args(["--workspace", "--exclude", "gradsync-candle"]) } else { cmd };
-        let cmd = packages.iter().fold(cmd, |cmd, package| cmd.args(["--package", package]));
-        let cmd = cmd.args(["--features", &features.join(",")]).args(["--", "-Dwarnings"]);
-        match machines {
-            Machines::WithMpi if !has_mpi => left_out += 1,
-            Machines::WithoutMpi if has_mpi => {}
-            _ => {
-                cmd.run()?;
-                linted += 1;
-            }
-        }
-    }
-    let linted = format!("{linted} feature sets");
-    Ok(Outcome::Passed(match left_out {
-        0 => linted,
-        _ => format!("{linted}; not the {left_out} with `mpi`: there is no MPI here"),
-    }))
+    let lints = lints();
+    lints.iter().try_for_each(Cmd::run)?;
+    let not_linted = if toolchain::mpi::is_here() { "" } else { "; none with `mpi`: there is no MPI here" };
+    Ok(Outcome::Passed(format!("{} feature sets{not_linted}", lints.len())))
 }
 
 /// Checks the kernels, for each kind of GPU, with a CPU compiler and rust-cuda's own `cuda_std` in place of gradsync's: names, types and
@@ -278,37 +255,68 @@ fn dialect() -> Result<Outcome> {
     Ok(Outcome::Passed("every kernel, for both kinds of GPU, against the cuda_std of Cargo.lock".to_owned()))
 }
 
-fn docs() -> Result<Outcome> {
+fn docs() -> Vec<Cmd> {
     let doc = |arguments: &[&str]| {
         Cmd::cargo("doc").args(["--quiet", "--no-deps"]).args(arguments).env("RUSTDOCFLAGS", "-Dwarnings")
     };
-    doc(&["--package", "gradsync", "--features", "cuda", "--lib"]).run()?;
+    let mut docs = vec![doc(&["--package", "gradsync", "--features", "cuda", "--lib"])];
     if toolchain::mpi::is_here() {
-        doc(&["--package", "gradsync", "--features", "cuda,mpi", "--lib"]).run()?;
+        docs.push(doc(&["--package", "gradsync", "--features", "cuda,mpi", "--lib"]));
     }
-    let candle =
-        ["--package", "gradsync-candle", "--package", "gradsync-tests", "--features", "gradsync-tests/demo", "--lib"];
-    doc(&candle).run()?;
-    passed(doc(&["--package", "gradsync-device", "--package", "gradsync-cli"]).run())
+    if compiles_candle() {
+        let packages = ["--package", "gradsync-candle", "--package", "gradsync-tests"];
+        docs.push(doc(&packages).args(["--features", "gradsync-tests/demo", "--lib"]));
+    }
+    docs.push(doc(&["--package", "gradsync-device", "--package", "gradsync-cli"]));
+    docs
 }
 
-/// The workspace under a subcommand of cargo, in the features of most tests. candle is compiled in the stage of the demo.
+/// Whether this version of Rust compiles candle: the other members need an older one.
+fn compiles_candle() -> bool {
+    const LEAST_MINOR: u32 = 88;
+    let (_, version) = Cmd::cargo("--version").probe();
+    version.split('.').nth(1).and_then(|minor| minor.parse().ok()).is_some_and(|minor: u32| minor >= LEAST_MINOR)
+}
+
+/// All members that this version of Rust compiles.
+fn members() -> &'static [&'static str] {
+    if compiles_candle() { &["--workspace"] } else { &["--workspace", "--exclude", "gradsync-candle"] }
+}
+
+/// The features of all tests: as many native libraries as the machine can have.
+fn features() -> String {
+    let mut features =
+        vec!["gradsync-tests/prepared", "gradsync-tests/cuda", "gradsync-cli/cuda", "gradsync-bench/cuda"];
+    if compiles_candle() {
+        features.push("gradsync-tests/demo");
+    }
+    if toolchain::mpi::is_here() {
+        features.extend(["gradsync-tests/mpi", "gradsync-cli/mpi", "gradsync-bench/mpi"]);
+        if compiles_candle() {
+            features.push("gradsync-candle/mpi");
+        }
+    }
+    features.join(",")
+}
+
+/// The members with tests under a subcommand of cargo. All builds name the same members and features, so that each crate is compiled once, and no
+/// program replaces one with other features.
 fn workspace(subcommand: &str) -> Cmd {
-    let members = ["--workspace", "--exclude", "xtask", "--exclude", "gradsync-candle"];
-    Cmd::cargo(subcommand).args(members).args(["--features", "gradsync-tests/prepared"])
+    Cmd::cargo(subcommand).args(members()).args(["--exclude", "xtask", "--features", &features()])
 }
 
-fn tests(later: &[Stage]) -> Result<Outcome> {
-    let cuda = cuda_program()?;
-    let programs = programs()?;
+/// The program, and the tests that wait for much of their time: for deadlines, and for ranks that are stopped.
+const WAITING: [&str; 6] = ["--bin", "gradsync", "--test", "process", "--test", "launch_cli"];
+
+fn tests() -> Result<Outcome> {
+    let all = || workspace("build").args(["--lib", "--bins", "--tests"]);
+    let built = bundle::executables(workspace("build").args(WAITING))?;
+    let folder = programs(&built)?;
     let with_variables = |cmd: Cmd| {
         cmd.env("GRADSYNC_PYTHONPATH", python::packages_folder())
-            .env("GRADSYNC_CUDA_BINARY", &cuda)
-            .env(PROGRAMS_VARIABLE, &programs)
+            .env(python::NCCL_VARIABLE, python::nccl_include())
+            .env(PROGRAMS_VARIABLE, &folder)
     };
-    let built = bundle::executables(workspace("test").args(["--tests", "--exclude", "gradsync", "--no-run"]))?;
-    // Cargo runs none of them, so nothing else would notice that its messages are no longer understood.
-    ensure!(built.iter().any(|built| built.is_test), "cargo named no test program that it has built");
     let mut failed = Vec::new();
     let mut note = |name: &str, outcome: Result<()>| {
         if let Err(error) = outcome {
@@ -316,95 +324,65 @@ fn tests(later: &[Stage]) -> Result<Outcome> {
             failed.push(name.to_owned());
         }
     };
-    note("doc", with_variables(workspace("test").args(["--no-fail-fast", "--doc"])).run());
-    let mut builds = vec![unit_tests().arg("--no-run")];
-    if later.contains(&Stage::Mpi) && toolchain::mpi::is_here() {
-        builds.push(mpi::build());
-    }
-    if later.contains(&Stage::Demo) {
-        builds.push(demo::first());
-    }
-    let (first, rest): (Vec<_>, Vec<_>) =
-        built.iter().filter(|built| built.is_test).partition(|test| FIRST.contains(&test.name.as_str()));
-    let mut run = |tests: Vec<&bundle::Built>| {
-        for test in tests {
+    let mut run = |tests: &[bundle::Built]| {
+        for test in tests.iter().filter(|built| built.is_test && !OF_OTHER_STAGES.contains(&built.name.as_str())) {
             note(&test.name, with_variables(Cmd::new(&test.executable).folder(&test.folder)).run());
         }
     };
-    run(first);
-    while_building(builds, || run(rest));
-    note("unit tests", unit_tests().run());
-    // The loading of kernels, and NCCL's declarations and loading, have tests that need no GPU too.
-    note("loading", with_cuda("test").args(LOADING).env(python::NCCL_VARIABLE, python::nccl_include()).run());
+    // The needs of later stages are compiled while MPI's tests wait.
+    while_compiling([all()], || run(&built));
+    let mut others = bundle::executables(all())?;
+    others.retain(|other| built.iter().all(|built| built.executable != other.executable));
+    run(&others);
+    note("doc", with_variables(workspace("test").args(["--no-fail-fast", "--doc"])).run());
     ensure!(failed.is_empty(), "tests failed in {}", failed.join(", "));
     Ok(Outcome::Passed(String::new()))
 }
 
-/// The tests that start programs of the same build, at paths where a build with other features puts its own.
-const FIRST: [&str; 2] = ["launch_cli", "perf"];
+/// The test programs that other stages run.
+const OF_OTHER_STAGES: [&str; 5] = ["mpi", "perf_mpi", "convergence", "linear_layers", "ranks"];
 
-/// Runs tests that wait for much of their time, and meanwhile builds, with the lowest priority, the programs that are run later. Cargo must
-/// not run the tests, since each build holds its lock on the target folder. A build that fails is repeated where it is needed, and reported
-/// there.
-fn while_building<T>(builds: Vec<Cmd>, tests: impl FnOnce() -> T) -> T {
+/// Runs tests that wait for much of their time, and meanwhile has cargo compile, with the lowest priority, whatever is needed later. Cargo must
+/// not run the tests, since each build holds its lock on the target folder. A command that fails is repeated where its result is needed, and
+/// reported there.
+fn while_compiling<T>(commands: impl IntoIterator<Item = Cmd>, tests: impl FnOnce() -> T) -> T {
+    let commands: Vec<Cmd> = commands.into_iter().collect();
     thread::scope(|scope| {
-        scope.spawn(|| builds.into_iter().try_for_each(|build| build.arg("--quiet").nice().run()));
+        scope.spawn(|| commands.iter().for_each(|command| _ = command.clone().nice().run()));
         tests()
     })
 }
 
-/// The library's unit tests, which are compiled once, with all features: the launch side of the CUDA backend has tests that need no GPU, and
-/// the transport over MPI has tests that need no `mpirun`.
-fn unit_tests() -> Cmd {
-    let features = if toolchain::mpi::is_here() { "cuda,nvtx,mpi" } else { "cuda,nvtx" };
-    Cmd::cargo("test").args(["--package", "gradsync", "--features", features, "--lib"])
-}
-
-/// The program and the tests with the `cuda` feature under a subcommand of cargo.
-fn with_cuda(subcommand: &str) -> Cmd {
-    let features = "gradsync-cli/cuda,gradsync-tests/cuda,gradsync-tests/prepared";
-    Cmd::cargo(subcommand).args(["--package", "gradsync-cli", "--package", "gradsync-tests", "--features", features])
-}
-
-/// The tests with the `cuda` feature that run on any machine.
-const LOADING: [&str; 8] =
-    ["--test", "kernel_loading", "--test", "nccl_header", "--test", "nccl_loading", "--test", "driver_rules"];
-
-/// Builds the program with the `cuda` feature, for the test that starts it on a machine without a driver, and the tests with this feature,
-/// so that the library is compiled once for both.
-fn cuda_program() -> Result<PathBuf> {
-    keep(with_cuda("build").args(["--bin", "gradsync"]).args(LOADING), "gradsync", "cuda")
-}
-
-/// The variable with the folder of the programs that tests start.
+/// The variable with the folder in which cargo has built the programs that tests start.
 const PROGRAMS_VARIABLE: &str = "GRADSYNC_PROGRAMS";
-const PROGRAMS: &str = "programs";
 
-/// Builds the program, and returns its folder. Some test is built with it, so that cargo chooses the features of dependencies as for tests
-/// and compiles no crate for the program alone.
-fn programs() -> Result<PathBuf> {
-    keep(workspace("build").args(["--bin", "gradsync", "--test", "plans"]), "gradsync", PROGRAMS)?;
-    Ok(target(PROGRAMS))
+/// The folder in which cargo has put the programs of the same build: tests lie in a folder below.
+fn programs(built: &[bundle::Built]) -> Result<PathBuf> {
+    // Cargo runs none of the tests, so nothing else would notice that its messages are no longer understood.
+    let test = built.iter().find(|built| built.is_test).context("cargo named no test program that it has built")?;
+    Ok(test.executable.ancestors().nth(2).context("a test program without a folder")?.to_owned())
 }
 
-/// Builds a program in the common target folder, to share all dependencies, and copies it to another one, because a build with other
-/// features overwrites it. Returns the path of the copy.
-fn keep(build: Cmd, name: &str, folder: &str) -> Result<PathBuf> {
-    let (built, folder) = (bundle::executable(build, name)?, target(folder));
-    let kept = folder.join(name);
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    fs::copy(&built, &kept).with_context(|| format!("cannot copy {} to {}", built.display(), kept.display()))?;
-    Ok(kept)
+/// The commands that build the programs of the demo's stage: examples, the tests that use candle, and one example's own tests, which have its name.
+fn demo_programs() -> [Cmd; 2] {
+    let programs = ["--example", "first", "--example", "convergence", "--test", "linear_layers", "--test", "ranks"];
+    [workspace("build").args(programs), workspace("test").args(["--no-run", "--example", "convergence"])]
 }
 
 fn demo() -> Result<Outcome> {
-    let programs = programs()?;
-    keep(demo::first(), "first", PROGRAMS)?;
-    demo::check((PROGRAMS_VARIABLE, &programs))?;
+    if !compiles_candle() {
+        return Ok(Outcome::NotRun("candle needs a newer version of Rust".to_owned()));
+    }
+    let mut built = Vec::new();
+    for build in demo_programs() {
+        built.extend(bundle::executables(build)?);
+    }
+    demo::check(&built, (PROGRAMS_VARIABLE, &programs(&built)?))?;
     if !toolchain::mpi::is_here() {
         return Ok(Outcome::Passed("not candle on ranks of MPI: there is no MPI here".to_owned()));
     }
-    Ok(Outcome::Passed(mpi::candle()?))
+    let ranks = built.iter().find(|built| built.name == "ranks").context("cargo built no test ranks")?;
+    Ok(Outcome::Passed(mpi::candle(&ranks.executable)?))
 }
 
 fn gpu() -> Result<Outcome> {
@@ -416,7 +394,7 @@ fn gpu() -> Result<Outcome> {
         }
     };
     let cmd = Cmd::cargo("test")
-        .args(["--release", "--package", "gradsync-tests", "--features", "cuda", "--test", "gpu"])
+        .args(["--release", "--package", "gradsync-tests", "--features", "gpus", "--test", "gpu"])
         .args(["--", "--test-threads=1"]);
     cmd.run()?;
     if !toolchain::mpi::is_here() {

@@ -33,6 +33,8 @@ pub(crate) fn binary() -> &'static Path {
 /// Runs `gradsync reduce` with these arguments in `folder`.
 pub(crate) fn reduce(folder: &Path, arguments: &[&dyn AsRef<OsStr>]) -> Finished {
     let mut command = Command::new(binary());
+    // The program may have the feature `cuda`: without a GPU it computes on the CPU on every machine.
+    command.env("CUDA_VISIBLE_DEVICES", "");
     command.current_dir(folder).arg("reduce").args(arguments.iter().map(|argument| argument.as_ref()));
     Finished::of(&mut command)
 }

@@ -10,11 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
-use super::while_building;
+use super::while_compiling;
 use crate::{
-    bundle, demo,
+    bundle,
     flags::Stage,
     multi_gpu::{
         launch::{self, End, Limits, Process},
@@ -49,32 +49,29 @@ pub(super) fn program() -> Result<PathBuf> {
 
 /// The command that builds all tests of this stage.
 pub(super) fn build() -> Cmd {
-    cargo_test().args(["--no-run", "--test", "mpi", "--test", "perf_mpi"])
+    super::workspace("build").args(["--test", "mpi", "--test", "perf_mpi"])
 }
 
-/// Tests of these packages are always compiled together, so that the features of their dependencies, and thus of the library, are equal.
-fn cargo_test() -> Cmd {
-    let packages = ["--package", "gradsync", "--package", "gradsync-tests", "--package", "gradsync-bench"];
-    Cmd::cargo("test").args(packages).args(["--features", "gradsync/mpi,gradsync-tests/mpi,gradsync-bench/mpi"])
-}
-
-/// Runs the tests, and builds programs of `later` stages while they wait; returns a description for the table.
+/// Runs the tests, and compiles what `later` stages need while they wait; returns a description for the table.
 pub(super) fn run(later: &[Stage]) -> Result<String> {
-    let program = program()?;
+    let built = bundle::executables(build())?;
+    let test = |name| {
+        built
+            .iter()
+            .find(|test| test.is_test && test.name == name)
+            .with_context(|| format!("cargo built no test {name}"))
+    };
+    let (program, perf) = (&test("mpi")?.executable, test("perf_mpi")?);
     let has_room = available_kib().is_some_and(|available| available >= LARGE_KIB);
     let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
     let large: &[_] = if has_room { &[("GRADSYNC_MPI_LARGE", "1")] } else { &[] };
     let launches = RANKS.map(|ranks| (ranks, if ranks == RANKS[0] { large } else { &[] }));
     let by_messages: [(_, &[_]); 3] = [(2, &SHORT_MESSAGES), (3, &[MESSAGES_ONLY]), (8, &[MESSAGES_ONLY])];
-    let mut builds = Vec::new();
-    if later.contains(&Stage::Demo) {
-        builds.extend(demo::builds());
-        builds.push(build_candle());
-    }
+    let compilation = later.iter().flat_map(|stage| stage.compilation());
     let mut failed = Vec::new();
     let mut launch = |(ranks, environment): (usize, &[(&str, &str)])| -> Result<()> {
         let start = Instant::now();
-        let end = start_ranks(&mpirun, &program, ranks, &[], environment)?;
+        let end = start_ranks(&mpirun, program, ranks, &[], environment)?;
         let how = if environment.contains(&MESSAGES_ONLY) { ", by messages" } else { "" };
         println!("{ranks} ranks{how}: mpirun {end} after {:.1} s", start.elapsed().as_secs_f64());
         if end != End::Exited(0) {
@@ -85,8 +82,8 @@ pub(super) fn run(later: &[Stage]) -> Result<String> {
     // The large messages need memory that the compiler would take.
     let [first, rest @ ..] = launches;
     launch(first)?;
-    while_building(builds, || rest.into_iter().chain(by_messages).try_for_each(launch))?;
-    match in_tiny_shared_memory(&mpirun, &program)? {
+    while_compiling(compilation, || rest.into_iter().chain(by_messages).try_for_each(launch))?;
+    match in_tiny_shared_memory(&mpirun, program)? {
         None => println!("in a tiny /dev/shm: not run, no mounts can be made for a command"),
         Some(End::Exited(0)) => println!("in a tiny /dev/shm: passed"),
         Some(end) => failed.push(format!("in a tiny /dev/shm it {end}")),
@@ -94,7 +91,7 @@ pub(super) fn run(later: &[Stage]) -> Result<String> {
     if !failed.is_empty() {
         bail!("the MPI transport: {}", failed.join(", "));
     }
-    cargo_test().args(["--test", "perf_mpi"]).run()?;
+    Cmd::new(&perf.executable).folder(&perf.folder).run()?;
     let large = if has_room {
         "2.2 GB messages included"
     } else {
@@ -103,17 +100,12 @@ pub(super) fn run(later: &[Stage]) -> Result<String> {
     Ok(format!("on {RANKS:?} ranks, in memory of each other and by messages, {large}; `perf`"))
 }
 
-fn build_candle() -> Cmd {
-    demo::candle("test").args(["--no-run", "--features", "gradsync-candle/mpi", "--test", "ranks"])
-}
-
 /// Runs the cases of training with candle on ranks of an MPI job.
-pub(super) fn candle() -> Result<String> {
-    let program = bundle::executable(build_candle(), "ranks")?;
+pub(super) fn candle(program: &Path) -> Result<String> {
     let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
     for ranks in [2, 4] {
         let case = ["rank_of_an_mpi_job", "--exact", "--test-threads=1"];
-        match start_ranks(&mpirun, &program, ranks, &case, &[])? {
+        match start_ranks(&mpirun, program, ranks, &case, &[])? {
             End::Exited(0) => {}
             end => bail!("candle on {ranks} ranks of MPI {end}"),
         }
