@@ -155,8 +155,13 @@ pub(crate) fn executables(cmd: Cmd) -> Result<Vec<Built>> {
 
 /// Runs a cargo command that builds, and returns the path of the named target's executable.
 pub(crate) fn executable(cmd: Cmd, target: &str) -> Result<PathBuf> {
-    let found = executables(cmd)?.into_iter().find(|built| built.name == target);
-    Ok(found.with_context(|| format!("cargo built no executable called {target}"))?.executable)
+    Ok(named(&executables(cmd)?, target)?.executable.clone())
+}
+
+/// The program of the named target.
+pub(crate) fn named<'a>(built: &'a [Built], target: &str) -> Result<&'a Built> {
+    let found = built.iter().find(|built| built.name == target);
+    found.with_context(|| format!("cargo built no executable called {target}"))
 }
 
 fn print_sizes(folder: &Path) -> Result<()> {

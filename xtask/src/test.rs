@@ -11,7 +11,7 @@ use std::{
     io,
     io::Write,
     path::PathBuf,
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -84,8 +84,8 @@ impl Stage {
         }
     }
 
-    /// Runs the stage, and compiles what `later` stages need while its tests wait.
-    fn run(self, later: &[Self]) -> Result<Outcome> {
+    /// Runs the stage; `compiler` compiles what `later` stages need while tests wait.
+    fn run(self, later: &[Self], compiler: &mut Compiler) -> Result<Outcome> {
         match self {
             Self::Fmt => passed(Cmd::cargo("fmt").args(["--all", "--check"]).run()),
             Self::Tidy => passed(Cmd::cargo("test").args(["--package", "xtask", "--quiet"]).run()),
@@ -94,8 +94,8 @@ impl Stage {
             Self::Clippy => clippy(),
             Self::Dialect => dialect(),
             Self::Docs => passed(docs().iter().try_for_each(Cmd::run)),
-            Self::Tests => tests(),
-            Self::Mpi => Ok(Outcome::Passed(mpi::run(later)?)),
+            Self::Tests => tests(later, compiler),
+            Self::Mpi => Ok(Outcome::Passed(mpi::run()?)),
             Self::Nodes => nodes::run(),
             Self::Demo => demo(),
             Self::Downstream => Ok(Outcome::Passed(downstream::build_and_run()?)),
@@ -111,18 +111,21 @@ impl flags::Test {
         let toolchain = Toolchain::new(&self.setup);
         let unavailable = set_up(&toolchain, &stages)?;
 
-        let mut rows = Vec::new();
+        let (mut rows, mut compiler) = (Vec::new(), Compiler::default());
         for (index, &stage) in stages.iter().enumerate() {
             let later = &stages[index + 1..];
             println!("\n=== {} ===", name(stage));
             let start = Instant::now();
+            if !stage.compilation().is_empty() {
+                compiler.wait();
+            }
             let outcome = match (stage, &unavailable) {
                 // Even without a compiler for device code, the hash of its sources can be compared.
                 (Stage::Ptx, Unavailable { device_compiler: Some(why), .. }) => {
-                    Stage::Ptx.run(later).map(|_| Outcome::NotRun(why.clone()))
+                    Stage::Ptx.run(later, &mut compiler).map(|_| Outcome::NotRun(why.clone()))
                 }
                 (Stage::Mpi | Stage::Nodes, Unavailable { mpi: Some(why), .. }) => Ok(Outcome::NotRun(why.clone())),
-                _ => stage.run(later),
+                _ => stage.run(later, &mut compiler),
             };
             if let Err(error) = &outcome {
                 println!("FAILED: {error:#}");
@@ -308,7 +311,7 @@ fn workspace(subcommand: &str) -> Cmd {
 /// The program, and the tests that wait for much of their time: for deadlines, and for ranks that are stopped.
 const WAITING: [&str; 6] = ["--bin", "gradsync", "--test", "process", "--test", "launch_cli"];
 
-fn tests() -> Result<Outcome> {
+fn tests(later: &[Stage], compiler: &mut Compiler) -> Result<Outcome> {
     let all = || workspace("build").args(["--lib", "--bins", "--tests"]);
     let built = bundle::executables(workspace("build").args(WAITING))?;
     let folder = programs(&built)?;
@@ -329,10 +332,12 @@ fn tests() -> Result<Outcome> {
             note(&test.name, with_variables(Cmd::new(&test.executable).folder(&test.folder)).run());
         }
     };
-    // The needs of later stages are compiled while MPI's tests wait.
-    while_compiling([all()], || run(&built));
+    compiler.start(vec![all()]);
+    run(&built);
+    compiler.wait();
     let mut others = bundle::executables(all())?;
     others.retain(|other| built.iter().all(|built| built.executable != other.executable));
+    compiler.start(later.iter().flat_map(|stage| stage.compilation()).collect());
     run(&others);
     note("doc", with_variables(workspace("test").args(["--no-fail-fast", "--doc"])).run());
     ensure!(failed.is_empty(), "tests failed in {}", failed.join(", "));
@@ -342,15 +347,23 @@ fn tests() -> Result<Outcome> {
 /// The test programs that other stages run.
 const OF_OTHER_STAGES: [&str; 5] = ["mpi", "perf_mpi", "convergence", "linear_layers", "ranks"];
 
-/// Runs tests that wait for much of their time, and meanwhile has cargo compile, with the lowest priority, whatever is needed later. Cargo must
-/// not run the tests, since each build holds its lock on the target folder. A command that fails is repeated where its result is needed, and
-/// reported there.
-fn while_compiling<T>(commands: impl IntoIterator<Item = Cmd>, tests: impl FnOnce() -> T) -> T {
-    let commands: Vec<Cmd> = commands.into_iter().collect();
-    thread::scope(|scope| {
-        scope.spawn(|| commands.iter().for_each(|command| _ = command.clone().nice().run()));
-        tests()
-    })
+/// Has cargo compile, with the lowest priority, while tests run that wait for much of their time. Each build holds cargo's lock on the target
+/// folder, so cargo must not run these tests. A command that fails is repeated where its result is needed, and reported there.
+#[derive(Default)]
+struct Compiler(Option<JoinHandle<()>>);
+
+impl Compiler {
+    fn start(&mut self, commands: Vec<Cmd>) {
+        self.wait();
+        let run = |command: Cmd| _ = command.nice().run();
+        self.0 = Some(thread::spawn(move || commands.into_iter().for_each(run)));
+    }
+
+    fn wait(&mut self) {
+        if let Some(thread) = self.0.take() {
+            _ = thread.join();
+        }
+    }
 }
 
 /// The variable with the folder in which cargo has built the programs that tests start.
@@ -381,8 +394,7 @@ fn demo() -> Result<Outcome> {
     if !toolchain::mpi::is_here() {
         return Ok(Outcome::Passed("not candle on ranks of MPI: there is no MPI here".to_owned()));
     }
-    let ranks = built.iter().find(|built| built.name == "ranks").context("cargo built no test ranks")?;
-    Ok(Outcome::Passed(mpi::candle(&ranks.executable)?))
+    Ok(Outcome::Passed(mpi::candle(&bundle::named(&built, "ranks")?.executable)?))
 }
 
 fn gpu() -> Result<Outcome> {

@@ -10,12 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 
-use super::while_compiling;
 use crate::{
     bundle,
-    flags::Stage,
     multi_gpu::{
         launch::{self, End, Limits, Process},
         mpirun::Mpirun,
@@ -52,24 +50,17 @@ pub(super) fn build() -> Cmd {
     super::workspace("build").args(["--test", "mpi", "--test", "perf_mpi"])
 }
 
-/// Runs the tests, and compiles what `later` stages need while they wait; returns a description for the table.
-pub(super) fn run(later: &[Stage]) -> Result<String> {
+/// Runs the tests; returns a description for the table.
+pub(super) fn run() -> Result<String> {
     let built = bundle::executables(build())?;
-    let test = |name| {
-        built
-            .iter()
-            .find(|test| test.is_test && test.name == name)
-            .with_context(|| format!("cargo built no test {name}"))
-    };
-    let (program, perf) = (&test("mpi")?.executable, test("perf_mpi")?);
+    let (program, perf) = (&bundle::named(&built, "mpi")?.executable, bundle::named(&built, "perf_mpi")?);
     let has_room = available_kib().is_some_and(|available| available >= LARGE_KIB);
     let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
     let large: &[_] = if has_room { &[("GRADSYNC_MPI_LARGE", "1")] } else { &[] };
     let launches = RANKS.map(|ranks| (ranks, if ranks == RANKS[0] { large } else { &[] }));
     let by_messages: [(_, &[_]); 3] = [(2, &SHORT_MESSAGES), (3, &[MESSAGES_ONLY]), (8, &[MESSAGES_ONLY])];
-    let compilation = later.iter().flat_map(|stage| stage.compilation());
     let mut failed = Vec::new();
-    let mut launch = |(ranks, environment): (usize, &[(&str, &str)])| -> Result<()> {
+    let launch = |(ranks, environment): (usize, &[(&str, &str)])| -> Result<()> {
         let start = Instant::now();
         let end = start_ranks(&mpirun, program, ranks, &[], environment)?;
         let how = if environment.contains(&MESSAGES_ONLY) { ", by messages" } else { "" };
@@ -79,10 +70,7 @@ pub(super) fn run(later: &[Stage]) -> Result<String> {
         }
         Ok(())
     };
-    // The large messages need memory that the compiler would take.
-    let [first, rest @ ..] = launches;
-    launch(first)?;
-    while_compiling(compilation, || rest.into_iter().chain(by_messages).try_for_each(launch))?;
+    launches.into_iter().chain(by_messages).try_for_each(launch)?;
     match in_tiny_shared_memory(&mpirun, program)? {
         None => println!("in a tiny /dev/shm: not run, no mounts can be made for a command"),
         Some(End::Exited(0)) => println!("in a tiny /dev/shm: passed"),
