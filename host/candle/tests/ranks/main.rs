@@ -74,7 +74,7 @@ fn layers_divided_over_ranks() {
     });
 }
 
-/// One rank of the MPI job that `cargo xtask test --only demo` starts, or the only one.
+/// One rank of the MPI job of several ranks that `cargo xtask test --only demo` starts.
 #[cfg(feature = "mpi")]
 #[test]
 #[ignore = "mpirun starts it"]
