@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Result, anyhow, bail};
 
 use crate::{
-    bundle,
+    bundle, demo,
     multi_gpu::{
         launch::{self, End, Limits, Process},
         mpirun::Mpirun,
@@ -92,7 +92,7 @@ pub(super) fn run() -> Result<String> {
 pub(super) fn candle(program: &Path) -> Result<String> {
     let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
     for ranks in [2, 4] {
-        let case = ["rank_of_an_mpi_job", "--exact", "--ignored", "--test-threads=1"];
+        let case = [demo::RANK_OF_MPI, "--exact", "--test-threads=1"];
         match start_ranks(&mpirun, program, ranks, &case, &[])? {
             End::Exited(0) => {}
             end => bail!("candle on {ranks} ranks of MPI {end}"),

@@ -77,7 +77,6 @@ fn layers_divided_over_ranks() {
 /// One rank of the MPI job of several ranks that `cargo xtask test --only demo` starts.
 #[cfg(feature = "mpi")]
 #[test]
-#[ignore = "mpirun starts it"]
 fn rank_of_an_mpi_job() {
     let comm = gradsync::comm::mpi::MpiCommunicator::world().unwrap();
     for case in data_parallel::on_host().into_iter().chain(refused::all()).chain([gpt::of_gradients()]) {
