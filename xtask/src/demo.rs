@@ -17,7 +17,7 @@ impl flags::Demo {
     pub(crate) fn run(self) -> Result<()> {
         Toolchain::new(&self.setup).provide(&[Need::CCompiler, Need::Images])?;
         println!("compiling candle takes about three minutes the first time");
-        train("demo", example("run", &["--release"]).args(["--", "demo"]))
+        train("demo", example("run").args(["--", "demo"]))
     }
 }
 
@@ -43,10 +43,10 @@ fn train(folder: &str, example: Cmd) -> Result<()> {
     report(&output)
 }
 
-/// The example under a subcommand of cargo.
-pub(crate) fn example(command: &str, profile: &[&str]) -> Cmd {
+/// The optimised example under a subcommand of cargo.
+pub(crate) fn example(command: &str) -> Cmd {
     let package = ["--package", "gradsync-tests", "--features", "demo", "--example", "convergence"];
-    Cmd::cargo(command).args(profile).args(package)
+    Cmd::cargo(command).arg("--release").args(package)
 }
 
 /// Checks that the training wrote its report; the training itself prints the path.

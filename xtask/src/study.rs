@@ -38,7 +38,7 @@ impl flags::Study {
         };
         let results = target("study").join(name);
         fs::create_dir_all(target("study")).context("target/study cannot be created")?;
-        let mut run = example("run", &["--release"]).args(["--", "study", "--commit", &commit]);
+        let mut run = example("run").args(["--", "study", "--commit", &commit]);
         run = run.args(images.arguments()).arg("--text").arg(python::plays()).arg("--results").arg(&results);
         if self.quick {
             run = run.arg("--quick");
@@ -69,12 +69,12 @@ fn joined<T: ToString>(values: &[T]) -> Option<String> {
 fn publish(results: &Path) -> Result<()> {
     let published = root().join(PUBLISHED);
     fs::copy(results, &published).with_context(|| format!("{} cannot be written", published.display()))?;
-    example("run", &["--release"]).args(["--", "page", "--results"]).arg(published).arg("--root").arg(root()).run()
+    example("run").args(["--", "page", "--results"]).arg(published).arg("--root").arg(root()).run()
 }
 
 /// A folder that runs the study on a machine without Rust.
 fn bundle(folder: &Path, images: &str, commit: &str) -> Result<()> {
-    let program = executable(example("build", &["--release"]), "convergence")?;
+    let program = executable(example("build"), "convergence")?;
     let data = folder.join("images");
     fs::create_dir_all(&data).with_context(|| format!("{} cannot be created", data.display()))?;
     let copy = |from: &Path, to: &Path| {

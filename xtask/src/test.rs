@@ -95,7 +95,7 @@ impl Stage {
             Self::Dialect => dialect(),
             Self::Docs => passed(docs().iter().try_for_each(Cmd::run)),
             Self::Tests => tests(later, compiler),
-            Self::Mpi => Ok(Outcome::Passed(mpi::run()?)),
+            Self::Mpi => Ok(Outcome::Passed(mpi::run(compiler)?)),
             Self::Nodes => nodes::run(),
             Self::Demo => demo(),
             Self::Downstream => Ok(Outcome::Passed(downstream::build_and_run()?)),

@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Result, anyhow, bail};
 
+use super::Compiler;
 use crate::{
     bundle, demo,
     multi_gpu::{
@@ -50,17 +51,16 @@ pub(super) fn build() -> Cmd {
     super::workspace("build").args(["--test", "mpi", "--test", "perf_mpi"])
 }
 
-/// Runs the tests; returns a description for the table.
-pub(super) fn run() -> Result<String> {
+/// Runs the tests, the largest when `compiler` has ended; returns a description for the table.
+pub(super) fn run(compiler: &mut Compiler) -> Result<String> {
     let built = bundle::executables(build())?;
     let (program, perf) = (&bundle::named(&built, "mpi")?.executable, bundle::named(&built, "perf_mpi")?);
-    let has_room = available_kib().is_some_and(|available| available >= LARGE_KIB);
     let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
-    let large: &[_] = if has_room { &[("GRADSYNC_MPI_LARGE", "1")] } else { &[] };
-    let launches = RANKS.map(|ranks| (ranks, if ranks == RANKS[0] { large } else { &[] }));
+    let [fewest, more @ ..] = RANKS;
+    let launches = more.map(|ranks| (ranks, [].as_slice()));
     let by_messages: [(_, &[_]); 3] = [(2, &SHORT_MESSAGES), (3, &[MESSAGES_ONLY]), (8, &[MESSAGES_ONLY])];
     let mut failed = Vec::new();
-    let launch = |(ranks, environment): (usize, &[(&str, &str)])| -> Result<()> {
+    let mut launch = |(ranks, environment): (usize, &[(&str, &str)])| -> Result<()> {
         let start = Instant::now();
         let end = start_ranks(&mpirun, program, ranks, &[], environment)?;
         let how = if environment.contains(&MESSAGES_ONLY) { ", by messages" } else { "" };
@@ -70,7 +70,11 @@ pub(super) fn run() -> Result<String> {
         }
         Ok(())
     };
-    launches.into_iter().chain(by_messages).try_for_each(launch)?;
+    launches.into_iter().chain(by_messages).try_for_each(&mut launch)?;
+    // The large messages need memory that the compiler would take.
+    compiler.wait();
+    let has_room = available_kib().is_some_and(|available| available >= LARGE_KIB);
+    launch((fewest, if has_room { &[("GRADSYNC_MPI_LARGE", "1")] } else { &[] }))?;
     match in_tiny_shared_memory(&mpirun, program)? {
         None => println!("in a tiny /dev/shm: not run, no mounts can be made for a command"),
         Some(End::Exited(0)) => println!("in a tiny /dev/shm: passed"),
