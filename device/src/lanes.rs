@@ -9,7 +9,7 @@ use crate::dialect::warp::{WarpShuffleValue, lane_id, warp_shuffle_xor};
 /// # Safety
 /// All lanes of the warp must execute this together.
 #[inline(always)]
-unsafe fn exchange<T: WarpShuffleValue>(value: T, lane_mask: u32) -> T {
+pub(crate) unsafe fn exchange<T: WarpShuffleValue>(value: T, lane_mask: u32) -> T {
     // SAFETY: the caller's promise.
     unsafe { warp_shuffle_xor(u32::MAX, value, lane_mask, WARP).0 }
 }

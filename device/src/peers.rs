@@ -249,7 +249,8 @@ impl<'a> Group<'a> {
     #[inline(always)]
     pub(crate) unsafe fn receive(self, begin: u64, end: u64) {
         const PEERS: u32 = MOST_PEERS as u32;
-        let (peers, thread) = (self.peers, thread::thread_idx_x());
+        // Derived from the thread's number again in each job, since registers are short.
+        let (peers, thread) = (self.peers, arch::forget(thread::thread_idx_x() as u64) as u32);
         let peer = (thread % PEERS) as u64;
         let mut tile = (begin >> peers.tile_shift) + (thread / PEERS) as u64;
         // SAFETY: the caller's promise.

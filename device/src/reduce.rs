@@ -17,7 +17,7 @@ use crate::dialect::atomic::{atomic_load_64_device, atomic_store_64_device};
 use crate::shared::{self, SHARED_SLOTS};
 use crate::{arch, lanes, memory, thread};
 
-pub(crate) use fold::{fold, fold_by_lanes, fold_of_lanes};
+pub(crate) use fold::{FoldingLanes, fold};
 
 /// The range of elements that a block, or a team of it, works on.
 #[derive(Clone, Copy)]

@@ -144,15 +144,17 @@ pub struct PacketArena {
     pub exact_sums: u64,
     /// Packets of the common area.
     pub end_of_area: u64,
-    /// The binary logarithm of the number of threads that send, combine or receive a chunk, 7 to 9: those of the largest block, or as many as
-    /// the longest chunk has packets, or more. Blocks have as many, or twice, or four times.
+    /// The binary logarithm of the number of threads that send, combine or receive a chunk, from 7 to the binary logarithm of the largest
+    /// block's number of threads. Blocks have as many, or twice, or four times.
     pub team_log2: u64,
+    /// The largest number of chunks of a layer.
+    pub most_chunks: u64,
 }
 
 impl PacketArena {
     /// The parts of the common area for these numbers of chunks and layers, for kernels of this width over elements of a dtype, in arenas of
-    /// `bytes` bytes that are reduced in two shots if they have windows of `window_len` elements. The rank's chunks and the teams remain 0, for
-    /// the caller to set.
+    /// `bytes` bytes that are reduced in two shots if they have windows of `window_len` elements. The rank's chunks, the teams and the
+    /// largest number of chunks of a layer remain 0, for the caller to set.
     pub const fn of(
         (chunks, layers): (usize, usize),
         width: usize,
@@ -177,6 +179,7 @@ impl PacketArena {
             exact_sums: exact_sums as u64,
             end_of_area: end as u64,
             team_log2: 0,
+            most_chunks: 0,
         }
     }
 }
@@ -231,6 +234,8 @@ pub struct Peers {
     pub slots: [u64; MOST_PEERS],
     /// This rank's window of each rank's data: its own in place, the others where they are received.
     pub copies: [u64; MOST_PEERS],
+    /// The largest number of chunks of a layer, over all windows.
+    pub most_chunks: u64,
 }
 
 impl Peers {
@@ -257,6 +262,7 @@ impl Peers {
             sources: NOWHERE,
             slots: NOWHERE,
             copies: NOWHERE,
+            most_chunks: 0,
         };
         peers.tile_flags = peers.flag(Row::Weights(peers.teams()), 0) as u64;
         peers.products = peers.flag(Row::Tile(peers.tiles() as usize), 0).next_multiple_of(256) as u64;

@@ -36,53 +36,60 @@ pub(crate) unsafe fn fold(totals: *mut f64, products: usize, span: ChunkedSpan, 
     }
 }
 
-/// The sum of the numbers `begin..end` of a row, on each of eight neighbouring lanes that compute it together: the additions are those of a
-/// team in [`Reduction`](super::Reduction) and [`fold`]. Each lane computes the sums of 16 threads of that team.
-///
-/// # Safety
-/// All lanes of the warp must execute this together. The numbers are readable, and are not written meanwhile.
-#[inline(always)]
-pub(crate) unsafe fn fold_by_lanes(row: *const f64, begin: u64, end: u64) -> f64 {
-    const LANES: u32 = 8;
-    let lane = (thread_of_block() % LANES) as u64;
-    let mut total = 0.0;
-    let mut warp = 0;
-    // A loop that must not be unrolled.
-    while warp < arch::opaque(WARPS as u32) as u64 {
-        let part = |place: u64| {
-            let mut sum = 0.0;
-            let mut index = begin + warp * WARP as u64 + place * LANES as u64 + lane;
-            while index < end {
-                // SAFETY: the caller's promise.
-                sum += unsafe { *row.add(index as usize) };
-                index += THREADS as u64;
-            }
-            sum
-        };
-        // A warp first exchanges with the lanes at distances 16 and 8.
-        let sum = (part(0) + part(2)) + (part(1) + part(3));
-        // SAFETY: the caller's promise.
-        total += unsafe { lanes::sum_of::<LANES>(sum) };
-        warp += 1;
-    }
-    total
+/// The neighbouring lanes that add the numbers of the chunks of a layer, with the additions of a team in [`Reduction`](super::Reduction) and
+/// [`fold`]: eight lanes for each sum, or a warp if there are more numbers than lanes in a warp. Each group of eight lanes then adds the
+/// numbers of one warp of that team.
+#[derive(Clone, Copy)]
+pub(crate) struct FoldingLanes {
+    is_warp: bool,
 }
 
-/// Like [`fold_by_lanes`], for numbers that `load` returns for four indices at a time: those behind the end are not used, and count as
-/// zero.
-///
-/// # Safety
-/// All lanes of the warp must execute this together.
-#[inline(always)]
-pub(crate) unsafe fn fold_of_lanes(begin: u32, end: u32, load: impl Fn([u32; 4]) -> [f64; 4]) -> f64 {
-    const LANES: u32 = 8;
-    let (mut total, mut first) = (0.0, 0);
-    // One warp of a team at a time, in a loop that must not be unrolled.
-    while first < arch::opaque(THREADS) {
-        let mut sums = [0.0; 4];
-        let mut index = begin + first + thread_of_block() % LANES;
+impl FoldingLanes {
+    /// The lanes of a group.
+    const GROUP: u32 = 8;
+
+    /// The lanes for layers of at most `most` chunks.
+    #[inline(always)]
+    pub(crate) fn of(most: u64) -> Self {
+        Self { is_warp: most > WARP as u64 }
+    }
+
+    /// The binary logarithm of the number of lanes for each sum.
+    #[inline(always)]
+    fn log2(self) -> u32 {
+        if self.is_warp { WARP.ilog2() } else { Self::GROUP.ilog2() }
+    }
+
+    /// The number of sums that so many threads compute at a time.
+    #[inline(always)]
+    pub(crate) fn sums_of(self, threads: u32) -> u32 {
+        threads >> self.log2()
+    }
+
+    /// The number of this thread's sum among the sums that the block computes at a time.
+    #[inline(always)]
+    pub(crate) fn sum_of_thread(self) -> u32 {
+        thread_of_block() >> self.log2()
+    }
+
+    /// The number of this thread among the lanes of its sum.
+    #[inline(always)]
+    pub(crate) fn lane(self) -> u32 {
+        thread_of_block() & ((1 << self.log2()) - 1)
+    }
+
+    /// The sum of numbers of chunks `begin..end`, on the first eight lanes of the sum, and unspecified on the others. `load` returns the
+    /// numbers of four chunks at a time: those behind the end are not used, and count as zero.
+    ///
+    /// # Safety
+    /// All lanes of the warp must execute this together. No layer has more chunks than the lanes were chosen for.
+    #[inline(always)]
+    pub(crate) unsafe fn sum(self, begin: u32, end: u32, load: impl Fn([u32; 4]) -> [f64; 4]) -> f64 {
+        const { assert!(WARPS as u32 * FoldingLanes::GROUP == WARP) };
+        let (mut sums, lane) = ([0.0; 4], self.lane());
+        let mut index = begin + lane / Self::GROUP * WARP + lane % Self::GROUP;
         while index < end {
-            let found = load(core::array::from_fn(|place| index + place as u32 * LANES));
+            let found = load(core::array::from_fn(|place| index + place as u32 * Self::GROUP));
             let mut place = 0;
             while place < 4 {
                 sums[place] += found[place];
@@ -92,9 +99,16 @@ pub(crate) unsafe fn fold_of_lanes(begin: u32, end: u32, load: impl Fn([u32; 4])
         }
         // A warp first exchanges with the lanes at distances 16 and 8.
         let sum = (sums[0] + sums[2]) + (sums[1] + sums[3]);
-        // SAFETY: the caller's promise.
-        total += unsafe { lanes::sum_of::<LANES>(sum) };
-        first += WARP;
+        // SAFETY: the caller's promise; the number of lanes is the same for the whole launch.
+        unsafe {
+            let sum = lanes::sum_of::<{ Self::GROUP }>(sum);
+            let (mut total, mut distance) = (sum, Self::GROUP);
+            // A loop that must not be unrolled.
+            while distance < arch::opaque(1 << self.log2()) {
+                total += lanes::exchange(sum, distance);
+                distance += Self::GROUP;
+            }
+            total
+        }
     }
-    total
 }

@@ -92,6 +92,12 @@ impl DividedLayers {
         self.table.within(0..end)
     }
 
+    /// The largest number of chunks of a layer, over all windows.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn most_chunks(&self) -> usize {
+        self.chunks().chunk_by(|left, right| left.layer == right.layer).map(<[_]>::len).max().unwrap_or(0)
+    }
+
     /// The chunks in a window. A block takes consecutive chunks of one tensor with `block_len` elements, and at least `least` chunks.
     /// Panics if a chunk crosses the window's edges.
     pub fn window(&self, window: Range<usize>, block_len: usize, least: usize) -> Window {

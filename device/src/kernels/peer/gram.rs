@@ -8,7 +8,7 @@ use super::super::products::{add_triangle, gram_vector_len, triangle};
 use super::team::{ExactSums, Partials, Products, Team, is_divided};
 use super::{nodes, pick, weighted, write_each};
 use crate::abi::{
-    ChunkedSpan, DType, LaunchBounds, MOST_PEERS, PEER_LAYERS, PEER_THREADS, Peers, Span, tree_row, vector_len,
+    ChunkedSpan, DType, LaunchBounds, MOST_PEERS, PEER_LAYERS, PEER_THREADS, Peers, Span, WARP, tree_row, vector_len,
 };
 use crate::dialect::shared::Array;
 use crate::half::{BF16, F16};
@@ -310,12 +310,13 @@ impl Team<'_> {
         unsafe { self.add_up_part::<T>(true, layer, pair.index(), part, partials) };
     }
 
-    /// Adds one part of the sums of a layer's pair, with eight lanes per sum, if the layer's division equals `divided`.
+    /// Adds one part of the sums of a layer's pair, if the layer's division equals `divided`.
     #[inline(always)]
     unsafe fn add_up_part<T: Exact>(self, divided: bool, layer: usize, pair: usize, part: usize, partials: Partials) {
+        const { assert!((T::COUNT / T::PARTS) as u32 <= PEER_THREADS / WARP) };
         let count = T::COUNT / T::PARTS;
         let sums = ExactSums { ranks: self.ranks, pair, count: T::COUNT, first: part * count };
-        let item = (reduce::thread_of_block() / 8) as usize;
+        let item = self.lanes().sum_of_thread() as usize;
         // SAFETY: as above.
         unsafe { self.add_up_one(divided, item < count, layer, item, partials, &sums) };
     }

@@ -5,7 +5,8 @@
 use crate::abi::{ChunkedSpan, PEER_LAYERS, PEER_THREADS, Peers, Row};
 use crate::math::adasum::{Coefficients, Pair, coefficients, products};
 use crate::peers::{Group, Stage};
-use crate::{arch, reduce, thread};
+use crate::reduce::{self, FoldingLanes};
+use crate::{arch, thread};
 
 /// The blocks with this number, one on each rank, that compute the weights of the same layers, from the view of this rank's block.
 #[derive(Clone, Copy)]
@@ -181,34 +182,36 @@ impl<'a> Team<'a> {
         }
     }
 
-    /// Adds `width` sums of each layer whose division equals `divided`, with eight lanes per sum, in the order of
-    /// [`Reduction`](crate::reduce::Reduction).
+    /// The lanes that add the sums of a layer: read again each time, since registers are short.
+    #[inline(always)]
+    pub(super) fn lanes(self) -> FoldingLanes {
+        FoldingLanes::of(self.group.again().peers.most_chunks)
+    }
+
+    /// Adds `width` sums of each layer whose division equals `divided`, in the order of [`Reduction`](crate::reduce::Reduction).
     ///
     /// # Safety
     /// The conditions of [`exchange`](Self::exchange).
     #[inline(always)]
     unsafe fn add_up(self, divided: bool, partials: Partials, width: usize, sums: &impl Sums) {
-        const LANES: u32 = 8;
-        const ITEMS: u32 = PEER_THREADS / LANES;
-        let own_item = reduce::thread_of_block() / LANES;
         // Never less than 1, which the compiler does not know: a check of divisions would compile a panic into the kernel. The numbers fit
         // into 32 bits, where divisions are short.
         let width = (width as u32).max(1);
         let items = self.count() as u32 * width;
         let mut round = 0;
         while round < items {
-            let item = round + own_item;
+            let item = round + self.lanes().sum_of_thread();
             let (layer, product) = (self.first() + (item / width) as usize, (item % width) as usize);
             // SAFETY: the caller's promise. All threads take part in every round.
             unsafe { self.add_up_one(divided, item < items, layer, product, partials, sums) };
-            round += ITEMS;
+            round += self.lanes().sums_of(PEER_THREADS);
         }
     }
 
     /// Adds one sum of a layer, if the lanes have one to add (`is_there`), and if the layer's division equals `divided`.
     ///
     /// # Safety
-    /// The conditions of [`exchange`](Self::exchange); eight neighbouring lanes call this with the same sum.
+    /// The conditions of [`exchange`](Self::exchange); all lanes of a sum call this.
     #[inline(always)]
     pub(super) unsafe fn add_up_one(
         self,
@@ -219,25 +222,29 @@ impl<'a> Team<'a> {
         partials: Partials,
         sums: &impl Sums,
     ) {
-        let (peers, lane) = (self.group.peers, (reduce::thread_of_block() % 8) as usize);
-        let own = peers.rank as usize;
+        let peers = self.group.peers;
         // SAFETY: the caller's promise; the rows of this rank's own mailbox are not written any more.
         unsafe {
             let is_wanted = is_there && is_divided(partials.spans, layer) == divided;
-            let (mut row, mut begin, mut end) = (partials.first as *const f64, 0, 0);
+            let (mut row, mut begin, mut end) = (partials.first as *const f64, 0u32, 0u32);
             if is_wanted && divided {
                 let span = partials.spans.add(layer);
-                row =
-                    (self.group.mailbox(own) + peers.in_rows(sums.rows(peers), sums.row_sum(product), 0)) as *const f64;
-                begin = (*span).first_row - peers.layers;
-                end = begin + (*span).rows;
+                let rows = peers.in_rows(sums.rows(peers), sums.row_sum(product), 0);
+                row = (self.group.mailbox(peers.rank as usize) + rows) as *const f64;
+                begin = ((*span).first_row - peers.layers) as u32;
+                end = begin + (*span).rows as u32;
             } else if is_wanted {
                 row = row.add(reduce::partial_place(product, partials.chunks, 0));
-                (begin, end) = self.chunks_of(layer, partials);
+                let (first, behind) = self.chunks_of(layer, partials);
+                (begin, end) = (first as u32, behind as u32);
             }
-            let sum = reduce::fold_by_lanes(row, begin, end);
+            let sum = self
+                .lanes()
+                .sum(begin, end, |chunk| chunk.map(|chunk| if chunk < end { *row.add(chunk as usize) } else { 0.0 }));
+            let team = self.again();
+            let (own, lane) = (team.group.peers.rank as usize, team.lanes().lane() as usize);
             if is_wanted && lane < self.ranks && (!divided || lane == own) {
-                self.slot(lane, sums.offset(peers, own), sums.place(layer, product)).write(sum);
+                team.slot(lane, sums.offset(team.group.peers, own), sums.place(layer, product)).write(sum);
             }
         }
     }

@@ -12,7 +12,7 @@
 use super::super::super::adasum::Exact;
 use super::super::super::kernel;
 use super::super::super::products::add_triangle;
-use super::arena::{Arena, LANES, Results};
+use super::arena::{Arena, Results};
 use super::exact::{Cancelled, Memory};
 use super::{Call, Data, Tensor, sum};
 use crate::abi::{
@@ -67,13 +67,13 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                 if self.is_divided() && chunk.owner == self.call.rank {
                     place = packets;
                 }
-                if packets <= Self::MOST_THREADS {
+                if packets <= teams.size() {
                     self.send_packets::<1>(chunk, place);
                     place = packets;
                 }
                 while place < packets {
                     self.send_packets::<PACKETS_AT_ONCE>(chunk, place);
-                    place += PACKETS_AT_ONCE as u32 * Self::MOST_THREADS;
+                    place += PACKETS_AT_ONCE as u32 * teams.size();
                 }
                 number += teams.count() * self.blocks;
             }
@@ -83,7 +83,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// Sends the next `M` packets of a thread, from `place` on.
     #[inline(always)]
     unsafe fn send_packets<const M: usize>(self, chunk: PacketChunk, place: u32) {
-        let (own, packet) = (self.own(chunk), |m: usize| place + m as u32 * Self::MOST_THREADS);
+        let (own, packet) = (self.own(chunk), |m: usize| place + m as u32 * self.teams().size());
         let first = self.first_packet(chunk);
         // SAFETY: packets of the chunk, which are inside a slot.
         unsafe {
@@ -248,6 +248,15 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         }
     }
 
+    /// The number of a batch's places among which its layers begin: one if all its chunks are of one layer, otherwise all.
+    #[inline(always)]
+    unsafe fn places_of_layers(self, begin: u32) -> u32 {
+        // SAFETY: a chunk of the table.
+        let PacketLayer { first, chunks } = unsafe { self.chunk(begin) }.of_layer;
+        let last = begin + (Self::BATCH - 1) * self.blocks;
+        if first + chunks >= self.plan.end || first + chunks > last { 1 } else { Self::BATCH }
+    }
+
     /// Computes the weights of the layers of a batch of chunks in shared memory. The block with the first chunk of a layer that has not
     /// cancelled stores and publishes them.
     #[inline(always)]
@@ -256,18 +265,18 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         // SAFETY: each sum has a slot of its own; all threads take part in every round.
         unsafe {
             thread::sync_threads();
+            let (lanes, items) = (self.plan.lanes, self.places_of_layers(begin) * K as u32);
             let mut round = 0;
-            while round < arch::opaque(Self::BATCH * K as u32) && self.chunk_of_batch(begin, round / K as u32).is_some()
-            {
-                let item = round + reduce::thread_of_block() / LANES;
+            while round < items && self.chunk_of_batch(begin, round / K as u32).is_some() {
+                let item = round + lanes.sum_of_thread();
                 let (place, product) = (item / K as u32, item % K as u32);
                 let chunk = if place < Self::BATCH { self.first_of_new_layer(begin, place) } else { None };
                 let layer = chunk.unwrap_or_default().of_layer;
                 let total = self.total(layer, |chunk| self.product_of(chunk, product));
-                if layer.chunks > 0 && reduce::thread_of_block() % LANES == 0 {
+                if layer.chunks > 0 && lanes.lane() == 0 {
                     shared.write(item as usize, total);
                 }
-                round += Self::sums_at_once();
+                round += lanes.sums_of(Self::threads());
             }
             thread::sync_threads();
             let place = thread::thread_idx_x() as u32;
@@ -306,12 +315,12 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                 shared.read(Self::first_weight(place_of_weights) + if rank < self.ranks() { rank } else { 0 })
             });
             let (mut place, packets) = (self.teams().thread(), self.own(chunk).packets());
-            if M > 1 && packets <= Self::MOST_THREADS {
+            if M > 1 && packets <= self.teams().size() {
                 return self.combine_packets::<1>(chunk, weights, place);
             }
             while place < packets {
                 self.combine_packets::<M>(chunk, weights, place);
-                place += M as u32 * Self::MOST_THREADS;
+                place += M as u32 * self.teams().size();
             }
         }
     }
@@ -319,7 +328,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// Writes and publishes the next `M` packets of a thread, from `place` on.
     #[inline(always)]
     unsafe fn combine_packets<const M: usize>(self, chunk: PacketChunk, weights: [f64; W], place: u32) {
-        let (own, packet) = (self.own(chunk), |m: usize| place + m as u32 * Self::MOST_THREADS);
+        let (own, packet) = (self.own(chunk), |m: usize| place + m as u32 * self.teams().size());
         // SAFETY: packets of the chunk.
         unsafe {
             let of_ranks = self.gather::<M>(chunk, packet);
@@ -377,7 +386,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     unsafe fn receive_chunk(self, chunk: PacketChunk) {
         let (own, mut place) = (self.own(chunk), self.teams().thread());
         while place < own.packets() {
-            let packet = |m: usize| place + m as u32 * Self::MOST_THREADS;
+            let packet = |m: usize| place + m as u32 * self.teams().size();
             let is_there = |m: usize| packet(m) < own.packets();
             // SAFETY: packets of the chunk, whose owner publishes its results.
             unsafe {
@@ -391,7 +400,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                     m += 1;
                 }
             }
-            place += PACKETS_AT_ONCE as u32 * Self::MOST_THREADS;
+            place += PACKETS_AT_ONCE as u32 * self.teams().size();
         }
     }
 

@@ -7,8 +7,9 @@ use super::{Call, Data, with_own};
 use crate::abi::{PACKET_BYTES, PacketArena, PacketChunk, PacketLayer, THREADS, WARP, packet_adasum_threads};
 use crate::math::Element;
 use crate::math::adasum::{Pair, product_index, weights, weights_of};
+use crate::reduce::{self, FoldingLanes};
 use crate::shared::{self, SHARED_SLOTS};
-use crate::{memory, reduce, thread};
+use crate::{memory, thread};
 
 /// The arena of one call, from the view of a thread. `W` is the width of the kernel, `E` the number of elements of a packet, and `K` the
 /// number of products of `W` vectors.
@@ -30,6 +31,8 @@ pub(super) struct Plan {
     window_len: u32,
     products: u32,
     team_log2: u32,
+    /// The lanes that add the numbers of one sum.
+    pub(super) lanes: FoldingLanes,
 }
 
 impl Plan {
@@ -45,6 +48,7 @@ impl Plan {
             window_len: plan.window_len as u32,
             products: plan.products as u32,
             team_log2: plan.team_log2 as u32,
+            lanes: FoldingLanes::of(plan.most_chunks),
         }
     }
 
@@ -77,10 +81,16 @@ impl Teams {
         reduce::thread_of_block() >> self.log2
     }
 
+    /// The number of threads of a team.
+    #[inline(always)]
+    pub(super) fn size(self) -> u32 {
+        1 << self.log2
+    }
+
     /// The number of this thread in its team.
     #[inline(always)]
     pub(super) fn thread(self) -> u32 {
-        reduce::thread_of_block() & ((1 << self.log2) - 1)
+        reduce::thread_of_block() & (self.size() - 1)
     }
 }
 
@@ -157,9 +167,6 @@ pub(super) struct Results {
     pub(super) short: *const u32,
 }
 
-/// The lanes that add the numbers of one sum.
-pub(super) const LANES: u32 = 8;
-
 impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, W, E, K> {
     /// The number of chunks whose weights a block computes at a time: their products, weights and flags are in shared memory.
     pub(super) const BATCH: u32 = {
@@ -167,7 +174,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         if slots > 16 { 16 } else { slots as u32 }
     };
 
-    /// The limit of the threads of a block. A block has as many if chunks have more packets.
+    /// The limit of the threads of a block.
     pub(super) const MOST_THREADS: u32 = packet_adasum_threads(W, size_of::<T>());
 
     /// Two ranks are one pair, which cannot cancel; but short vectors of `f64` always take the exact path.
@@ -199,12 +206,6 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     #[inline(always)]
     pub(super) fn threads() -> u32 {
         thread::block_dim_x() as u32
-    }
-
-    /// The number of sums that a block adds at a time.
-    #[inline(always)]
-    pub(super) fn sums_at_once() -> u32 {
-        Self::threads() / LANES
     }
 
     /// Whether a chunk is reduced by one rank, in two shots, and not by all.
@@ -349,7 +350,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         data
     }
 
-    /// The sum of a layer's numbers, one for each chunk in the packet `packet(chunk)`, on each of eight neighbouring lanes.
+    /// The sum of a layer's numbers, one for each chunk in the packet `packet(chunk)`, on the first of the [`lanes`](Plan::lanes).
     ///
     /// # Safety
     /// All lanes of the warp must execute this together; each chunk's number is published.
@@ -358,7 +359,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         let end = layer.first + layer.chunks;
         // SAFETY: the caller's promise.
         unsafe {
-            reduce::fold_of_lanes(layer.first, end, |chunk| {
+            self.plan.lanes.sum(layer.first, end, |chunk| {
                 let data: [Data; 4] = self.receive_common(|place| (chunk[place] < end).then(|| packet(chunk[place])));
                 data.map(f64::from_bits)
             })

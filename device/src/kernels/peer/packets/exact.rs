@@ -5,7 +5,7 @@
 
 use super::super::super::adasum::{self, Exact, Tree};
 use super::Data;
-use super::arena::{Arena, Elements, LANES, Results};
+use super::arena::{Arena, Elements, Results};
 use crate::abi::{PacketChunk, PacketLayer, THREADS, packet_tree};
 use crate::math::adasum::{Pair, product_index, weight_by_tree};
 use crate::math::precise::NUMBERS;
@@ -111,15 +111,15 @@ where
         // SAFETY: each sum has a slot of its own; all threads take part in every round.
         unsafe {
             thread::sync_threads();
-            let mut round = 0;
+            let (lanes, mut round) = (self.arena.plan.lanes, 0);
             while round < count {
-                let sum = round + reduce::thread_of_block() / LANES;
+                let sum = round + lanes.sum_of_thread();
                 let layer = if sum < count { self.layer } else { PacketLayer::default() };
                 let total = self.arena.total(layer, |chunk| packet(chunk, sum));
-                if sum < count && reduce::thread_of_block() % LANES == 0 {
+                if sum < count && lanes.lane() == 0 {
                     shared::partials().write(sum as usize, total);
                 }
-                round += Arena::<T, W, E, K>::sums_at_once();
+                round += lanes.sums_of(Arena::<T, W, E, K>::threads());
             }
             thread::sync_threads();
         }

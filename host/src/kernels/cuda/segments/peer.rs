@@ -55,7 +55,7 @@ fn words(peers: &Peers) -> Vec<u64> {
     ];
     let rows = [peers.rows, peers.product_rows, peers.pair_rows];
     let addresses = [peers.mailboxes, peers.windows, peers.sources, peers.slots, peers.copies];
-    [&head.concat()[..], &rows, &addresses.concat()].concat()
+    [&head.concat()[..], &rows, &addresses.concat(), &[peers.most_chunks]].concat()
 }
 
 /// The width of the narrowest kernels that support all ranks.
@@ -82,12 +82,14 @@ pub(crate) enum PeerKernel {
 pub(crate) struct PeerSums {
     layers: usize,
     rows: usize,
+    /// The largest number of chunks of a layer.
+    most_chunks: usize,
 }
 
 impl PeerSums {
     /// The numbers for these layers, divided into windows.
     pub(crate) fn of(layers: &DividedLayers) -> Self {
-        Self { layers: layers.layers(), rows: layers.rows() - layers.layers() }
+        Self { layers: layers.layers(), rows: layers.rows() - layers.layers(), most_chunks: layers.most_chunks() }
     }
 }
 
@@ -140,6 +142,7 @@ impl PeerGroup {
             sources: eight(&addresses.sources),
             slots: eight(&addresses.slots),
             copies: eight(&addresses.copies),
+            most_chunks: sums.most_chunks as u64,
             ..Peers::of(sums.layers, sums.rows, world_size, addresses.window_bytes)
         };
         let width = width(world_size);
@@ -318,7 +321,7 @@ mod tests {
             parts.sort_by_key(|part| part.start);
             prop_assert!(parts.windows(2).all(|pair| pair[0].end <= pair[1].start));
             let end = parts.last().map_or(0, |part| part.end);
-            let mailbox = PeerGroup::mailbox_len(PeerSums { layers, rows }, world_size, window * 16) * 8;
+            let mailbox = PeerGroup::mailbox_len(PeerSums { layers, rows, most_chunks: 0 }, world_size, window * 16) * 8;
             prop_assert!(end <= mailbox, "{end} of {mailbox} bytes");
             prop_assert!(peers.mailbox_bytes() % 8 == 0);
         }
@@ -350,6 +353,7 @@ mod tests {
             rows: 23,
             product_rows: 24,
             pair_rows: 25,
+            most_chunks: 26,
             mailboxes: [11; MOST_PEERS],
             windows: [12; MOST_PEERS],
             sources: [13; MOST_PEERS],
@@ -367,7 +371,7 @@ mod tests {
                 )*
             };
         }
-        assert_fields!(rank world_size runs abort window_bytes tile_shift layers tile_flags products pairs rows product_rows pair_rows);
+        assert_fields!(rank world_size runs abort window_bytes tile_shift layers tile_flags products pairs rows product_rows pair_rows most_chunks);
         assert_fields!(mailboxes windows sources slots copies);
     }
 
