@@ -249,6 +249,6 @@ mod tests {
         let tensor = 0..1 << 20;
         let layers = DividedLayers::new(std::slice::from_ref(&tensor), 1, 0);
         let blocks = |block_len, least| layers.window(tensor.clone(), block_len, least).blocks;
-        assert_eq!([blocks(2048, 1), blocks(8192, 1), blocks(40_960, 1), blocks(8192, 2)], [128, 128, 26, 64]);
+        assert_eq!([blocks(2048, 1), blocks(8192, 1), blocks(40_960, 1), blocks(8192, 4)], [256, 128, 26, 64]);
     }
 }
