@@ -144,8 +144,8 @@ pub struct PacketArena {
     pub exact_sums: u64,
     /// Packets of the common area.
     pub end_of_area: u64,
-    /// The binary logarithm of the number of threads that send, combine or receive a chunk, from 7 to the binary logarithm of the largest
-    /// block's number of threads. Blocks have as many, or twice, or four times.
+    /// The binary logarithm of the number of threads that send, combine or receive a chunk, 7 to 9: those of the largest block, or as many as
+    /// the longest chunk has packets, or more. Blocks have as many, or twice, or four times.
     pub team_log2: u64,
     /// The largest number of chunks of a layer.
     pub most_chunks: u64,

@@ -3,7 +3,7 @@
 //! This module only launches kernels; the operation knows the peers.
 
 use gradsync_device::abi::{
-    PACKET_DATA_BYTES, PacketArena, PacketChunk, PacketLayer, THREADS, packet_adasum_threads, packet_tree,
+    PACKET_DATA_BYTES, PacketArena, PacketChunk, PacketLayer, packet_adasum_threads, packet_tree,
 };
 
 use super::packets::{MailboxSize, PacketGroup, Shots};
@@ -68,6 +68,7 @@ impl PacketPlan {
         let arena = PacketArena {
             first: first as u64,
             end: end as u64,
+            team_log2: team_log2(&chunks, dtype, world_size).into(),
             most_chunks: layers.most_chunks() as u64,
             ..PacketArena::of(counts, width(world_size), dtype, bytes, window_len)
         };
@@ -93,36 +94,19 @@ impl PacketPlan {
         self.world_size > 2 || self.dtype == DType::F64
     }
 
-    /// The number of packets of a chunk.
-    fn packets(&self, chunk: &PacketChunk) -> u64 {
-        (chunk.len as usize * self.dtype.size_bytes()).div_ceil(PACKET_DATA_BYTES) as u64
-    }
-
-    /// Divides the threads of so many blocks into teams: a thread has one packet of a chunk, or, if the chunks have more packets than there
-    /// are threads, the two packets that it loads at a time. Half a team multiplies a chunk, or [`THREADS`].
-    fn set_teams(&mut self, blocks: u64) {
-        let most = most_threads(self.dtype, self.world_size).into();
-        let packets = || self.chunks.iter().map(|chunk| self.packets(chunk));
-        let longest = packets().max().unwrap_or(0).next_power_of_two();
-        let of_thread = if packets().sum::<u64>() > blocks * most { 2 } else { 1 };
-        let least = longest.min(2 * u64::from(THREADS));
-        let threads = (longest / of_thread).max(least).clamp(THREADS.into(), most);
-        self.arena.team_log2 = threads.ilog2().into();
-    }
-
     /// The arena and its tables in the layout that the kernel reads.
     fn words(&self) -> Vec<u64> {
         let arena = &self.arena;
         let counts = [arena.chunk_count, arena.layer_count, arena.first, arena.end, arena.window_len];
         let parts = [arena.products, arena.weights, arena.exact_sums, arena.end_of_area];
-        let lanes = [arena.team_log2, arena.most_chunks];
+        let rest = [arena.team_log2, arena.most_chunks];
         let of_chunk = |chunk: &PacketChunk| {
             let PacketLayer { first, chunks } = chunk.of_layer;
             [pair(chunk.begin, chunk.len), pair(chunk.owner, chunk.layer), pair(first, chunks)]
         };
         let of_layer = |layer: &PacketLayer| pair(layer.first, layer.chunks);
         let tables = self.chunks.iter().flat_map(of_chunk).chain(self.layers.iter().map(of_layer));
-        counts.into_iter().chain(parts).chain(lanes).chain(tables).collect()
+        counts.into_iter().chain(parts).chain(rest).chain(tables).collect()
     }
 
     /// The number of threads of each of so many blocks: enough for its chunks, as far as possible.
@@ -163,10 +147,9 @@ struct ExactPath {
 
 impl PacketAdasum {
     /// Uploads the tables.
-    pub(crate) fn new(queue: &Queue, mut plan: PacketPlan) -> Result<Self> {
+    pub(crate) fn new(queue: &Queue, plan: PacketPlan) -> Result<Self> {
         let (ranks, layers) = (plan.world_size, plan.layers.len());
         let most_blocks = Claim::most_blocks_that_wait(queue)?.min(plan.arena.chunk_count);
-        plan.set_teams(most_blocks);
         let (others, blocks) = if plan.has_exact_path() { (ranks - 1, most_blocks) } else { (0, 0) };
         let exact = ExactPath {
             vectors: DeviceBuffer::zeroed(queue, plan.dtype, plan.arena_len * others)?,
@@ -234,6 +217,13 @@ fn most_threads(dtype: DType, world_size: usize) -> u32 {
     packet_adasum_threads(width(world_size), dtype.size_bytes())
 }
 
+/// The binary logarithm of the number of threads for each chunk: all threads of a block if some chunk has as many packets.
+fn team_log2(chunks: &[PacketChunk], dtype: DType, world_size: usize) -> u32 {
+    let longest = chunks.iter().map(|chunk| chunk.len as usize).max().unwrap_or(0);
+    let packets = (longest * dtype.size_bytes()).div_ceil(PACKET_DATA_BYTES);
+    packets.next_power_of_two().clamp(128, most_threads(dtype, world_size) as usize).ilog2()
+}
+
 /// Two numbers of four bytes in the order in which kernels read them.
 fn pair(first: u32, second: u32) -> u64 {
     bytemuck::cast([first, second])
@@ -289,20 +279,17 @@ mod tests {
         }
 
         #[test]
-        fn blocks_have_a_thread_for_each_packet_or_two_of_several_chunks_as_far_as_possible(
+        fn blocks_have_a_thread_for_each_packet_of_several_chunks_as_far_as_possible(
             lens in prop::collection::vec(prop_oneof![1usize..300, 1usize..300_000], 1..12), world_size in 2usize..=8,
             blocks in 1u64..70, dtype in dtypes(),
         ) {
             let Layout { segments, shard_len } = Layout::new(dtype, world_size, &lens).unwrap();
             let layers = DividedLayers::new(&segments, lens.len(), 0);
-            let mut plan = PacketPlan::new(&layers, dtype, (0, world_size), shard_len, Shots::One);
-            plan.set_teams(blocks);
+            let plan = PacketPlan::new(&layers, dtype, (0, world_size), shard_len, Shots::One);
             let (most, team) = (most_threads(dtype, world_size), 1 << plan.arena.team_log2);
-            let packets: Vec<u64> = plan.chunks.iter().map(|chunk| plan.packets(chunk)).collect();
-            let (longest, all) = (*packets.iter().max().unwrap(), packets.iter().sum::<u64>());
-            let of_thread = if all > blocks * u64::from(most) { 2 } else { 1 };
-            prop_assert!((128..=most).contains(&team) && (longest <= of_thread * u64::from(team) || team == most));
-            prop_assert!(u64::from(team) >= longest.min(256), "half a team multiplies");
+            let packets = |chunk: &PacketChunk| (chunk.len as usize * dtype.size_bytes()).div_ceil(PACKET_DATA_BYTES);
+            let longest = plan.chunks.iter().map(packets).max().unwrap();
+            prop_assert!((128..=most).contains(&team) && (longest <= team as usize || team == most));
             let threads = plan.threads(blocks);
             prop_assert!(threads % team == 0 && threads.is_power_of_two() && threads <= most);
             let reached = u64::from(threads / team) * blocks;

@@ -67,13 +67,13 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                 if self.is_divided() && chunk.owner == self.call.rank {
                     place = packets;
                 }
-                if packets <= teams.size() {
+                if packets <= Self::MOST_THREADS {
                     self.send_packets::<1>(chunk, place);
                     place = packets;
                 }
                 while place < packets {
                     self.send_packets::<PACKETS_AT_ONCE>(chunk, place);
-                    place += PACKETS_AT_ONCE as u32 * teams.size();
+                    place += PACKETS_AT_ONCE as u32 * Self::MOST_THREADS;
                 }
                 number += teams.count() * self.blocks;
             }
@@ -83,7 +83,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// Sends the next `M` packets of a thread, from `place` on.
     #[inline(always)]
     unsafe fn send_packets<const M: usize>(self, chunk: PacketChunk, place: u32) {
-        let (own, packet) = (self.own(chunk), |m: usize| place + m as u32 * self.teams().size());
+        let (own, packet) = (self.own(chunk), |m: usize| place + m as u32 * Self::MOST_THREADS);
         let first = self.first_packet(chunk);
         // SAFETY: packets of the chunk, which are inside a slot.
         unsafe {
@@ -265,7 +265,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         // SAFETY: each sum has a slot of its own; all threads take part in every round.
         unsafe {
             thread::sync_threads();
-            let (lanes, items) = (self.plan.lanes, self.places_of_layers(begin) * K as u32);
+            let (lanes, items) = (self.lanes(), self.places_of_layers(begin) * K as u32);
             let mut round = 0;
             while round < items && self.chunk_of_batch(begin, round / K as u32).is_some() {
                 let item = round + lanes.sum_of_thread();
@@ -315,12 +315,12 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                 shared.read(Self::first_weight(place_of_weights) + if rank < self.ranks() { rank } else { 0 })
             });
             let (mut place, packets) = (self.teams().thread(), self.own(chunk).packets());
-            if M > 1 && packets <= self.teams().size() {
+            if M > 1 && packets <= Self::MOST_THREADS {
                 return self.combine_packets::<1>(chunk, weights, place);
             }
             while place < packets {
                 self.combine_packets::<M>(chunk, weights, place);
-                place += M as u32 * self.teams().size();
+                place += M as u32 * Self::MOST_THREADS;
             }
         }
     }
@@ -328,7 +328,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// Writes and publishes the next `M` packets of a thread, from `place` on.
     #[inline(always)]
     unsafe fn combine_packets<const M: usize>(self, chunk: PacketChunk, weights: [f64; W], place: u32) {
-        let (own, packet) = (self.own(chunk), |m: usize| place + m as u32 * self.teams().size());
+        let (own, packet) = (self.own(chunk), |m: usize| place + m as u32 * Self::MOST_THREADS);
         // SAFETY: packets of the chunk.
         unsafe {
             let of_ranks = self.gather::<M>(chunk, packet);
@@ -386,7 +386,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     unsafe fn receive_chunk(self, chunk: PacketChunk) {
         let (own, mut place) = (self.own(chunk), self.teams().thread());
         while place < own.packets() {
-            let packet = |m: usize| place + m as u32 * self.teams().size();
+            let packet = |m: usize| place + m as u32 * Self::MOST_THREADS;
             let is_there = |m: usize| packet(m) < own.packets();
             // SAFETY: packets of the chunk, whose owner publishes its results.
             unsafe {
@@ -400,7 +400,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                     m += 1;
                 }
             }
-            place += PACKETS_AT_ONCE as u32 * self.teams().size();
+            place += PACKETS_AT_ONCE as u32 * Self::MOST_THREADS;
         }
     }
 

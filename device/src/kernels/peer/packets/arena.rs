@@ -31,8 +31,6 @@ pub(super) struct Plan {
     window_len: u32,
     products: u32,
     team_log2: u32,
-    /// The lanes that add the numbers of one sum.
-    pub(super) lanes: FoldingLanes,
 }
 
 impl Plan {
@@ -48,7 +46,6 @@ impl Plan {
             window_len: plan.window_len as u32,
             products: plan.products as u32,
             team_log2: plan.team_log2 as u32,
-            lanes: FoldingLanes::of(plan.most_chunks),
         }
     }
 
@@ -81,16 +78,10 @@ impl Teams {
         reduce::thread_of_block() >> self.log2
     }
 
-    /// The number of threads of a team.
-    #[inline(always)]
-    pub(super) fn size(self) -> u32 {
-        1 << self.log2
-    }
-
     /// The number of this thread in its team.
     #[inline(always)]
     pub(super) fn thread(self) -> u32 {
-        reduce::thread_of_block() & (self.size() - 1)
+        reduce::thread_of_block() & ((1 << self.log2) - 1)
     }
 }
 
@@ -174,7 +165,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         if slots > 16 { 16 } else { slots as u32 }
     };
 
-    /// The limit of the threads of a block.
+    /// The limit of the threads of a block. A block has as many if chunks have more packets.
     pub(super) const MOST_THREADS: u32 = packet_adasum_threads(W, size_of::<T>());
 
     /// Two ranks are one pair, which cannot cancel; but short vectors of `f64` always take the exact path.
@@ -206,6 +197,12 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     #[inline(always)]
     pub(super) fn threads() -> u32 {
         thread::block_dim_x() as u32
+    }
+
+    /// The lanes that add the numbers of one sum.
+    #[inline(always)]
+    pub(super) fn lanes(self) -> FoldingLanes {
+        FoldingLanes::of(self.plan.in_memory().most_chunks)
     }
 
     /// Whether a chunk is reduced by one rank, in two shots, and not by all.
@@ -350,7 +347,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         data
     }
 
-    /// The sum of a layer's numbers, one for each chunk in the packet `packet(chunk)`, on the first of the [`lanes`](Plan::lanes).
+    /// The sum of a layer's numbers, one for each chunk in the packet `packet(chunk)`, on the first of the [`lanes`](Self::lanes).
     ///
     /// # Safety
     /// All lanes of the warp must execute this together; each chunk's number is published.
@@ -359,7 +356,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         let end = layer.first + layer.chunks;
         // SAFETY: the caller's promise.
         unsafe {
-            self.plan.lanes.sum(layer.first, end, |chunk| {
+            self.lanes().sum(layer.first, end, |chunk| {
                 let data: [Data; 4] = self.receive_common(|place| (chunk[place] < end).then(|| packet(chunk[place])));
                 data.map(f64::from_bits)
             })

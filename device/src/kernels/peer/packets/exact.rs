@@ -111,7 +111,7 @@ where
         // SAFETY: each sum has a slot of its own; all threads take part in every round.
         unsafe {
             thread::sync_threads();
-            let (lanes, mut round) = (self.arena.plan.lanes, 0);
+            let (lanes, mut round) = (self.arena.lanes(), 0);
             while round < count {
                 let sum = round + lanes.sum_of_thread();
                 let layer = if sum < count { self.layer } else { PacketLayer::default() };
