@@ -69,7 +69,7 @@ impl PacketPlan {
             first: first as u64,
             end: end as u64,
             team_log2: team_log2(&chunks, dtype, world_size).into(),
-            most_chunks: layers.most_chunks() as u64,
+            most_chunks: table.iter().map(|layer| u64::from(layer.chunks)).max().unwrap_or(0),
             ..PacketArena::of(counts, width(world_size), dtype, bytes, window_len)
         };
         Self { dtype, world_size, arena_len, chunks, layers: table, lens: layers.lens(), arena }
