@@ -10,8 +10,8 @@ mod peers;
 use core::fmt;
 
 pub use self::peers::{
-    MOST_PEERS, Mailboxes, PACKET_BLOCKS, PACKET_BYTES, PACKET_DATA_BYTES, PACKET_THREADS, PEER_LAYERS, PacketArena,
-    PacketChunk, PacketLayer, Peers, Row, packet_adasum_threads, packet_tree, peer_senders, peer_tile_shift,
+    MOST_PEERS, Mailboxes, PACKET_BLOCKS, PACKET_BYTES, PACKET_THREADS, PEER_LAYERS, PacketArena, PacketChunk,
+    PacketLayer, Peers, Row, packet_adasum_threads, packet_tree, peer_senders, peer_tile_shift,
 };
 
 /// The element types of gradients.
@@ -184,8 +184,11 @@ pub const fn peer_stretch_len(total: usize, dtype: DType) -> usize {
         len
     }
 }
-/// The value of every byte of the partial sums before a reduction and after it.
+/// The value of every byte of memory whose reader waits for other values, before they are written and after they are read: of partial sums
+/// before a reduction and after it, and of mailboxes before a packet and after it.
 pub const EMPTY_BYTE: u8 = 0xff;
+/// The bits of a word of such memory. As a number of any dtype, or as several, it is not a number; kernels write another such number for it.
+pub const EMPTY: u64 = u64::from_ne_bytes([EMPTY_BYTE; 8]);
 /// The widths of Gram tiles: a launch multiplies up to this many vectors with each other, reading each once.
 pub const GRAM_WIDTHS: [usize; 3] = [2, 4, 8];
 /// Vectors on each side of a cross tile, which multiplies the members of two different tiles.

@@ -12,7 +12,7 @@ mod fold;
 
 use core::sync::atomic::Ordering;
 
-use crate::abi::{ChunkedSpan, EMPTY_BYTE, Span, THREADS, WARP};
+use crate::abi::{ChunkedSpan, EMPTY, Span, THREADS, WARP};
 use crate::dialect::atomic::{atomic_load_64_device, atomic_store_64_device};
 use crate::shared::{self, SHARED_SLOTS};
 use crate::{arch, lanes, memory, thread};
@@ -405,9 +405,6 @@ pub(crate) unsafe fn team_sum<const K: usize>(
         }
     }
 }
-
-/// The bits of a partial that has not been written yet: a NaN that is never left as a partial.
-const EMPTY: u64 = u64::from_ne_bytes([EMPTY_BYTE; 8]);
 
 /// The index of the partial of one sum over a chunk.
 #[inline(always)]

@@ -30,28 +30,31 @@ pub const fn peer_tile_shift(window_bytes: u64) -> u32 {
     }
 }
 
-/// The number of blocks of [`PEER_THREADS`](super::PEER_THREADS) threads of a kernel over packets that a multiprocessor can hold.
+/// The number of blocks of [`THREADS`](super::THREADS) threads of a sum over packets that a multiprocessor can hold.
 pub const PACKET_BLOCKS: u32 = 3;
 /// The largest number of threads of a block of such a kernel, of which a multiprocessor can hold one.
-pub const PACKET_THREADS: u32 = PACKET_BLOCKS * super::PEER_THREADS;
+pub const PACKET_THREADS: u32 = PACKET_BLOCKS * super::THREADS;
 /// The limit of the threads of a block of Adasum over packets, for kernels of this width and elements of so many bytes: as many as there
-/// are registers for. The exact path of `f64` for four ranks needs more than 128 a thread.
+/// are registers for. The exact path of `f64` needs more than 128 a thread.
 pub const fn packet_adasum_threads(width: usize, element_bytes: usize) -> u32 {
-    if width == 2 || width == 4 && element_bytes < 8 { 512 } else { 256 }
+    if width <= 4 && element_bytes < 8 { 512 } else { 256 }
 }
 
-/// Bytes of data in a packet: two words of four bytes, each beside a flag.
-pub const PACKET_DATA_BYTES: usize = 8;
-/// Bytes of a packet in a mailbox.
-pub const PACKET_BYTES: usize = 2 * PACKET_DATA_BYTES;
+/// Bytes of a packet in a mailbox: a vector of elements, or a number of 8 bytes in two halves, each beside a flag.
+pub const PACKET_BYTES: usize = super::VECTOR_BYTES;
 
-/// The mailboxes of a group of ranks whose kernels send each other packets: data beside flags, so that a reader that finds the flag of its
-/// call has the data too, without a fence or a barrier (the protocol that NCCL calls LL).
+/// The mailboxes of a group of ranks whose kernels send each other packets, which need no fence and no barrier.
 ///
-/// A mailbox has for each parity of the call a slot for each writer, of [`slot_packets`](Self::slot_packets) packets, and behind them an area
-/// of [`common_packets`](Self::common_packets) packets, each of which has a writer of its own. Flags are odd numbers that differ from call to call; all ranks' calls have the same number. In every call a rank also clears
-/// [`PEER_THREADS`](super::PEER_THREADS) packets of each of its own slots that nobody writes in that call, in turn, so that no flag is ever
-/// as old as the 2³¹ calls after which numbers repeat.
+/// A mailbox has for each parity of the call a slot for each writer, of [`slot_packets`](Self::slot_packets) packets of elements, and behind
+/// them an area of [`common_packets`](Self::common_packets) packets, each of which has a writer of its own.
+///
+/// A word of 8 bytes of a packet of elements is [`EMPTY`](super::EMPTY) until its elements arrive, so that a reader that finds another word
+/// has them. Its last reader empties it. A packet of a number has the flag of its call beside each half, so that a reader that finds the flag has
+/// the half too (the protocol that NCCL calls LL). Flags are odd numbers that differ from call to call; all ranks' calls have the same number.
+/// In every call a rank also clears [`PEER_THREADS`](super::PEER_THREADS) of the packets that some calls do not write, in turn, so that
+/// no flag is ever as old as the 2³¹ calls after which numbers repeat.
+///
+/// All bytes are [`EMPTY_BYTE`](super::EMPTY_BYTE) before the first call.
 ///
 /// Two u32 of the rank follow in memory, which its kernels count: the completed calls, and the blocks of the call under way that have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +66,7 @@ pub struct Mailboxes {
     pub world_size: u64,
     /// Address of a u32 that becomes nonzero when kernels must not wait for a peer any more.
     pub abort: u64,
-    /// Packets of a slot, a multiple of twice [`PEER_THREADS`](super::PEER_THREADS).
+    /// Packets of a slot, an even number.
     pub slot_packets: u64,
     /// Packets of the common area: see [`PacketArena`].
     pub common_packets: u64,
@@ -74,8 +77,7 @@ pub struct Mailboxes {
 impl Mailboxes {
     /// The least slot with which two shots reduce `bytes` bytes: half a slot for the parts of this rank's window, half for results.
     pub const fn slot_packets_for(bytes: usize, world_size: usize) -> usize {
-        let window = bytes.div_ceil(PACKET_DATA_BYTES).div_ceil(world_size);
-        (2 * window).next_multiple_of(2 * super::PEER_THREADS as usize)
+        2 * bytes.div_ceil(PACKET_BYTES).div_ceil(world_size)
     }
 
     /// The size of a mailbox in bytes.
@@ -144,8 +146,8 @@ pub struct PacketArena {
     pub exact_sums: u64,
     /// Packets of the common area.
     pub end_of_area: u64,
-    /// The binary logarithm of the number of threads that send, combine or receive a chunk, 7 to 9: those of the largest block, or as many as
-    /// the longest chunk has packets, or more. Blocks have as many, or twice, or four times.
+    /// The binary logarithm of the number of threads that send, combine or receive a chunk, 6 to 9: those of the largest block, or as many as
+    /// the longest chunk has packets, or more. Blocks have as many, or a power of two times as many.
     pub team_log2: u64,
     /// The largest number of chunks of a layer.
     pub most_chunks: u64,
@@ -162,7 +164,7 @@ impl PacketArena {
         bytes: usize,
         window_len: usize,
     ) -> Self {
-        let products = if window_len > 0 { bytes.div_ceil(PACKET_DATA_BYTES) } else { 0 };
+        let products = if window_len > 0 { bytes.div_ceil(PACKET_BYTES) } else { 0 };
         let weights = products + chunks * crate::math::adasum::products(width);
         let exact_sums = weights + if window_len > 0 { layers * (width + 1) } else { 0 };
         let sums_of_pair = if matches!(dtype, DType::F64) { SUMS } else { SUMS_OF_PAIR };

@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use gradsync_device::abi::EMPTY_BYTE;
+
 use crate::driver::{Claim, DeviceBuffer, Exposure, FlagList, HostFlag, Queue, Weight};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -37,9 +39,9 @@ impl PacketConnection {
             return Ok(None);
         }
         let prepared = (|| {
-            let mailbox = DeviceBuffer::zeroed(queue, DType::F64, size.len(world_size))?;
+            let mailbox = DeviceBuffer::filled(queue, DType::F64, size.len(world_size), EMPTY_BYTE)?;
             let flags = FlagList::new(queue, world_size)?;
-            // The mailbox is cleared before any peer can write to it, since mapping comes later.
+            // The mailbox is emptied before any peer can write to it, since mapping comes later.
             queue.synchronize()?;
             Ok((mailbox, flags))
         })();
@@ -48,8 +50,7 @@ impl PacketConnection {
         let shared = share(sharing, &mut exposure, mailbox.memory(), mailbox.as_slice())?;
         let Some((mailboxes, abort, sharers)) = shared else { return Ok(None) };
         let group = Claim::new(queue, abort.address(), Weight::Small, sharers).map_err(Into::into).and_then(|claim| {
-            // SAFETY: the exposure keeps the mailboxes of all ranks, which have this size and are cleared; the flag lives as
-            // long.
+            // SAFETY: the exposure keeps the mailboxes of all ranks, which have this size and are empty; the flag lives as long.
             unsafe { PacketGroup::new(queue, kernels, (rank, abort.address()), (&mailboxes, size), claim) }
         });
         // The peers' kernels write to this memory without waiting, so no rank continues before all have reached this point.

@@ -3,7 +3,7 @@
 //! This module only launches kernels; the operation knows the peers.
 
 use gradsync_device::abi::{
-    PACKET_DATA_BYTES, PacketArena, PacketChunk, PacketLayer, packet_adasum_threads, packet_tree,
+    PACKET_BYTES, PacketArena, PacketChunk, PacketLayer, THREADS, packet_adasum_threads, packet_tree,
 };
 
 use super::packets::{MailboxSize, PacketGroup, Shots};
@@ -84,7 +84,7 @@ impl PacketPlan {
     pub(crate) fn mailboxes(&self) -> MailboxSize {
         let sent = if self.arena.window_len == 0 { self.arena_len } else { self.arena.window_len as usize };
         MailboxSize {
-            slot_packets: (sent * self.dtype.size_bytes()).div_ceil(PACKET_DATA_BYTES),
+            slot_packets: (sent * self.dtype.size_bytes()).div_ceil(PACKET_BYTES),
             common_packets: self.arena.end_of_area as usize,
         }
     }
@@ -109,11 +109,12 @@ impl PacketPlan {
         counts.into_iter().chain(parts).chain(rest).chain(tables).collect()
     }
 
-    /// The number of threads of each of so many blocks: enough for its chunks, as far as possible.
+    /// The number of threads of each of so many blocks: enough for its chunks, as far as possible, and at least [`THREADS`], which the exact
+    /// path needs for a chunk.
     fn threads(&self, blocks: u64) -> u32 {
         let chunks = u32::try_from(self.arena.chunk_count.div_ceil(blocks)).unwrap_or(u32::MAX);
         let most = most_threads(self.dtype, self.world_size);
-        chunks.min(most).next_power_of_two().saturating_mul(1 << self.arena.team_log2).min(most)
+        chunks.min(most).next_power_of_two().saturating_mul(1 << self.arena.team_log2).clamp(THREADS, most)
     }
 
     /// The name of the kernel.
@@ -217,11 +218,14 @@ fn most_threads(dtype: DType, world_size: usize) -> u32 {
     packet_adasum_threads(width(world_size), dtype.size_bytes())
 }
 
+/// The least number of threads for each chunk: as many as a chunk of 512 elements of two bytes has packets.
+const LEAST_TEAM: usize = 64;
+
 /// The binary logarithm of the number of threads for each chunk: all threads of a block if some chunk has as many packets.
 fn team_log2(chunks: &[PacketChunk], dtype: DType, world_size: usize) -> u32 {
     let longest = chunks.iter().map(|chunk| chunk.len as usize).max().unwrap_or(0);
-    let packets = (longest * dtype.size_bytes()).div_ceil(PACKET_DATA_BYTES);
-    packets.next_power_of_two().clamp(128, most_threads(dtype, world_size) as usize).ilog2()
+    let packets = (longest * dtype.size_bytes()).div_ceil(PACKET_BYTES);
+    packets.next_power_of_two().clamp(LEAST_TEAM, most_threads(dtype, world_size) as usize).ilog2()
 }
 
 /// Two numbers of four bytes in the order in which kernels read them.
@@ -287,11 +291,11 @@ mod tests {
             let layers = DividedLayers::new(&segments, lens.len(), 0);
             let plan = PacketPlan::new(&layers, dtype, (0, world_size), shard_len, Shots::One);
             let (most, team) = (most_threads(dtype, world_size), 1 << plan.arena.team_log2);
-            let packets = |chunk: &PacketChunk| (chunk.len as usize * dtype.size_bytes()).div_ceil(PACKET_DATA_BYTES);
+            let packets = |chunk: &PacketChunk| (chunk.len as usize * dtype.size_bytes()).div_ceil(PACKET_BYTES);
             let longest = plan.chunks.iter().map(packets).max().unwrap();
-            prop_assert!((128..=most).contains(&team) && (longest <= team as usize || team == most));
+            prop_assert!((LEAST_TEAM as u32..=most).contains(&team) && (longest <= team as usize || team == most));
             let threads = plan.threads(blocks);
-            prop_assert!(threads % team == 0 && threads.is_power_of_two() && threads <= most);
+            prop_assert!(threads % team == 0 && threads.is_power_of_two() && (THREADS..=most).contains(&threads));
             let reached = u64::from(threads / team) * blocks;
             prop_assert!(reached >= plan.chunks.len() as u64 || threads == most);
             prop_assert!(reached < 2 * (plan.chunks.len() as u64 + blocks), "no more than needed");
@@ -305,7 +309,7 @@ mod tests {
             let (width, bytes) = (width(world_size), shard_len * world_size * dtype.size_bytes());
             let arena = PacketArena::of((chunks, layers), width, dtype, bytes, shard_len);
             prop_assert!([arena.products, arena.weights, arena.exact_sums, arena.end_of_area].is_sorted());
-            let results = if shard_len > 0 { bytes.div_ceil(PACKET_DATA_BYTES) } else { 0 } as u64;
+            let results = if shard_len > 0 { bytes.div_ceil(PACKET_BYTES) } else { 0 } as u64;
             prop_assert_eq!(arena.products, results);
             let weights = if shard_len > 0 { layers * (width + 1) } else { 0 } as u64;
             prop_assert_eq!(arena.exact_sums - arena.weights, weights);

@@ -2,7 +2,7 @@
 //!
 //! This module only launches kernels; the transport knows the peers, and monitors them.
 
-use gradsync_device::abi::{Mailboxes, PACKET_BLOCKS, PACKET_DATA_BYTES, PACKET_THREADS, PEER_THREADS};
+use gradsync_device::abi::{Mailboxes, PACKET_BLOCKS, PACKET_BYTES, PACKET_THREADS, THREADS};
 
 use super::segments::width;
 use super::{pointer, upload_words};
@@ -70,7 +70,7 @@ impl PacketGroup {
     ///
     /// # Safety
     /// There are two to eight mailboxes of [`MailboxSize::len`] elements, mapped on `queue`'s device as long as this lives
-    /// and its work is in the queue, and cleared before any rank's first call. `abort` is the address of a flag that lives as long.
+    /// and its work is in the queue, and all of whose bytes are [`EMPTY_BYTE`] before any rank's first call. `abort` is the address of a flag that lives as long.
     pub(crate) unsafe fn new(
         queue: &Queue,
         kernels: &[String],
@@ -97,8 +97,8 @@ impl PacketGroup {
     /// The largest tensor that these shots reduce, in bytes.
     pub(crate) fn most_bytes(&self, shots: Shots) -> usize {
         match shots {
-            Shots::One => self.slot_packets * PACKET_DATA_BYTES,
-            Shots::Two => self.slot_packets / 2 * self.world_size * PACKET_DATA_BYTES,
+            Shots::One => self.slot_packets * PACKET_BYTES,
+            Shots::Two => self.slot_packets / 2 * self.world_size * PACKET_BYTES,
         }
     }
 
@@ -115,7 +115,7 @@ impl PacketGroup {
         factor: f64,
         shots: Shots,
     ) -> Result<()> {
-        let packets = (source.len() * source.dtype().size_bytes()).div_ceil(PACKET_DATA_BYTES);
+        let packets = (source.len() * source.dtype().size_bytes()).div_ceil(PACKET_BYTES);
         let of_rank = if shots == Shots::One { packets } else { packets.div_ceil(self.world_size) };
         let grid = self.grid(source.queue(), of_rank)?;
         let entry = shots.entry(source.dtype(), width(self.world_size));
@@ -156,7 +156,7 @@ impl PacketGroup {
     /// multiprocessors. Where ranks share a GPU, large blocks may be more threads in all.
     fn grid(&self, queue: &Queue, packets: usize) -> Result<Grid> {
         let [small, large] =
-            [(PACKET_BLOCKS, PEER_THREADS), (1, PACKET_THREADS)].map(|(of_multiprocessor, threads)| {
+            [(PACKET_BLOCKS, THREADS), (1, PACKET_THREADS)].map(|(of_multiprocessor, threads)| {
                 (of_multiprocessor.into(), threads, self.claim.places(of_multiprocessor.into()))
             });
         let reach = |(_, threads, places): (u64, u32, u64)| (u64::from(threads) * places).min(packets as u64);
@@ -177,7 +177,7 @@ fn words(group: &Mailboxes) -> Vec<u64> {
 mod tests {
     use std::mem::offset_of;
 
-    use gradsync_device::abi::{MOST_PEERS, PACKET_BYTES};
+    use gradsync_device::abi::MOST_PEERS;
     use proptest::prelude::*;
 
     use super::*;
@@ -186,9 +186,9 @@ mod tests {
         #[test]
         fn slots_hold_a_window_twice_and_do_not_overlap(bytes in 1usize..1 << 24, world_size in 2usize..=MOST_PEERS) {
             let size @ MailboxSize { slot_packets, .. } = MailboxSize::for_sums(bytes, world_size);
-            let window = bytes.div_ceil(PACKET_DATA_BYTES).div_ceil(world_size);
+            let window = bytes.div_ceil(PACKET_BYTES).div_ceil(world_size);
             prop_assert!(window <= slot_packets / 2);
-            prop_assert!((slot_packets / 2) % PEER_THREADS as usize == 0, "clearing takes whole blocks");
+            prop_assert!(slot_packets % 2 == 0);
             let group = Mailboxes {
                 rank: 0, world_size: world_size as u64, abort: 0, slot_packets: slot_packets as u64, common_packets: 0,
                 mailboxes: [0; MOST_PEERS],

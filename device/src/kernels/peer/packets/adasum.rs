@@ -14,11 +14,8 @@ use super::super::super::kernel;
 use super::super::super::products::add_triangle;
 use super::arena::{Arena, Results};
 use super::exact::{Cancelled, Memory};
-use super::{Call, Data, Tensor, sum};
-use crate::abi::{
-    LaunchBounds, Mailboxes, PACKET_BYTES, PACKET_DATA_BYTES, PEER_THREADS, PacketArena, PacketChunk, PacketLayer,
-    THREADS, VECTOR_BYTES,
-};
+use super::{Call, Tensor, sendable, sum};
+use crate::abi::{LaunchBounds, Mailboxes, PACKET_BYTES, PEER_THREADS, PacketArena, PacketChunk, PacketLayer, THREADS};
 use crate::half::{BF16, F16};
 use crate::math::adasum::products;
 use crate::shared;
@@ -27,17 +24,9 @@ use crate::{arch, memory, reduce, thread};
 // Few packets are processed at a time, and short chunks by loops without unrolled steps: a launch loads the code that it runs, from the L2
 // cache or beyond, which takes longer than the memory's latency.
 
-/// The number of packets that a thread sends, or receives from one writer, at a time.
-const PACKETS_AT_ONCE: usize = 2;
-
-/// The number of packets of each writer that a thread multiplies at a time, an even number.
-const fn multiplied_at_once(width: usize) -> usize {
-    if width == 2 { 4 } else { 2 }
-}
-
-/// The number of packets of each writer that a thread combines at a time.
-const fn combined_at_once(width: usize) -> usize {
-    if width == 2 { 2 } else { 1 }
+/// The number of packets of each writer that a thread multiplies at a time, as many as there are registers for.
+const fn multiplied_at_once(width: usize, element_bytes: usize) -> usize {
+    if width == 2 && element_bytes < 8 { 2 } else { 1 }
 }
 
 /// The flags of a batch's place: its layer is combined,
@@ -46,9 +35,6 @@ const COMBINED: f64 = 0.0;
 const RECOMPUTED: f64 = 1.0;
 /// or begins with this one.
 const BEGINS: f64 = 2.0;
-
-/// The packets of a vector of neighbouring elements, all of which are multiplied by one thread.
-const OF_VECTOR: u32 = (VECTOR_BYTES / PACKET_DATA_BYTES) as u32;
 
 impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E, K> {
     /// Sends the elements of this block's chunks to the ranks that reduce them.
@@ -67,37 +53,16 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                 if self.is_divided() && chunk.owner == self.call.rank {
                     place = packets;
                 }
-                if packets <= Self::MOST_THREADS {
-                    self.send_packets::<1>(chunk, place);
-                    place = packets;
-                }
                 while place < packets {
-                    self.send_packets::<PACKETS_AT_ONCE>(chunk, place);
-                    place += PACKETS_AT_ONCE as u32 * Self::MOST_THREADS;
+                    let (packet, data) = (self.first_packet(chunk) + place, self.own(chunk).read(place));
+                    if self.is_divided() {
+                        self.call.send(chunk.owner as usize, packet, data);
+                    } else {
+                        self.call.send_to_all::<W>(packet, data);
+                    }
+                    place += Self::MOST_THREADS;
                 }
                 number += teams.count() * self.blocks;
-            }
-        }
-    }
-
-    /// Sends the next `M` packets of a thread, from `place` on.
-    #[inline(always)]
-    unsafe fn send_packets<const M: usize>(self, chunk: PacketChunk, place: u32) {
-        let (own, packet) = (self.own(chunk), |m: usize| place + m as u32 * Self::MOST_THREADS);
-        let first = self.first_packet(chunk);
-        // SAFETY: packets of the chunk, which are inside a slot.
-        unsafe {
-            let data: [Data; M] = core::array::from_fn(|m| own.read(packet(m)));
-            let mut m = 0;
-            while m < M {
-                if packet(m) < own.packets() {
-                    if self.is_divided() {
-                        self.call.send(chunk.owner as usize, first + packet(m), data[m]);
-                    } else {
-                        self.call.send_to_all::<W>(first + packet(m), data[m]);
-                    }
-                }
-                m += 1;
             }
         }
     }
@@ -134,13 +99,12 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// The products of the ranks' vectors over a chunk, as far as they are this thread's of its team. Elements behind the end are zero.
     #[inline(always)]
     unsafe fn products_over<const M: usize>(self, chunk: PacketChunk) -> [f64; K] {
-        const { assert!(M as u32 % OF_VECTOR == 0) };
         let mut totals = [0.0; K];
-        let mut place = self.multiplying_teams().thread() * OF_VECTOR;
+        let mut place = self.multiplying_teams().thread();
         // SAFETY: packets of the chunk.
         unsafe {
-            if M as u32 > OF_VECTOR && self.own(chunk).packets() <= OF_VECTOR * THREADS {
-                return self.add_products::<{ OF_VECTOR as usize }>(totals, chunk, place);
+            if M > 1 && self.own(chunk).packets() <= THREADS {
+                return self.add_products::<1>(totals, chunk, place);
             }
             while place < self.own(chunk).packets() {
                 totals = self.add_products::<M>(totals, chunk, place);
@@ -153,9 +117,8 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// Adds the products over the next `M` packets of a thread, from `place` on.
     #[inline(always)]
     unsafe fn add_products<const M: usize>(self, mut totals: [f64; K], chunk: PacketChunk, place: u32) -> [f64; K] {
-        let packet = |m: usize| place + m as u32 / OF_VECTOR * OF_VECTOR * THREADS + m as u32 % OF_VECTOR;
         // SAFETY: packets of the chunk.
-        let of_ranks = unsafe { self.gather::<M>(chunk, packet) };
+        let of_ranks = unsafe { self.gather::<M>(chunk, |m| place + m as u32 * THREADS) };
         let mut m = 0;
         while m < M {
             // SAFETY: packets consist of elements.
@@ -176,7 +139,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// # Safety
     /// The launch's contract.
     #[inline(always)]
-    unsafe fn combine<const M: usize, const C: usize, const LEVELS: usize>(self, results: Results, memory: Memory<T>)
+    unsafe fn combine<const C: usize, const LEVELS: usize>(self, results: Results, memory: Memory<T>)
     where
         T: Exact<Sums = [f64; C]>,
     {
@@ -197,7 +160,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                         first -= 1;
                     }
                     if !Self::HAS_EXACT_PATH || shared::partials().read(Self::first_weight(first) + W) == COMBINED {
-                        self.combine_chunk::<M>(chunk, first);
+                        self.combine_chunk(chunk, first);
                     }
                     place += teams.count();
                 }
@@ -304,42 +267,21 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         }
     }
 
-    /// Writes the weighted sum over a chunk, with the weights of a place of the batch, and publishes it. Threads load `M` packets of each
-    /// writer at a time.
+    /// Writes the weighted sum over a chunk, with the weights of a place of the batch, and publishes it.
     #[inline(always)]
-    unsafe fn combine_chunk<const M: usize>(self, chunk: PacketChunk, place_of_weights: u32) {
-        let shared = shared::partials();
+    unsafe fn combine_chunk(self, chunk: PacketChunk, place_of_weights: u32) {
+        let (shared, own) = (shared::partials(), self.own(chunk));
         // SAFETY: packets of the chunk; a thread alone reads and writes their elements.
         unsafe {
             let weights: [f64; W] = core::array::from_fn(|rank| {
                 shared.read(Self::first_weight(place_of_weights) + if rank < self.ranks() { rank } else { 0 })
             });
-            let (mut place, packets) = (self.teams().thread(), self.own(chunk).packets());
-            if M > 1 && packets <= Self::MOST_THREADS {
-                return self.combine_packets::<1>(chunk, weights, place);
-            }
-            while place < packets {
-                self.combine_packets::<M>(chunk, weights, place);
-                place += M as u32 * Self::MOST_THREADS;
-            }
-        }
-    }
-
-    /// Writes and publishes the next `M` packets of a thread, from `place` on.
-    #[inline(always)]
-    unsafe fn combine_packets<const M: usize>(self, chunk: PacketChunk, weights: [f64; W], place: u32) {
-        let (own, packet) = (self.own(chunk), |m: usize| place + m as u32 * Self::MOST_THREADS);
-        // SAFETY: packets of the chunk.
-        unsafe {
-            let of_ranks = self.gather::<M>(chunk, packet);
-            let mut m = 0;
-            while m < M {
-                if packet(m) < own.packets() {
-                    let result = sum::<T, W, E>(of_ranks[m], weights, self.ranks());
-                    self.publish(Self::first_result(chunk) + packet(m), result, false);
-                    own.write(packet(m), result);
-                }
-                m += 1;
+            let mut packet = self.teams().thread();
+            while packet < own.packets() {
+                let result = sendable(sum::<T, W, E>(self.take(chunk, packet), weights, self.ranks()));
+                self.send_result(chunk, packet, result);
+                own.write(packet, result);
+                packet += Self::MOST_THREADS;
             }
         }
     }
@@ -368,7 +310,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                 let layer = self.layer(number);
                 let is_wanted = layer.chunks > 0 && (place < self.ranks() || place == W);
                 if is_wanted && self.chunk(layer.first).owner != self.call.rank {
-                    let [data] = self.receive_common(|_| Some(self.result_of(number, place)));
+                    let [data] = self.numbers(|_| Some(self.result_of(number, place)));
                     if place == W {
                         results.cancelled.add(number as usize).write(data as u32);
                     } else {
@@ -384,23 +326,11 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// Writes the elements of another rank's chunk.
     #[inline(always)]
     unsafe fn receive_chunk(self, chunk: PacketChunk) {
-        let (own, mut place) = (self.own(chunk), self.teams().thread());
-        while place < own.packets() {
-            let packet = |m: usize| place + m as u32 * Self::MOST_THREADS;
-            let is_there = |m: usize| packet(m) < own.packets();
+        let (own, mut packet) = (self.own(chunk), self.teams().thread());
+        while packet < own.packets() {
             // SAFETY: packets of the chunk, whose owner publishes its results.
-            unsafe {
-                let data: [Data; PACKETS_AT_ONCE] =
-                    self.receive_common(|m| is_there(m).then(|| Self::first_result(chunk) + packet(m)));
-                let mut m = 0;
-                while m < PACKETS_AT_ONCE {
-                    if is_there(m) {
-                        own.write(packet(m), data[m]);
-                    }
-                    m += 1;
-                }
-            }
-            place += PACKETS_AT_ONCE as u32 * Self::MOST_THREADS;
+            unsafe { own.write(packet, self.take_result(chunk, packet)) };
+            packet += Self::MOST_THREADS;
         }
     }
 
@@ -409,10 +339,12 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// # Safety
     /// Every thread of all blocks calls this at the end of a launch.
     #[inline(always)]
-    unsafe fn end(self) {
+    unsafe fn finish(self) {
         let plan = self.plan.in_memory();
         let (begin, end) = (plan.exact_sums as u32, plan.end_of_area as u32);
-        let first = begin + self.call.next_of(end - begin);
+        // Never 0, which the compiler does not know: a check of divisions would compile a panic into the kernel.
+        let turns = (end - begin).div_ceil(PEER_THREADS).max(1);
+        let first = begin + (self.call.number >> 1) % turns * PEER_THREADS;
         let mut index = first + thread::thread_idx_x() as u32;
         while Self::block() == 0 && index < first + PEER_THREADS && index < end {
             let parity = ((self.call.number + 1) & 1) as u64;
@@ -427,28 +359,25 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
             index += Self::threads();
         }
         // SAFETY: the caller's promise.
-        unsafe { self.call.count(self.blocks) };
+        unsafe { self.call.end(self.blocks) };
     }
 
     /// # Safety
     /// The launch's contract.
     #[inline(always)]
-    unsafe fn run<const M: usize, const N: usize, const C: usize, const LEVELS: usize>(
-        self,
-        results: Results,
-        memory: Memory<T>,
-    ) where
+    unsafe fn run<const M: usize, const C: usize, const LEVELS: usize>(self, results: Results, memory: Memory<T>)
+    where
         T: Exact<Sums = [f64; C]>,
     {
         // SAFETY: the caller's promise.
         unsafe {
             self.send();
             self.multiply::<M>();
-            self.combine::<N, C, LEVELS>(results, memory);
+            self.combine::<C, LEVELS>(results, memory);
             if self.is_divided() {
                 self.receive_results(results);
             }
-            self.end();
+            self.finish();
         }
     }
 }
@@ -463,7 +392,7 @@ macro_rules! of_width {
             const LEVELS: usize = ($width as usize).ilog2() as usize;
             let arena = Arena::<$T, $width, E, { products($width) }>::new(Call::of(group), plan, elements, blocks);
             let memory = Memory { vectors, len: len as usize, trees };
-            arena.run::<{ multiplied_at_once($width) }, { combined_at_once($width) }, { <$T>::COUNT }, LEVELS>(Results { weights, cancelled, short }, memory);
+            arena.run::<{ multiplied_at_once($width, size_of::<$T>()) }, { <$T>::COUNT }, LEVELS>(Results { weights, cancelled, short }, memory);
         });
     };
 }

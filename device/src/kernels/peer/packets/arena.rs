@@ -119,14 +119,16 @@ impl<T: Element, const E: usize> Elements<T, E> {
     #[inline(always)]
     pub(super) unsafe fn read(self, packet: u32) -> Data {
         if packet >= self.packets() {
-            return 0;
+            return [0; 2];
         }
         // SAFETY: the caller's promise.
-        let data: Data = unsafe {
+        let [low, high]: Data = unsafe {
             let elements: [T; E] = memory::load(self.first.add(packet as usize * E));
             memory::reinterpret(elements)
         };
-        data & self.rest(packet).map_or(Data::MAX, |rest| (1 << (rest * Data::BITS / E as u32)) - 1)
+        let bits = self.rest(packet).map_or(2 * u64::BITS, |rest| rest * size_of::<T>() as u32 * 8);
+        let lowest = |bits: u32| if bits < u64::BITS { (1 << bits) - 1 } else { u64::MAX };
+        [low & lowest(bits), high & lowest(bits.saturating_sub(u64::BITS))]
     }
 
     /// Writes a packet, but no element behind the end.
@@ -222,10 +224,10 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         Teams { log2: self.plan.team_log2 }
     }
 
-    /// The teams that multiply chunks, of at most [`THREADS`]: a thread multiplies a vector of at least two packets.
+    /// The teams that multiply chunks, of at most [`THREADS`].
     #[inline(always)]
     pub(super) fn multiplying_teams(self) -> Teams {
-        let log2 = self.plan.team_log2 - 1;
+        let log2 = self.plan.team_log2;
         Teams { log2: if log2 < THREADS.ilog2() { log2 } else { THREADS.ilog2() } }
     }
 
@@ -301,7 +303,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     /// Waits for `M` packets of a chunk that this rank reduces. Returns all ranks' elements; those behind the end are zero.
     ///
     /// # Safety
-    /// This rank reduces the chunk.
+    /// This rank reduces the chunk, and its packets are not empty again.
     #[inline(always)]
     pub(super) unsafe fn gather<const M: usize>(
         self,
@@ -311,7 +313,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         // SAFETY: the caller's promise.
         unsafe {
             let own: [Data; M] = core::array::from_fn(|m| self.own(chunk).read(packet(m)));
-            let of_peers = self.call.receive_at::<M, W>(|m, place| self.packet_of_peer(chunk, packet(m), place));
+            let of_peers = self.call.receive::<M, W>(|m, place| self.packet_of_peer(chunk, packet(m), place));
             core::array::from_fn(|m| {
                 let of_peers = if W == 2 { [of_peers[m][0]; W] } else { of_peers[m] };
                 with_own(of_peers, self.call.rank as usize, own[m])
@@ -319,32 +321,78 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         }
     }
 
-    /// Writes a packet of the common area in the mailboxes of all peers, if chunks are divided, and in this rank's own if `and_own`.
+    /// Like [`gather`](Self::gather), for one packet, which it leaves empty.
     ///
     /// # Safety
-    /// `index` is inside the area.
+    /// The conditions of [`gather`](Self::gather); this call does not read the packet any more.
     #[inline(always)]
-    pub(super) unsafe fn publish(self, index: u32, data: Data, and_own: bool) {
+    pub(super) unsafe fn take(self, chunk: PacketChunk, packet: u32) -> [Data; W] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [of_ranks] = self.gather::<1>(chunk, |_| packet);
+            Call::empty::<W>(|place| self.packet_of_peer(chunk, packet, place));
+            of_ranks
+        }
+    }
+
+    /// Sends a packet of a chunk's results to all peers, if chunks are divided.
+    ///
+    /// # Safety
+    /// The packet is inside the chunk, which this rank reduces.
+    #[inline(always)]
+    pub(super) unsafe fn send_result(self, chunk: PacketChunk, packet: u32, data: Data) {
+        let mut peer = 0;
+        while peer < W {
+            if self.is_divided() && self.call.is_peer(peer) {
+                let index = Self::first_result(chunk) + packet;
+                // SAFETY: the caller's promise.
+                unsafe { self.call.write(peer, self.call.common + index * PACKET_BYTES as u32, data) };
+            }
+            peer += 1;
+        }
+    }
+
+    /// Waits for a packet of another rank's results for a chunk, which it leaves empty.
+    ///
+    /// # Safety
+    /// The packet is inside the chunk, which another rank reduces; nobody else reads it.
+    #[inline(always)]
+    pub(super) unsafe fn take_result(self, chunk: PacketChunk, packet: u32) -> Data {
+        let address = self.common(Self::first_result(chunk) + packet);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [[data]] = self.call.receive::<1, 1>(|_, _| Some(address));
+            Call::empty::<1>(|_| Some(address));
+            data
+        }
+    }
+
+    /// Writes a number of the common area in the mailboxes of all peers, if chunks are divided, and in this rank's own if `and_own`.
+    ///
+    /// # Safety
+    /// `index` is inside the area, behind the results.
+    #[inline(always)]
+    pub(super) unsafe fn publish(self, index: u32, number: u64, and_own: bool) {
         let mut rank = 0;
         while rank < W {
             let is_own = rank == self.call.rank as usize;
             if is_own && and_own || self.is_divided() && self.call.is_peer(rank) {
+                let offset = self.call.common + index * PACKET_BYTES as u32;
                 // SAFETY: the caller's promise.
-                unsafe { self.call.write(rank, self.call.common + index * PACKET_BYTES as u32, data) };
+                unsafe { self.call.write_number(rank, offset, number) };
             }
             rank += 1;
         }
     }
 
-    /// Waits for packets of the common area, where there is an index; the other data are 0.
+    /// Waits for numbers of the common area, where there is an index; the others are 0.
     ///
     /// # Safety
-    /// Indices are inside the area.
+    /// Indices are inside the area, behind the results.
     #[inline(always)]
-    pub(super) unsafe fn receive_common<const M: usize>(self, index: impl Fn(usize) -> Option<u32>) -> [Data; M] {
+    pub(super) unsafe fn numbers<const M: usize>(self, index: impl Fn(usize) -> Option<u32>) -> [u64; M] {
         // SAFETY: the caller's promise.
-        let [data] = unsafe { self.call.receive_at::<1, M>(|_, place| index(place).map(|index| self.common(index))) };
-        data
+        unsafe { self.call.receive_numbers(|place| index(place).map(|index| self.common(index))) }
     }
 
     /// The sum of a layer's numbers, one for each chunk in the packet `packet(chunk)`, on the first of the [`lanes`](Self::lanes).
@@ -357,8 +405,8 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         // SAFETY: the caller's promise.
         unsafe {
             self.lanes().sum(layer.first, end, |chunk| {
-                let data: [Data; 4] = self.receive_common(|place| (chunk[place] < end).then(|| packet(chunk[place])));
-                data.map(f64::from_bits)
+                let numbers: [u64; 4] = self.numbers(|place| (chunk[place] < end).then(|| packet(chunk[place])));
+                numbers.map(f64::from_bits)
             })
         }
     }

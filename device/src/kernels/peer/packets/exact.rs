@@ -4,8 +4,8 @@
 //! from the sums over all chunks of the layer, and keeps them in a row of its own.
 
 use super::super::super::adasum::{self, Exact, Tree};
-use super::Data;
 use super::arena::{Arena, Elements, Results};
+use super::sendable;
 use crate::abi::{PacketChunk, PacketLayer, THREADS, packet_tree};
 use crate::math::adasum::{Pair, product_index, weight_by_tree};
 use crate::math::precise::NUMBERS;
@@ -89,7 +89,7 @@ where
                 let chunk = arena.chunk(number);
                 let mut packet = thread::thread_idx_x() as u32;
                 while packet < arena.own(chunk).packets() {
-                    let [of_ranks]: [[Data; W]; 1] = arena.gather(chunk, |_| packet);
+                    let of_ranks = arena.take(chunk, packet);
                     let mut writer = 0;
                     while writer < W {
                         if arena.call.is_peer(writer) {
@@ -212,8 +212,8 @@ where
                         let value = self.tree.value(chunk.begin as u64 + place as u64, 0, arena.ranks());
                         T::from_f64(T::rounded(value))
                     };
-                    let data = memory::reinterpret::<[T; E], _>(core::array::from_fn(of_lane));
-                    arena.publish(Arena::<T, W, E, K>::first_result(chunk) + packet, data, false);
+                    let data = sendable(memory::reinterpret::<[T; E], _>(core::array::from_fn(of_lane)));
+                    arena.send_result(chunk, packet, data);
                     tensor.write(packet, data);
                     packet += Arena::<T, W, E, K>::threads();
                 }

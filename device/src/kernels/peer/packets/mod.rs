@@ -1,12 +1,17 @@
-//! Sums and Adasum of small tensors in one launch: ranks write packets of data and flags into each other's mailboxes, and each thread waits
-//! for the packets of its own elements alone, so that no barrier is needed.
+//! Sums and Adasum of small tensors in one launch: ranks write packets of elements into each other's mailboxes, and each thread waits for the
+//! packets of its own elements alone, so that no barrier is needed.
+//!
+//! A packet of elements has no flag beside them: a word of a mailbox is [`EMPTY`] until a peer's elements arrive, and the last reader makes it
+//! so again. [`EMPTY`] stands for elements that are not a number, in whose place ranks send another one. Numbers that several threads read
+//! are sent beside flags instead, which differ from call to call.
 //!
 //! In one shot every rank sends all data to all others and adds them up itself: one transfer, fewest steps. In two shots it sends each rank
 //! that rank's window, adds up its own window and sends the result to all: two transfers, but each link carries the data once or twice,
 //! whatever the number of ranks. Both add in rank order in `f64` and round once, like `peer_reduce`, with the same bits.
 //!
-//! A thread first sends all its packets and only then waits, and a slot is written again two calls later, when its reader has ended the call
-//! in between. So sends never wait, and a launch of a sum completes as soon as all blocks of all ranks have been resident.
+//! A thread first sends all its packets and only then waits, and a slot is written again two calls later, by a peer that has the packets of
+//! the call in between, which this rank sends when it has ended the first. So sends never wait, and a launch of a sum completes as soon as
+//! all blocks of all ranks have been resident.
 
 mod adasum;
 mod arena;
@@ -14,16 +19,22 @@ mod exact;
 
 use core::sync::atomic::Ordering;
 
-use super::weighted;
-use crate::abi::{LaunchBounds, Mailboxes, PACKET_BYTES, PACKET_DATA_BYTES, PEER_THREADS};
+use crate::abi::{EMPTY, LaunchBounds, Mailboxes, PACKET_BYTES};
 use crate::dialect::atomic::{atomic_fetch_add_u32_device, atomic_load_32_system};
 use crate::half::{BF16, F16};
 use crate::kernels::kernel;
-use crate::math::Element;
+use crate::math::{Element, elementwise};
 use crate::{arch, memory, thread};
 
-/// The data of a packet.
-type Data = u64;
+/// The elements of a packet.
+type Data = [u64; 2];
+
+/// The same elements, but for words that a mailbox has before they arrive: another pair, or another four, of elements that are not a number.
+#[inline(always)]
+fn sendable(data: Data) -> Data {
+    const NOT_A_NUMBER: u64 = 0x7fff_7fff_7fff_7fff;
+    data.map(|word| if word == EMPTY { NOT_A_NUMBER } else { word })
+}
 
 /// One call of a group, from the view of a thread, with the numbers that it needs for every packet.
 #[derive(Clone, Copy)]
@@ -83,27 +94,34 @@ impl<'a> Call<'a> {
         self.received + (writer as u32 * self.slot_bytes + index * PACKET_BYTES as u32) as u64
     }
 
-    /// Writes a packet into this rank's slot of a peer's mailbox.
+    /// Writes a packet of elements into this rank's slot of a peer's mailbox.
     ///
     /// # Safety
     /// `peer` is below the world size, and `index` within a slot.
     #[inline(always)]
     unsafe fn send(self, peer: usize, index: u32, data: Data) {
         // SAFETY: the caller's promise.
-        unsafe { self.write(peer, self.sent + index * PACKET_BYTES as u32, data) };
+        unsafe { self.write(peer, self.sent + index * PACKET_BYTES as u32, sendable(data)) };
     }
 
-    /// Writes a packet at an offset in a rank's mailbox.
+    /// Writes a number beside two flags at an offset in a rank's mailbox.
     ///
     /// # Safety
     /// `reader` is below the world size, and the packet at `offset` is inside its mailbox.
     #[inline(always)]
-    unsafe fn write(self, reader: usize, offset: u32, data: Data) {
+    unsafe fn write_number(self, reader: usize, offset: u32, number: u64) {
+        // SAFETY: the caller's promise.
+        unsafe { self.write(reader, offset, [self.flag() | (number & u32::MAX as u64), self.flag() | (number >> 32)]) };
+    }
+
+    /// Writes two words at an offset in a rank's mailbox.
+    ///
+    /// # Safety
+    /// `reader` is below the world size, and the packet at `offset` is inside its mailbox.
+    #[inline(always)]
+    unsafe fn write(self, reader: usize, offset: u32, words: [u64; 2]) {
         // SAFETY: the caller's promise; a check would compile a panic into the kernel.
-        unsafe {
-            let address = *self.group.mailboxes.get_unchecked(reader) + offset as u64;
-            arch::store_packet(address, [self.flag() | (data & u32::MAX as u64), self.flag() | (data >> 32)]);
-        }
+        unsafe { arch::store_packet(*self.group.mailboxes.get_unchecked(reader) + offset as u64, words) };
     }
 
     /// The first packet of this thread of the launch.
@@ -140,29 +158,75 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Waits for this call's packet of each writer that is `wanted`; the data of others are 0. Unspecified after an abort.
+    /// Takes this call's packet of each writer that is `wanted`; the data of others are 0. Unspecified after an abort.
     ///
     /// # Safety
-    /// `index` is within a slot, and wanted writers are below the world size.
+    /// `index` is within a slot, wanted writers are below the world size, and nobody else reads their packets.
     #[inline(always)]
-    unsafe fn receive<const W: usize>(self, index: u32, wanted: impl Fn(usize) -> bool) -> [Data; W] {
+    unsafe fn take<const W: usize>(self, index: u32, wanted: impl Fn(usize) -> bool) -> [Data; W] {
+        let address = |writer| wanted(writer).then(|| self.received(writer, index));
         // SAFETY: the caller's promise.
-        let [data] =
-            unsafe { self.receive_at::<1, W>(|_, writer| wanted(writer).then(|| self.received(writer, index))) };
-        data
+        unsafe {
+            let [data] = self.receive::<1, W>(|_, writer| address(writer));
+            Self::empty::<W>(address);
+            data
+        }
     }
 
-    /// Waits for this call's packets at the addresses of `M` rows, where there is one; the other data are 0. Unspecified after an abort.
+    /// Empties the packets at these addresses, where there is one, for the call after the next.
+    ///
+    /// # Safety
+    /// The addresses are of packets in this rank's mailbox, which this call does not read any more.
+    #[inline(always)]
+    unsafe fn empty<const W: usize>(address: impl Fn(usize) -> Option<u64>) {
+        let mut place = 0;
+        while place < W {
+            if let Some(address) = address(place) {
+                // SAFETY: the caller's promise.
+                unsafe { arch::store_packet(address, [EMPTY; 2]) };
+            }
+            place += 1;
+        }
+    }
+
+    /// Waits for the elements of this call at the addresses of `M` rows, where there is one; the other data are 0. Unspecified after an
+    /// abort.
+    ///
+    /// # Safety
+    /// The addresses are of packets of elements in this rank's mailbox, which are not empty again.
+    #[inline(always)]
+    unsafe fn receive<const M: usize, const W: usize>(
+        self,
+        address: impl Fn(usize, usize) -> Option<u64>,
+    ) -> [[Data; W]; M] {
+        // SAFETY: the caller's promise.
+        unsafe { self.wait_for(address, |[low, high]| low == EMPTY || high == EMPTY) }
+    }
+
+    /// Waits for numbers of this call at these addresses, where there is one; the other numbers are 0. Unspecified after an abort.
+    ///
+    /// # Safety
+    /// The addresses are of packets of numbers in this rank's mailbox.
+    #[inline(always)]
+    unsafe fn receive_numbers<const W: usize>(self, address: impl Fn(usize) -> Option<u64>) -> [u64; W] {
+        const UPPER: u64 = (u32::MAX as u64) << 32;
+        let flag = self.flag();
+        let is_missing = |[low, high]: [u64; 2]| ((low ^ flag) | (high ^ flag)) & UPPER != 0;
+        // SAFETY: the caller's promise.
+        let [found] = unsafe { self.wait_for::<1, W>(|_, place| address(place), is_missing) };
+        found.map(|[low, high]| low & u32::MAX as u64 | high << 32)
+    }
+
+    /// Waits until no packet is missing at the addresses of `M` rows, where there is one; the other words are 0. Unspecified after an abort.
     ///
     /// # Safety
     /// The addresses are of packets in this rank's mailbox.
     #[inline(always)]
-    unsafe fn receive_at<const M: usize, const W: usize>(
+    unsafe fn wait_for<const M: usize, const W: usize>(
         self,
         address: impl Fn(usize, usize) -> Option<u64>,
-    ) -> [[Data; W]; M] {
-        const UPPER: u64 = (u32::MAX as u64) << 32;
-        let flag = self.flag();
+        is_missing: impl Fn([u64; 2]) -> bool,
+    ) -> [[[u64; 2]; W]; M] {
         let mut found = [[[0u64; 2]; W]; M];
         let mut tries = 0u32;
         loop {
@@ -184,8 +248,7 @@ impl<'a> Call<'a> {
             while row < M {
                 let mut place = 0;
                 while place < W {
-                    let [low, high] = found[row][place];
-                    missing |= address(row, place).is_some() && ((low ^ flag) | (high ^ flag)) & UPPER != 0;
+                    missing |= address(row, place).is_some() && is_missing(found[row][place]);
                     place += 1;
                 }
                 row += 1;
@@ -195,46 +258,17 @@ impl<'a> Call<'a> {
             let is_over = tries % 4096 == 0
                 && unsafe { atomic_load_32_system(self.group.abort as *mut u32, Ordering::Relaxed) } != 0;
             if !missing || is_over {
-                return found.map(|row| row.map(|[low, high]| low & u32::MAX as u64 | high << 32));
+                return found;
             }
         }
-    }
-
-    /// Clears the next packets of this rank's slots of this parity, except `used` ones, and counts the call once every block has ended.
-    ///
-    /// # Safety
-    /// Every thread of all `blocks` blocks calls this at the end of a launch.
-    #[inline(always)]
-    unsafe fn end(self, blocks: u32, used: impl Fn(u32) -> bool) {
-        let thread = thread::thread_idx_x();
-        // SAFETY: the caller's promise; a packet that no rank writes in this call is next written two calls later.
-        unsafe {
-            if thread::block_idx_x() == 0 && (thread as u32) < PEER_THREADS {
-                let index = self.next_of(self.group.slot_packets as u32) + thread;
-                let mut writer = 0;
-                while writer < self.ranks as usize && !used(index) {
-                    arch::store_packet(self.received(writer, index), [0, 0]);
-                    writer += 1;
-                }
-            }
-            self.count(blocks);
-        }
-    }
-
-    /// The first of the packets, of `packets` packets, that a call of this number clears.
-    #[inline(always)]
-    fn next_of(self, packets: u32) -> u32 {
-        // Never 0, which the compiler does not know: a check of divisions would compile a panic into the kernel.
-        let turns = packets.div_ceil(PEER_THREADS).max(1);
-        (self.number >> 1) % turns * PEER_THREADS
     }
 
     /// Counts the call once every block has ended.
     ///
     /// # Safety
-    /// The condition of [`end`](Self::end).
+    /// Every thread of all `blocks` blocks calls this at the end of a launch.
     #[inline(always)]
-    unsafe fn count(self, blocks: u32) {
+    unsafe fn end(self, blocks: u32) {
         thread::sync_threads();
         // SAFETY: the caller's promise.
         unsafe {
@@ -260,7 +294,7 @@ struct Tensor<T> {
 }
 
 impl<T: Element> Tensor<T> {
-    const ELEMENTS: usize = PACKET_DATA_BYTES / size_of::<T>();
+    const ELEMENTS: usize = PACKET_BYTES / size_of::<T>();
 
     #[inline(always)]
     fn packets(self) -> u32 {
@@ -270,7 +304,7 @@ impl<T: Element> Tensor<T> {
     /// Whether a packet's elements are read and written together.
     #[inline(always)]
     fn is_whole(self, packet: u32) -> bool {
-        self.first as usize % PACKET_DATA_BYTES == 0 && (packet + 1) * Self::ELEMENTS as u32 <= self.len
+        self.first as usize % PACKET_BYTES == 0 && (packet + 1) * Self::ELEMENTS as u32 <= self.len
     }
 
     /// # Safety
@@ -317,6 +351,9 @@ impl<T: Element> Tensor<T> {
     }
 }
 
+/// The zero that keeps the sign of a zero added to it.
+const ZERO: f64 = -0.0;
+
 /// The sum of the ranks' elements in rank order, each times its weight.
 ///
 /// # Safety
@@ -329,11 +366,22 @@ unsafe fn sum<T: Element, const W: usize, const E: usize>(
 ) -> Data {
     // SAFETY: the caller's promise; every bit pattern is an element.
     unsafe {
-        let elements: [[T; E]; W] = core::array::from_fn(|rank| memory::reinterpret(of_ranks[rank]));
-        let sums: [T; E] = core::array::from_fn(|element| {
-            T::from_f64(weighted(core::array::from_fn(|rank| elements[rank][element]), weights, ranks))
-        });
-        memory::reinterpret(sums)
+        let mut totals = [ZERO; E];
+        let mut rank = 0;
+        while rank < W {
+            if rank < ranks {
+                // Only here, since all ranks' elements would need more registers than their words.
+                let elements: [T; E] = memory::reinterpret(of_ranks[rank].map(arch::forget));
+                let mut element = 0;
+                while element < E {
+                    totals[element] =
+                        elementwise::add_weighted(totals[element], weights[rank], elements[element].to_f64());
+                    element += 1;
+                }
+            }
+            rank += 1;
+        }
+        memory::reinterpret(totals.map(T::from_f64))
     }
 }
 
@@ -366,11 +414,11 @@ unsafe fn one_shot<T: Element, const W: usize, const E: usize>(
         packet = first;
         while packet < packets {
             let own = source.read::<E>(packet);
-            let all = with_own(call.receive::<W>(packet, |writer| call.is_peer(writer)), rank, own);
+            let all = with_own(call.take::<W>(packet, |writer| call.is_peer(writer)), rank, own);
             destination.write::<E>(packet, sum::<T, W, E>(all, [factor; W], ranks));
             packet += stride;
         }
-        call.end(blocks, |index| index < packets);
+        call.end(blocks);
     }
 }
 
@@ -408,15 +456,15 @@ unsafe fn two_shot<T: Element, const W: usize, const E: usize>(
         place = first;
         while place < window && in_window(rank, place) < packets {
             let own = source.read::<E>(in_window(rank, place));
-            let all = with_own(call.receive::<W>(place, |writer| call.is_peer(writer)), rank, own);
-            let result = sum::<T, W, E>(all, [factor; W], ranks);
+            let all = with_own(call.take::<W>(place, |writer| call.is_peer(writer)), rank, own);
+            let result = sendable(sum::<T, W, E>(all, [factor; W], ranks));
             call.send_to_all::<W>(results + place, result);
             destination.write::<E>(in_window(rank, place), result);
             place += stride;
         }
         place = first;
         while place < window {
-            let all = call.receive::<W>(results + place, |owner| is_peers(owner, place));
+            let all = call.take::<W>(results + place, |owner| is_peers(owner, place));
             let mut owner = 0;
             while owner < W {
                 if is_peers(owner, place) {
@@ -426,7 +474,7 @@ unsafe fn two_shot<T: Element, const W: usize, const E: usize>(
             }
             place += stride;
         }
-        call.end(blocks, |index| if index < results { index < window } else { index - results < window });
+        call.end(blocks);
     }
 }
 
