@@ -141,7 +141,9 @@ impl Format {
         let sign = u64::from(value.is_sign_negative()) << (self.bits() - 1);
         let magnitude = value.abs();
         let pattern = if magnitude.is_nan() {
-            infinity | (1 << (fraction_bits - 1))
+            // The leading bits are kept, as processors do.
+            let fraction = magnitude.to_bits() & ((1 << 52) - 1);
+            infinity | (1 << (fraction_bits - 1)) | (fraction >> (52 - fraction_bits))
         } else if magnitude.is_infinite() {
             infinity
         } else if magnitude < power_of_two(self.min_exponent()) {

@@ -6,7 +6,7 @@ use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
 use gradsync::kernels::cuda::zero;
 use gradsync::{DType, Error};
-use gradsync_tests::array::Array;
+use gradsync_tests::array::{Array, dtype};
 use gradsync_tests::inputs::Random;
 use gradsync_tests::oracle::Format;
 
@@ -29,6 +29,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
                 report.case(&format!("{op} of {} in {shots}", format.name()), || lens(context, &comm, format, op));
             }
         }
+        report.case(&format!("elements with all bits set, in {shots}"), || all_bits_set(context, &comm));
     }
     let Some(comm) = communicator(context, report, 2, IN_TURNS) else { return };
     report.case("calls at random sizes", || many(context, &comm, 2_000));
@@ -83,6 +84,29 @@ fn lens(context: &Context, comm: &NcclCommunicator, format: Format, op: ReduceOp
             comm.all_reduce_into(input.slice(), output.slice_mut(), op, Scaling::NONE).unwrap();
             checks.same_list(format!("{len} from {begin}"), output.read(comm).patterns(), expected.clone());
             assert_same("the input", &input.read(comm).patterns(), &own.patterns());
+        }
+    }
+    checks.finish();
+}
+
+/// Elements all of whose bits are set, as those of a mailbox before a packet arrives. They are not a number, and neither are their sums.
+fn all_bits_set(context: &Context, comm: &NcclCommunicator) {
+    const LEN: usize = 4097;
+    // Whole packets of every format, and parts of them.
+    let is_set = |index: usize| index % 64 < 35;
+    let sum = context.world_size as f64;
+    let mut checks = Checks::new(comm);
+    for format in Format::ALL {
+        let bits = |value: &f64| if value.is_nan() { f64::NAN.to_bits() } else { value.to_bits() };
+        let expected: Vec<u64> = (0..LEN).map(|index| bits(&if is_set(index) { f64::NAN } else { sum })).collect();
+        for sender in 0..context.world_size {
+            let set = u64::MAX >> (64 - 8 * dtype(format).size_bytes());
+            let one = Array::new(format, &[1.0]).patterns()[0];
+            let own = (0..LEN).map(|index| if is_set(index) && context.rank == sender { set } else { one });
+            let mut place = Placed::new(&context.queue, &Array::from_patterns(format, own), 0);
+            comm.all_reduce(place.slice_mut(), ReduceOp::Sum).unwrap();
+            let found = place.read(comm).values().iter().map(bits).collect();
+            checks.same_list(format!("{} from rank {sender}", format.name()), found, expected.clone());
         }
     }
     checks.finish();

@@ -27,9 +27,9 @@ impl Thresholds {
     pub(super) fn measured(generation: i32, world_size: usize) -> Self {
         const HOPPER: i32 = 9;
         let (most_bytes, one_shot_bytes) = match world_size {
-            2 => (4 << 20, 1 << 20),
-            3 | 4 => (1 << 20, 128 << 10),
-            _ => (1 << 20, 64 << 10),
+            2 => (8 << 20, 2 << 20),
+            3 | 4 => (4 << 20, 256 << 10),
+            _ => (4 << 20, 128 << 10),
         };
         let most_bytes = if generation == HOPPER { most_bytes } else { 256 << 10 };
         Self { most_bytes, one_shot_bytes }
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn the_slowest_generation_of_gpus_and_the_number_of_ranks_decide() {
         let [hopper, older] = [9, 8].map(|generation| Thresholds::measured(generation, 2));
-        assert_eq!((hopper.most_bytes, older.most_bytes), (4 << 20, 256 << 10));
+        assert_eq!((hopper.most_bytes, older.most_bytes), (8 << 20, 256 << 10));
         assert_eq!((hopper.min(older), older.min(hopper)), (older, older));
         assert!((2..=8).map(|ranks| Thresholds::measured(9, ranks).one_shot_bytes).is_sorted_by(|a, b| a >= b));
     }

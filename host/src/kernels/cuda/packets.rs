@@ -155,10 +155,9 @@ impl PacketGroup {
     /// The blocks of a launch with this many packets for a thread each; a recorded launch keeps their places. Small blocks spread over more
     /// multiprocessors. Where ranks share a GPU, large blocks may be more threads in all.
     fn grid(&self, queue: &Queue, packets: usize) -> Result<Grid> {
-        let [small, large] =
-            [(PACKET_BLOCKS, THREADS), (1, PACKET_THREADS)].map(|(of_multiprocessor, threads)| {
-                (of_multiprocessor.into(), threads, self.claim.places(of_multiprocessor.into()))
-            });
+        let [small, large] = [(PACKET_BLOCKS, THREADS), (1, PACKET_THREADS)].map(|(of_multiprocessor, threads)| {
+            (of_multiprocessor.into(), threads, self.claim.places(of_multiprocessor.into()))
+        });
         let reach = |(_, threads, places): (u64, u32, u64)| (u64::from(threads) * places).min(packets as u64);
         let (of_multiprocessor, threads, places) = if reach(large) > reach(small) { large } else { small };
         let blocks = (packets as u64).div_ceil(threads.into()).min(places);

@@ -24,7 +24,10 @@ fn layers(cases: &Cases<'_>, case: &Case, what: &str) -> Vec<Vec<f64>> {
     device::layers(case, &outcome.arena, what)
 }
 
-/// With one non-finite element on one rank, the partner's coefficient is NaN in either reading of the threshold, and NaN times any number
+/// Not a number of any dtype, all of whose bits are set, as those of a mailbox before a packet arrives.
+const ALL_BITS: f64 = f64::from_bits(u64::MAX);
+
+/// With a non-finite element on one rank, the partner's coefficient is NaN in either reading of the threshold, and NaN times any number
 /// is NaN. The whole layer is therefore NaN as soon as a second rank takes part.
 fn spoiled_layer(cases: &Cases<'_>) {
     let world_size = cases.world_size();
@@ -32,10 +35,14 @@ fn spoiled_layer(cases: &Cases<'_>) {
         for &algorithm in cases.algorithms() {
             let clean = Case::of(Kind::Random, format, world_size, &SHAPES, 2).with(algorithm, Granularity::Tensor);
             let expected = cases.runner.check(&clean, "clean");
-            for (bad, rank) in [(f64::NAN, 0), (f64::NEG_INFINITY, world_size - 1)] {
+            // The last one in whole packets of every dtype.
+            let last = world_size - 1;
+            for (bad, len, rank) in
+                [(f64::NAN, 1, 0), (f64::NEG_INFINITY, 1, last), (ALL_BITS, 40, 0), (ALL_BITS, 40, last)]
+            {
                 let mut case = clean.clone();
-                case.inputs[rank][1][64] = bad;
-                let what = format!("{}, {bad} on rank {rank}", case.name());
+                case.inputs[rank][1][64..][..len].fill(bad);
+                let what = format!("{}, {bad} in {len} elements on rank {rank}", case.name());
                 let got = layers(cases, &case, &what);
                 assert_eq!((&got[0], &got[2]), (&expected[0], &expected[2]), "{what}: another layer");
                 if world_size == 1 {

@@ -27,12 +27,12 @@ impl Thresholds {
     pub(super) fn measured(comm: &dyn Communicator<Cuda>) -> Self {
         let shares_gpus = comm.sharing().is_some_and(|peers| peers.shares_gpus());
         let (most_bytes, one_shot_bytes) = match (comm.world_size(), shares_gpus) {
-            (2, _) => (4 << 20, 512 << 10),
-            (3, false) => (2 << 20, 256 << 10),
-            (3, true) => (4 << 20, 256 << 10),
-            (4, false) => (2 << 20, 128 << 10),
-            (4, true) => (4 << 20, 128 << 10),
-            _ => (2 << 20, 64 << 10),
+            (2, _) => (8 << 20, 512 << 10),
+            (3, false) => (4 << 20, 256 << 10),
+            (3, true) => (8 << 20, 256 << 10),
+            (4, false) => (4 << 20, 128 << 10),
+            (4, true) => (8 << 20, 128 << 10),
+            _ => (4 << 20, 64 << 10),
         };
         Self { most_bytes, one_shot_bytes }
     }
