@@ -55,7 +55,7 @@
 //! Up to a threshold every rank sends all data to all others (one shot: half a round trip); above it each rank sums up one window, and
 //! sends the result to all (two shots: less traffic), as vLLM's custom all-reduce and PyTorch's symmetric memory do. The largest small
 //! tensor ([`NcclCommunicator::low_latency_bytes`]) depends on the GPU and on the number of ranks, and
-//! [`NcclOptions::low_latency_bytes`] changes it; 0 leaves all sums to NCCL. Mailboxes take eight times that size on every rank, and
+//! [`NcclOptions::low_latency_bytes`] changes it; 0 leaves all sums to NCCL. Mailboxes take four times that size on every rank, and
 //! stay occupied until all ranks have dropped the communicator and their graphs.
 //!
 //! Such a launch runs behind all earlier launches of this crate's kernels by the same communicator, in whatever queue.

@@ -69,8 +69,9 @@ impl PacketGroup {
     /// `mailboxes` are the addresses of all ranks' mailboxes, in rank order.
     ///
     /// # Safety
-    /// There are two to eight mailboxes of [`MailboxSize::len`] elements, mapped on `queue`'s device as long as this lives
-    /// and its work is in the queue, and all of whose bytes are [`EMPTY_BYTE`] before any rank's first call. `abort` is the address of a flag that lives as long.
+    /// There are two to eight mailboxes of [`MailboxSize::len`] elements, mapped on `queue`'s device as long as this lives and its work is in
+    /// the queue. All their bytes are [`EMPTY_BYTE`](gradsync_device::abi::EMPTY_BYTE) before any rank's first call. `abort` is the address
+    /// of a flag that lives as long.
     pub(crate) unsafe fn new(
         queue: &Queue,
         kernels: &[String],

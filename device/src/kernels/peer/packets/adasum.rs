@@ -14,7 +14,7 @@ use super::super::super::kernel;
 use super::super::super::products::add_triangle;
 use super::arena::{Arena, Results};
 use super::exact::{Cancelled, Memory};
-use super::{Call, Tensor, sendable, sum};
+use super::{Call, Tensor, sum};
 use crate::abi::{LaunchBounds, Mailboxes, PACKET_BYTES, PEER_THREADS, PacketArena, PacketChunk, PacketLayer, THREADS};
 use crate::half::{BF16, F16};
 use crate::math::adasum::products;
@@ -278,7 +278,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
             });
             let mut packet = self.teams().thread();
             while packet < own.packets() {
-                let result = sendable(sum::<T, W, E>(self.take(chunk, packet), weights, self.ranks()));
+                let result = sum::<T, W, E>(self.take(chunk, packet), weights, self.ranks());
                 self.send_result(chunk, packet, result);
                 own.write(packet, result);
                 packet += Self::MOST_THREADS;

@@ -3,7 +3,7 @@
 
 use super::super::super::adasum::{Exact, criterion};
 use super::super::gram::SharedWeights;
-use super::{Call, Data, with_own};
+use super::{Call, Data, sendable, with_own};
 use crate::abi::{PACKET_BYTES, PacketArena, PacketChunk, PacketLayer, THREADS, WARP, packet_adasum_threads};
 use crate::math::Element;
 use crate::math::adasum::{Pair, product_index, weights, weights_of};
@@ -112,7 +112,8 @@ impl<T: Element, const E: usize> Elements<T, E> {
         (rest < E as u32).then_some(rest)
     }
 
-    /// A packet; elements behind the end are zero, and packets behind the end too.
+    /// A packet, [`sendable`], so that its own rank computes with the same bits as its peers; elements behind the end are zero, and packets
+    /// behind the end too.
     ///
     /// # Safety
     /// The packets are readable.
@@ -128,7 +129,7 @@ impl<T: Element, const E: usize> Elements<T, E> {
         };
         let bits = self.rest(packet).map_or(2 * u64::BITS, |rest| rest * size_of::<T>() as u32 * 8);
         let lowest = |bits: u32| if bits < u64::BITS { (1 << bits) - 1 } else { u64::MAX };
-        [low & lowest(bits), high & lowest(bits.saturating_sub(u64::BITS))]
+        sendable([low & lowest(bits), high & lowest(bits.saturating_sub(u64::BITS))])
     }
 
     /// Writes a packet, but no element behind the end.

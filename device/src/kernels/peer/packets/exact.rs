@@ -78,7 +78,8 @@ where
         }
     }
 
-    /// Copies the peers' elements of this block's chunks from the packets of the call to the vectors of the tree.
+    /// Copies all ranks' elements of this block's chunks from the packets of the call to the vectors of the tree, this rank's own as its peers
+    /// have received them.
     #[inline(always)]
     unsafe fn unpack(self) {
         let arena = self.arena;
@@ -92,7 +93,7 @@ where
                     let of_ranks = arena.take(chunk, packet);
                     let mut writer = 0;
                     while writer < W {
-                        if arena.call.is_peer(writer) {
+                        if writer < arena.ranks() {
                             let vector = (*self.tree.table.add(writer)).cast_mut();
                             Elements::<T, E>::of(vector, chunk).write(packet, of_ranks[writer]);
                         }

@@ -94,14 +94,14 @@ impl<'a> Call<'a> {
         self.received + (writer as u32 * self.slot_bytes + index * PACKET_BYTES as u32) as u64
     }
 
-    /// Writes a packet of elements into this rank's slot of a peer's mailbox.
+    /// Writes a packet of [`sendable`] elements into this rank's slot of a peer's mailbox.
     ///
     /// # Safety
     /// `peer` is below the world size, and `index` within a slot.
     #[inline(always)]
     unsafe fn send(self, peer: usize, index: u32, data: Data) {
         // SAFETY: the caller's promise.
-        unsafe { self.write(peer, self.sent + index * PACKET_BYTES as u32, sendable(data)) };
+        unsafe { self.write(peer, self.sent + index * PACKET_BYTES as u32, data) };
     }
 
     /// Writes a number beside two flags at an offset in a rank's mailbox.
@@ -307,6 +307,8 @@ impl<T: Element> Tensor<T> {
         self.first as usize % PACKET_BYTES == 0 && (packet + 1) * Self::ELEMENTS as u32 <= self.len
     }
 
+    /// The elements of a packet, [`sendable`], so that their own rank computes with the same bits as its peers.
+    ///
     /// # Safety
     /// The elements are readable, and `E` is [`ELEMENTS`](Self::ELEMENTS).
     #[inline(always)]
@@ -325,7 +327,7 @@ impl<T: Element> Tensor<T> {
                     }
                 })
             };
-            memory::reinterpret(elements)
+            sendable(memory::reinterpret(elements))
         }
     }
 
@@ -354,7 +356,7 @@ impl<T: Element> Tensor<T> {
 /// The zero that keeps the sign of a zero added to it.
 const ZERO: f64 = -0.0;
 
-/// The sum of the ranks' elements in rank order, each times its weight.
+/// The sum of the ranks' elements in rank order, each times its weight; [`sendable`].
 ///
 /// # Safety
 /// `E` elements have the size of [`Data`].
@@ -381,7 +383,7 @@ unsafe fn sum<T: Element, const W: usize, const E: usize>(
             }
             rank += 1;
         }
-        memory::reinterpret(totals.map(T::from_f64))
+        sendable(memory::reinterpret(totals.map(T::from_f64)))
     }
 }
 
@@ -457,7 +459,7 @@ unsafe fn two_shot<T: Element, const W: usize, const E: usize>(
         while place < window && in_window(rank, place) < packets {
             let own = source.read::<E>(in_window(rank, place));
             let all = with_own(call.take::<W>(place, |writer| call.is_peer(writer)), rank, own);
-            let result = sendable(sum::<T, W, E>(all, [factor; W], ranks));
+            let result = sum::<T, W, E>(all, [factor; W], ranks);
             call.send_to_all::<W>(results + place, result);
             destination.write::<E>(in_window(rank, place), result);
             place += stride;
