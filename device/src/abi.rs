@@ -184,10 +184,10 @@ pub const fn peer_stretch_len(total: usize, dtype: DType) -> usize {
         len
     }
 }
-/// The value of every byte of memory whose reader waits for other values, before they are written and after they are read: of partial sums
-/// before a reduction and after it, and of mailboxes before a packet and after it.
+/// The value of every byte of memory whose reader waits for other values, before they are written and after they are read: of partial sums,
+/// and of packets of elements in [`Mailboxes`].
 pub const EMPTY_BYTE: u8 = 0xff;
-/// The bits of a word of such memory. As a number of any dtype, or as several, it is not a number; kernels write another such number for it.
+/// The bits of a word of such memory. As elements of any dtype they are NaN, in whose place kernels write other NaN.
 pub const EMPTY: u64 = u64::from_ne_bytes([EMPTY_BYTE; 8]);
 /// The widths of Gram tiles: a launch multiplies up to this many vectors with each other, reading each once.
 pub const GRAM_WIDTHS: [usize; 3] = [2, 4, 8];

@@ -110,13 +110,12 @@ fn streaming_kernels_move_16_bytes_at_once() {
                     continue;
                 }
                 "dots" | "gram" | "gram_cross" | "squared_norms" | "all_finite" | "sweep" => (true, false),
-                // Packets are written and read at once, with an order that holds on every GPU; elements move in the 8 bytes of a packet's
-                // data, as two words.
+                // Packets are written and read at once, with an order that holds on every GPU; so are their elements.
                 "one_shot" | "packet_adasum" | "two_shot" => {
                     for packet in ["ld.relaxed.sys.global.v2.b64", "st.relaxed.sys.global.v2.b64"] {
                         assert!(body.contains(packet), "{arch} {name} has no {packet}");
                     }
-                    for at_once in ["ld.global.v2.b32", "st.global.v2.b32"] {
+                    for at_once in [LOAD, STORE] {
                         assert!(body.contains(at_once), "{arch} {name} has no {at_once}");
                     }
                     assert!(!body.contains("fence"), "{arch} {name} has a fence, which packets do without");

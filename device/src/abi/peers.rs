@@ -49,12 +49,13 @@ pub const PACKET_BYTES: usize = super::VECTOR_BYTES;
 /// them an area of [`common_packets`](Self::common_packets) packets, each of which has a writer of its own.
 ///
 /// A word of 8 bytes of a packet of elements is [`EMPTY`](super::EMPTY) until its elements arrive, so that a reader that finds another word
-/// has them. Its last reader empties it. A packet of a number has the flag of its call beside each half, so that a reader that finds the flag has
-/// the half too (the protocol that NCCL calls LL). Flags are odd numbers that differ from call to call; all ranks' calls have the same number.
-/// In every call a rank also clears [`PEER_THREADS`](super::PEER_THREADS) of the packets that some calls do not write, in turn, so that
-/// no flag is ever as old as the 2³¹ calls after which numbers repeat.
+/// has them. Its last reader empties it. A packet of a number has the flag of its call beside each half, so that a reader that finds the
+/// flag has the half too (the protocol that NCCL calls LL). Flags are odd numbers that differ from call to call; all ranks' calls have the
+/// same number.
 ///
-/// All bytes are [`EMPTY_BYTE`](super::EMPTY_BYTE) before the first call.
+/// All bytes are [`EMPTY_BYTE`](super::EMPTY_BYTE) before the first call: as a flag, that of the last call before numbers repeat, after 2³¹
+/// calls. No packet of a number is as old then: every call writes all of its parity but the sums of Adasum's exact path, of which a rank
+/// clears [`PEER_THREADS`](super::PEER_THREADS) in every call, in turn.
 ///
 /// Two u32 of the rank follow in memory, which its kernels count: the completed calls, and the blocks of the call under way that have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -89,20 +89,27 @@ fn lens(context: &Context, comm: &NcclCommunicator, format: Format, op: ReduceOp
     checks.finish();
 }
 
-/// Elements all of whose bits are set, as those of a mailbox before a packet arrives. They are not a number, and neither are their sums.
+/// Elements all of whose bits are set, as those of a mailbox before a packet arrives, and signalling ones, whose quiet form has all bits set.
+/// They are not a number, and neither are their sums.
 fn all_bits_set(context: &Context, comm: &NcclCommunicator) {
     const LEN: usize = 4097;
     // Whole packets of every format, and parts of them.
-    let is_set = |index: usize| index % 64 < 35;
+    let (is_set, is_signalling) = (|index: usize| index % 64 < 35, |index: usize| (35..51).contains(&(index % 64)));
     let sum = context.world_size as f64;
     let mut checks = Checks::new(comm);
     for format in Format::ALL {
         let bits = |value: &f64| if value.is_nan() { f64::NAN.to_bits() } else { value.to_bits() };
-        let expected: Vec<u64> = (0..LEN).map(|index| bits(&if is_set(index) { f64::NAN } else { sum })).collect();
+        let expected: Vec<u64> =
+            (0..LEN).map(|index| bits(&if is_set(index) || is_signalling(index) { f64::NAN } else { sum })).collect();
         for sender in 0..context.world_size {
             let set = u64::MAX >> (64 - 8 * dtype(format).size_bytes());
+            let signalling = set & !(1 << (format.precision() - 2));
             let one = Array::new(format, &[1.0]).patterns()[0];
-            let own = (0..LEN).map(|index| if is_set(index) && context.rank == sender { set } else { one });
+            let own = (0..LEN).map(|index| match context.rank == sender {
+                true if is_set(index) => set,
+                true if is_signalling(index) => signalling,
+                _ => one,
+            });
             let mut place = Placed::new(&context.queue, &Array::from_patterns(format, own), 0);
             comm.all_reduce(place.slice_mut(), ReduceOp::Sum).unwrap();
             let found = place.read(comm).values().iter().map(bits).collect();

@@ -48,8 +48,8 @@
 //! # Small sums
 //!
 //! Between two to eight ranks of one machine whose kernels can access each other's memory, an all-reduce (`Sum` or `Mean`, scaled or not)
-//! of a small tensor is one launch of this crate's kernels, which send packets of data and flags to the mailboxes of their peers, without
-//! any work of the host. That takes a third to two thirds of NCCL's time ([performance](crate::docs::performance)), also in a recorded
+//! of a small tensor is one launch of this crate's kernels, which send packets to the mailboxes of their peers, without any work of the
+//! host. That takes a quarter to three quarters of NCCL's time ([performance](crate::docs::performance)), also in a recorded
 //! graph. The sum is that of [`OrderedAllReduce`](crate::ops::OrderedAllReduce): in rank order, in `f64`, times the factors, rounded once.
 //!
 //! Up to a threshold every rank sends all data to all others (one shot: half a round trip); above it each rank sums up one window, and

@@ -4,7 +4,6 @@
 use gradsync::GradientBuffer;
 use gradsync::comm::Communicator;
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::driver::DeviceBuffer;
 use gradsync::kernels::cuda::cast;
 use gradsync::memory::Cuda;
 use gradsync::ops::Adasum;
@@ -31,7 +30,7 @@ pub(super) fn run(context: &Context, report: &mut Report) {
         }
     };
     report.case("queued", || each(1, queued));
-    report.case("two inputs in turn, queued", || each(2, in_turn));
+    report.case("three inputs in turn, queued", || each(2, in_turn));
 }
 
 /// Three reductions: of one buffer, of another buffer with the same tensors, and of the first one's result.
@@ -67,16 +66,21 @@ fn queued(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
     checks.finish();
 }
 
-/// Many reductions of two inputs in turn, with only kernels between them. A kernel that reads too early, or whose input is overwritten too
-/// early, would use the other input's numbers.
+/// Many reductions of three inputs in turn, with only kernels between them. A kernel that reads too early, or whose input is overwritten too
+/// early, would use another input's numbers. Packets share memory with those of the last call but one, which had another input, too. Nearly
+/// opposite vectors and short ones of `f64` take the exact path.
 fn in_turn(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
     const RUNS: usize = 200;
     let runner = cases.runner;
-    for shapes in [&SHAPES[..], &[&[4099]]] {
-        let case = |seed| {
-            Case::of(Kind::Random, Format::F32, cases.world_size(), shapes, seed).with(algorithm, Granularity::Tensor)
-        };
-        let inputs = [23, 24].map(|seed| runner.buffer(&case(seed)));
+    let of_kinds: [(Format, Kind, &[&[usize]]); 4] = [
+        (Format::F32, Kind::Random, &SHAPES),
+        (Format::F32, Kind::Random, &[&[4099]]),
+        (Format::F32, Kind::NearlyOpposite(1e-6), &[&[4099]]),
+        (Format::F64, Kind::Random, &[&[40], &[4099]]),
+    ];
+    for (format, kind, shapes) in of_kinds {
+        let case = |seed| Case::of(kind, format, cases.world_size(), shapes, seed).with(algorithm, Granularity::Tensor);
+        let inputs = [23, 24, 25].map(|seed| runner.buffer(&case(seed)));
         let mut buffer = runner.buffer(&case(23));
         let mut adasum = runner.way.prepare(comm, &buffer, case(23).options()).unwrap();
         let expected = inputs.each_ref().map(|input| {
@@ -84,22 +88,16 @@ fn in_turn(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
             adasum.all_reduce(&mut buffer).unwrap();
             runner.bits(&case(23), &buffer)
         });
-        let len = buffer.as_slice().len();
-        let mut results: Vec<DeviceBuffer> =
-            (0..RUNS).map(|_| DeviceBuffer::zeroed(runner.queue, buffer.as_slice().dtype(), len).unwrap()).collect();
+        let mut results: Vec<GradientBuffer<Cuda>> = (0..RUNS).map(|_| runner.buffer(&case(23))).collect();
         for (run, result) in results.iter_mut().enumerate() {
-            cast(buffer.as_mut_slice(), inputs[run % 2].as_slice()).unwrap();
+            cast(buffer.as_mut_slice(), inputs[run % inputs.len()].as_slice()).unwrap();
             adasum.all_reduce(&mut buffer).unwrap();
             cast(result.as_mut_slice(), buffer.as_slice()).unwrap();
         }
-        let is_wrong = |run: &usize| {
-            let mut found = vec![0.0f32; len];
-            results[*run].as_slice().copy_to_host((&mut found).into()).unwrap();
-            !found.iter().map(|value| u64::from(value.to_bits())).eq(expected[run % 2].iter().copied())
-        };
+        let is_wrong = |run: &usize| runner.bits(&case(23), &results[*run]) != expected[run % inputs.len()];
         let wrong: Vec<usize> = (0..RUNS).filter(is_wrong).collect();
         let mut checks = Checks::new(comm);
-        let what = format!("{algorithm:?} {:?}, {len} elements", runner.way);
+        let what = format!("{algorithm:?} {:?}, {kind:?} of {format:?}, {shapes:?}", runner.way);
         // The expected results come from reductions with waits; here ranks compare them with each other.
         checks.same_list(format!("{what}: the inputs' results"), expected.concat(), expected.concat());
         checks.own_list(format!("{what}: runs with other bits"), wrong, Vec::new());

@@ -2,16 +2,17 @@
 //! packets of its own elements alone, so that no barrier is needed.
 //!
 //! A packet of elements has no flag beside them: a word of a mailbox is [`EMPTY`] until a peer's elements arrive, and the last reader makes it
-//! so again. [`EMPTY`] stands for elements that are not a number, in whose place ranks send another one. Numbers that several threads read
-//! are sent beside flags instead, which differ from call to call.
+//! so again. As elements [`EMPTY`] is NaN, in whose place ranks send other NaN. Numbers that several threads read are sent beside flags
+//! instead, which differ from call to call.
 //!
 //! In one shot every rank sends all data to all others and adds them up itself: one transfer, fewest steps. In two shots it sends each rank
 //! that rank's window, adds up its own window and sends the result to all: two transfers, but each link carries the data once or twice,
-//! whatever the number of ranks. Both add in rank order in `f64` and round once, like `peer_reduce`, with the same bits.
+//! whatever the number of ranks. Both add in rank order in `f64` and round once, like `peer_reduce`, with the same bits but for NaN.
 //!
-//! A thread first sends all its packets and only then waits, and a slot is written again two calls later, by a peer that has the packets of
-//! the call in between, which this rank sends when it has ended the first. So sends never wait, and a launch of a sum completes as soon as
-//! all blocks of all ranks have been resident.
+//! A thread first sends all its packets and only then waits. A packet's place is written again two calls later, when its writer has ended the
+//! call in between, in which it had packets from its reader, or from a rank that had waited for the reader's. The reader sent these when
+//! it had ended the first call and emptied the place. So sends never wait, and a launch of a sum completes as soon as all blocks of all
+//! ranks have been resident.
 
 mod adasum;
 mod arena;
@@ -29,7 +30,7 @@ use crate::{arch, memory, thread};
 /// The elements of a packet.
 type Data = [u64; 2];
 
-/// The same elements, but for words that a mailbox has before they arrive: another pair, or another four, of elements that are not a number.
+/// Replaces each word that is [`EMPTY`], which is NaN in every dtype, by other NaN: a reader takes it for one that has not arrived.
 #[inline(always)]
 fn sendable(data: Data) -> Data {
     const NOT_A_NUMBER: u64 = 0x7fff_7fff_7fff_7fff;
@@ -82,7 +83,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The flag of this call's packets, in the upper half of a word. Cleared packets have an even one.
+    /// The flag of this call's numbers, in the upper half of a word. Cleared packets have an even one.
     #[inline(always)]
     fn flag(self) -> u64 {
         ((self.number << 1 | 1) as u64) << 32

@@ -52,10 +52,10 @@ impl AdasumMemory for Cuda {
 /// kernels may write to this rank's memory after it has dropped the buffer or this object: the memory stays occupied until every rank has
 /// dropped its own.
 ///
-/// Small arenas are reduced by packets of data and flags, in one launch that waits for no barrier: in one shot every rank's vector is sent
+/// Small arenas are reduced by packets, in one launch that waits for no barrier: in one shot every rank's vector is sent
 /// to all others, and each rank computes the whole result; in two shots each rank is sent its shard of all vectors, and sends its shard of
-/// the result. The bits are the same. Mailboxes have four times the size of all ranks' vectors in one shot, in two shots eight times the
-/// arena's; the exact path ([`AdasumReport::recomputed`](crate::ops::AdasumReport::recomputed)) needs the other ranks' vectors as workspace.
+/// the result. The bits are the same, but for those of NaN. Mailboxes have twice the size of all ranks' vectors in one shot, in two shots four
+/// times the arena's; the exact path ([`AdasumReport::recomputed`](crate::ops::AdasumReport::recomputed)) needs the other ranks' vectors as workspace.
 ///
 /// Elsewhere [`Algorithm::Gram`](crate::ops::Algorithm::Gram) exchanges the vectors once, computes partial Gram matrices of every layer on
 /// each rank's shard, adds them in one small all-reduce, computes the same weights on every rank, and gathers the shards of the result, for

@@ -23,8 +23,8 @@ pub(super) struct Thresholds {
 
 impl Thresholds {
     /// The sizes up to which packets were faster than the other kernels over peers' memory, and one shot faster than two: in graphs, on two
-    /// H100 with NVLink, and with two to eight ranks on one, where the other kernels have few places for their blocks. Three and four
-    /// GPUs were measured when packets had a flag beside each word: 2 MiB was the limit then, of packets that took twice the bytes.
+    /// H100 with NVLink, and with two to eight ranks on one, where the other kernels have few places for their blocks. On three and
+    /// four GPUs 2 MiB was the limit when packets took twice the bytes; 4 MiB has not been measured there.
     pub(super) fn measured(comm: &dyn Communicator<Cuda>) -> Self {
         let shares_gpus = comm.sharing().is_some_and(|peers| peers.shares_gpus());
         let (most_bytes, one_shot_bytes) = match (comm.world_size(), shares_gpus) {
