@@ -460,7 +460,10 @@ pub const PEER_ENTRIES: [[Entry; 4]; 18] = [
     // (mailboxes, packet arena, elements, weights, cancelled, short, vectors, len, trees, blocks): the elements become their Adasum;
     // weights[layer][rank]; cancelled and short are a u32 per layer; kernels with an exact path need memory for the other ranks' vectors, of
     // `len` elements, and a [`packet_tree`] for each block
-    dtypes_of!("packet_adasum", "_p2", LaunchBounds::packet_adasum(2, 4), PACKET_ADASUM),
+    with_f64_bounds(
+        dtypes_of!("packet_adasum", "_p2", LaunchBounds::packet_adasum(2, 4), PACKET_ADASUM),
+        LaunchBounds::packet_adasum(2, 8),
+    ),
     with_f64_bounds(
         dtypes_of!("packet_adasum", "_p4", LaunchBounds::packet_adasum(4, 4), PACKET_ADASUM),
         LaunchBounds::packet_adasum(4, 8),
