@@ -110,7 +110,7 @@ fn streaming_kernels_move_16_bytes_at_once() {
                     continue;
                 }
                 "dots" | "gram" | "gram_cross" | "squared_norms" | "all_finite" | "sweep" => (true, false),
-                // Packets are written and read at once, with an order that holds on every GPU; so are their elements.
+                // Packets are written and read at once, with an order that holds on every GPU; elements move 16 bytes at once too.
                 "one_shot" | "packet_adasum" | "two_shot" => {
                     for packet in ["ld.relaxed.sys.global.v2.b64", "st.relaxed.sys.global.v2.b64"] {
                         assert!(body.contains(packet), "{arch} {name} has no {packet}");

@@ -121,10 +121,13 @@ fn nodes<V: Copy, const W: usize, const MOST: usize>(
     values
 }
 
+/// The zero that keeps the sign of a zero added to it.
+const ZERO: f64 = -0.0;
+
 /// One element's weighted sum, in rank order.
 #[inline(always)]
 fn weighted<T: Element, const W: usize>(values: [T; W], weights: [f64; W], count: usize) -> f64 {
-    let mut total = -0.0; // the zero that keeps the sign of a zero added to it
+    let mut total = ZERO;
     let mut rank = 0;
     while rank < W {
         if rank < count {

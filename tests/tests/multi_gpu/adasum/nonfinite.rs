@@ -35,7 +35,7 @@ fn spoiled_layer(cases: &Cases<'_>) {
         for &algorithm in cases.algorithms() {
             let clean = Case::of(Kind::Random, format, world_size, &SHAPES, 2).with(algorithm, Granularity::Tensor);
             let expected = cases.runner.check(&clean, "clean");
-            // The last one in whole packets of every dtype.
+            // The last two in whole packets of every dtype.
             let last = world_size - 1;
             for (bad, len, rank) in
                 [(f64::NAN, 1, 0), (f64::NEG_INFINITY, 1, last), (ALL_BITS, 40, 0), (ALL_BITS, 40, last)]

@@ -20,6 +20,7 @@ mod exact;
 
 use core::sync::atomic::Ordering;
 
+use super::ZERO;
 use crate::abi::{EMPTY, LaunchBounds, Mailboxes, PACKET_BYTES};
 use crate::dialect::atomic::{atomic_fetch_add_u32_device, atomic_load_32_system};
 use crate::half::{BF16, F16};
@@ -353,9 +354,6 @@ impl<T: Element> Tensor<T> {
         }
     }
 }
-
-/// The zero that keeps the sign of a zero added to it.
-const ZERO: f64 = -0.0;
 
 /// The sum of the ranks' elements in rank order, each times its weight; [`sendable`].
 ///
