@@ -75,10 +75,19 @@ impl Case {
         AdasumOptions::default().with_algorithm(self.algorithm).with_granularity(self.granularity)
     }
 
+    /// The names and shapes of the layers.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
+        self.shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.clone()))
+    }
+
+    /// A buffer for the layers, of zeros.
+    pub(crate) fn zeros(&self) -> GradientBuffer {
+        GradientBuffer::new(dtype(self.format), self.world_size(), self.tensors()).unwrap()
+    }
+
     /// The buffer of `rank`, filled with its layers.
     pub(crate) fn buffer(&self, rank: usize) -> GradientBuffer {
-        let tensors = self.shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.clone()));
-        let mut buffer = GradientBuffer::new(dtype(self.format), self.world_size(), tensors).unwrap();
+        let mut buffer = self.zeros();
         for (segment, layer) in buffer.segments().to_vec().into_iter().zip(&self.inputs[rank]) {
             write(buffer.as_mut_slice(), segment.start, layer);
         }

@@ -70,11 +70,14 @@ pub(super) struct Runner<'c> {
 }
 
 impl Runner<'_> {
+    /// A buffer for a case's tensors, of zeros.
+    pub(super) fn zeros(&self, case: &Case) -> GradientBuffer<Cuda> {
+        GradientBuffer::on_queue(self.queue, dtype(case.format), case.world_size(), case.tensors()).unwrap()
+    }
+
     /// A buffer for a case's tensors, filled with this rank's values.
     pub(super) fn buffer(&self, case: &Case) -> GradientBuffer<Cuda> {
-        let tensors = case.shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.clone()));
-        let (dtype, world_size) = (dtype(case.format), case.world_size());
-        let mut buffer = GradientBuffer::on_queue(self.queue, dtype, world_size, tensors).unwrap();
+        let mut buffer = self.zeros(case);
         buffer.copy_from_host(&case.buffer(self.comm.rank())).unwrap();
         buffer
     }
@@ -82,7 +85,7 @@ impl Runner<'_> {
     /// The bits of the whole arena, after the queue's work.
     pub(super) fn bits(&self, case: &Case, buffer: &GradientBuffer<Cuda>) -> Vec<u64> {
         self.comm.synchronize(self.queue).unwrap();
-        let mut host = case.buffer(self.comm.rank());
+        let mut host = case.zeros();
         buffer.copy_to_host(&mut host).unwrap();
         patterns_of(host.as_slice())
     }

@@ -79,22 +79,24 @@ fn in_turn(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
         (Format::F64, Kind::Random, &[&[40], &[4099]]),
     ];
     for (format, kind, shapes) in of_kinds {
-        let case = |seed| Case::of(kind, format, cases.world_size(), shapes, seed).with(algorithm, Granularity::Tensor);
-        let inputs = [23, 24, 25].map(|seed| runner.buffer(&case(seed)));
-        let mut buffer = runner.buffer(&case(23));
-        let mut adasum = runner.way.prepare(comm, &buffer, case(23).options()).unwrap();
+        let of = |seed| Case::of(kind, format, cases.world_size(), shapes, seed).with(algorithm, Granularity::Tensor);
+        let of_seeds = [23, 24, 25].map(of);
+        let inputs = of_seeds.each_ref().map(|case| runner.buffer(case));
+        let [case, ..] = &of_seeds;
+        let mut buffer = runner.zeros(case);
+        let mut adasum = runner.way.prepare(comm, &buffer, case.options()).unwrap();
         let expected = inputs.each_ref().map(|input| {
             cast(buffer.as_mut_slice(), input.as_slice()).unwrap();
             adasum.all_reduce(&mut buffer).unwrap();
-            runner.bits(&case(23), &buffer)
+            runner.bits(case, &buffer)
         });
-        let mut results: Vec<GradientBuffer<Cuda>> = (0..RUNS).map(|_| runner.buffer(&case(23))).collect();
+        let mut results: Vec<GradientBuffer<Cuda>> = (0..RUNS).map(|_| runner.zeros(case)).collect();
         for (run, result) in results.iter_mut().enumerate() {
             cast(buffer.as_mut_slice(), inputs[run % inputs.len()].as_slice()).unwrap();
             adasum.all_reduce(&mut buffer).unwrap();
             cast(result.as_mut_slice(), buffer.as_slice()).unwrap();
         }
-        let is_wrong = |run: &usize| runner.bits(&case(23), &results[*run]) != expected[run % inputs.len()];
+        let is_wrong = |run: &usize| runner.bits(case, &results[*run]) != expected[run % inputs.len()];
         let wrong: Vec<usize> = (0..RUNS).filter(is_wrong).collect();
         let mut checks = Checks::new(comm);
         let what = format!("{algorithm:?} {:?}, {kind:?} of {format:?}, {shapes:?}", runner.way);
