@@ -133,10 +133,10 @@ pub struct PacketArena {
     pub chunk_count: u64,
     /// Number of layers.
     pub layer_count: u64,
-    /// The first of the chunks that this rank reduces.
-    pub first: u64,
-    /// The chunk behind the last of them.
-    pub end: u64,
+    /// The first chunk that each rank reduces in two shots, and behind the last rank's the number of chunks.
+    pub firsts: [u64; MOST_PEERS + 1],
+    /// The largest number of chunks that a rank reduces.
+    pub most_reduced: u64,
     /// Elements of a rank's window in two shots, 0 in one shot.
     pub window_len: u64,
     /// The first packet of the products in the common area.
@@ -156,8 +156,8 @@ pub struct PacketArena {
 
 impl PacketArena {
     /// The parts of the common area for these numbers of chunks and layers, for kernels of this width over elements of a dtype, in arenas of
-    /// `bytes` bytes that are reduced in two shots if they have windows of `window_len` elements. The rank's chunks, the teams and the
-    /// largest number of chunks of a layer remain 0, for the caller to set.
+    /// `bytes` bytes that are reduced in two shots if they have windows of `window_len` elements. The ranks' chunks, the teams and
+    /// the largest number of chunks of a layer remain 0, for the caller to set.
     pub const fn of(
         (chunks, layers): (usize, usize),
         width: usize,
@@ -174,8 +174,8 @@ impl PacketArena {
         Self {
             chunk_count: chunks as u64,
             layer_count: layers as u64,
-            first: 0,
-            end: 0,
+            firsts: [0; MOST_PEERS + 1],
+            most_reduced: 0,
             window_len: window_len as u64,
             products: products as u64,
             weights: weights as u64,

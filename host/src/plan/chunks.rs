@@ -12,12 +12,13 @@ pub const LONGEST_CHUNK: usize = 1 << 16;
 /// The length of the chunks of a tensor of `len` elements, a power of two; the last of them may be shorter.
 ///
 /// Longer chunks have less overhead and leave fewer sums, each of which is sent if several ranks divide the tensor; shorter ones divide
-/// small tensors among more ranks and thread blocks. Tensors of 8,192 elements and more have at least 9 chunks, of 131,072 and more at least
+/// small tensors among more ranks and thread blocks. Tensors of 8,192 elements and more have at least 16 chunks, of 131,072 and more at least
 /// 64, and up to 2²⁹ elements at most 8,192.
 pub const fn chunk_len(len: usize) -> usize {
     match len {
         0..=0x4000 => 512,
-        0x4001..=0x4_0000 => 2048,
+        0x4001..=0x8000 => 1024,
+        0x8001..=0x4_0000 => 2048,
         0x4_0001..=0x10_0000 => 4096,
         0x10_0001..=0x400_0000 => 8192,
         0x400_0001..=0x2000_0000 => len.div_ceil(8192).next_power_of_two(),
@@ -133,7 +134,7 @@ mod tests {
 
     #[test]
     fn chunks_follow_from_the_tensor() {
-        let limits = [(0x4000, 512), (0x4_0000, 2048), (0x10_0000, 4096), (0x400_0000, 8192)];
+        let limits = [(0x4000, 512), (0x8000, 1024), (0x4_0000, 2048), (0x10_0000, 4096), (0x400_0000, 8192)];
         let behind = limits.windows(2).map(|pair| (pair[0].0 + 1, pair[1].1));
         for (len, expected) in behind.chain(limits).chain([(0, 512), (512, 512), (0x400_0001, 16_384)]) {
             assert_eq!(chunk_len(len), expected, "{len} elements");

@@ -28,8 +28,8 @@ impl Thresholds {
         const HOPPER: i32 = 9;
         let (most_bytes, one_shot_bytes) = match world_size {
             2 => (8 << 20, 2 << 20),
-            3 | 4 => (4 << 20, 256 << 10),
-            _ => (4 << 20, 128 << 10),
+            3 | 4 => (8 << 20, 256 << 10),
+            _ => (8 << 20, 128 << 10),
         };
         let most_bytes = if generation == HOPPER { most_bytes } else { 256 << 10 };
         Self { most_bytes, one_shot_bytes }

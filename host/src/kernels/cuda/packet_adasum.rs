@@ -2,6 +2,8 @@
 //!
 //! This module only launches kernels; the operation knows the peers.
 
+use std::array::from_fn;
+
 use gradsync_device::abi::{
     PACKET_BYTES, PacketArena, PacketChunk, PacketLayer, THREADS, packet_adasum_threads, packet_tree,
 };
@@ -30,14 +32,8 @@ pub(crate) struct PacketPlan {
 }
 
 impl PacketPlan {
-    /// The plan of `rank` for an arena with these layers that consists of a shard for each rank. In two shots each rank reduces its shard.
-    pub(crate) fn new(
-        layers: &DividedLayers,
-        dtype: DType,
-        (rank, world_size): (usize, usize),
-        shard_len: usize,
-        shots: Shots,
-    ) -> Self {
+    /// The plan for an arena with these layers that consists of a shard for each rank. In two shots each rank reduces its shard.
+    pub(crate) fn new(layers: &DividedLayers, dtype: DType, world_size: usize, shard_len: usize, shots: Shots) -> Self {
         let arena_len = shard_len * world_size;
         let window_len = if shots == Shots::One { 0 } else { shard_len };
         let short = |number: usize| u32::try_from(number).expect("small arenas have less than 2^32 elements");
@@ -56,18 +52,12 @@ impl PacketPlan {
             of_layer: table[chunk.layer],
         };
         let chunks: Vec<PacketChunk> = found.iter().map(packet_chunk).collect();
-        let (first, end) = match shots {
-            Shots::One => (0, chunks.len()),
-            Shots::Two => {
-                let place = |rank: usize| chunks.partition_point(|chunk| (chunk.owner as usize) < rank);
-                (place(rank), place(rank + 1))
-            }
-        };
+        let firsts = from_fn(|rank| chunks.partition_point(|chunk| (chunk.owner as usize) < rank) as u64);
         let counts = (chunks.len(), layers.layers());
         let bytes = arena_len * dtype.size_bytes();
         let arena = PacketArena {
-            first: first as u64,
-            end: end as u64,
+            firsts,
+            most_reduced: firsts.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0),
             team_log2: team_log2(&chunks, dtype, world_size).into(),
             most_chunks: table.iter().map(|layer| u64::from(layer.chunks)).max().unwrap_or(0),
             ..PacketArena::of(counts, width(world_size), dtype, bytes, window_len)
@@ -97,8 +87,9 @@ impl PacketPlan {
     /// The arena and its tables in the layout that the kernel reads.
     fn words(&self) -> Vec<u64> {
         let arena = &self.arena;
-        let counts = [arena.chunk_count, arena.layer_count, arena.first, arena.end, arena.window_len];
-        let parts = [arena.products, arena.weights, arena.exact_sums, arena.end_of_area];
+        let counts = [arena.chunk_count, arena.layer_count];
+        let parts =
+            [arena.most_reduced, arena.window_len, arena.products, arena.weights, arena.exact_sums, arena.end_of_area];
         let rest = [arena.team_log2, arena.most_chunks];
         let of_chunk = |chunk: &PacketChunk| {
             let PacketLayer { first, chunks } = chunk.of_layer;
@@ -106,7 +97,7 @@ impl PacketPlan {
         };
         let of_layer = |layer: &PacketLayer| pair(layer.first, layer.chunks);
         let tables = self.chunks.iter().flat_map(of_chunk).chain(self.layers.iter().map(of_layer));
-        counts.into_iter().chain(parts).chain(rest).chain(tables).collect()
+        counts.into_iter().chain(arena.firsts).chain(parts).chain(rest).chain(tables).collect()
     }
 
     /// The number of threads of each of so many blocks: enough for its chunks, as far as possible, and at least [`THREADS`], which the exact
@@ -255,31 +246,30 @@ mod tests {
         ) {
             let Layout { segments, shard_len } = Layout::new(dtype, world_size, &lens).unwrap();
             let layers = DividedLayers::new(&segments, if whole { 1 } else { lens.len() }, 0);
-            let plan = |rank, shots| PacketPlan::new(&layers, dtype, (rank, world_size), shard_len, shots);
+            let plan = |shots| PacketPlan::new(&layers, dtype, world_size, shard_len, shots);
+            let PacketPlan { arena, chunks, layers, .. } = plan(Shots::Two);
             let mut next = 0;
             for rank in 0..world_size {
-                let PacketPlan { arena, chunks, layers, .. } = plan(rank, Shots::Two);
-                prop_assert_eq!(arena.first, next);
-                next = arena.end;
-                let own = &chunks[arena.first as usize..arena.end as usize];
+                prop_assert_eq!(arena.firsts[rank], next);
+                next = arena.firsts[rank + 1];
+                let own = &chunks[arena.firsts[rank] as usize..next as usize];
                 for chunk in own {
                     prop_assert_eq!(chunk.owner as usize, rank);
                     let (begin, window) = (chunk.begin as usize, rank * shard_len..(rank + 1) * shard_len);
                     prop_assert!(window.start <= begin && begin + chunk.len as usize <= window.end);
                     prop_assert_eq!(begin * dtype.size_bytes() % 16, 0, "kernels move whole packets");
                 }
-                let of_layers: u32 = layers.iter().map(|layer| layer.chunks).sum();
-                prop_assert_eq!(of_layers as usize, chunks.len());
-                for (number, layer) in layers.iter().enumerate() {
-                    let own = &chunks[layer.first as usize..(layer.first + layer.chunks) as usize];
-                    prop_assert!(own.iter().all(|chunk| chunk.layer as usize == number));
-                }
-                let one = plan(rank, Shots::One);
-                prop_assert_eq!((one.arena.first, one.arena.end), (0, chunks.len() as u64));
-                prop_assert!(one.chunks.iter().all(|chunk| chunk.owner == 0));
             }
-            let total: usize = plan(0, Shots::One).chunks.iter().map(|chunk| chunk.len as usize).sum();
-            prop_assert_eq!((next as usize, total), (plan(0, Shots::One).chunks.len(), lens.iter().sum()));
+            let of_layers: u32 = layers.iter().map(|layer| layer.chunks).sum();
+            prop_assert_eq!(of_layers as usize, chunks.len());
+            for (number, layer) in layers.iter().enumerate() {
+                let own = &chunks[layer.first as usize..(layer.first + layer.chunks) as usize];
+                prop_assert!(own.iter().all(|chunk| chunk.layer as usize == number));
+            }
+            let one = plan(Shots::One);
+            prop_assert!(one.chunks.iter().all(|chunk| chunk.owner == 0));
+            let total: usize = one.chunks.iter().map(|chunk| chunk.len as usize).sum();
+            prop_assert_eq!((next as usize, total), (one.chunks.len(), lens.iter().sum()));
         }
 
         #[test]
@@ -289,7 +279,7 @@ mod tests {
         ) {
             let Layout { segments, shard_len } = Layout::new(dtype, world_size, &lens).unwrap();
             let layers = DividedLayers::new(&segments, lens.len(), 0);
-            let plan = PacketPlan::new(&layers, dtype, (0, world_size), shard_len, Shots::One);
+            let plan = PacketPlan::new(&layers, dtype, world_size, shard_len, Shots::One);
             let (most, team) = (most_threads(dtype, world_size), 1 << plan.arena.team_log2);
             let packets = |chunk: &PacketChunk| (chunk.len as usize * dtype.size_bytes()).div_ceil(PACKET_BYTES);
             let longest = plan.chunks.iter().map(packets).max().unwrap();
@@ -326,15 +316,15 @@ mod tests {
         let arena = PacketArena {
             chunk_count: 0,
             layer_count: 1,
-            first: 2,
-            end: 3,
-            window_len: 4,
-            products: 5,
-            weights: 6,
-            exact_sums: 7,
-            end_of_area: 8,
-            team_log2: 9,
-            most_chunks: 10,
+            firsts: from_fn(|rank| 2 + rank as u64),
+            most_reduced: 11,
+            window_len: 12,
+            products: 13,
+            weights: 14,
+            exact_sums: 15,
+            end_of_area: 16,
+            team_log2: 17,
+            most_chunks: 18,
         };
         let chunk = PacketChunk { begin: 1, len: 2, owner: 3, layer: 4, of_layer: PacketLayer { first: 5, chunks: 6 } };
         let plan = PacketPlan {
@@ -347,15 +337,16 @@ mod tests {
             arena,
         };
         let words = plan.words();
-        assert!(words[..11].iter().copied().eq(0..11));
-        assert_eq!(size_of::<PacketArena>(), 11 * 8);
+        assert!(words[..19].iter().copied().eq(0..19));
+        assert_eq!(size_of::<PacketArena>(), 19 * 8);
         macro_rules! assert_fields {
             ($($field:ident)*) => {
                 $(assert_eq!(offset_of!(PacketArena, $field) as u64, arena.$field * 8, stringify!($field));)*
             };
         }
-        assert_fields!(chunk_count layer_count first end window_len products weights exact_sums end_of_area team_log2 most_chunks);
-        assert_eq!(bytemuck::cast_slice::<u64, u32>(&words[11..]), [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(offset_of!(PacketArena, firsts), 2 * 8);
+        assert_fields!(chunk_count layer_count most_reduced window_len products weights exact_sums end_of_area team_log2 most_chunks);
+        assert_eq!(bytemuck::cast_slice::<u64, u32>(&words[19..]), [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!([size_of::<PacketChunk>(), size_of::<PacketLayer>()], [24, 8]);
         assert_eq!(
             [offset_of!(PacketChunk, len), offset_of!(PacketChunk, owner), offset_of!(PacketChunk, layer)],

@@ -43,27 +43,20 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// The launch's contract.
     #[inline(always)]
     unsafe fn send(self) {
-        let (teams, chunk_count) = (self.teams(), self.plan.in_memory().chunk_count as u32);
-        let mut number = Self::block() + teams.team() * self.blocks;
-        // SAFETY: chunks of the table.
+        // SAFETY: packets of chunks.
         unsafe {
-            while number < chunk_count {
-                let chunk = self.chunk(number);
-                let (mut place, packets) = (teams.thread(), self.own(chunk).packets());
-                if self.is_divided() && chunk.owner == self.call.rank {
-                    place = packets;
-                }
-                while place < packets {
+            self.for_chunks_of_peers(|chunk, owner| {
+                let mut place = self.teams().thread();
+                while place < self.own(chunk).packets() {
                     let (packet, data) = (self.first_packet(chunk) + place, self.own(chunk).read(place));
                     if self.is_divided() {
-                        self.call.send(chunk.owner as usize, packet, data);
+                        self.call.send(owner as usize, packet, data);
                     } else {
                         self.call.send_to_all::<W>(packet, data);
                     }
                     place += Self::MOST_THREADS;
                 }
-                number += teams.count() * self.blocks;
-            }
+            });
         }
     }
 
@@ -75,19 +68,19 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     #[inline(always)]
     unsafe fn multiply<const M: usize>(self) {
         let teams = self.multiplying_teams();
-        let mut number = self.plan.in_memory().first as u32 + Self::block();
+        let mut number = self.first();
         // SAFETY: chunks of the table, below the end.
         unsafe {
-            while number < self.plan.end {
+            while number < self.end {
                 let own = number + teams.team() * self.blocks;
-                let is_there = own < self.plan.end;
+                let is_there = own < self.end;
                 let chunk = if is_there { self.chunk(own) } else { PacketChunk::default() };
                 let sums = self.products_over::<M>(chunk);
                 // Other threads may still read the block's shared memory for the preceding chunks.
                 thread::sync_threads();
                 reduce::team_sum::<K>((Self::MOST_WARPS, teams.log2), sums, |product, sum| {
                     let own = number + teams.team() * self.blocks;
-                    if own < self.plan.end {
+                    if own < self.end {
                         self.publish(self.product_of(own, product as u32), sum.to_bits(), true);
                     }
                 });
@@ -143,10 +136,10 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     where
         T: Exact<Sums = [f64; C]>,
     {
-        let (teams, mut begin) = (self.teams(), self.plan.in_memory().first as u32 + Self::block());
+        let (teams, mut begin) = (self.teams(), self.first());
         // SAFETY: chunks of the table, below the end; every thread of the block has the same cancelled layers.
         unsafe {
-            while begin < self.plan.end {
+            while begin < self.end {
                 self.find_weights(begin, results);
                 thread::sync_threads();
                 let mut place = teams.team();
@@ -190,14 +183,14 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// Whether a chunk of this block is the block's first one of its layer.
     #[inline(always)]
     fn is_first_of_layer(self, number: u32, layer: PacketLayer) -> bool {
-        number < layer.first + self.blocks || number < self.plan.in_memory().first as u32 + self.blocks
+        number < layer.first + self.blocks || number == self.first()
     }
 
     /// A chunk of a batch, if there is one: the chunks of this block from `begin` on.
     #[inline(always)]
     fn chunk_of_batch(self, begin: u32, place: u32) -> Option<u32> {
         let number = begin + place * self.blocks;
-        (number < self.plan.end).then_some(number)
+        (number < self.end).then_some(number)
     }
 
     /// A chunk of a batch, if the preceding chunk of the batch belongs to another layer.
@@ -217,7 +210,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         // SAFETY: a chunk of the table.
         let PacketLayer { first, chunks } = unsafe { self.chunk(begin) }.of_layer;
         let last = begin + (Self::BATCH - 1) * self.blocks;
-        if first + chunks >= self.plan.end || first + chunks > last { 1 } else { Self::BATCH }
+        if first + chunks >= self.end || first + chunks > last { 1 } else { Self::BATCH }
     }
 
     /// Computes the weights of the layers of a batch of chunks in shared memory. The block with the first chunk of a layer that has not
@@ -294,15 +287,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     unsafe fn receive_results(self, results: Results) {
         // SAFETY: the launch provides memory for every layer; chunks of the table.
         unsafe {
-            let (teams, chunk_count) = (self.teams(), self.plan.in_memory().chunk_count as u32);
-            let mut number = Self::block() + teams.team() * self.blocks;
-            while number < chunk_count {
-                let chunk = self.chunk(number);
-                if chunk.owner != self.call.rank {
-                    self.receive_chunk(chunk);
-                }
-                number += teams.count() * self.blocks;
-            }
+            self.for_chunks_of_peers(|chunk, _| self.receive_chunk(chunk));
             let (width, layer_count) = (W as u32 + 1, self.plan.in_memory().layer_count as u32);
             let mut item = Self::block() * Self::threads() + thread::thread_idx_x() as u32;
             while item < layer_count * width {

@@ -19,15 +19,14 @@ pub(super) struct Arena<'a, T, const W: usize, const E: usize, const K: usize> {
     pub(super) plan: Plan,
     pub(super) elements: *mut T,
     pub(super) blocks: u32,
-    /// The address of the common area of this rank's mailbox.
-    common: u64,
+    /// The chunk behind the last one that this rank reduces.
+    pub(super) end: u32,
 }
 
 /// A [`PacketArena`]: in registers as far as the whole kernel uses it.
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
     arena: *const PacketArena,
-    pub(super) end: u32,
     window_len: u32,
     products: u32,
     team_log2: u32,
@@ -42,7 +41,6 @@ impl Plan {
         let plan = unsafe { *arena };
         Self {
             arena,
-            end: plan.end as u32,
             window_len: plan.window_len as u32,
             products: plan.products as u32,
             team_log2: plan.team_log2 as u32,
@@ -181,8 +179,58 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         const { assert!(K * Self::MOST_WARPS <= SHARED_SLOTS && T::COUNT * Self::MOST_WARPS <= SHARED_SLOTS) };
         // SAFETY: the launch provides the plan, and the tables behind it.
         unsafe {
-            let common = *call.group.mailboxes.get_unchecked(call.rank as usize) + call.common as u64;
-            Self { call, plan: Plan::of(plan), elements, blocks: blocks as u32, common }
+            let arena = Self { call, plan: Plan::of(plan), elements, blocks: blocks as u32, end: 0 };
+            let (_, end) = arena.reduced_by(call.rank);
+            Self { end, ..arena }
+        }
+    }
+
+    /// The chunks that a rank reduces, as a beginning and an end.
+    ///
+    /// # Safety
+    /// There is such a rank.
+    #[inline(always)]
+    unsafe fn reduced_by(self, rank: u32) -> (u32, u32) {
+        let arena = self.plan.in_memory();
+        if !self.is_divided() {
+            return (0, arena.chunk_count as u32);
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            (*arena.firsts.get_unchecked(rank as usize) as u32, *arena.firsts.get_unchecked(rank as usize + 1) as u32)
+        }
+    }
+
+    /// This block's first chunk among those that this rank reduces. The others are a number of blocks apart, up to `end`.
+    #[inline(always)]
+    pub(super) fn first(self) -> u32 {
+        // SAFETY: this rank is a rank.
+        unsafe { self.reduced_by(self.call.rank) }.0 + Self::block()
+    }
+
+    /// Calls `process` for each chunk that peers reduce, or once for each chunk in one shot, as far as it is this team's, with its owner. The
+    /// order is that in which each peer's blocks process its chunks, and begins with the next rank, so that no rank is the destination
+    /// of all others at a time.
+    ///
+    /// # Safety
+    /// The launch's contract.
+    #[inline(always)]
+    pub(super) unsafe fn for_chunks_of_peers(self, process: impl Fn(PacketChunk, u32)) {
+        let (teams, most_reduced) = (self.teams(), self.plan.in_memory().most_reduced as u32);
+        // Never 0, which the compiler does not know: a check of divisions would compile a panic into the kernel.
+        let peers = if W == 2 || !self.is_divided() { 1 } else { (self.call.ranks - 1).max(1) };
+        let mut item = Self::block() + teams.team() * self.blocks;
+        while item < most_reduced * peers {
+            let owner = self.call.rank + 1 + item % peers;
+            let owner = if owner < self.call.ranks { owner } else { owner - self.call.ranks };
+            // SAFETY: chunks of the table.
+            unsafe {
+                let (first, end) = self.reduced_by(owner);
+                if first + item / peers < end {
+                    process(self.chunk(first + item / peers), owner);
+                }
+            }
+            item += teams.count() * self.blocks;
         }
     }
 
@@ -285,10 +333,10 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         self.plan.in_memory().weights as u32 + layer * (W as u32 + 1) + number as u32
     }
 
-    /// The address of a packet of the common area.
+    /// The address of a packet of the common area, which is behind the slots of all ranks.
     #[inline(always)]
     fn common(self, index: u32) -> u64 {
-        self.common + (index * PACKET_BYTES as u32) as u64
+        self.call.received(self.call.ranks as usize, index)
     }
 
     /// The address of the packet of the peer at `place`, of `W`, if there is such a packet and peer. The peer of two ranks is at place 0, so

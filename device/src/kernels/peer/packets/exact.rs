@@ -53,7 +53,7 @@ where
         // SAFETY: the caller's promise.
         unsafe {
             let PacketChunk { layer: number, of_layer: layer, .. } = arena.chunk(first);
-            let (end, end_of_layer) = (arena.plan.end, layer.first + layer.chunks);
+            let (end, end_of_layer) = (arena.end, layer.first + layer.chunks);
             let end = if end_of_layer < end { end_of_layer } else { end };
             let table = memory.trees.add(thread::block_idx_x() as usize * packet_tree(arena.ranks()));
             let row = table.add(arena.ranks()).cast();

@@ -78,7 +78,8 @@ impl<'a> Call<'a> {
                 ranks: group.world_size as u32,
                 received: *group.mailboxes.get_unchecked(group.rank as usize) + group.slot(parity, 0),
                 sent: group.slot(parity, group.rank) as u32,
-                common: group.slot(parity, group.world_size) as u32,
+                // One number in one register, instead of the factors of a product.
+                common: arch::opaque(group.slot(parity, group.world_size) as u32),
                 slot_bytes: group.slot_packets as u32 * PACKET_BYTES as u32,
             }
         }
