@@ -47,12 +47,6 @@ pub unsafe trait PeerMemory {
     /// The errors of a collective.
     fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>>;
 
-    /// Whether some of the ranks share a GPU; equal on all ranks. The blocks of kernels that wait for each other share its multiprocessors
-    /// then.
-    fn shares_gpus(&self) -> bool {
-        false
-    }
-
     /// Runs `launch`, which enqueues kernels that synchronise with the kernels of the other ranks, as one collective operation of this
     /// communicator: it is compared with the other ranks' calls, monitored, and cancelled through the abort flag.
     ///

@@ -21,8 +21,8 @@ pub(super) struct Thresholds {
 }
 
 impl Thresholds {
-    /// The sizes up to which the kernels were faster than NCCL, and one shot faster than two. Measured in graphs, on two H100 with NVLink,
-    /// and for more ranks on one H100 that they share. GPUs of other generations, by the major number of their compute capability, get the
+    /// The sizes up to which the kernels were faster than NCCL, and one shot faster than two. Measured in graphs, on two and four H100 with
+    /// NVLink, and for more ranks on one H100 that they share. GPUs of other generations, by the major number of their compute capability, get the
     /// sizes that were faster by far.
     pub(super) fn measured(generation: i32, world_size: usize) -> Self {
         const HOPPER: i32 = 9;

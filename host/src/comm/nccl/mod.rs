@@ -545,10 +545,6 @@ unsafe impl PeerMemory for NcclCommunicator {
         share::share(&self.session, data)
     }
 
-    fn shares_gpus(&self) -> bool {
-        self.session.neighbours.share_gpus
-    }
-
     fn run_kernels(&self, call: Call, queue: &Queue, launch: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.keep_for_recording(queue)?;
         self.session.admit_kernels(queue, call, false, launch)

@@ -82,8 +82,6 @@ pub(super) struct Neighbours {
     pub(super) ranks_on_device: usize,
     /// The ranks that share the GPU with this rank: these ranks, and the ranks of the communicator that this one was split from.
     pub(super) sharers: Sharers,
-    /// Whether some ranks share a GPU; equal on all of them.
-    pub(super) share_gpus: bool,
     /// Whether all ranks are on one machine; equal on all of them.
     pub(super) on_one_host: bool,
     /// Whether some ranks are threads of one process; equal on all of them.

@@ -125,15 +125,12 @@ fn neighbours(hellos: &[Hello], rank: usize, parent: Sharers) -> Neighbours {
     let of_gpu: Vec<&Hello> = hellos.iter().filter(|other| other.device == hellos[rank].device).collect();
     let is_first = |index: &usize| of_gpu[..*index].iter().all(|other| other.process != of_gpu[*index].process);
     let processes = (0..of_gpu.len()).filter(is_first).count();
-    let share = |equal: fn(&Hello, &Hello) -> bool| {
-        (1..hellos.len()).any(|rank| hellos[..rank].iter().any(|other| equal(other, &hellos[rank])))
-    };
+    let has_companion = |rank: usize| hellos[..rank].iter().any(|other| other.process == hellos[rank].process);
     Neighbours {
         ranks_on_device: of_gpu.len(),
         sharers: Sharers { ranks: of_gpu.len(), processes }.and_of_parent(parent),
-        share_gpus: share(|one, other| one.device == other.device),
         on_one_host: hellos.iter().all(|other| other.host == hellos[0].host),
-        share_process: share(|one, other| one.process == other.process),
+        share_process: (1..hellos.len()).any(has_companion),
     }
 }
 
@@ -424,8 +421,6 @@ mod tests {
         apart.iter_mut().enumerate().for_each(|(rank, hello)| hello.process = [rank as u8; 16]);
         let of = |hellos: &[Hello], rank| neighbours(hellos, rank, Sharers::ONE);
         assert!(!of(&apart, 0).share_process);
-        assert!((0..3).all(|rank| of(&hellos, rank).share_gpus), "on every rank, the one alone on its GPU too");
-        assert!((0..2).all(|rank| !of(&hellos[1..], rank).share_gpus));
         assert_eq!([&hellos, &apart].map(|hellos| of(hellos, 0).sharers.processes), [1, 2]);
         // If a communicator is split into parts with one rank each on a GPU, the ranks still share it.
         let world = of(&apart, 0).sharers;

@@ -31,7 +31,7 @@ impl AdasumMemory for Cuda {
         buffer: &GradientBuffer<Self>,
         options: AdasumOptions,
     ) -> Result<Box<dyn Prepared<Self> + 'c>> {
-        Ok(Box::new(OnDevice::new(comm, buffer, options, Some(Thresholds::measured(comm)))?))
+        Ok(Box::new(OnDevice::new(comm, buffer, options, Some(Thresholds::measured(comm.world_size())))?))
     }
 
     fn prepare_on_nodes<'c>(
@@ -92,7 +92,7 @@ impl<'c> Adasum<'c, Cuda> {
         low_latency_bytes: Option<usize>,
         one_shot_bytes: Option<usize>,
     ) -> Result<Self> {
-        let measured = Thresholds::measured(comm);
+        let measured = Thresholds::measured(comm.world_size());
         let thresholds = Thresholds {
             most_bytes: low_latency_bytes.unwrap_or(measured.most_bytes),
             one_shot_bytes: one_shot_bytes.unwrap_or(measured.one_shot_bytes),

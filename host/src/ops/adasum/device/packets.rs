@@ -23,16 +23,12 @@ pub(super) struct Thresholds {
 
 impl Thresholds {
     /// The sizes up to which packets were faster than the other kernels over peers' memory, and one shot faster than two: in graphs, on two
-    /// H100 with NVLink, and with two to eight ranks on one, where the other kernels have few places for their blocks. On three and
-    /// four GPUs 2 MiB was the limit when packets took twice the bytes; 4 MiB has not been measured there.
-    pub(super) fn measured(comm: &dyn Communicator<Cuda>) -> Self {
-        let shares_gpus = comm.sharing().is_some_and(|peers| peers.shares_gpus());
-        let (most_bytes, one_shot_bytes) = match (comm.world_size(), shares_gpus) {
-            (2, _) => (8 << 20, 512 << 10),
-            (3, false) => (4 << 20, 256 << 10),
-            (3, true) => (8 << 20, 256 << 10),
-            (4, false) => (4 << 20, 128 << 10),
-            (4, true) => (8 << 20, 128 << 10),
+    /// and four H100 with NVLink, and with two to eight ranks on one, where the other kernels have few places for their blocks.
+    pub(super) fn measured(world_size: usize) -> Self {
+        let (most_bytes, one_shot_bytes) = match world_size {
+            2 => (8 << 20, 512 << 10),
+            3 => (8 << 20, 256 << 10),
+            4 => (8 << 20, 128 << 10),
             _ => (4 << 20, 64 << 10),
         };
         Self { most_bytes, one_shot_bytes }
