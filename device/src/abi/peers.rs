@@ -94,14 +94,22 @@ impl Mailboxes {
     }
 }
 
-/// The chunks of a layer, which are consecutive.
+/// Consecutive chunks: those of a layer, or those that a rank reduces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct PacketLayer {
+pub struct PacketChunks {
     /// The number of the first.
     pub first: u32,
     /// The number of chunks.
-    pub chunks: u32,
+    pub count: u32,
+}
+
+impl PacketChunks {
+    /// The number of the chunk behind the last one.
+    #[inline(always)]
+    pub const fn end(self) -> u32 {
+        self.first + self.count
+    }
 }
 
 /// A chunk of an arena that Adasum reduces by packets. Its first element is at a multiple of 16 bytes.
@@ -117,11 +125,11 @@ pub struct PacketChunk {
     /// The number of its layer.
     pub layer: u32,
     /// The chunks of its layer.
-    pub of_layer: PacketLayer,
+    pub of_layer: PacketChunks,
 }
 
 /// An arena that Adasum reduces by packets, and the parts of the common area of its mailboxes. A [`PacketChunk`] for each chunk, in their
-/// order in the arena, and a [`PacketLayer`] for each layer follow in memory.
+/// order in the arena, and a [`PacketChunks`] for each layer follow in memory.
 ///
 /// In the slot of each writer are that rank's elements: of the whole arena in one shot, of the reader's window in two. The common area has,
 /// from its beginning on, the results of the whole arena (in two shots); each chunk's products, those of vectors of the kernel's width; each
@@ -129,14 +137,17 @@ pub struct PacketChunk {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct PacketArena {
+    /// The chunks that this rank reduces, and behind them those that its peers reduce, beginning with the next rank. In one shot all ranks
+    /// reduce all chunks, and one peer stands for all.
+    pub reduced: [PacketChunks; MOST_PEERS],
+    /// The number of peers in `reduced`.
+    pub peers: u64,
+    /// The largest number of chunks that a rank reduces.
+    pub most_reduced: u64,
     /// Number of chunks.
     pub chunk_count: u64,
     /// Number of layers.
     pub layer_count: u64,
-    /// The first chunk that each rank reduces in two shots, and behind the last rank's the number of chunks.
-    pub firsts: [u64; MOST_PEERS + 1],
-    /// The largest number of chunks that a rank reduces.
-    pub most_reduced: u64,
     /// Elements of a rank's window in two shots, 0 in one shot.
     pub window_len: u64,
     /// The first packet of the products in the common area.
@@ -172,10 +183,11 @@ impl PacketArena {
         let has_exact_path = width > 2 || matches!(dtype, DType::F64);
         let end = exact_sums + if has_exact_path { chunks * (width - 1) * sums_of_pair } else { 0 };
         Self {
+            reduced: [PacketChunks { first: 0, count: 0 }; MOST_PEERS],
+            peers: 0,
+            most_reduced: 0,
             chunk_count: chunks as u64,
             layer_count: layers as u64,
-            firsts: [0; MOST_PEERS + 1],
-            most_reduced: 0,
             window_len: window_len as u64,
             products: products as u64,
             weights: weights as u64,

@@ -5,7 +5,7 @@
 use std::array::from_fn;
 
 use gradsync_device::abi::{
-    PACKET_BYTES, PacketArena, PacketChunk, PacketLayer, THREADS, packet_adasum_threads, packet_tree,
+    PACKET_BYTES, PacketArena, PacketChunk, PacketChunks, THREADS, packet_adasum_threads, packet_tree,
 };
 
 use super::packets::{MailboxSize, PacketGroup, Shots};
@@ -25,25 +25,32 @@ pub(crate) struct PacketPlan {
     world_size: usize,
     arena_len: usize,
     chunks: Vec<PacketChunk>,
-    layers: Vec<PacketLayer>,
+    layers: Vec<PacketChunks>,
     /// The lengths of the layers in elements.
     lens: Vec<usize>,
     arena: PacketArena,
 }
 
 impl PacketPlan {
-    /// The plan for an arena with these layers that consists of a shard for each rank. In two shots each rank reduces its shard.
-    pub(crate) fn new(layers: &DividedLayers, dtype: DType, world_size: usize, shard_len: usize, shots: Shots) -> Self {
+    /// A rank's plan, of a rank and the world size, for an arena with these layers that consists of a shard for each rank. In two shots each
+    /// rank reduces its shard.
+    pub(crate) fn new(
+        layers: &DividedLayers,
+        dtype: DType,
+        (rank, world_size): (usize, usize),
+        shard_len: usize,
+        shots: Shots,
+    ) -> Self {
         let arena_len = shard_len * world_size;
         let window_len = if shots == Shots::One { 0 } else { shard_len };
         let short = |number: usize| u32::try_from(number).expect("small arenas have less than 2^32 elements");
         let found = layers.chunks();
+        let consecutive = |first, end| PacketChunks { first: short(first), count: short(end - first) };
         let of_layer = |layer: usize| {
             let first = found.partition_point(|chunk| chunk.layer < layer);
-            let end = found.partition_point(|chunk| chunk.layer <= layer);
-            PacketLayer { first: short(first), chunks: short(end - first) }
+            consecutive(first, found.partition_point(|chunk| chunk.layer <= layer))
         };
-        let table: Vec<PacketLayer> = (0..layers.layers()).map(of_layer).collect();
+        let table: Vec<PacketChunks> = (0..layers.layers()).map(of_layer).collect();
         let packet_chunk = |chunk: &Chunk| PacketChunk {
             begin: short(chunk.range.start),
             len: short(chunk.range.len()),
@@ -52,14 +59,22 @@ impl PacketPlan {
             of_layer: table[chunk.layer],
         };
         let chunks: Vec<PacketChunk> = found.iter().map(packet_chunk).collect();
-        let firsts = from_fn(|rank| chunks.partition_point(|chunk| (chunk.owner as usize) < rank) as u64);
+        let of_rank = |rank: usize| {
+            let first = chunks.partition_point(|chunk| (chunk.owner as usize) < rank);
+            consecutive(first, chunks.partition_point(|chunk| chunk.owner as usize <= rank))
+        };
+        let reduced: Vec<PacketChunks> = match shots {
+            Shots::One => vec![consecutive(0, chunks.len()); 2],
+            Shots::Two => (0..world_size).map(|place| of_rank((rank + place) % world_size)).collect(),
+        };
         let counts = (chunks.len(), layers.layers());
         let bytes = arena_len * dtype.size_bytes();
         let arena = PacketArena {
-            firsts,
-            most_reduced: firsts.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0),
+            reduced: from_fn(|place| reduced.get(place).copied().unwrap_or_default()),
+            peers: reduced.len() as u64 - 1,
+            most_reduced: reduced.iter().map(|chunks| u64::from(chunks.count)).max().unwrap_or(0),
             team_log2: team_log2(&chunks, dtype, world_size).into(),
-            most_chunks: table.iter().map(|layer| u64::from(layer.chunks)).max().unwrap_or(0),
+            most_chunks: table.iter().map(|layer| u64::from(layer.count)).max().unwrap_or(0),
             ..PacketArena::of(counts, width(world_size), dtype, bytes, window_len)
         };
         Self { dtype, world_size, arena_len, chunks, layers: table, lens: layers.lens(), arena }
@@ -87,17 +102,16 @@ impl PacketPlan {
     /// The arena and its tables in the layout that the kernel reads.
     fn words(&self) -> Vec<u64> {
         let arena = &self.arena;
-        let counts = [arena.chunk_count, arena.layer_count];
-        let parts =
-            [arena.most_reduced, arena.window_len, arena.products, arena.weights, arena.exact_sums, arena.end_of_area];
+        let counts = [arena.peers, arena.most_reduced, arena.chunk_count, arena.layer_count];
+        let parts = [arena.window_len, arena.products, arena.weights, arena.exact_sums, arena.end_of_area];
         let rest = [arena.team_log2, arena.most_chunks];
+        let consecutive = |chunks: &PacketChunks| pair(chunks.first, chunks.count);
         let of_chunk = |chunk: &PacketChunk| {
-            let PacketLayer { first, chunks } = chunk.of_layer;
-            [pair(chunk.begin, chunk.len), pair(chunk.owner, chunk.layer), pair(first, chunks)]
+            [pair(chunk.begin, chunk.len), pair(chunk.owner, chunk.layer), consecutive(&chunk.of_layer)]
         };
-        let of_layer = |layer: &PacketLayer| pair(layer.first, layer.chunks);
-        let tables = self.chunks.iter().flat_map(of_chunk).chain(self.layers.iter().map(of_layer));
-        counts.into_iter().chain(arena.firsts).chain(parts).chain(rest).chain(tables).collect()
+        let tables = self.chunks.iter().flat_map(of_chunk).chain(self.layers.iter().map(consecutive));
+        let numbers = counts.into_iter().chain(parts).chain(rest);
+        arena.reduced.iter().map(consecutive).chain(numbers).chain(tables).collect()
     }
 
     /// The number of threads of each of so many blocks: enough for its chunks, as far as possible, and at least [`THREADS`], which the exact
@@ -246,13 +260,19 @@ mod tests {
         ) {
             let Layout { segments, shard_len } = Layout::new(dtype, world_size, &lens).unwrap();
             let layers = DividedLayers::new(&segments, if whole { 1 } else { lens.len() }, 0);
-            let plan = |shots| PacketPlan::new(&layers, dtype, world_size, shard_len, shots);
-            let PacketPlan { arena, chunks, layers, .. } = plan(Shots::Two);
+            let plan = |rank, shots| PacketPlan::new(&layers, dtype, (rank, world_size), shard_len, shots);
+            let PacketPlan { arena: of_first, chunks, layers, .. } = plan(0, Shots::Two);
             let mut next = 0;
             for rank in 0..world_size {
-                prop_assert_eq!(arena.firsts[rank], next);
-                next = arena.firsts[rank + 1];
-                let own = &chunks[arena.firsts[rank] as usize..next as usize];
+                let arena = plan(rank, Shots::Two).arena;
+                prop_assert_eq!(arena.peers as usize, world_size - 1);
+                for place in 0..world_size {
+                    prop_assert_eq!(arena.reduced[place], of_first.reduced[(rank + place) % world_size]);
+                }
+                prop_assert_eq!(arena.reduced[0].first, next);
+                next = arena.reduced[0].end();
+                prop_assert!(u64::from(arena.reduced[0].count) <= arena.most_reduced);
+                let own = &chunks[arena.reduced[0].first as usize..next as usize];
                 for chunk in own {
                     prop_assert_eq!(chunk.owner as usize, rank);
                     let (begin, window) = (chunk.begin as usize, rank * shard_len..(rank + 1) * shard_len);
@@ -260,13 +280,16 @@ mod tests {
                     prop_assert_eq!(begin * dtype.size_bytes() % 16, 0, "kernels move whole packets");
                 }
             }
-            let of_layers: u32 = layers.iter().map(|layer| layer.chunks).sum();
+            let of_layers: u32 = layers.iter().map(|layer| layer.count).sum();
             prop_assert_eq!(of_layers as usize, chunks.len());
             for (number, layer) in layers.iter().enumerate() {
-                let own = &chunks[layer.first as usize..(layer.first + layer.chunks) as usize];
+                let own = &chunks[layer.first as usize..layer.end() as usize];
                 prop_assert!(own.iter().all(|chunk| chunk.layer as usize == number));
             }
-            let one = plan(Shots::One);
+            let one = plan(world_size - 1, Shots::One);
+            let all = PacketChunks { first: 0, count: one.chunks.len() as u32 };
+            prop_assert_eq!((&one.arena.reduced[..2], one.arena.peers), (&[all; 2][..], 1));
+            prop_assert_eq!(one.arena.most_reduced as usize, one.chunks.len());
             prop_assert!(one.chunks.iter().all(|chunk| chunk.owner == 0));
             let total: usize = one.chunks.iter().map(|chunk| chunk.len as usize).sum();
             prop_assert_eq!((next as usize, total), (one.chunks.len(), lens.iter().sum()));
@@ -279,7 +302,7 @@ mod tests {
         ) {
             let Layout { segments, shard_len } = Layout::new(dtype, world_size, &lens).unwrap();
             let layers = DividedLayers::new(&segments, lens.len(), 0);
-            let plan = PacketPlan::new(&layers, dtype, world_size, shard_len, Shots::One);
+            let plan = PacketPlan::new(&layers, dtype, (0, world_size), shard_len, Shots::One);
             let (most, team) = (most_threads(dtype, world_size), 1 << plan.arena.team_log2);
             let packets = |chunk: &PacketChunk| (chunk.len as usize * dtype.size_bytes()).div_ceil(PACKET_BYTES);
             let longest = plan.chunks.iter().map(packets).max().unwrap();
@@ -314,10 +337,11 @@ mod tests {
     #[test]
     fn every_field_is_where_kernels_read_it() {
         let arena = PacketArena {
-            chunk_count: 0,
-            layer_count: 1,
-            firsts: from_fn(|rank| 2 + rank as u64),
-            most_reduced: 11,
+            reduced: from_fn(|place| PacketChunks { first: place as u32, count: 0 }),
+            peers: 8,
+            most_reduced: 9,
+            chunk_count: 10,
+            layer_count: 11,
             window_len: 12,
             products: 13,
             weights: 14,
@@ -326,13 +350,13 @@ mod tests {
             team_log2: 17,
             most_chunks: 18,
         };
-        let chunk = PacketChunk { begin: 1, len: 2, owner: 3, layer: 4, of_layer: PacketLayer { first: 5, chunks: 6 } };
+        let chunk = PacketChunk { begin: 1, len: 2, owner: 3, layer: 4, of_layer: PacketChunks { first: 5, count: 6 } };
         let plan = PacketPlan {
             dtype: DType::F32,
             world_size: 2,
             arena_len: 0,
             chunks: vec![chunk; 2],
-            layers: vec![PacketLayer { first: 7, chunks: 8 }],
+            layers: vec![PacketChunks { first: 7, count: 8 }],
             lens: Vec::new(),
             arena,
         };
@@ -344,14 +368,14 @@ mod tests {
                 $(assert_eq!(offset_of!(PacketArena, $field) as u64, arena.$field * 8, stringify!($field));)*
             };
         }
-        assert_eq!(offset_of!(PacketArena, firsts), 2 * 8);
-        assert_fields!(chunk_count layer_count most_reduced window_len products weights exact_sums end_of_area team_log2 most_chunks);
+        assert_eq!(offset_of!(PacketArena, reduced), 0);
+        assert_fields!(peers most_reduced chunk_count layer_count window_len products weights exact_sums end_of_area team_log2 most_chunks);
         assert_eq!(bytemuck::cast_slice::<u64, u32>(&words[19..]), [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!([size_of::<PacketChunk>(), size_of::<PacketLayer>()], [24, 8]);
+        assert_eq!([size_of::<PacketChunk>(), size_of::<PacketChunks>()], [24, 8]);
         assert_eq!(
             [offset_of!(PacketChunk, len), offset_of!(PacketChunk, owner), offset_of!(PacketChunk, layer)],
             [4, 8, 12]
         );
-        assert_eq!([offset_of!(PacketChunk, of_layer), offset_of!(PacketLayer, chunks)], [16, 4]);
+        assert_eq!([offset_of!(PacketChunk, of_layer), offset_of!(PacketChunks, count)], [16, 4]);
     }
 }

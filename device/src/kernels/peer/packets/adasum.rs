@@ -15,7 +15,9 @@ use super::super::super::products::add_triangle;
 use super::arena::{Arena, Results};
 use super::exact::{Cancelled, Memory};
 use super::{Call, Tensor, sum};
-use crate::abi::{LaunchBounds, Mailboxes, PACKET_BYTES, PEER_THREADS, PacketArena, PacketChunk, PacketLayer, THREADS};
+use crate::abi::{
+    LaunchBounds, Mailboxes, PACKET_BYTES, PEER_THREADS, PacketArena, PacketChunk, PacketChunks, THREADS,
+};
 use crate::half::{BF16, F16};
 use crate::math::adasum::products;
 use crate::shared;
@@ -45,12 +47,12 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     unsafe fn send(self) {
         // SAFETY: packets of chunks.
         unsafe {
-            self.for_chunks_of_peers(|chunk, owner| {
+            self.for_chunks_of_peers(|chunk| {
                 let mut place = self.teams().thread();
                 while place < self.own(chunk).packets() {
                     let (packet, data) = (self.first_packet(chunk) + place, self.own(chunk).read(place));
                     if self.is_divided() {
-                        self.call.send(owner as usize, packet, data);
+                        self.call.send(chunk.owner as usize, packet, data);
                     } else {
                         self.call.send_to_all::<W>(packet, data);
                     }
@@ -182,7 +184,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
 
     /// Whether a chunk of this block is the block's first one of its layer.
     #[inline(always)]
-    fn is_first_of_layer(self, number: u32, layer: PacketLayer) -> bool {
+    fn is_first_of_layer(self, number: u32, layer: PacketChunks) -> bool {
         number < layer.first + self.blocks || number == self.first()
     }
 
@@ -208,9 +210,9 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     #[inline(always)]
     unsafe fn places_of_layers(self, begin: u32) -> u32 {
         // SAFETY: a chunk of the table.
-        let PacketLayer { first, chunks } = unsafe { self.chunk(begin) }.of_layer;
+        let end = unsafe { self.chunk(begin) }.of_layer.end();
         let last = begin + (Self::BATCH - 1) * self.blocks;
-        if first + chunks >= self.end || first + chunks > last { 1 } else { Self::BATCH }
+        if end >= self.end || end > last { 1 } else { Self::BATCH }
     }
 
     /// Computes the weights of the layers of a batch of chunks in shared memory. The block with the first chunk of a layer that has not
@@ -229,7 +231,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                 let chunk = if place < Self::BATCH { self.first_of_new_layer(begin, place) } else { None };
                 let layer = chunk.unwrap_or_default().of_layer;
                 let total = self.total(layer, |chunk| self.product_of(chunk, product));
-                if layer.chunks > 0 && lanes.lane() == 0 {
+                if layer.count > 0 && lanes.lane() == 0 {
                     shared.write(item as usize, total);
                 }
                 round += lanes.sums_of(Self::threads());
@@ -287,13 +289,13 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     unsafe fn receive_results(self, results: Results) {
         // SAFETY: the launch provides memory for every layer; chunks of the table.
         unsafe {
-            self.for_chunks_of_peers(|chunk, _| self.receive_chunk(chunk));
+            self.for_chunks_of_peers(|chunk| self.receive_chunk(chunk));
             let (width, layer_count) = (W as u32 + 1, self.plan.in_memory().layer_count as u32);
             let mut item = Self::block() * Self::threads() + thread::thread_idx_x() as u32;
             while item < layer_count * width {
                 let (number, place) = (item / width, (item % width) as usize);
                 let layer = self.layer(number);
-                let is_wanted = layer.chunks > 0 && (place < self.ranks() || place == W);
+                let is_wanted = layer.count > 0 && (place < self.ranks() || place == W);
                 if is_wanted && self.chunk(layer.first).owner != self.call.rank {
                     let [data] = self.numbers(|_| Some(self.result_of(number, place)));
                     if place == W {

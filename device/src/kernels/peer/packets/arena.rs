@@ -4,7 +4,7 @@
 use super::super::super::adasum::{Exact, criterion};
 use super::super::gram::SharedWeights;
 use super::{Call, Data, sendable, with_own};
-use crate::abi::{PACKET_BYTES, PacketArena, PacketChunk, PacketLayer, THREADS, WARP, packet_adasum_threads};
+use crate::abi::{PACKET_BYTES, PacketArena, PacketChunk, PacketChunks, THREADS, WARP, packet_adasum_threads};
 use crate::math::Element;
 use crate::math::adasum::{Pair, product_index, weights, weights_of};
 use crate::reduce::{self, FoldingLanes};
@@ -179,55 +179,38 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         const { assert!(K * Self::MOST_WARPS <= SHARED_SLOTS && T::COUNT * Self::MOST_WARPS <= SHARED_SLOTS) };
         // SAFETY: the launch provides the plan, and the tables behind it.
         unsafe {
-            let arena = Self { call, plan: Plan::of(plan), elements, blocks: blocks as u32, end: 0 };
-            let (_, end) = arena.reduced_by(call.rank);
-            Self { end, ..arena }
-        }
-    }
-
-    /// The chunks that a rank reduces, as a beginning and an end.
-    ///
-    /// # Safety
-    /// There is such a rank.
-    #[inline(always)]
-    unsafe fn reduced_by(self, rank: u32) -> (u32, u32) {
-        let arena = self.plan.in_memory();
-        if !self.is_divided() {
-            return (0, arena.chunk_count as u32);
-        }
-        // SAFETY: the caller's promise.
-        unsafe {
-            (*arena.firsts.get_unchecked(rank as usize) as u32, *arena.firsts.get_unchecked(rank as usize + 1) as u32)
+            let end = (*plan).reduced[0].end();
+            Self { call, plan: Plan::of(plan), elements, blocks: blocks as u32, end }
         }
     }
 
     /// This block's first chunk among those that this rank reduces. The others are a number of blocks apart, up to `end`.
     #[inline(always)]
     pub(super) fn first(self) -> u32 {
-        // SAFETY: this rank is a rank.
-        unsafe { self.reduced_by(self.call.rank) }.0 + Self::block()
+        // 0 in one shot, as the table says too: with this branch the assembler keeps one counter less for loops over these chunks, so that no
+        // register spills.
+        let first = if self.is_divided() { self.plan.in_memory().reduced[0].first } else { 0 };
+        first + Self::block()
     }
 
-    /// Calls `process` for each chunk that peers reduce, or once for each chunk in one shot, as far as it is this team's, with its owner. The
-    /// order is that in which each peer's blocks process its chunks, and begins with the next rank, so that no rank is the destination
-    /// of all others at a time.
+    /// Calls `process` for each chunk that peers reduce, or once for each chunk in one shot, as far as it is this team's. The order is that in
+    /// which each peer's blocks process its chunks, and begins with the next rank, so that no rank is the destination of all others at a time.
     ///
     /// # Safety
     /// The launch's contract.
     #[inline(always)]
-    pub(super) unsafe fn for_chunks_of_peers(self, process: impl Fn(PacketChunk, u32)) {
-        let (teams, most_reduced) = (self.teams(), self.plan.in_memory().most_reduced as u32);
+    pub(super) unsafe fn for_chunks_of_peers(self, process: impl Fn(PacketChunk)) {
+        let (teams, arena) = (self.teams(), self.plan.in_memory());
         // Never 0, which the compiler does not know: a check of divisions would compile a panic into the kernel.
-        let peers = if W == 2 || !self.is_divided() { 1 } else { (self.call.ranks - 1).max(1) };
+        let peers = if W == 2 { 1 } else { (arena.peers as u32).max(1) };
         let mut item = Self::block() + teams.team() * self.blocks;
-        while item < most_reduced * peers {
-            let owner = self.call.rank + 1 + item % peers;
-            let owner = if owner < self.call.ranks { owner } else { owner - self.call.ranks };
+        while item < arena.most_reduced as u32 * peers {
+            let (peer, place) = (item % peers, item / peers);
             // SAFETY: chunks of the table.
             unsafe {
-                let (first, end) = self.reduced_by(owner);
-                if first + item / peers < end {
-                    process(self.chunk(first + item / peers), owner);
+                let reduced = *arena.reduced.get_unchecked(1 + peer as usize);
+                if place < reduced.count {
+                    process(self.chunk(reduced.first + place));
                 }
             }
             item += teams.count() * self.blocks;
@@ -296,10 +279,10 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     /// # Safety
     /// There is such a layer.
     #[inline(always)]
-    pub(super) unsafe fn layer(self, number: u32) -> PacketLayer {
+    pub(super) unsafe fn layer(self, number: u32) -> PacketChunks {
         // SAFETY: the caller's promise.
         unsafe {
-            *self.chunks().add(self.plan.in_memory().chunk_count as usize).cast::<PacketLayer>().add(number as usize)
+            *self.chunks().add(self.plan.in_memory().chunk_count as usize).cast::<PacketChunks>().add(number as usize)
         }
     }
 
@@ -449,12 +432,12 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     /// # Safety
     /// All lanes of the warp must execute this together; each chunk's number is published.
     #[inline(always)]
-    pub(super) unsafe fn total(self, layer: PacketLayer, packet: impl Fn(u32) -> u32) -> f64 {
-        let end = layer.first + layer.chunks;
+    pub(super) unsafe fn total(self, layer: PacketChunks, packet: impl Fn(u32) -> u32) -> f64 {
         // SAFETY: the caller's promise.
         unsafe {
-            self.lanes().sum(layer.first, end, |chunk| {
-                let numbers: [u64; 4] = self.numbers(|place| (chunk[place] < end).then(|| packet(chunk[place])));
+            self.lanes().sum(layer.first, layer.end(), |chunk| {
+                let numbers: [u64; 4] =
+                    self.numbers(|place| (chunk[place] < layer.end()).then(|| packet(chunk[place])));
                 numbers.map(f64::from_bits)
             })
         }

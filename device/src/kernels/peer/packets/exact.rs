@@ -6,7 +6,7 @@
 use super::super::super::adasum::{self, Exact, Tree};
 use super::arena::{Arena, Elements, Results};
 use super::sendable;
-use crate::abi::{PacketChunk, PacketLayer, THREADS, packet_tree};
+use crate::abi::{PacketChunk, PacketChunks, THREADS, packet_tree};
 use crate::math::adasum::{Pair, product_index, weight_by_tree};
 use crate::math::precise::NUMBERS;
 use crate::shared;
@@ -28,7 +28,7 @@ pub(super) struct Cancelled<'a, T, const W: usize, const E: usize, const K: usiz
 {
     arena: Arena<'a, T, W, E, K>,
     number: u32,
-    layer: PacketLayer,
+    layer: PacketChunks,
     /// This block's first chunk of the layer. The others are a number of blocks apart, up to `end`.
     first: u32,
     end: u32,
@@ -53,8 +53,7 @@ where
         // SAFETY: the caller's promise.
         unsafe {
             let PacketChunk { layer: number, of_layer: layer, .. } = arena.chunk(first);
-            let (end, end_of_layer) = (arena.end, layer.first + layer.chunks);
-            let end = if end_of_layer < end { end_of_layer } else { end };
+            let end = if layer.end() < arena.end { layer.end() } else { arena.end };
             let table = memory.trees.add(thread::block_idx_x() as usize * packet_tree(arena.ranks()));
             let row = table.add(arena.ranks()).cast();
             let tree = Tree { table: table.cast_const().cast(), row };
@@ -115,7 +114,7 @@ where
             let (lanes, mut round) = (self.arena.lanes(), 0);
             while round < count {
                 let sum = round + lanes.sum_of_thread();
-                let layer = if sum < count { self.layer } else { PacketLayer::default() };
+                let layer = if sum < count { self.layer } else { PacketChunks::default() };
                 let total = self.arena.total(layer, |chunk| packet(chunk, sum));
                 if sum < count && lanes.lane() == 0 {
                     shared::partials().write(sum as usize, total);

@@ -68,7 +68,7 @@ impl Packets {
         if !(2..=MOST_RANKS).contains(&ranks.1) {
             return Ok(None);
         }
-        let plan = PacketPlan::new(&layers(buffer, granularity, 0), table.dtype(), ranks.1, table.shard_len(), shots);
+        let plan = PacketPlan::new(&layers(buffer, granularity, 0), table.dtype(), ranks, table.shard_len(), shots);
         if plan.is_empty() {
             return Ok(None);
         }
