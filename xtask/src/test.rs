@@ -8,7 +8,7 @@ mod nodes;
 mod package;
 
 use std::{
-    io,
+    env, io,
     io::Write,
     path::PathBuf,
     thread::{self, JoinHandle},
@@ -74,12 +74,16 @@ impl Stage {
         }
     }
 
-    /// The commands by which cargo compiles what the stage needs, if an earlier stage can run them while its tests wait.
+    /// The commands that compile what the stage needs, if an earlier stage can run them while its tests wait.
     fn compilation(self) -> Vec<Cmd> {
         match self {
             Self::Demo if compiles_candle() => demo_programs().into(),
             Self::Clippy => lints(),
             Self::Docs => docs(),
+            Self::Downstream => env::current_exe()
+                .map(|xtask| Cmd::new(xtask).args(["test", "--only", "downstream"]))
+                .into_iter()
+                .collect(),
             _ => Vec::new(),
         }
     }
@@ -376,10 +380,12 @@ fn programs(built: &[bundle::Built]) -> Result<PathBuf> {
     Ok(test.executable.ancestors().nth(2).context("a test program without a folder")?.to_owned())
 }
 
-/// The commands that build the programs of the demo's stage: examples, the tests that use candle, and one example's own tests, which have its name.
+/// The commands that build the programs of the demo's stage: the launcher, examples, the tests that use candle, and one example's own tests, which
+/// have its name.
 fn demo_programs() -> [Cmd; 2] {
-    let programs = ["--example", "first", "--example", "convergence", "--test", "linear_layers", "--test", "ranks"];
-    [workspace("build").args(programs), workspace("test").args(["--no-run", "--example", "convergence"])]
+    let programs = ["--bin", "gradsync", "--example", "first", "--example", "convergence"];
+    let tests = ["--test", "linear_layers", "--test", "ranks"];
+    [workspace("build").args(programs).args(tests), workspace("test").args(["--no-run", "--example", "convergence"])]
 }
 
 fn demo() -> Result<Outcome> {

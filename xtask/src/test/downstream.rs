@@ -57,7 +57,7 @@ impl Project {
     fn build_and_run(&self, folder: &Path, packages: &[Package]) -> Result<()> {
         let mut manifest = format!(
             "[package]\nname = \"downstream\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
-             [dependencies]\ngradsync = {}\n\n[workspace]\n\n[patch.crates-io]\n",
+             [dependencies]\ngradsync = {}\n\n[profile.dev]\ndebug = false\n\n[workspace]\n\n[patch.crates-io]\n",
             self.dependency
         );
         for Package { name, folder, .. } in packages {
@@ -104,18 +104,23 @@ fn bare(mut cmd: Cmd) -> Cmd {
     cmd.env("CARGO_TARGET_DIR", target("downstream"))
 }
 
-/// A folder that is removed on drop.
+/// A folder that is removed on drop. Its path is the same in every run of this repository's check, so that what one run has compiled in
+/// [`target`] is of use to the next.
 struct TemporaryFolder {
     path: PathBuf,
 }
 
 impl TemporaryFolder {
     fn new() -> Result<Self> {
-        let path = env::temp_dir().join(format!("gradsync-downstream-{}", std::process::id()));
-        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        let repository = root().to_string_lossy().replace(|character: char| !character.is_alphanumeric(), "-");
+        let path = env::temp_dir().join(format!("gradsync-downstream{repository}"));
         if Path::new(&path).starts_with(root()) {
             bail!("the temporary folder {} is inside the repository", path.display());
         }
+        if path.exists() {
+            fs::remove_dir_all(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(Self { path })
     }
 }
