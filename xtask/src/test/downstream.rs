@@ -104,23 +104,18 @@ fn bare(mut cmd: Cmd) -> Cmd {
     cmd.env("CARGO_TARGET_DIR", target("downstream"))
 }
 
-/// A folder that is removed on drop. Its path is the same in every run of this repository's check, so that what one run has compiled in
-/// [`target`] is of use to the next.
+/// A folder that is removed on drop.
 struct TemporaryFolder {
     path: PathBuf,
 }
 
 impl TemporaryFolder {
     fn new() -> Result<Self> {
-        let repository = root().to_string_lossy().replace(|character: char| !character.is_alphanumeric(), "-");
-        let path = env::temp_dir().join(format!("gradsync-downstream{repository}"));
+        let path = env::temp_dir().join(format!("gradsync-downstream-{}", std::process::id()));
+        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         if Path::new(&path).starts_with(root()) {
             bail!("the temporary folder {} is inside the repository", path.display());
         }
-        if path.exists() {
-            fs::remove_dir_all(&path).with_context(|| format!("cannot remove {}", path.display()))?;
-        }
-        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(Self { path })
     }
 }
