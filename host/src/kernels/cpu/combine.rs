@@ -27,30 +27,39 @@ pub fn combine(dst: SliceMut<'_>, vectors: &[Slice<'_>], weights: &[f64], segmen
     check_vectors("combine", vectors, segments)?;
     same_len("combine", ("destination", dst.len()), ("each vector", vectors[0].len()))?;
     same_len("combine", ("weights", weights.len()), ("segments × vectors", segments.len() * vectors.len()))?;
-    with_typed!(SliceMut, dst, dst => with_typed!(Slice, vectors[0], first => {
-        let alike = of_one_type(first, vectors);
-        for_each(parts(dst, segments), elements(vectors.len(), segments), |(segment, range, part)| {
-            let weights = &weights[segment * vectors.len()..][..vectors.len()];
-            let (mut range, mut part) = (range, part);
-            if let Some(vectors) = &alike {
-                let done = combine_groups(part, vectors, range.start, weights);
-                (range.start, part) = (range.start + done, &mut part[done..]);
-            }
-            if range.is_empty() {
-                return;
-            }
-            let mut halfway = vec![[0.0; BLOCK_LEN]; vectors.len()];
-            for (block, part) in blocks(range).zip(storage_mut(part).chunks_mut(BLOCK_LEN)) {
-                let mut sums = [NOTHING; BLOCK_LEN];
-                match &alike {
-                    Some(vectors) => weighted_sums(&mut sums, &mut halfway, vectors, &block, weights),
-                    None => add_vectors(&mut sums, vectors, block, weights),
-                }
-                cast_near(part, &sums);
-            }
-        });
-    }));
+    for_each(parts(dst, segments), elements(vectors.len(), segments), |(segment, range, part)| {
+        let weights = &weights[segment * vectors.len()..][..vectors.len()];
+        with_typed!(SliceMut, part, part => with_typed!(Slice, vectors[0], first => {
+            combine_part(part, (vectors, of_one_type(first, vectors)), range, weights);
+        }));
+    });
     Ok(())
+}
+
+/// Computes a part of [`combine`]'s destination. `alike` are the vectors as typed slices, if they have one dtype.
+fn combine_part<D: Element, S: Element>(
+    part: &mut [D],
+    (vectors, alike): (&[Slice<'_>], Option<Vec<&[S]>>),
+    range: Range<usize>,
+    weights: &[f64],
+) {
+    let (mut range, mut part) = (range, part);
+    if let Some(vectors) = &alike {
+        let done = combine_groups(part, vectors, range.start, weights);
+        (range.start, part) = (range.start + done, &mut part[done..]);
+    }
+    if range.is_empty() {
+        return;
+    }
+    let mut halfway = vec![[0.0; BLOCK_LEN]; vectors.len()];
+    for (block, part) in blocks(range).zip(storage_mut(part).chunks_mut(BLOCK_LEN)) {
+        let mut sums = [NOTHING; BLOCK_LEN];
+        match &alike {
+            Some(vectors) => weighted_sums(&mut sums, &mut halfway, vectors, &block, weights),
+            None => add_vectors(&mut sums, vectors, block, weights),
+        }
+        cast_near(part, &sums);
+    }
 }
 
 /// Combines the first elements of the vectors from `begin` on by a path without blocks, if there is one; returns their number.
@@ -138,8 +147,8 @@ fn replace<T: Element>(vectors: &mut [Operand<'_>], weights: &[f64], trees: Opti
                 segments::chunks(segments, CHUNK_LEN).map(|(_, range)| Place::Read(&vector[range])).collect()
             }
             Operand::Replaced(vector) => {
-                let Some(vector) = vector.reborrow().typed() else { continue };
-                parts(vector, segments).into_iter().map(|(.., part)| Place::Replaced(part)).collect()
+                let parts = parts(vector.reborrow(), segments).into_iter();
+                parts.filter_map(|(.., part)| part.typed().map(Place::Replaced)).collect()
             }
         };
         for ((_, pieces), place) in pieces.iter_mut().zip(places) {

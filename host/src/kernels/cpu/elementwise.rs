@@ -3,23 +3,31 @@
 //! They support every pair of dtypes. The working precision is `f64` if one of the two is `f64`, else `f32`; results are rounded once, to
 //! nearest with ties to even. NaN and infinities propagate as in IEEE 754, and subnormals are kept.
 
+use std::ops::Range;
+
 use gradsync_device::math::{Element as Formula, elementwise};
 use rayon::prelude::*;
 
 use super::isa::{return_on_avx2, return_on_avx512, vectorized};
-use super::{CHUNK_LEN, has_one_thread};
+use super::{CHUNK_LEN, for_each, has_one_thread};
 use crate::error::{Result, same_len};
 use crate::slice::{Slice, SliceMut, with_typed};
 use crate::slice::{storage, storage_mut};
 
-/// Runs `work` on the chunks of both operands.
-fn zip_chunks<D: Formula, S: Formula>(dst: &mut [D], src: &[S], work: impl Fn(&mut [D], &[S]) + Sync) {
-    if dst.len() <= CHUNK_LEN || has_one_thread() {
-        work(dst, src);
-    } else {
-        let chunk = chunk_len(dst.len());
-        dst.par_chunks_mut(chunk).zip(src.par_chunks(chunk)).for_each(|(dst, src)| work(dst, src));
+/// Runs `work` on the chunks of both operands, which have one length.
+fn zip_chunks(dst: SliceMut<'_>, src: Slice<'_>, work: impl Fn(SliceMut<'_>, Slice<'_>) + Sync) {
+    let len = dst.len();
+    if len <= CHUNK_LEN || has_one_thread() {
+        return work(dst, src);
     }
+    let chunks: Vec<_> = chunks(len, chunk_len(len)).collect();
+    let pieces = dst.ranges_mut(chunks.clone()).into_iter().zip(chunks).collect();
+    for_each(pieces, len, |(dst, chunk)| work(dst, src.range(chunk)));
+}
+
+/// Chunks of `chunk` elements, the last of which may be shorter.
+fn chunks(len: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..len).step_by(chunk).map(move |begin| begin..len.min(begin + chunk))
 }
 
 /// The chunk length of a kernel whose results do not depend on it: small enough to give each thread a chunk, where there are enough
@@ -126,9 +134,11 @@ pub fn cast(dst: SliceMut<'_>, src: Slice<'_>) -> Result<()> {
         return Ok(());
     }
     let stream = streams(dst.as_slice());
-    with_typed!(SliceMut, dst, dst => with_typed!(Slice, src, src => {
-        zip_chunks(storage_mut(dst), storage(src), |dst, src| cast_chunk(dst, src, stream));
-    }));
+    zip_chunks(dst, src, |dst, src| {
+        with_typed!(SliceMut, dst, dst => with_typed!(Slice, src, src => {
+            cast_chunk(storage_mut(dst), storage(src), stream);
+        }));
+    });
     Ok(())
 }
 
@@ -138,9 +148,11 @@ pub fn cast(dst: SliceMut<'_>, src: Slice<'_>) -> Result<()> {
 /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths; nothing is written.
 pub fn accumulate(sum: SliceMut<'_>, value: Slice<'_>) -> Result<()> {
     same_len("accumulate", ("sum", sum.len()), ("value", value.len()))?;
-    with_typed!(SliceMut, sum, sum => with_typed!(Slice, value, value => {
-        zip_chunks(storage_mut(sum), storage(value), accumulate_chunk);
-    }));
+    zip_chunks(sum, value, |sum, value| {
+        with_typed!(SliceMut, sum, sum => with_typed!(Slice, value, value => {
+            accumulate_chunk(storage_mut(sum), storage(value));
+        }));
+    });
     Ok(())
 }
 
@@ -152,29 +164,32 @@ pub fn accumulate(sum: SliceMut<'_>, value: Slice<'_>) -> Result<()> {
 pub fn scale(dst: SliceMut<'_>, src: Slice<'_>, factor: f64) -> Result<()> {
     same_len("scale", ("destination", dst.len()), ("source", src.len()))?;
     let stream = streams(dst.as_slice());
-    with_typed!(SliceMut, dst, dst => with_typed!(Slice, src, src => {
-        zip_chunks(storage_mut(dst), storage(src), |dst, src| scale_chunk(dst, src, factor, stream));
-    }));
+    zip_chunks(dst, src, |dst, src| {
+        with_typed!(SliceMut, dst, dst => with_typed!(Slice, src, src => {
+            scale_chunk(storage_mut(dst), storage(src), factor, stream);
+        }));
+    });
     Ok(())
 }
 
 /// Computes `data[i] = D(data[i] × factor)` like [`scale`].
 pub(crate) fn scale_in_place(data: SliceMut<'_>, factor: f64) {
-    with_typed!(SliceMut, data, data => {
-        let data = storage_mut(data);
-        let scale = |data: &mut [_]| data.iter_mut().for_each(|value| *value = elementwise::scale(*value, factor));
-        let is_alone = data.len() <= CHUNK_LEN || has_one_thread();
-        if is_alone { scale(data) } else { data.par_chunks_mut(CHUNK_LEN).for_each(scale) }
+    let len = data.len();
+    for_each(data.ranges_mut(chunks(len, CHUNK_LEN)), len, |chunk| {
+        with_typed!(SliceMut, chunk, chunk => {
+            storage_mut(chunk).iter_mut().for_each(|value| *value = elementwise::scale(*value, factor));
+        });
     });
 }
 
 /// Returns whether no element is NaN or infinite; true for no elements.
 pub fn all_finite(src: Slice<'_>) -> bool {
-    with_typed!(Slice, src, src => {
-        let src = storage(src);
-        let is_alone = src.len() <= CHUNK_LEN || has_one_thread();
-        if is_alone { all_finite_chunk(src) } else { src.par_chunks(CHUNK_LEN).all(all_finite_chunk) }
-    })
+    let is_finite = |chunk| with_typed!(Slice, src.range(chunk), chunk => all_finite_chunk(storage(chunk)));
+    if src.len() <= CHUNK_LEN || has_one_thread() {
+        return is_finite(0..src.len());
+    }
+    let chunks: Vec<_> = chunks(src.len(), CHUNK_LEN).collect();
+    chunks.into_par_iter().all(is_finite)
 }
 
 #[cfg(test)]

@@ -18,6 +18,9 @@ mod products;
 mod tree;
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use rayon::prelude::*;
 
 pub use combine::combine;
 pub(crate) use combine::{Operand, combine_in_place};
@@ -37,7 +40,7 @@ pub(crate) use tree::add_tree_dots;
 pub use tree::{Trees, tree_combine, tree_dots};
 
 use crate::plan::segments;
-use crate::slice::Element;
+use crate::slice::SliceMut;
 
 /// The number of elements that one thread takes at a time, counted from the begin of each segment, in kernels that compute no sums (sums
 /// have [chunks](crate::plan::chunks) of their own). A power of two, so that chunks keep the alignment of every dtype.
@@ -49,10 +52,21 @@ const BLOCK_LEN: usize = 256;
 const ALONE: usize = 1 << 16;
 
 /// Runs `work` for each item, on all threads if `elements` elements are worth it.
-fn for_each<T: Send>(items: Vec<T>, elements: usize, work: impl Fn(T) + Sync + Send) {
-    use rayon::prelude::*;
-    let is_alone = items.len() <= 1 || elements <= ALONE || has_one_thread();
-    if is_alone { items.into_iter().for_each(work) } else { items.into_par_iter().for_each(work) }
+fn for_each<T: Send>(items: Vec<T>, elements: usize, work: impl Fn(T) + Sync) {
+    if items.len() <= 1 || elements <= ALONE || has_one_thread() {
+        return items.into_iter().for_each(work);
+    }
+    let items: Vec<Mutex<Option<T>>> = items.into_iter().map(|item| Mutex::new(Some(item))).collect();
+    on_all_threads(items.len(), &|index| {
+        let item = items[index].lock().unwrap_or_else(PoisonError::into_inner).take();
+        item.into_iter().for_each(&work);
+    });
+}
+
+/// Runs `work` for every number below `count`, on all threads. Not generic, since rayon's iterators are much code, which the compiler would
+/// repeat for every pair of dtypes.
+fn on_all_threads(count: usize, work: &(dyn Fn(usize) + Sync)) {
+    (0..count).into_par_iter().for_each(work);
 }
 
 /// Whether the thread pool has one thread, so that passing work to it gains nothing.
@@ -66,13 +80,8 @@ fn elements(vectors: usize, segments: &[Range<usize>]) -> usize {
 }
 
 /// The chunks of the segments, each with its part of the destination.
-fn parts<'a, T: Element>(dst: &'a mut [T], segments: &[Range<usize>]) -> Vec<(usize, Range<usize>, &'a mut [T])> {
-    let (mut rest, mut at) = (dst, 0);
-    let mut parts = Vec::new();
-    for (segment, range) in segments::chunks(segments, CHUNK_LEN) {
-        let (part, tail) = std::mem::take(&mut rest)[range.start - at..].split_at_mut(range.len());
-        (rest, at) = (tail, range.end);
-        parts.push((segment, range, part));
-    }
-    parts
+fn parts<'a>(dst: SliceMut<'a>, segments: &[Range<usize>]) -> Vec<(usize, Range<usize>, SliceMut<'a>)> {
+    let chunks: Vec<_> = segments::chunks(segments, CHUNK_LEN).collect();
+    let parts = dst.ranges_mut(chunks.iter().map(|(_, range)| range.clone()));
+    chunks.into_iter().zip(parts).map(|((segment, range), part)| (segment, range, part)).collect()
 }

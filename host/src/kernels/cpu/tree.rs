@@ -338,11 +338,11 @@ pub fn tree_combine(
 ) -> Result<()> {
     trees.check("tree_combine", vectors, segments)?;
     same_len("tree_combine", ("destination", dst.len()), ("each vector", vectors[0].len()))?;
-    with_typed!(SliceMut, dst, dst => {
-        let mut parts = parts(dst, segments);
-        parts.retain(|(segment, ..)| trees.wanted[*segment]);
-        for_each(parts, elements(vectors.len(), segments), |(segment, range, part)| {
-            let Some(tree) = trees.wanted(segment) else { return };
+    let mut parts = parts(dst, segments);
+    parts.retain(|(segment, ..)| trees.wanted[*segment]);
+    for_each(parts, elements(vectors.len(), segments), |(segment, range, part)| {
+        let Some(tree) = trees.wanted(segment) else { return };
+        with_typed!(SliceMut, part, part => {
             for (block, part) in blocks(range).zip(storage_mut(part).chunks_mut(BLOCK_LEN)) {
                 cast_near(part, &root(vectors, block, tree, factor));
             }
