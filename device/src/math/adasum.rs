@@ -266,30 +266,45 @@ pub fn weights<W: Weights + ?Sized>(
     takes_exact_path(cancelled, criterion, world_size, gram)
 }
 
-/// Like [`weights`], for a power of two of ranks that is known to the compiler, which unrolls all loops: a thread that computes them by
-/// itself waits for one level of the tree after the other, not for one product after the other. Returns the weights too.
+/// The step of [`weights`] in which sides of pairs have `H` ranks, for one rank: the coefficient by which its weight is multiplied, and
+/// whether the norm of its side has cancelled. Threads, one for each rank, compute the same weights without waiting for one pair after
+/// another: `weight(rank)` and `gram(i, j)`, for `i ≤ j`, are called for ranks of the pair only, and the weights are those of the step before.
 #[inline(always)]
-pub fn weights_of<const W: usize>(
+pub fn step<const H: usize>(
+    rank: usize,
+    world_size: usize,
     criterion: Criterion,
+    weight: impl Fn(usize) -> f64,
     gram: impl Fn(usize, usize) -> f64,
-    mut keep: impl FnMut(Pair, Coefficients),
-) -> ([f64; W], bool) {
-    const { assert!(W == 2 || W == 4 || W == 8) };
-    let mut tree = UnrolledTree { weights: [1.0; W], cancelled: false, criterion, gram: &gram };
-    tree.combine_level::<1>(&mut keep);
-    if W > 2 {
-        tree.combine_level::<2>(&mut keep);
+) -> (f64, bool) {
+    let begin = rank & !(2 * H - 1);
+    let middle = begin + H;
+    // Without a right side, the left one moves up unchanged.
+    if middle >= world_size {
+        return (1.0, false);
     }
-    if W > 4 {
-        tree.combine_level::<4>(&mut keep);
+    let term = |i: usize, j: usize| weight(i) * weight(j) * gram(i, j);
+    let (mut dot, mut side) = (0.0, SideSums::default());
+    let first = if rank < middle { begin } else { middle };
+    for i in 0..H {
+        for j in 0..H {
+            if middle + j < world_size {
+                dot += term(begin + i, middle + j);
+            }
+            if j == i && first + i < world_size {
+                side.diagonal += term(first + i, first + i);
+            } else if j > i && first + j < world_size {
+                side.rest += term(first + i, first + j);
+            }
+        }
     }
-    let cancelled = tree.cancelled;
-    (tree.weights, takes_exact_path(cancelled, criterion, W, gram))
+    let ranks = if rank < middle || world_size > middle + H { H } else { world_size - middle };
+    (coefficient(dot, side.squared_norm()), side.is_cancelled(ranks, criterion))
 }
 
 /// Whether a layer takes the exact path, if some norm has cancelled.
 #[inline(always)]
-fn takes_exact_path(
+pub fn takes_exact_path(
     cancelled: bool,
     criterion: Criterion,
     world_size: usize,
@@ -304,60 +319,6 @@ fn takes_exact_path(
     }
     // The exact path cannot help with numbers that are not finite, or would overflow; a single vector does not need it.
     (cancelled || criterion == Criterion::ShortDouble) && squares < precise::MOST && world_size > 1
-}
-
-/// The weights of `W` ranks while they are being computed, level by level.
-struct UnrolledTree<'a, G, const W: usize> {
-    weights: [f64; W],
-    cancelled: bool,
-    criterion: Criterion,
-    gram: &'a G,
-}
-
-impl<G: Fn(usize, usize) -> f64, const W: usize> UnrolledTree<'_, G, W> {
-    #[inline(always)]
-    fn term(&self, i: usize, j: usize) -> f64 {
-        // The remainders are the ranks themselves; without them, the compiler keeps a check that panics.
-        self.weights[i % W] * self.weights[j % W] * (self.gram)(i, j)
-    }
-
-    /// The sums of `H` ranks from `first` on.
-    #[inline(always)]
-    fn side<const H: usize>(&self, first: usize) -> SideSums {
-        let mut sums = SideSums::default();
-        for i in 0..H {
-            sums.diagonal += self.term(first + i, first + i);
-            for j in i + 1..H {
-                sums.rest += self.term(first + i, first + j);
-            }
-        }
-        sums
-    }
-
-    /// Combines the pairs whose sides have `H` ranks.
-    #[inline(always)]
-    fn combine_level<const H: usize>(&mut self, keep: &mut impl FnMut(Pair, Coefficients)) {
-        for number in 0..W / (2 * H) {
-            let begin = number * 2 * H;
-            let pair = Pair { begin, middle: begin + H, end: begin + 2 * H };
-            let (left, right) = (self.side::<H>(pair.begin), self.side::<H>(pair.middle));
-            let mut dot = 0.0;
-            for i in 0..H {
-                for j in 0..H {
-                    dot += self.term(pair.begin + i, pair.middle + j);
-                }
-            }
-            self.cancelled |= left.is_cancelled(H, self.criterion) | right.is_cancelled(H, self.criterion);
-            let both = coefficients(dot, left.squared_norm(), right.squared_norm());
-            if H == 1 {
-                keep(pair, both);
-            }
-            for rank in 0..H {
-                self.weights[(pair.begin + rank) % W] *= both.0;
-                self.weights[(pair.middle + rank) % W] *= both.1;
-            }
-        }
-    }
 }
 
 /// Starts the exact path of one layer: sets the weights after the combination of the pairs of single ranks, whose coefficients were `kept`.
@@ -473,36 +434,52 @@ mod tests {
         }
     }
 
-    /// `weights_of` must have the bits of `weights`.
+    /// The steps of single ranks must have the bits of `weights`, for numbers that are not finite too.
     #[test]
-    fn unrolled_weights_are_the_same() {
-        fn check<const W: usize>(criterion: Criterion, seed: u32) {
+    fn steps_of_single_ranks_give_the_same_weights() {
+        fn check(world_size: usize, criterion: Criterion, seed: u32) {
             let mut state = seed;
             let mut next = || {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 f64::from(state >> 8) / f64::from(1u32 << 23) - 1.0
             };
-            // The products of W vectors, the later of which are nearly opposite for some seeds.
+            // The vectors, the later of which are nearly opposite to earlier ones for some seeds.
             let mut vectors = Vec::<[f64; 5]>::new();
-            for rank in 0..W {
+            for rank in 0..world_size {
                 let opposite = (rank > 1 && seed % 3 == 0).then(|| vectors[rank / 2]);
                 vectors.push(core::array::from_fn(|element| match opposite {
                     Some(vector) => -vector[element] * (1.0 + 1e-4 * next()),
                     None => next(),
                 }));
             }
+            if seed % 7 == 1 {
+                vectors[world_size - 1][3] = [f64::NAN, f64::INFINITY, 1e200, 0.0][seed as usize % 4];
+            }
             let gram = |i: usize, j: usize| (0..5).map(|place| vectors[i][place] * vectors[j][place]).sum::<f64>();
-            let (mut expected, mut kept, mut found) = ([0.0; W], Vec::new(), Vec::new());
-            let lost = weights(&mut expected[..], W, criterion, gram, |pair, both| kept.push((pair, both)));
-            let (weights, is_lost) = weights_of::<W>(criterion, gram, |pair, both| found.push((pair, both)));
-            assert_eq!((is_lost, &found), (lost, &kept), "{criterion:?}, seed {seed}");
-            assert_eq!(weights.map(f64::to_bits), expected.map(f64::to_bits), "{criterion:?}, seed {seed}");
+            let mut expected = std::vec![0.0; world_size];
+            let is_lost = weights(&mut expected[..], world_size, criterion, gram, |_, _| ());
+            let (mut found, mut cancelled) = (std::vec![1.0; world_size], false);
+            for level in 0..3 {
+                let before = found.clone();
+                for (rank, weight) in found.iter_mut().enumerate() {
+                    let of = |rank: usize| before[rank];
+                    let (coefficient, is_cancelled) = match level {
+                        0 => step::<1>(rank, world_size, criterion, of, gram),
+                        1 => step::<2>(rank, world_size, criterion, of, gram),
+                        _ => step::<4>(rank, world_size, criterion, of, gram),
+                    };
+                    *weight *= coefficient;
+                    cancelled |= is_cancelled;
+                }
+            }
+            let found_lost = takes_exact_path(cancelled, criterion, world_size, gram);
+            let bits = |weights: &[f64]| weights.iter().map(|weight| weight.to_bits()).collect::<Vec<_>>();
+            let case = std::format!("{world_size} ranks, {criterion:?}, seed {seed}");
+            assert_eq!((found_lost, bits(&found)), (is_lost, bits(&expected)), "{case}");
         }
         for criterion in [Criterion::Narrow, Criterion::Double, Criterion::ShortDouble] {
             for seed in 0..60 {
-                check::<2>(criterion, seed);
-                check::<4>(criterion, seed);
-                check::<8>(criterion, seed);
+                (1..=8).for_each(|world_size| check(world_size, criterion, seed));
             }
         }
     }

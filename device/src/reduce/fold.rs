@@ -85,30 +85,54 @@ impl FoldingLanes {
     /// All lanes of the warp must execute this together. No layer has more chunks than the lanes were chosen for.
     #[inline(always)]
     pub(crate) unsafe fn sum(self, begin: u32, end: u32, load: impl Fn([u32; 4]) -> [f64; 4]) -> f64 {
+        // SAFETY: the caller's promise.
+        unsafe { self.sums([(begin, end)], |[chunks]| [load(chunks)])[0] }
+    }
+
+    /// Like [`sum`](Self::sum), for `M` sums at a time, none of which waits for the numbers of another.
+    ///
+    /// # Safety
+    /// The conditions of [`sum`](Self::sum).
+    #[inline(always)]
+    pub(crate) unsafe fn sums<const M: usize>(
+        self,
+        chunks: [(u32, u32); M],
+        load: impl Fn([[u32; 4]; M]) -> [[f64; 4]; M],
+    ) -> [f64; M] {
         const { assert!(WARPS as u32 * FoldingLanes::GROUP == WARP) };
-        let (mut sums, lane) = ([0.0; 4], self.lane());
-        let mut index = begin + lane / Self::GROUP * WARP + lane % Self::GROUP;
-        while index < end {
-            let found = load(core::array::from_fn(|place| index + place as u32 * Self::GROUP));
-            let mut place = 0;
-            while place < 4 {
-                sums[place] += found[place];
-                place += 1;
+        // The compiler must not know which layers have no chunks: it would give lanes without chunks a copy of the exchanges below.
+        let chunks = chunks.map(|(begin, end)| (begin, begin + arch::forget((end - begin) as u64) as u32));
+        let (mut sums, lane) = ([[0.0; 4]; M], self.lane());
+        let mut index = lane / Self::GROUP * WARP + lane % Self::GROUP;
+        let longest = chunks.iter().fold(0, |most, (begin, end)| if end - begin > most { end - begin } else { most });
+        while index < longest {
+            let places: [u32; 4] = core::array::from_fn(|place| index + place as u32 * Self::GROUP);
+            let found = load(core::array::from_fn(|sum| places.map(|place| chunks[sum].0 + place)));
+            let mut sum = 0;
+            while sum < M {
+                let mut place = 0;
+                while place < 4 {
+                    sums[sum][place] += found[sum][place];
+                    place += 1;
+                }
+                sum += 1;
             }
             index += THREADS;
         }
         // A warp first exchanges with the lanes at distances 16 and 8.
-        let sum = (sums[0] + sums[2]) + (sums[1] + sums[3]);
-        // SAFETY: the caller's promise; the number of lanes is the same for the whole launch.
-        unsafe {
-            let sum = lanes::sum_of::<{ Self::GROUP }>(sum);
-            let (mut total, mut distance) = (sum, Self::GROUP);
-            // A loop that must not be unrolled.
-            while distance < arch::opaque(1 << self.log2()) {
-                total += lanes::exchange(sum, distance);
-                distance += Self::GROUP;
+        sums.map(|[first, second, third, fourth]| {
+            let sum = (first + third) + (second + fourth);
+            // SAFETY: the caller's promise; the number of lanes is the same for the whole launch.
+            unsafe {
+                let sum = lanes::sum_of::<{ Self::GROUP }>(sum);
+                let (mut total, mut distance) = (sum, Self::GROUP);
+                // A loop that must not be unrolled.
+                while distance < arch::opaque(1 << self.log2()) {
+                    total += lanes::exchange(sum, distance);
+                    distance += Self::GROUP;
+                }
+                total
             }
-            total
-        }
+        })
     }
 }

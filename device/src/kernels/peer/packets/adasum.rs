@@ -14,12 +14,12 @@ use super::super::super::kernel;
 use super::super::super::products::add_triangle;
 use super::arena::{Arena, Results};
 use super::exact::{Cancelled, Memory};
-use super::{Call, Tensor, sum};
+use super::{Call, Data, Tensor, sum};
 use crate::abi::{
     LaunchBounds, Mailboxes, PACKET_BYTES, PEER_THREADS, PacketArena, PacketChunk, PacketChunks, THREADS,
 };
 use crate::half::{BF16, F16};
-use crate::math::adasum::products;
+use crate::math::adasum::{Criterion, product_index, products, step, takes_exact_path};
 use crate::shared;
 use crate::{arch, memory, reduce, thread};
 
@@ -47,16 +47,39 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     unsafe fn send(self) {
         // SAFETY: packets of chunks.
         unsafe {
-            self.for_chunks_of_peers(|chunk| {
-                let mut place = self.teams().thread();
-                while place < self.own(chunk).packets() {
-                    let (packet, data) = (self.first_packet(chunk) + place, self.own(chunk).read(place));
-                    if self.is_divided() {
-                        self.call.send(chunk.owner as usize, packet, data);
-                    } else {
-                        self.call.send_to_all::<W>(packet, data);
+            if self.is_divided() {
+                let send = |chunk: PacketChunk, packet, data| self.call.send(chunk.owner as usize, packet, data);
+                match self.moves_several() {
+                    true if W == 4 => self.send_chunks::<2>(send),
+                    true => self.send_chunks::<4>(send),
+                    false => self.send_chunks::<1>(send),
+                }
+            } else {
+                self.send_chunks::<1>(|_, packet, data| self.call.send_to_all::<W>(packet, data));
+            }
+        }
+    }
+
+    /// Reads the elements of this block's chunks, `G` chunks at a time, and passes each packet to `send`, with its chunk and its place in a slot.
+    ///
+    /// # Safety
+    /// The launch's contract.
+    #[inline(always)]
+    unsafe fn send_chunks<const G: usize>(self, send: impl Fn(PacketChunk, u32, Data)) {
+        // SAFETY: packets of chunks.
+        unsafe {
+            self.for_chunks_of_peers::<G>(|chunks| {
+                let mut packet = self.teams().thread();
+                while packet < self.most_packets(chunks) {
+                    let data = chunks.map(|chunk| self.own(chunk).read(packet));
+                    let mut place = 0;
+                    while place < G {
+                        if packet < self.own(chunks[place]).packets() {
+                            send(chunks[place], self.first_packet(chunks[place]) + packet, data[place]);
+                        }
+                        place += 1;
                     }
-                    place += Self::MOST_THREADS;
+                    packet += Self::MOST_THREADS;
                 }
             });
         }
@@ -73,17 +96,17 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         let mut number = self.first();
         // SAFETY: chunks of the table, below the end.
         unsafe {
-            while number < self.end {
+            while number < self.end() {
                 let own = number + teams.team() * self.blocks;
-                let is_there = own < self.end;
+                let is_there = own < self.end();
                 let chunk = if is_there { self.chunk(own) } else { PacketChunk::default() };
                 let sums = self.products_over::<M>(chunk);
                 // Other threads may still read the block's shared memory for the preceding chunks.
                 thread::sync_threads();
                 reduce::team_sum::<K>((Self::MOST_WARPS, teams.log2), sums, |product, sum| {
                     let own = number + teams.team() * self.blocks;
-                    if own < self.end {
-                        self.publish(self.product_of(own, product as u32), sum.to_bits(), true);
+                    if own < self.end() {
+                        self.publish(self.products() + own * K as u32 + product as u32, sum.to_bits(), true);
                     }
                 });
                 number += teams.count() * self.blocks;
@@ -141,8 +164,13 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         let (teams, mut begin) = (self.teams(), self.first());
         // SAFETY: chunks of the table, below the end; every thread of the block has the same cancelled layers.
         unsafe {
-            while begin < self.end {
-                self.find_weights(begin, results);
+            while begin < self.end() {
+                // Sums of many ranks would need several rounds.
+                if W == 8 {
+                    self.find_weights::<4>(begin, results)
+                } else {
+                    self.find_weights::<1>(begin, results)
+                }
                 thread::sync_threads();
                 let mut place = teams.team();
                 // A loop that must not be unrolled, like those below.
@@ -192,7 +220,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     #[inline(always)]
     fn chunk_of_batch(self, begin: u32, place: u32) -> Option<u32> {
         let number = begin + place * self.blocks;
-        (number < self.end).then_some(number)
+        (number < self.end()).then_some(number)
     }
 
     /// A chunk of a batch, if the preceding chunk of the batch belongs to another layer.
@@ -212,53 +240,127 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         // SAFETY: a chunk of the table.
         let end = unsafe { self.chunk(begin) }.of_layer.end();
         let last = begin + (Self::BATCH - 1) * self.blocks;
-        if end >= self.end || end > last { 1 } else { Self::BATCH }
+        if end >= self.end() || end > last { 1 } else { Self::BATCH }
     }
 
-    /// Computes the weights of the layers of a batch of chunks in shared memory. The block with the first chunk of a layer that has not
-    /// cancelled stores and publishes them.
+    /// Computes the weights of the layers of a batch of chunks in shared memory: of the layer that begins at each place of the batch, if one
+    /// does. Lanes add `S` sums at a time. The block with the first chunk of a layer that has not cancelled stores and publishes them.
     #[inline(always)]
-    unsafe fn find_weights(self, begin: u32, results: Results) {
+    unsafe fn find_weights<const S: usize>(self, begin: u32, results: Results) {
         let shared = shared::partials();
-        // SAFETY: each sum has a slot of its own; all threads take part in every round.
+        // SAFETY: each number has a slot of its own; all threads take part in every round, and reach every barrier.
         unsafe {
             thread::sync_threads();
             let (lanes, items) = (self.lanes(), self.places_of_layers(begin) * K as u32);
+            let sums = lanes.sums_of(Self::threads());
             let mut round = 0;
             while round < items && self.chunk_of_batch(begin, round / K as u32).is_some() {
-                let item = round + lanes.sum_of_thread();
-                let (place, product) = (item / K as u32, item % K as u32);
-                let chunk = if place < Self::BATCH { self.first_of_new_layer(begin, place) } else { None };
-                let layer = chunk.unwrap_or_default().of_layer;
-                let total = self.total(layer, |chunk| self.product_of(chunk, product));
-                if layer.count > 0 && lanes.lane() == 0 {
-                    shared.write(item as usize, total);
+                let item = |sum: usize| round + sum as u32 * sums + lanes.sum_of_thread();
+                let layers: [PacketChunks; S] = core::array::from_fn(|sum| {
+                    let place = item(sum) / K as u32;
+                    let chunk = if place < Self::BATCH { self.first_of_new_layer(begin, place) } else { None };
+                    chunk.unwrap_or_default().of_layer
+                });
+                let first: [u32; S] = core::array::from_fn(|sum| self.products() + item(sum) % K as u32);
+                let totals = self.totals(layers, |sum, chunk| first[sum] + chunk * K as u32);
+                let mut sum = 0;
+                while sum < S {
+                    // Unknown to the compiler, which would copy the exchanges between lanes into a branch.
+                    if arch::forget(layers[sum].count as u64) > 0 && lanes.lane() == 0 {
+                        shared.write(item(sum) as usize, totals[sum]);
+                    }
+                    sum += 1;
                 }
-                round += lanes.sums_of(Self::threads());
+                round += S as u32 * sums;
             }
             thread::sync_threads();
-            let place = thread::thread_idx_x() as u32;
-            if place < Self::BATCH {
-                let mut flag = COMBINED;
-                if let Some(PacketChunk { layer, of_layer, .. }) = self.first_of_new_layer(begin, place) {
-                    let (number, lost) =
-                        (begin + place * self.blocks, self.weigh(place, layer, results.short, |_, _| ()));
-                    if lost {
-                        flag = if self.is_first_of_layer(number, of_layer) { BEGINS } else { RECOMPUTED };
-                    }
-                    if !lost && number == of_layer.first {
-                        let mut rank = 0;
-                        while rank < self.ranks() {
-                            self.store_weight(layer, rank, shared.read(Self::first_weight(place) + rank), results);
-                            rank += 1;
-                        }
-                        self.store_flag(layer, false, results);
-                    }
-                }
-                if Self::HAS_EXACT_PATH {
-                    shared.write(Self::first_weight(place) + W, flag);
+            // A thread for each rank of a place's layer.
+            let thread = reduce::thread_of_block();
+            let (place, rank) = (thread / W as u32, thread as usize % W);
+            let chunk = if place < Self::BATCH { self.first_of_new_layer(begin, place) } else { None };
+            let PacketChunk { layer, of_layer, .. } = chunk.unwrap_or_default();
+            let (weight, lost) = self.weight(layer, place, of_layer.count > 0, rank, results.short);
+            let number = begin + place * self.blocks;
+            if Self::HAS_EXACT_PATH && place < Self::BATCH && rank == 0 {
+                let flag = match (lost, self.is_first_of_layer(number, of_layer)) {
+                    (false, _) => COMBINED,
+                    (true, false) => RECOMPUTED,
+                    (true, true) => BEGINS,
+                };
+                shared.write(Self::first_weight(place) + W, flag);
+            }
+            if of_layer.count > 0 && !lost && number == of_layer.first && rank < self.ranks() {
+                self.store_weight(layer, rank, weight, results);
+                if rank == 0 {
+                    self.store_flag(layer, false, results);
                 }
             }
+        }
+    }
+
+    /// Computes a rank's weight in the layer of a place of the batch, if there is one, from the layer's products in shared memory, and writes
+    /// it beside them. Returns it, and whether the layer takes the exact path.
+    ///
+    /// # Safety
+    /// The threads of a layer's ranks are neighbours, and all threads of the block call this.
+    #[inline(always)]
+    unsafe fn weight(self, layer: u32, place: u32, is_there: bool, rank: usize, short: *const u32) -> (f64, bool) {
+        let shared = shared::partials();
+        let (products, slot) = (place as usize * K, Self::first_weight(place));
+        // The compiler must not know it: threads without a layer would get copies of the barriers below.
+        let is_there = || arch::forget(is_there as u64) != 0;
+        let (mut weight, mut lost) = (1.0, false);
+        // SAFETY: the products are there; barriers are between writing the weights of a level and reading them, and reverse. Where the flags
+        // are written, the products are not read any more.
+        unsafe {
+            let criterion = if is_there() { Self::criterion(layer, short) } else { Criterion::Narrow };
+            let gram = |i, j| shared.read(products + product_index(i, j, W));
+            let of = |rank: usize| shared.read(slot + rank);
+            if is_there() {
+                (weight, lost) = step::<1>(rank, self.ranks(), criterion, |_| 1.0, gram);
+            }
+            if W > 2 {
+                thread::sync_threads();
+                if is_there() {
+                    shared.write(slot + rank, weight);
+                }
+                thread::sync_threads();
+                if is_there() {
+                    let (coefficient, cancelled) = step::<2>(rank, self.ranks(), criterion, of, gram);
+                    (weight, lost) = (weight * coefficient, lost | cancelled);
+                }
+            }
+            if W > 4 {
+                thread::sync_threads();
+                if is_there() {
+                    shared.write(slot + rank, weight);
+                }
+                thread::sync_threads();
+                if is_there() {
+                    let (coefficient, cancelled) = step::<4>(rank, self.ranks(), criterion, of, gram);
+                    (weight, lost) = (weight * coefficient, lost | cancelled);
+                }
+            }
+            if Self::HAS_EXACT_PATH && is_there() {
+                lost = takes_exact_path(lost, criterion, self.ranks(), gram);
+            }
+            thread::sync_threads();
+            if is_there() {
+                shared.write(slot + rank, weight);
+                if Self::HAS_EXACT_PATH {
+                    shared.write(products + rank, if lost { 1.0 } else { 0.0 });
+                }
+            }
+            thread::sync_threads();
+            lost = false;
+            if Self::HAS_EXACT_PATH && is_there() {
+                let mut other = 0;
+                while other < W {
+                    lost |= shared.read(products + other) != 0.0;
+                    other += 1;
+                }
+            }
+            (weight, lost)
         }
     }
 
@@ -289,7 +391,11 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     unsafe fn receive_results(self, results: Results) {
         // SAFETY: the launch provides memory for every layer; chunks of the table.
         unsafe {
-            self.for_chunks_of_peers(|chunk| self.receive_chunk(chunk));
+            match self.moves_several() {
+                true if W == 4 => self.for_chunks_of_peers::<2>(|chunks| self.receive_chunks(chunks)),
+                true => self.for_chunks_of_peers::<4>(|chunks| self.receive_chunks(chunks)),
+                false => self.for_chunks_of_peers::<1>(|chunks| self.receive_chunks(chunks)),
+            }
             let (width, layer_count) = (W as u32 + 1, self.plan.in_memory().layer_count as u32);
             let mut item = Self::block() * Self::threads() + thread::thread_idx_x() as u32;
             while item < layer_count * width {
@@ -297,7 +403,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                 let layer = self.layer(number);
                 let is_wanted = layer.count > 0 && (place < self.ranks() || place == W);
                 if is_wanted && self.chunk(layer.first).owner != self.call.rank {
-                    let [data] = self.numbers(|_| Some(self.result_of(number, place)));
+                    let data = self.number(self.result_of(number, place));
                     if place == W {
                         results.cancelled.add(number as usize).write(data as u32);
                     } else {
@@ -310,13 +416,22 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         }
     }
 
-    /// Writes the elements of another rank's chunk.
+    /// Writes the elements of other ranks' chunks.
     #[inline(always)]
-    unsafe fn receive_chunk(self, chunk: PacketChunk) {
-        let (own, mut packet) = (self.own(chunk), self.teams().thread());
-        while packet < own.packets() {
-            // SAFETY: packets of the chunk, whose owner publishes its results.
-            unsafe { own.write(packet, self.take_result(chunk, packet)) };
+    unsafe fn receive_chunks<const G: usize>(self, chunks: [PacketChunk; G]) {
+        let mut packet = self.teams().thread();
+        while packet < self.most_packets(chunks) {
+            // SAFETY: packets of the chunks, whose owners publish their results.
+            unsafe {
+                let data = self.take_results(chunks, packet);
+                let mut place = 0;
+                while place < G {
+                    if packet < self.own(chunks[place]).packets() {
+                        self.own(chunks[place]).write(packet, data[place]);
+                    }
+                    place += 1;
+                }
+            }
             packet += Self::MOST_THREADS;
         }
     }

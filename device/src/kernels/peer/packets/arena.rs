@@ -2,14 +2,13 @@
 //! chunks.
 
 use super::super::super::adasum::{Exact, criterion};
-use super::super::gram::SharedWeights;
 use super::{Call, Data, sendable, with_own};
 use crate::abi::{PACKET_BYTES, PacketArena, PacketChunk, PacketChunks, THREADS, WARP, packet_adasum_threads};
 use crate::math::Element;
-use crate::math::adasum::{Pair, product_index, weights, weights_of};
+use crate::math::adasum::Criterion;
 use crate::reduce::{self, FoldingLanes};
-use crate::shared::{self, SHARED_SLOTS};
-use crate::{memory, thread};
+use crate::shared::SHARED_SLOTS;
+use crate::{arch, memory, thread};
 
 /// The arena of one call, from the view of a thread. `W` is the width of the kernel, `E` the number of elements of a packet, and `K` the
 /// number of products of `W` vectors.
@@ -19,8 +18,6 @@ pub(super) struct Arena<'a, T, const W: usize, const E: usize, const K: usize> {
     pub(super) plan: Plan,
     pub(super) elements: *mut T,
     pub(super) blocks: u32,
-    /// The chunk behind the last one that this rank reduces.
-    pub(super) end: u32,
 }
 
 /// A [`PacketArena`]: in registers as far as the whole kernel uses it.
@@ -28,7 +25,6 @@ pub(super) struct Arena<'a, T, const W: usize, const E: usize, const K: usize> {
 pub(super) struct Plan {
     arena: *const PacketArena,
     window_len: u32,
-    products: u32,
     team_log2: u32,
 }
 
@@ -39,12 +35,7 @@ impl Plan {
     pub(super) unsafe fn of(arena: *const PacketArena) -> Self {
         // SAFETY: the caller's promise.
         let plan = unsafe { *arena };
-        Self {
-            arena,
-            window_len: plan.window_len as u32,
-            products: plan.products as u32,
-            team_log2: plan.team_log2 as u32,
-        }
+        Self { arena, window_len: plan.window_len as u32, team_log2: plan.team_log2 as u32 }
     }
 
     /// The arena in memory, for numbers that only a part of the kernel needs: kept from the beginning, they would take registers from the
@@ -178,43 +169,70 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     pub(super) unsafe fn new(call: Call<'a>, plan: *const PacketArena, elements: *mut T, blocks: u64) -> Self {
         const { assert!(K * Self::MOST_WARPS <= SHARED_SLOTS && T::COUNT * Self::MOST_WARPS <= SHARED_SLOTS) };
         // SAFETY: the launch provides the plan, and the tables behind it.
-        unsafe {
-            let end = (*plan).reduced[0].end();
-            Self { call, plan: Plan::of(plan), elements, blocks: blocks as u32, end }
-        }
+        unsafe { Self { call, plan: Plan::of(plan), elements, blocks: blocks as u32 } }
     }
 
     /// This block's first chunk among those that this rank reduces. The others are a number of blocks apart, up to `end`.
     #[inline(always)]
     pub(super) fn first(self) -> u32 {
-        // 0 in one shot, as the table says too: with this branch the assembler keeps one counter less for loops over these chunks, so that no
-        // register spills.
-        let first = if self.is_divided() { self.plan.in_memory().reduced[0].first } else { 0 };
-        first + Self::block()
+        self.plan.in_memory().reduced[0].first + Self::block()
     }
 
-    /// Calls `process` for each chunk that peers reduce, or once for each chunk in one shot, as far as it is this team's. The order is that in
-    /// which each peer's blocks process its chunks, and begins with the next rank, so that no rank is the destination of all others at a time.
+    /// The chunk behind the last one that this rank reduces.
+    #[inline(always)]
+    pub(super) fn end(self) -> u32 {
+        self.plan.in_memory().reduced[0].end()
+    }
+
+    /// Calls `process` for each chunk that peers reduce, or once for each chunk in one shot, as far as it is this team's; with `G` chunks at a
+    /// time, so that loads of one need not wait for loads of another. Missing ones are empty. The order is that in which each peer's blocks
+    /// process its chunks, and begins with the next rank, so that no rank is the destination of all others at a time.
     ///
     /// # Safety
     /// The launch's contract.
     #[inline(always)]
-    pub(super) unsafe fn for_chunks_of_peers(self, process: impl Fn(PacketChunk)) {
-        let (teams, arena) = (self.teams(), self.plan.in_memory());
+    pub(super) unsafe fn for_chunks_of_peers<const G: usize>(self, process: impl Fn([PacketChunk; G])) {
+        // Nothing of it is kept in registers until the next such loop.
+        let (teams, arena, blocks) = (self.teams(), self.plan.in_memory(), arch::forget(self.blocks as u64) as u32);
         // Never 0, which the compiler does not know: a check of divisions would compile a panic into the kernel.
         let peers = if W == 2 { 1 } else { (arena.peers as u32).max(1) };
-        let mut item = Self::block() + teams.team() * self.blocks;
-        while item < arena.most_reduced as u32 * peers {
-            let (peer, place) = (item % peers, item / peers);
-            // SAFETY: chunks of the table.
-            unsafe {
-                let reduced = *arena.reduced.get_unchecked(1 + peer as usize);
-                if place < reduced.count {
-                    process(self.chunk(reduced.first + place));
+        let (first, stride) = (Self::block() + teams.team() * blocks, teams.count() * blocks);
+        let (mut peer, mut place) = (first % peers, first / peers);
+        let (peer_step, place_step) = (stride % peers, stride / peers);
+        while place < arena.most_reduced as u32 {
+            process(core::array::from_fn(|_| {
+                // SAFETY: there are numbers for each peer, and chunks below their end.
+                let chunk = unsafe {
+                    let reduced = *arena.reduced.get_unchecked(1 + peer as usize);
+                    if place < reduced.count { self.chunk(reduced.first + place) } else { PacketChunk::default() }
+                };
+                (peer, place) = (peer + peer_step, place + place_step);
+                if peer >= peers {
+                    (peer, place) = (peer - peers, place + 1);
                 }
-            }
-            item += teams.count() * self.blocks;
+                chunk
+            }));
         }
+    }
+
+    /// Whether threads move packets of several chunks at a time: in two shots, if there are more chunks than teams.
+    #[inline(always)]
+    pub(super) fn moves_several(self) -> bool {
+        let arena = self.plan.in_memory();
+        let blocks = arch::forget(self.blocks as u64) as u32;
+        self.is_divided() && (arena.most_reduced * arena.peers) as u32 > self.teams().count() * blocks
+    }
+
+    /// The number of packets of the longest of these chunks.
+    #[inline(always)]
+    pub(super) fn most_packets<const G: usize>(self, chunks: [PacketChunk; G]) -> u32 {
+        let (mut most, mut place) = (0, 0);
+        while place < G {
+            let packets = self.own(chunks[place]).packets();
+            most = if packets > most { packets } else { most };
+            place += 1;
+        }
+        most
     }
 
     /// The number of ranks.
@@ -304,10 +322,10 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         chunk.begin / E as u32
     }
 
-    /// The packet of a product over a chunk.
+    /// The first of the packets of products, of which each chunk has `K`.
     #[inline(always)]
-    pub(super) fn product_of(self, chunk: u32, product: u32) -> u32 {
-        self.plan.products + chunk * K as u32 + product
+    pub(super) fn products(self) -> u32 {
+        self.plan.in_memory().products as u32
     }
 
     /// The packet of a number of a layer's results: its weights, and its flag.
@@ -384,17 +402,20 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         }
     }
 
-    /// Waits for a packet of another rank's results for a chunk, which it leaves empty.
+    /// Waits for a packet of other ranks' results for each of these chunks that has it, which it leaves empty; the other data are 0.
     ///
     /// # Safety
-    /// The packet is inside the chunk, which another rank reduces; nobody else reads it.
+    /// Other ranks reduce the chunks; nobody else reads the packets.
     #[inline(always)]
-    pub(super) unsafe fn take_result(self, chunk: PacketChunk, packet: u32) -> Data {
-        let address = self.common(Self::first_result(chunk) + packet);
+    pub(super) unsafe fn take_results<const G: usize>(self, chunks: [PacketChunk; G], packet: u32) -> [Data; G] {
+        let address = |place: usize| {
+            let is_there = packet < self.own(chunks[place]).packets();
+            is_there.then(|| self.common(Self::first_result(chunks[place]) + packet))
+        };
         // SAFETY: the caller's promise.
         unsafe {
-            let [[data]] = self.call.receive::<1, 1>(|_, _| Some(address));
-            Call::empty::<1>(|_| Some(address));
+            let [data] = self.call.receive::<1, G>(|_, place| address(place));
+            Call::empty::<G>(address);
             data
         }
     }
@@ -417,62 +438,46 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         }
     }
 
-    /// Waits for numbers of the common area, where there is an index; the others are 0.
+    /// Waits for a number of the common area.
     ///
     /// # Safety
-    /// Indices are inside the area, behind the results.
+    /// `index` is inside the area, behind the results.
     #[inline(always)]
-    pub(super) unsafe fn numbers<const M: usize>(self, index: impl Fn(usize) -> Option<u32>) -> [u64; M] {
+    pub(super) unsafe fn number(self, index: u32) -> u64 {
         // SAFETY: the caller's promise.
-        unsafe { self.call.receive_numbers(|place| index(place).map(|index| self.common(index))) }
+        let [[number]] = unsafe { self.call.receive_numbers(|_, _| Some(self.common(index))) };
+        number
     }
 
-    /// The sum of a layer's numbers, one for each chunk in the packet `packet(chunk)`, on the first of the [`lanes`](Self::lanes).
+    /// The sums of the numbers of `M` layers, one for each chunk in the packet `packet(place, chunk)`, on the first of the
+    /// [`lanes`](Self::lanes).
     ///
     /// # Safety
     /// All lanes of the warp must execute this together; each chunk's number is published.
     #[inline(always)]
-    pub(super) unsafe fn total(self, layer: PacketChunks, packet: impl Fn(u32) -> u32) -> f64 {
+    pub(super) unsafe fn totals<const M: usize>(
+        self,
+        layers: [PacketChunks; M],
+        packet: impl Fn(usize, u32) -> u32,
+    ) -> [f64; M] {
+        let address = |sum: usize, chunk: u32| (chunk < layers[sum].end()).then(|| self.common(packet(sum, chunk)));
         // SAFETY: the caller's promise.
         unsafe {
-            self.lanes().sum(layer.first, layer.end(), |chunk| {
-                let numbers: [u64; 4] =
-                    self.numbers(|place| (chunk[place] < layer.end()).then(|| packet(chunk[place])));
-                numbers.map(f64::from_bits)
+            self.lanes().sums(layers.map(|layer| (layer.first, layer.end())), |chunks| {
+                let numbers: [[u64; 4]; M] = self.call.receive_numbers(|sum, place| address(sum, chunks[sum][place]));
+                numbers.map(|numbers| numbers.map(f64::from_bits))
             })
         }
     }
 
-    /// Computes a layer's weights from the products in the shared memory of a place of a batch. Returns whether it takes the exact path.
+    /// The criterion of a layer for the exact path.
     ///
     /// # Safety
-    /// The products are there; one thread computes a place's weights.
+    /// There is a flag for each layer.
     #[inline(always)]
-    pub(super) unsafe fn weigh(
-        self,
-        place: u32,
-        layer: u32,
-        short: *const u32,
-        keep: impl FnMut(Pair, (f64, f64)),
-    ) -> bool {
-        let (shared, first) = (shared::partials(), Self::first_weight(place));
-        // SAFETY: the caller's promise; there is a flag for each layer.
-        unsafe {
-            let product = |i, j| shared.read(place as usize * K + product_index(i, j, W));
-            let criterion = criterion(T::IS_DOUBLE, if T::IS_DOUBLE { *short.add(layer as usize) } else { 0 });
-            let lost = if self.ranks() == W {
-                let (weights, lost) = weights_of::<W>(criterion, product, keep);
-                let mut rank = 0;
-                while rank < W {
-                    shared.write(first + rank, weights[rank]);
-                    rank += 1;
-                }
-                lost
-            } else {
-                weights(&mut SharedWeights { shared, first }, self.ranks(), criterion, product, keep)
-            };
-            lost && Self::HAS_EXACT_PATH
-        }
+    pub(super) unsafe fn criterion(layer: u32, short: *const u32) -> Criterion {
+        // SAFETY: the caller's promise.
+        criterion(T::IS_DOUBLE, if T::IS_DOUBLE { unsafe { *short.add(layer as usize) } } else { 0 })
     }
 
     /// The slot of the first weight of a place of a batch; a flag of the exact path follows the weights.

@@ -4,13 +4,14 @@
 //! from the sums over all chunks of the layer, and keeps them in a row of its own.
 
 use super::super::super::adasum::{self, Exact, Tree};
+use super::super::gram::SharedWeights;
 use super::arena::{Arena, Elements, Results};
 use super::sendable;
 use crate::abi::{PacketChunk, PacketChunks, THREADS, packet_tree};
-use crate::math::adasum::{Pair, product_index, weight_by_tree};
+use crate::math::adasum::{Pair, product_index, weight_by_tree, weights};
 use crate::math::precise::NUMBERS;
 use crate::shared;
-use crate::{memory, reduce, thread};
+use crate::{arch, memory, reduce, thread};
 
 /// The memory of a launch for its exact paths.
 #[derive(Clone, Copy)]
@@ -27,11 +28,8 @@ pub(super) struct Memory<T> {
 pub(super) struct Cancelled<'a, T, const W: usize, const E: usize, const K: usize, const C: usize, const LEVELS: usize>
 {
     arena: Arena<'a, T, W, E, K>,
-    number: u32,
-    layer: PacketChunks,
-    /// This block's first chunk of the layer. The others are a number of blocks apart, up to `end`.
+    /// This block's first chunk of the layer. The others are a number of blocks apart, up to [`end`](Self::end).
     first: u32,
-    end: u32,
     memory: Memory<T>,
     /// Every rank's vector: this rank's own in its arena, the others unpacked.
     tree: Tree<T, LEVELS>,
@@ -52,12 +50,10 @@ where
     pub(super) unsafe fn new(arena: Arena<'a, T, W, E, K>, first: u32, memory: Memory<T>) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
-            let PacketChunk { layer: number, of_layer: layer, .. } = arena.chunk(first);
-            let end = if layer.end() < arena.end { layer.end() } else { arena.end };
             let table = memory.trees.add(thread::block_idx_x() as usize * packet_tree(arena.ranks()));
             let row = table.add(arena.ranks()).cast();
             let tree = Tree { table: table.cast_const().cast(), row };
-            Self { arena, number, layer, first, end, memory, tree, row }
+            Self { arena, first, memory, tree, row }
         }
     }
 
@@ -85,7 +81,7 @@ where
         let mut number = self.first;
         // SAFETY: the launch provides a vector for each rank.
         unsafe {
-            while number < self.end {
+            while number < self.end() {
                 let chunk = arena.chunk(number);
                 let mut packet = thread::thread_idx_x() as u32;
                 while packet < arena.own(chunk).packets() {
@@ -105,6 +101,17 @@ where
         }
     }
 
+    /// The chunk behind the last one of the layer that this rank reduces.
+    ///
+    /// # Safety
+    /// The launch's contract.
+    #[inline(always)]
+    unsafe fn end(self) -> u32 {
+        // SAFETY: the layer is in the table.
+        let (of_layer, of_rank) = (unsafe { self.arena.chunk(self.first).of_layer }.end(), self.arena.end());
+        if of_layer < of_rank { of_layer } else { of_rank }
+    }
+
     /// Adds `count` sums of the layer, each over one packet for each chunk, to the block's shared memory.
     #[inline(always)]
     unsafe fn add_up(self, count: u32, packet: impl Fn(u32, u32) -> u32) {
@@ -114,9 +121,10 @@ where
             let (lanes, mut round) = (self.arena.lanes(), 0);
             while round < count {
                 let sum = round + lanes.sum_of_thread();
-                let layer = if sum < count { self.layer } else { PacketChunks::default() };
-                let total = self.arena.total(layer, |chunk| packet(chunk, sum));
-                if sum < count && lanes.lane() == 0 {
+                let layer = if sum < count { self.arena.chunk(self.first).of_layer } else { PacketChunks::default() };
+                let [total] = self.arena.totals([layer], |_, chunk| packet(chunk, sum));
+                // The compiler must not know that it is the condition above, or it would copy the exchanges between lanes into a branch.
+                if sum < arch::forget(count as u64) as u32 && lanes.lane() == 0 {
                     shared::partials().write(sum as usize, total);
                 }
                 round += lanes.sums_of(Arena::<T, W, E, K>::threads());
@@ -131,9 +139,13 @@ where
         let (arena, shared) = (self.arena, shared::partials());
         // SAFETY: the products are in the block's shared memory; the row has memory for all pairs, and for the squared norms.
         unsafe {
-            self.add_up(K as u32, |chunk, product| arena.product_of(chunk, product));
+            let products = arena.products();
+            self.add_up(K as u32, |chunk, product| products + chunk * K as u32 + product);
             if thread::thread_idx_x() == 0 {
-                arena.weigh(0, self.number, short, |pair, both| {
+                let mut layer_weights = SharedWeights { shared, first: Arena::<T, W, E, K>::first_weight(0) };
+                let criterion = Arena::<T, W, E, K>::criterion(arena.chunk(self.first).layer, short);
+                let product = |i, j| shared.read(product_index(i, j, W));
+                weights(&mut layer_weights, arena.ranks(), criterion, product, |pair, both| {
                     if !T::IS_DOUBLE {
                         adasum::keep(self.row.add(NUMBERS * pair.index()), both);
                     }
@@ -163,10 +175,10 @@ where
         // SAFETY: the coefficients of the pairs below are known; all threads of the block have the same chunks.
         unsafe {
             let scales = T::scales(self.row, pair, arena.ranks());
-            while number < self.end {
+            while number < self.end() {
                 let own = |number: u32| number + reduce::team::<2>() * arena.blocks;
                 let mut walked = reduce::Chunk { span: 0, begin: 0, end: 0 };
-                if own(number) < self.end {
+                if own(number) < self.end() {
                     let chunk = arena.chunk(own(number));
                     let begin = chunk.begin as u64;
                     walked = reduce::Chunk { span: 0, begin, end: begin + chunk.len as u64 };
@@ -179,7 +191,7 @@ where
                 // Other threads may still read the block's shared memory for the preceding chunks.
                 thread::sync_threads();
                 reduce::team_sum::<C>((Arena::<T, W, E, K>::MOST_WARPS, THREADS.ilog2()), sums, |sum, total| {
-                    if own(number) < self.end {
+                    if own(number) < self.end() {
                         arena.publish(self.sum_of(pair, own(number), sum as u32), total.to_bits(), true);
                     }
                 });
@@ -201,7 +213,7 @@ where
         let mut number = self.first;
         // SAFETY: all coefficients are known; a thread alone reads and writes the elements of a packet.
         unsafe {
-            while number < self.end {
+            while number < self.end() {
                 let chunk = arena.chunk(number);
                 let tensor = arena.own(chunk);
                 let mut packet = thread;
@@ -219,12 +231,13 @@ where
                 }
                 number += arena.blocks;
             }
-            if self.first == self.layer.first && (thread as usize) < arena.ranks() {
+            let PacketChunk { layer, of_layer, .. } = arena.chunk(self.first);
+            if self.first == of_layer.first && (thread as usize) < arena.ranks() {
                 let kept = |pair: Pair| T::rounded_coefficients(T::kept(self.row.add(NUMBERS * pair.index())));
                 let weight = weight_by_tree(thread as usize, arena.ranks(), kept);
-                arena.store_weight(self.number, thread as usize, weight, results);
+                arena.store_weight(layer, thread as usize, weight, results);
                 if thread == 0 {
-                    arena.store_flag(self.number, true, results);
+                    arena.store_flag(layer, true, results);
                 }
             }
         }

@@ -206,18 +206,21 @@ impl<'a> Call<'a> {
         unsafe { self.wait_for(address, |[low, high]| low == EMPTY || high == EMPTY) }
     }
 
-    /// Waits for numbers of this call at these addresses, where there is one; the other numbers are 0. Unspecified after an abort.
+    /// Waits for numbers of this call at the addresses of `M` rows, where there is one; the other numbers are 0. Unspecified after an abort.
     ///
     /// # Safety
     /// The addresses are of packets of numbers in this rank's mailbox.
     #[inline(always)]
-    unsafe fn receive_numbers<const W: usize>(self, address: impl Fn(usize) -> Option<u64>) -> [u64; W] {
+    unsafe fn receive_numbers<const M: usize, const W: usize>(
+        self,
+        address: impl Fn(usize, usize) -> Option<u64>,
+    ) -> [[u64; W]; M] {
         const UPPER: u64 = (u32::MAX as u64) << 32;
         let flag = self.flag();
         let is_missing = |[low, high]: [u64; 2]| ((low ^ flag) | (high ^ flag)) & UPPER != 0;
         // SAFETY: the caller's promise.
-        let [found] = unsafe { self.wait_for::<1, W>(|_, place| address(place), is_missing) };
-        found.map(|[low, high]| low & u32::MAX as u64 | high << 32)
+        let found = unsafe { self.wait_for(address, is_missing) };
+        found.map(|row| row.map(|[low, high]| low & u32::MAX as u64 | high << 32))
     }
 
     /// Waits until no packet is missing at the addresses of `M` rows, where there is one; the other words are 0. Unspecified after an abort.
