@@ -341,21 +341,23 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                     (weight, lost) = (weight * coefficient, lost | cancelled);
                 }
             }
-            if Self::HAS_EXACT_PATH && is_there() {
-                lost = takes_exact_path(lost, criterion, self.ranks(), gram);
-            }
-            thread::sync_threads();
-            if is_there() {
-                shared.write(slot + rank, weight);
-                if Self::HAS_EXACT_PATH {
+            if Self::HAS_EXACT_PATH {
+                if is_there() {
+                    lost = takes_exact_path(lost, criterion, self.ranks(), gram);
+                }
+                thread::sync_threads();
+                if is_there() {
                     shared.write(products + rank, if lost { 1.0 } else { 0.0 });
                 }
             }
-            thread::sync_threads();
+            if is_there() {
+                shared.write(slot + rank, weight);
+            }
             lost = false;
-            if Self::HAS_EXACT_PATH && is_there() {
+            if Self::HAS_EXACT_PATH {
+                thread::sync_threads();
                 let mut other = 0;
-                while other < W {
+                while is_there() && other < W {
                     lost |= shared.read(products + other) != 0.0;
                     other += 1;
                 }

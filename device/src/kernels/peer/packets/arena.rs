@@ -25,6 +25,9 @@ pub(super) struct Arena<'a, T, const W: usize, const E: usize, const K: usize> {
 pub(super) struct Plan {
     arena: *const PacketArena,
     window_len: u32,
+    products: u32,
+    /// The chunk behind the last one that this rank reduces.
+    end: u32,
     team_log2: u32,
 }
 
@@ -35,7 +38,13 @@ impl Plan {
     pub(super) unsafe fn of(arena: *const PacketArena) -> Self {
         // SAFETY: the caller's promise.
         let plan = unsafe { *arena };
-        Self { arena, window_len: plan.window_len as u32, team_log2: plan.team_log2 as u32 }
+        Self {
+            arena,
+            window_len: plan.window_len as u32,
+            products: plan.products as u32,
+            end: plan.reduced[0].end(),
+            team_log2: plan.team_log2 as u32,
+        }
     }
 
     /// The arena in memory, for numbers that only a part of the kernel needs: kept from the beginning, they would take registers from the
@@ -157,6 +166,9 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         if slots > 16 { 16 } else { slots as u32 }
     };
 
+    /// Whether registers are so few that the kernel reads numbers from memory that it uses often: four ranks have blocks of 512 threads.
+    const IS_FULL: bool = W == 4;
+
     /// The limit of the threads of a block. A block has as many if chunks have more packets.
     pub(super) const MOST_THREADS: u32 = packet_adasum_threads(W, size_of::<T>());
 
@@ -181,7 +193,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     /// The chunk behind the last one that this rank reduces.
     #[inline(always)]
     pub(super) fn end(self) -> u32 {
-        self.plan.in_memory().reduced[0].end()
+        if Self::IS_FULL { self.plan.in_memory().reduced[0].end() } else { self.plan.end }
     }
 
     /// Calls `process` for each chunk that peers reduce, or once for each chunk in one shot, as far as it is this team's; with `G` chunks at a
@@ -196,21 +208,16 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         let (teams, arena, blocks) = (self.teams(), self.plan.in_memory(), arch::forget(self.blocks as u64) as u32);
         // Never 0, which the compiler does not know: a check of divisions would compile a panic into the kernel.
         let peers = if W == 2 { 1 } else { (arena.peers as u32).max(1) };
-        let (first, stride) = (Self::block() + teams.team() * blocks, teams.count() * blocks);
-        let (mut peer, mut place) = (first % peers, first / peers);
-        let (peer_step, place_step) = (stride % peers, stride / peers);
-        while place < arena.most_reduced as u32 {
+        let mut item = Self::block() + teams.team() * blocks;
+        while item < arena.most_reduced as u32 * peers {
             process(core::array::from_fn(|_| {
+                let (peer, place) = (item % peers, item / peers);
+                item += teams.count() * blocks;
                 // SAFETY: there are numbers for each peer, and chunks below their end.
-                let chunk = unsafe {
+                unsafe {
                     let reduced = *arena.reduced.get_unchecked(1 + peer as usize);
                     if place < reduced.count { self.chunk(reduced.first + place) } else { PacketChunk::default() }
-                };
-                (peer, place) = (peer + peer_step, place + place_step);
-                if peer >= peers {
-                    (peer, place) = (peer - peers, place + 1);
                 }
-                chunk
             }));
         }
     }
@@ -271,13 +278,13 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     /// The teams into which a block's threads are divided, each of which has a chunk at a time.
     #[inline(always)]
     pub(super) fn teams(self) -> Teams {
-        Teams { log2: self.plan.team_log2 }
+        Teams { log2: if Self::IS_FULL { self.plan.in_memory().team_log2 as u32 } else { self.plan.team_log2 } }
     }
 
     /// The teams that multiply chunks, of at most [`THREADS`].
     #[inline(always)]
     pub(super) fn multiplying_teams(self) -> Teams {
-        let log2 = self.plan.team_log2;
+        let Teams { log2 } = self.teams();
         Teams { log2: if log2 < THREADS.ilog2() { log2 } else { THREADS.ilog2() } }
     }
 
@@ -325,7 +332,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     /// The first of the packets of products, of which each chunk has `K`.
     #[inline(always)]
     pub(super) fn products(self) -> u32 {
-        self.plan.in_memory().products as u32
+        if Self::IS_FULL { self.plan.in_memory().products as u32 } else { self.plan.products }
     }
 
     /// The packet of a number of a layer's results: its weights, and its flag.
