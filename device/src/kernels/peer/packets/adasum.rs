@@ -49,6 +49,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         unsafe {
             if self.is_divided() {
                 let send = |chunk: PacketChunk, packet, data| self.call.send(chunk.owner as usize, packet, data);
+                // Kernels of four ranks have no registers for more.
                 match self.moves_several() {
                     true if W == 4 => self.send_chunks::<2>(send),
                     true => self.send_chunks::<4>(send),
