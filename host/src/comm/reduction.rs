@@ -10,6 +10,7 @@ use super::ReduceOp;
 use crate::dtype::DType;
 use crate::kernels::cpu::isa::vectorized;
 use crate::kernels::cpu::{CHUNK_LEN, accumulate_chunk, cast_chunk};
+use crate::plan::segments;
 use crate::slice::SliceMut;
 
 /// Elements reduced at a time, small enough for the first-level cache.
@@ -19,7 +20,7 @@ const BLOCK_LEN: usize = 512;
 pub(crate) fn reduce_windows(windows: Vec<SliceMut<'_>>, op: ReduceOp) {
     let Some(first) = windows.first() else { return };
     let (dtype, len) = (first.dtype(), first.len());
-    let chunks: Vec<_> = (0..len).step_by(CHUNK_LEN).map(|begin| begin..len.min(begin + CHUNK_LEN)).collect();
+    let chunks: Vec<_> = segments::pieces(0..len, CHUNK_LEN).collect();
     let mut pieces: Vec<_> = windows.into_iter().map(|window| window.ranges_mut(chunks.clone()).into_iter()).collect();
     let of_chunk = |_| pieces.iter_mut().map(|pieces| pieces.next().expect("one for each chunk")).collect();
     let of_chunks: Vec<Vec<SliceMut<'_>>> = chunks.iter().map(of_chunk).collect();

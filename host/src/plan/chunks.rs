@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use super::segments::pieces;
+
 /// The length of the longest chunks in elements.
 pub const LONGEST_CHUNK: usize = 1 << 16;
 
@@ -28,8 +30,8 @@ pub const fn chunk_len(len: usize) -> usize {
 
 /// The chunks of a tensor at this range, in order.
 pub fn chunks(tensor: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clone {
-    let (end, chunk_len) = (tensor.end, chunk_len(tensor.len()));
-    tensor.step_by(chunk_len).map(move |begin| begin..end.min(begin + chunk_len))
+    let chunk_len = chunk_len(tensor.len());
+    pieces(tensor, chunk_len)
 }
 
 /// A chunk, with the row of a [`SumTable`] to which its sums are added.

@@ -36,12 +36,18 @@ pub fn gaps(segments: &[Range<usize>], len: usize) -> impl Iterator<Item = Range
     [0].into_iter().chain(ends).zip(starts).map(|(end, start)| end..start).filter(|gap| !gap.is_empty())
 }
 
+/// A range in pieces of `len` elements, in order; the last piece may be shorter. Panics if `len` is 0.
+pub(crate) fn pieces(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    let end = range.end;
+    range.step_by(len).map(move |begin| begin..end.min(begin + len))
+}
+
 /// The segments divided into chunks of at most `chunk_len` elements: `(segment, range)`, in order. Panics if that is 0.
 pub fn chunks(segments: &[Range<usize>], chunk_len: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
-    segments.iter().enumerate().flat_map(move |(index, segment)| {
-        let end = segment.end;
-        segment.clone().step_by(chunk_len).map(move |begin| (index, begin..end.min(begin + chunk_len)))
-    })
+    segments
+        .iter()
+        .enumerate()
+        .flat_map(move |(index, segment)| pieces(segment.clone(), chunk_len).map(move |chunk| (index, chunk)))
 }
 
 /// The table in which a kernel looks up its segment, and the number of blocks, with one block for each chunk. Panics if chunks have length

@@ -3,14 +3,13 @@
 //! They support every pair of dtypes. The working precision is `f64` if one of the two is `f64`, else `f32`; results are rounded once, to
 //! nearest with ties to even. NaN and infinities propagate as in IEEE 754, and subnormals are kept.
 
-use std::ops::Range;
-
 use gradsync_device::math::{Element as Formula, elementwise};
 use rayon::prelude::*;
 
 use super::isa::{return_on_avx2, return_on_avx512, vectorized};
 use super::{CHUNK_LEN, for_each, has_one_thread};
 use crate::error::{Result, same_len};
+use crate::plan::segments::pieces;
 use crate::slice::{Slice, SliceMut, with_typed};
 use crate::slice::{storage, storage_mut};
 
@@ -20,14 +19,9 @@ fn zip_chunks(dst: SliceMut<'_>, src: Slice<'_>, work: impl Fn(SliceMut<'_>, Sli
     if len <= CHUNK_LEN || has_one_thread() {
         return work(dst, src);
     }
-    let chunks: Vec<_> = chunks(len, chunk_len(len)).collect();
-    let pieces = dst.ranges_mut(chunks.clone()).into_iter().zip(chunks).collect();
-    for_each(pieces, len, |(dst, chunk)| work(dst, src.range(chunk)));
-}
-
-/// Chunks of `chunk` elements, the last of which may be shorter.
-fn chunks(len: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..len).step_by(chunk).map(move |begin| begin..len.min(begin + chunk))
+    let chunks: Vec<_> = pieces(0..len, chunk_len(len)).collect();
+    let parts = dst.ranges_mut(chunks.clone()).into_iter().zip(chunks).collect();
+    for_each(parts, len, |(dst, chunk)| work(dst, src.range(chunk)));
 }
 
 /// The chunk length of a kernel whose results do not depend on it: small enough to give each thread a chunk, where there are enough
@@ -175,7 +169,7 @@ pub fn scale(dst: SliceMut<'_>, src: Slice<'_>, factor: f64) -> Result<()> {
 /// Computes `data[i] = D(data[i] × factor)` like [`scale`].
 pub(crate) fn scale_in_place(data: SliceMut<'_>, factor: f64) {
     let len = data.len();
-    for_each(data.ranges_mut(chunks(len, CHUNK_LEN)), len, |chunk| {
+    for_each(data.ranges_mut(pieces(0..len, CHUNK_LEN)), len, |chunk| {
         with_typed!(SliceMut, chunk, chunk => {
             storage_mut(chunk).iter_mut().for_each(|value| *value = elementwise::scale(*value, factor));
         });
@@ -188,7 +182,7 @@ pub fn all_finite(src: Slice<'_>) -> bool {
     if src.len() <= CHUNK_LEN || has_one_thread() {
         return is_finite(0..src.len());
     }
-    let chunks: Vec<_> = chunks(src.len(), CHUNK_LEN).collect();
+    let chunks: Vec<_> = pieces(0..src.len(), CHUNK_LEN).collect();
     chunks.into_par_iter().all(is_finite)
 }
 

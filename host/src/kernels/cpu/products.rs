@@ -169,8 +169,7 @@ pub(super) fn sum_chunks<W>(
 
 /// The blocks of a chunk, as ranges.
 pub(super) fn blocks(chunk: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let end = chunk.end;
-    chunk.step_by(BLOCK_LEN).map(move |begin| begin..end.min(begin + BLOCK_LEN))
+    segments::pieces(chunk, BLOCK_LEN)
 }
 
 /// Computes `Σ src[i]²` of each segment, in `f64`. The square root of a sum is ONNX Runtime's ReduceAllL2.
