@@ -11,7 +11,7 @@ use core::fmt;
 
 pub use self::peers::{
     MOST_PEERS, Mailboxes, PACKET_BLOCKS, PACKET_BYTES, PACKET_THREADS, PEER_LAYERS, PacketArena, PacketChunk,
-    PacketChunks, Peers, Row, packet_adasum_threads, packet_tree, peer_senders, peer_tile_shift,
+    PacketChunks, Peers, Row, packet_adasum_parts, packet_adasum_threads, packet_tree, peer_senders, peer_tile_shift,
 };
 
 /// The element types of gradients.
@@ -137,8 +137,8 @@ impl LaunchBounds {
     pub const PACKETS: Self = Self { threads: PACKET_THREADS, blocks: 1, unroll: false };
 
     /// Adasum over packets in the mailboxes of peers.
-    pub const fn packet_adasum(width: usize, element_bytes: usize) -> Self {
-        Self { threads: packet_adasum_threads(width, element_bytes), blocks: 1, unroll: false }
+    pub const fn packet_adasum(element_bytes: usize) -> Self {
+        Self { threads: packet_adasum_threads(element_bytes), blocks: 1, unroll: false }
     }
 
     const fn of(threads: u32, blocks: u32) -> Self {
@@ -461,14 +461,17 @@ pub const PEER_ENTRIES: [[Entry; 4]; 18] = [
     // weights[layer][rank]; cancelled and short are a u32 per layer; kernels with an exact path need memory for the other ranks' vectors, of
     // `len` elements, and a [`packet_tree`] for each block
     with_f64_bounds(
-        dtypes_of!("packet_adasum", "_p2", LaunchBounds::packet_adasum(2, 4), PACKET_ADASUM),
-        LaunchBounds::packet_adasum(2, 8),
+        dtypes_of!("packet_adasum", "_p2", LaunchBounds::packet_adasum(4), PACKET_ADASUM),
+        LaunchBounds::packet_adasum(8),
     ),
     with_f64_bounds(
-        dtypes_of!("packet_adasum", "_p4", LaunchBounds::packet_adasum(4, 4), PACKET_ADASUM),
-        LaunchBounds::packet_adasum(4, 8),
+        dtypes_of!("packet_adasum", "_p4", LaunchBounds::packet_adasum(4), PACKET_ADASUM),
+        LaunchBounds::packet_adasum(8),
     ),
-    dtypes_of!("packet_adasum", "_p8", LaunchBounds::packet_adasum(8, 4), PACKET_ADASUM),
+    with_f64_bounds(
+        dtypes_of!("packet_adasum", "_p8", LaunchBounds::packet_adasum(4), PACKET_ADASUM),
+        LaunchBounds::packet_adasum(8),
+    ),
 ];
 const PACKET_ADASUM: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, Pointer, U64];
 const PACKETS: &[Param] = &[Pointer, Pointer, Pointer, U64, F64, U64];

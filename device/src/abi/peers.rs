@@ -34,10 +34,16 @@ pub const fn peer_tile_shift(window_bytes: u64) -> u32 {
 pub const PACKET_BLOCKS: u32 = 3;
 /// The largest number of threads of a block of such a kernel, of which a multiprocessor can hold one.
 pub const PACKET_THREADS: u32 = PACKET_BLOCKS * super::THREADS;
-/// The limit of the threads of a block of Adasum over packets, for kernels of this width and elements of so many bytes: as many as there
-/// are registers for. The exact path of `f64` needs more than 128 a thread.
-pub const fn packet_adasum_threads(width: usize, element_bytes: usize) -> u32 {
-    if width <= 4 && element_bytes < 8 { 512 } else { 256 }
+/// The limit of the threads of a block of Adasum over packets, for elements of so many bytes: as many as there are registers for. The exact
+/// path of `f64` needs more than 128 a thread.
+pub const fn packet_adasum_threads(element_bytes: usize) -> u32 {
+    if element_bytes < 8 { 512 } else { 256 }
+}
+
+/// The number of teams of threads that multiply a chunk together in such a kernel of this width: the sums of all products of eight vectors
+/// would need too many registers, so that each of two teams computes half of them.
+pub const fn packet_adasum_parts(width: usize, element_bytes: usize) -> u32 {
+    if width == 8 && packet_adasum_threads(element_bytes) == 512 { 2 } else { 1 }
 }
 
 /// Bytes of a packet in a mailbox: a vector of elements, or a number of 8 bytes in two halves, each beside a flag.

@@ -7,6 +7,7 @@ use super::{for_each_dtype, kernel};
 use crate::abi::{ChunkedSpan, DType, GRAM_CROSS_WIDTH, LaunchBounds, THREADS, vector_len};
 use crate::half::{BF16, F16};
 use crate::math::adasum::{product_index, products};
+use crate::math::product_part::triangle;
 use crate::math::{Element, elementwise};
 use crate::reduce::{self, Reduction};
 #[cfg(feature = "sm_80")]
@@ -39,21 +40,6 @@ impl Tile {
     }
 }
 
-/// Row and column of each of the `K` products of `W` vectors: one flat loop unrolls where two nested ones do not.
-pub(super) const fn triangle<const W: usize, const K: usize>() -> [(usize, usize); K] {
-    let mut places = [(0, 0); K];
-    let mut i = 0;
-    while i < W {
-        let mut j = i;
-        while j < W {
-            places[product_index(i, j, W)] = (i, j);
-            j += 1;
-        }
-        i += 1;
-    }
-    places
-}
-
 /// The number of elements a thread loads at once from each of `width` vectors: 16 bytes, or 8 where eight vectors fill the registers.
 pub(super) const fn gram_vector_len(dtype: DType, width: usize) -> usize {
     let len = vector_len(dtype, DType::F16);
@@ -63,8 +49,17 @@ pub(super) const fn gram_vector_len(dtype: DType, width: usize) -> usize {
 /// Adds all products of the `W` values with each other.
 #[inline(always)]
 pub(super) fn add_triangle<T: Element, const W: usize, const K: usize>(totals: &mut [f64; K], values: [T; W]) {
+    add_products(totals, values, const { triangle::<W, K>() });
+}
+
+/// Adds the products of the values at these places.
+#[inline(always)]
+pub(super) fn add_products<T: Element, const W: usize, const K: usize>(
+    totals: &mut [f64; K],
+    values: [T; W],
+    places: [(usize, usize); K],
+) {
     let values: [f64; W] = values.map(Element::to_f64);
-    let places = const { triangle::<W, K>() };
     let mut product = 0;
     while product < K {
         let (i, j) = places[product];

@@ -7,6 +7,7 @@ pub mod adasum;
 pub mod element;
 pub mod elementwise;
 pub mod precise;
+pub mod product_part;
 pub mod rounding;
 pub mod wide;
 

@@ -4,7 +4,7 @@
 
 use super::super::adasum::{self, Exact, criterion, keep};
 use super::super::kernel;
-use super::super::products::{add_triangle, gram_vector_len, triangle};
+use super::super::products::{add_triangle, gram_vector_len};
 use super::team::{ExactSums, Partials, Products, Team, is_divided};
 use super::{nodes, pick, weighted, write_each};
 use crate::abi::{
@@ -15,6 +15,7 @@ use crate::half::{BF16, F16};
 use crate::math::Element;
 use crate::math::adasum::{Pair, Weights, pairs_of_level, product_index, products, weight_by_tree, weights};
 use crate::math::precise::NUMBERS;
+use crate::math::product_part::triangle;
 use crate::peers::{Group, Progress, Stage};
 use crate::shared::{self, SHARED_SLOTS};
 use crate::{arch, reduce, thread};

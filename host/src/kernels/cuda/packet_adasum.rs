@@ -5,7 +5,8 @@
 use std::array::from_fn;
 
 use gradsync_device::abi::{
-    PACKET_BYTES, PacketArena, PacketChunk, PacketChunks, THREADS, packet_adasum_threads, packet_tree,
+    PACKET_BYTES, PacketArena, PacketChunk, PacketChunks, THREADS, packet_adasum_parts, packet_adasum_threads,
+    packet_tree,
 };
 
 use super::packets::{MailboxSize, PacketGroup, Shots};
@@ -73,7 +74,7 @@ impl PacketPlan {
             reduced: from_fn(|place| reduced.get(place).copied().unwrap_or_default()),
             peers: reduced.len() as u64 - 1,
             most_reduced: reduced.iter().map(|chunks| u64::from(chunks.count)).max().unwrap_or(0),
-            team_log2: team_log2(&chunks, dtype, world_size).into(),
+            team_log2: team_log2(&chunks, dtype).into(),
             most_chunks: table.iter().map(|layer| u64::from(layer.count)).max().unwrap_or(0),
             ..PacketArena::of(counts, width(world_size), dtype, bytes, window_len)
         };
@@ -114,12 +115,13 @@ impl PacketPlan {
         arena.reduced.iter().map(consecutive).chain(numbers).chain(tables).collect()
     }
 
-    /// The number of threads of each of so many blocks: enough for its chunks, as far as possible, and at least [`THREADS`], which the exact
-    /// path needs for a chunk.
+    /// The number of threads of each of so many blocks: enough for all parts of the products of its chunks, as far as possible, and at least
+    /// [`THREADS`], which the exact path needs for a chunk.
     fn threads(&self, blocks: u64) -> u32 {
         let chunks = u32::try_from(self.arena.chunk_count.div_ceil(blocks)).unwrap_or(u32::MAX);
-        let most = most_threads(self.dtype, self.world_size);
-        chunks.min(most).next_power_of_two().saturating_mul(1 << self.arena.team_log2).clamp(THREADS, most)
+        let most = most_threads(self.dtype);
+        let teams = chunks.min(most).next_power_of_two() * parts(self.dtype, self.world_size);
+        teams.saturating_mul(1 << self.arena.team_log2).clamp(THREADS, most)
     }
 
     /// The name of the kernel.
@@ -219,18 +221,23 @@ impl PacketAdasum {
 }
 
 /// The limit of the threads of a block.
-fn most_threads(dtype: DType, world_size: usize) -> u32 {
-    packet_adasum_threads(width(world_size), dtype.size_bytes())
+fn most_threads(dtype: DType) -> u32 {
+    packet_adasum_threads(dtype.size_bytes())
+}
+
+/// The number of teams that multiply a chunk.
+fn parts(dtype: DType, world_size: usize) -> u32 {
+    packet_adasum_parts(width(world_size), dtype.size_bytes())
 }
 
 /// The least number of threads for each chunk: as many as a chunk of 512 elements of two bytes has packets.
 const LEAST_TEAM: usize = 64;
 
 /// The binary logarithm of the number of threads for each chunk: all threads of a block if some chunk has as many packets.
-fn team_log2(chunks: &[PacketChunk], dtype: DType, world_size: usize) -> u32 {
+fn team_log2(chunks: &[PacketChunk], dtype: DType) -> u32 {
     let longest = chunks.iter().map(|chunk| chunk.len as usize).max().unwrap_or(0);
     let packets = (longest * dtype.size_bytes()).div_ceil(PACKET_BYTES);
-    packets.next_power_of_two().clamp(LEAST_TEAM, most_threads(dtype, world_size) as usize).ilog2()
+    packets.next_power_of_two().clamp(LEAST_TEAM, most_threads(dtype) as usize).ilog2()
 }
 
 /// Two numbers of four bytes in the order in which kernels read them.
@@ -303,15 +310,17 @@ mod tests {
             let Layout { segments, shard_len } = Layout::new(dtype, world_size, &lens).unwrap();
             let layers = DividedLayers::new(&segments, lens.len(), 0);
             let plan = PacketPlan::new(&layers, dtype, (0, world_size), shard_len, Shots::One);
-            let (most, team) = (most_threads(dtype, world_size), 1 << plan.arena.team_log2);
+            let (most, team) = (most_threads(dtype), 1 << plan.arena.team_log2);
             let packets = |chunk: &PacketChunk| (chunk.len as usize * dtype.size_bytes()).div_ceil(PACKET_BYTES);
             let longest = plan.chunks.iter().map(packets).max().unwrap();
             prop_assert!((LEAST_TEAM as u32..=most).contains(&team) && (longest <= team as usize || team == most));
             let threads = plan.threads(blocks);
             prop_assert!(threads % team == 0 && threads.is_power_of_two() && (THREADS..=most).contains(&threads));
-            let reached = u64::from(threads / team) * blocks;
+            let parts = parts(dtype, world_size);
+            let reached = u64::from(threads / team) * blocks / u64::from(parts);
             prop_assert!(reached >= plan.chunks.len() as u64 || threads == most);
             prop_assert!(reached < 2 * (plan.chunks.len() as u64 + blocks), "no more than needed");
+            prop_assert!(threads / team.min(THREADS) >= parts, "a chunk's teams are in one block");
         }
 
         #[test]

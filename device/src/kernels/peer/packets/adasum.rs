@@ -11,20 +11,27 @@
 
 use super::super::super::adasum::Exact;
 use super::super::super::kernel;
-use super::super::super::products::add_triangle;
-use super::arena::{Arena, Results};
+use super::super::super::products::add_products;
+use super::arena::{Arena, Results, is_full};
 use super::exact::{Cancelled, Memory};
 use super::{Call, Data, Tensor, sum};
 use crate::abi::{
     LaunchBounds, Mailboxes, PACKET_BYTES, PEER_THREADS, PacketArena, PacketChunk, PacketChunks, THREADS,
+    packet_adasum_parts,
 };
 use crate::half::{BF16, F16};
-use crate::math::adasum::{Criterion, product_index, products, step, takes_exact_path};
-use crate::shared;
+use crate::math::adasum::{self, Criterion, product_index, step, takes_exact_path};
+use crate::math::product_part::ProductPart;
+use crate::shared::{self, SHARED_SLOTS};
 use crate::{arch, memory, reduce, thread};
 
 // Few packets are processed at a time, and short chunks by loops without unrolled steps: a launch loads the code that it runs, from the L2
 // cache or beyond, which takes longer than the memory's latency.
+
+/// The number of chunks of which a thread moves a packet at a time, if there are enough.
+const fn moved_at_once(width: usize, element_bytes: usize) -> usize {
+    if is_full(width, element_bytes) { 2 } else { 4 }
+}
 
 /// The number of packets of each writer that a thread multiplies at a time, as many as there are registers for.
 const fn multiplied_at_once(width: usize, element_bytes: usize) -> usize {
@@ -44,16 +51,15 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// # Safety
     /// The launch's contract.
     #[inline(always)]
-    unsafe fn send(self) {
+    unsafe fn send<const G: usize>(self) {
         // SAFETY: packets of chunks.
         unsafe {
             if self.is_divided() {
                 let send = |chunk: PacketChunk, packet, data| self.call.send(chunk.owner as usize, packet, data);
-                // Kernels of four ranks have no registers for more.
-                match self.moves_several() {
-                    true if W == 4 => self.send_chunks::<2>(send),
-                    true => self.send_chunks::<4>(send),
-                    false => self.send_chunks::<1>(send),
+                if self.moves_several() {
+                    self.send_chunks::<G>(send);
+                } else {
+                    self.send_chunks::<1>(send);
                 }
             } else {
                 self.send_chunks::<1>(|_, packet, data| self.call.send_to_all::<W>(packet, data));
@@ -92,41 +98,49 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// # Safety
     /// The launch's contract.
     #[inline(always)]
-    unsafe fn multiply<const M: usize>(self) {
+    unsafe fn multiply<const M: usize, const P: usize>(self) {
+        const { assert!(P * Self::MOST_WARPS <= SHARED_SLOTS) };
         let teams = self.multiplying_teams();
+        let (part, parts) = (ProductPart::<W, K, P>::of_team(teams.team()), (K / P) as u32);
         let mut number = self.first();
         // SAFETY: chunks of the table, below the end.
         unsafe {
             while number < self.end() {
-                let own = number + teams.team() * self.blocks;
+                let own = number + teams.team() / parts * self.blocks;
                 let is_there = own < self.end();
                 let chunk = if is_there { self.chunk(own) } else { PacketChunk::default() };
-                let sums = self.products_over::<M>(chunk);
+                let sums = self.products_over::<M, P>(chunk, part);
                 // Other threads may still read the block's shared memory for the preceding chunks.
                 thread::sync_threads();
-                reduce::team_sum::<K>((Self::MOST_WARPS, teams.log2), sums, |product, sum| {
-                    let own = number + teams.team() * self.blocks;
+                reduce::team_sum::<P>((Self::MOST_WARPS, teams.log2), sums, |product, sum| {
+                    let own = number + teams.team() / parts * self.blocks;
                     if own < self.end() {
-                        self.publish(self.products() + own * K as u32 + product as u32, sum.to_bits(), true);
+                        let product = self.products() + own * K as u32 + part.product(product) as u32;
+                        self.publish(product, sum.to_bits(), true);
                     }
                 });
-                number += teams.count() * self.blocks;
+                number += teams.count() / parts * self.blocks;
             }
         }
     }
 
-    /// The products of the ranks' vectors over a chunk, as far as they are this thread's of its team. Elements behind the end are zero.
+    /// A part of the products of the ranks' vectors over a chunk, as far as they are this thread's of its team. Elements behind the end are
+    /// zero.
     #[inline(always)]
-    unsafe fn products_over<const M: usize>(self, chunk: PacketChunk) -> [f64; K] {
-        let mut totals = [0.0; K];
+    unsafe fn products_over<const M: usize, const P: usize>(
+        self,
+        chunk: PacketChunk,
+        part: ProductPart<W, K, P>,
+    ) -> [f64; P] {
+        let mut totals = [0.0; P];
         let mut place = self.multiplying_teams().thread();
         // SAFETY: packets of the chunk.
         unsafe {
             if M > 1 && self.own(chunk).packets() <= THREADS {
-                return self.add_products::<1>(totals, chunk, place);
+                return self.add_products::<1, P>(totals, chunk, place, part);
             }
             while place < self.own(chunk).packets() {
-                totals = self.add_products::<M>(totals, chunk, place);
+                totals = self.add_products::<M, P>(totals, chunk, place, part);
                 place += M as u32 * THREADS;
             }
         }
@@ -135,9 +149,17 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
 
     /// Adds the products over the next `M` packets of a thread, from `place` on.
     #[inline(always)]
-    unsafe fn add_products<const M: usize>(self, mut totals: [f64; K], chunk: PacketChunk, place: u32) -> [f64; K] {
+    unsafe fn add_products<const M: usize, const P: usize>(
+        self,
+        mut totals: [f64; P],
+        chunk: PacketChunk,
+        place: u32,
+        part: ProductPart<W, K, P>,
+    ) -> [f64; P] {
+        // Nothing that is derived from the half is kept in registers from packet to packet.
+        let part = ProductPart::<W, K, P> { half: arch::forget(part.half as u64) as u32 };
         // SAFETY: packets of the chunk.
-        let of_ranks = unsafe { self.gather::<M>(chunk, |m| place + m as u32 * THREADS) };
+        let of_ranks = unsafe { self.gather::<M>(chunk, |m| place + m as u32 * THREADS, |place| part.rank(place)) };
         let mut m = 0;
         while m < M {
             // SAFETY: packets consist of elements.
@@ -145,7 +167,8 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                 core::array::from_fn(|writer| unsafe { memory::reinterpret(of_ranks[m][writer]) });
             let mut lane = 0;
             while lane < E {
-                add_triangle::<T, W, K>(&mut totals, core::array::from_fn(|writer| elements[writer][lane]));
+                let values: [T; W] = core::array::from_fn(|place| elements[place][lane]);
+                add_products(&mut totals, values, const { ProductPart::<W, K, P>::places() });
                 lane += 1;
             }
             m += 1;
@@ -162,53 +185,70 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     where
         T: Exact<Sums = [f64; C]>,
     {
-        let (teams, mut begin) = (self.teams(), self.first());
+        let mut begin = self.first();
         // SAFETY: chunks of the table, below the end; every thread of the block has the same cancelled layers.
         unsafe {
             while begin < self.end() {
-                // Sums of many ranks would need several rounds.
-                if W == 8 {
-                    self.find_weights::<4>(begin, results)
+                // With more threads, one round is enough.
+                if W == 8 && !Self::IS_FULL {
+                    self.anew().find_weights::<4>(begin, results)
                 } else {
-                    self.find_weights::<1>(begin, results)
+                    self.anew().find_weights::<1>(begin, results)
                 }
                 thread::sync_threads();
-                let mut place = teams.team();
-                // A loop that must not be unrolled, like those below.
-                while place < arch::opaque(Self::BATCH) && self.chunk_of_batch(begin, place).is_some() {
-                    let number = begin + place * self.blocks;
-                    let chunk = self.chunk(number);
-                    // The place with the weights of the chunk's layer.
-                    let mut first = place;
-                    while first > 0 && begin + (first - 1) * self.blocks >= chunk.of_layer.first {
-                        first -= 1;
-                    }
-                    if !Self::HAS_EXACT_PATH || shared::partials().read(Self::first_weight(first) + W) == COMBINED {
-                        self.combine_chunk(chunk, first);
-                    }
-                    place += teams.count();
-                }
-                let mut cancelled = 0u32;
-                place = 0;
-                while Self::HAS_EXACT_PATH
-                    && place < arch::opaque(Self::BATCH)
-                    && self.chunk_of_batch(begin, place).is_some()
-                {
-                    if shared::partials().read(Self::first_weight(place) + W) == BEGINS {
-                        cancelled |= 1 << place;
-                    }
-                    place += 1;
-                }
+                self.anew().combine_batch(begin);
                 // Only now, since the exact path uses the memory of the weights. All blocks process layers in ascending order, so that none
                 // waits for one that waits for it.
+                let mut cancelled = if Self::HAS_EXACT_PATH { Self::cancelled_of_batch() } else { 0 };
                 while Self::HAS_EXACT_PATH && cancelled != 0 {
                     let number = begin + cancelled.trailing_zeros() * self.blocks;
                     cancelled &= cancelled - 1;
-                    Cancelled::<_, W, E, K, C, LEVELS>::new(self, number, memory).run(results);
+                    Cancelled::<_, W, E, K, C, LEVELS>::new(self.anew(), number, memory).run(results);
                 }
                 begin += Self::BATCH * self.blocks;
             }
         }
+    }
+
+    /// Writes the weighted sums of the chunks of a batch whose layers have not cancelled, and publishes them. Each team has a chunk at a time.
+    ///
+    /// # Safety
+    /// The launch's contract; the weights of the batch are in shared memory.
+    #[inline(always)]
+    unsafe fn combine_batch(self, begin: u32) {
+        let teams = self.teams();
+        let mut place = teams.team();
+        // SAFETY: chunks of the table, below the end.
+        unsafe {
+            // A loop that must not be unrolled, like those below.
+            while place < arch::opaque(Self::BATCH) && begin + place * self.blocks < self.end() {
+                let number = begin + place * self.blocks;
+                let chunk = self.chunk(number);
+                // The place with the weights of the chunk's layer.
+                let (mut first, mut earlier) = (place, number);
+                while first > 0 && earlier >= chunk.of_layer.first + self.blocks {
+                    (first, earlier) = (first - 1, earlier - self.blocks);
+                }
+                if !Self::HAS_EXACT_PATH || shared::partials().read(Self::first_weight(first) + W) == COMBINED {
+                    self.combine_chunk(chunk, first);
+                }
+                place += teams.count();
+            }
+        }
+    }
+
+    /// A bit for each place of a batch at which a layer begins the exact path.
+    #[inline(always)]
+    unsafe fn cancelled_of_batch() -> u32 {
+        let (mut cancelled, mut place) = (0, 0);
+        while place < arch::opaque(Self::BATCH) {
+            // SAFETY: a flag of a place.
+            if unsafe { shared::partials().read(Self::first_weight(place) + W) } == BEGINS {
+                cancelled |= 1 << place;
+            }
+            place += 1;
+        }
+        cancelled
     }
 
     /// Whether a chunk of this block is the block's first one of its layer.
@@ -217,22 +257,21 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         number < layer.first + self.blocks || number == self.first()
     }
 
-    /// A chunk of a batch, if there is one: the chunks of this block from `begin` on.
+    /// A chunk of a batch, if the preceding chunk of the batch belongs to another layer, otherwise the empty one. An `Option` would keep
+    /// registers for a chunk that is not there.
     #[inline(always)]
-    fn chunk_of_batch(self, begin: u32, place: u32) -> Option<u32> {
+    unsafe fn first_of_new_layer(self, begin: u32, place: u32) -> PacketChunk {
         let number = begin + place * self.blocks;
-        (number < self.end()).then_some(number)
-    }
-
-    /// A chunk of a batch, if the preceding chunk of the batch belongs to another layer.
-    #[inline(always)]
-    unsafe fn first_of_new_layer(self, begin: u32, place: u32) -> Option<PacketChunk> {
         // SAFETY: chunks of the table.
         unsafe {
-            let number = self.chunk_of_batch(begin, place)?;
-            let chunk = self.chunk(number);
-            (place == 0 || self.chunk(number - self.blocks).layer != chunk.layer).then_some(chunk)
+            if place < Self::BATCH && number < self.end() {
+                let chunk = self.chunk(number);
+                if place == 0 || self.chunk(number - self.blocks).layer != chunk.layer {
+                    return chunk;
+                }
+            }
         }
+        PacketChunk::default()
     }
 
     /// The number of a batch's places among which its layers begin: one if all its chunks are of one layer, otherwise all.
@@ -255,13 +294,10 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
             let (lanes, items) = (self.lanes(), self.places_of_layers(begin) * K as u32);
             let sums = lanes.sums_of(Self::threads());
             let mut round = 0;
-            while round < items && self.chunk_of_batch(begin, round / K as u32).is_some() {
+            while round < items && begin + round / K as u32 * self.blocks < self.end() {
                 let item = |sum: usize| round + sum as u32 * sums + lanes.sum_of_thread();
-                let layers: [PacketChunks; S] = core::array::from_fn(|sum| {
-                    let place = item(sum) / K as u32;
-                    let chunk = if place < Self::BATCH { self.first_of_new_layer(begin, place) } else { None };
-                    chunk.unwrap_or_default().of_layer
-                });
+                let layers: [PacketChunks; S] =
+                    core::array::from_fn(|sum| self.first_of_new_layer(begin, item(sum) / K as u32).of_layer);
                 let first: [u32; S] = core::array::from_fn(|sum| self.products() + item(sum) % K as u32);
                 let totals = self.totals(layers, |sum, chunk| first[sum] + chunk * K as u32);
                 let mut sum = 0;
@@ -278,8 +314,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
             // A thread for each rank of a place's layer.
             let thread = reduce::thread_of_block();
             let (place, rank) = (thread / W as u32, thread as usize % W);
-            let chunk = if place < Self::BATCH { self.first_of_new_layer(begin, place) } else { None };
-            let PacketChunk { layer, of_layer, .. } = chunk.unwrap_or_default();
+            let PacketChunk { layer, of_layer, .. } = self.first_of_new_layer(begin, place);
             let (weight, lost) = self.weight(layer, place, of_layer.count > 0, rank, results.short);
             let number = begin + place * self.blocks;
             if Self::HAS_EXACT_PATH && place < Self::BATCH && rank == 0 {
@@ -310,38 +345,20 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         let (products, slot) = (place as usize * K, Self::first_weight(place));
         // The compiler must not know it: threads without a layer would get copies of the barriers below.
         let is_there = || arch::forget(is_there as u64) != 0;
-        let (mut weight, mut lost) = (1.0, false);
-        // SAFETY: the products are there; barriers are between writing the weights of a level and reading them, and reverse. Where the flags
-        // are written, the products are not read any more.
+        // SAFETY: the products are there. Where the flags are written, the products are not read any more.
         unsafe {
             let criterion = if is_there() { Self::criterion(layer, short) } else { Criterion::Narrow };
             let gram = |i, j| shared.read(products + product_index(i, j, W));
-            let of = |rank: usize| shared.read(slot + rank);
-            if is_there() {
-                (weight, lost) = step::<1>(rank, self.ranks(), criterion, |_| 1.0, gram);
-            }
+            let (mut weight, mut lost) = self.level::<1>((rank, 1.0), is_there, slot, criterion, gram);
+            let mut cancelled = false;
             if W > 2 {
-                thread::sync_threads();
-                if is_there() {
-                    shared.write(slot + rank, weight);
-                }
-                thread::sync_threads();
-                if is_there() {
-                    let (coefficient, cancelled) = step::<2>(rank, self.ranks(), criterion, of, gram);
-                    (weight, lost) = (weight * coefficient, lost | cancelled);
-                }
+                (weight, cancelled) = self.level::<2>((rank, weight), is_there, slot, criterion, gram);
+                lost |= cancelled;
             }
             if W > 4 {
-                thread::sync_threads();
-                if is_there() {
-                    shared.write(slot + rank, weight);
-                }
-                thread::sync_threads();
-                if is_there() {
-                    let (coefficient, cancelled) = step::<4>(rank, self.ranks(), criterion, of, gram);
-                    (weight, lost) = (weight * coefficient, lost | cancelled);
-                }
+                (weight, cancelled) = self.level::<4>((rank, weight), is_there, slot, criterion, gram);
             }
+            lost |= cancelled;
             if Self::HAS_EXACT_PATH {
                 if is_there() {
                     lost = takes_exact_path(lost, criterion, self.ranks(), gram);
@@ -367,15 +384,47 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         }
     }
 
+    /// A level of [`weight`](Self::weight): multiplies the weight of a rank by its coefficient in pairs whose sides have `H` ranks. Returns it,
+    /// and whether the norm of the rank's side has cancelled.
+    ///
+    /// # Safety
+    /// The condition of [`weight`](Self::weight).
+    #[inline(always)]
+    unsafe fn level<const H: usize>(
+        self,
+        (rank, weight): (usize, f64),
+        is_there: impl Fn() -> bool,
+        slot: usize,
+        criterion: Criterion,
+        gram: impl Fn(usize, usize) -> f64,
+    ) -> (f64, bool) {
+        let shared = shared::partials();
+        // SAFETY: barriers are between reading the weights of a level and writing them, and reverse.
+        unsafe {
+            if H > 1 {
+                thread::sync_threads();
+                if is_there() {
+                    shared.write(slot + rank, weight);
+                }
+                thread::sync_threads();
+            }
+            if !is_there() {
+                return (weight, false);
+            }
+            let of = |rank: usize| if H > 1 { shared.read(slot + rank) } else { 1.0 };
+            let (coefficient, cancelled) = step::<H>(rank, self.ranks(), criterion, of, gram);
+            (weight * coefficient, cancelled)
+        }
+    }
+
     /// Writes the weighted sum over a chunk, with the weights of a place of the batch, and publishes it.
     #[inline(always)]
     unsafe fn combine_chunk(self, chunk: PacketChunk, place_of_weights: u32) {
         let (shared, own) = (shared::partials(), self.own(chunk));
         // SAFETY: packets of the chunk; a thread alone reads and writes their elements.
         unsafe {
-            let weights: [f64; W] = core::array::from_fn(|rank| {
-                shared.read(Self::first_weight(place_of_weights) + if rank < self.ranks() { rank } else { 0 })
-            });
+            let first = Self::first_weight(place_of_weights);
+            let weights: [f64; W] = core::array::from_fn(|rank| shared.read(first + rank));
             let mut packet = self.teams().thread();
             while packet < own.packets() {
                 let result = sum::<T, W, E>(self.take(chunk, packet), weights, self.ranks());
@@ -391,13 +440,13 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// # Safety
     /// The launch's contract.
     #[inline(always)]
-    unsafe fn receive_results(self, results: Results) {
+    unsafe fn receive_results<const G: usize>(self, results: Results) {
         // SAFETY: the launch provides memory for every layer; chunks of the table.
         unsafe {
-            match self.moves_several() {
-                true if W == 4 => self.for_chunks_of_peers::<2>(|chunks| self.receive_chunks(chunks)),
-                true => self.for_chunks_of_peers::<4>(|chunks| self.receive_chunks(chunks)),
-                false => self.for_chunks_of_peers::<1>(|chunks| self.receive_chunks(chunks)),
+            if self.moves_several() {
+                self.for_chunks_of_peers::<G>(|chunks| self.receive_chunks(chunks));
+            } else {
+                self.for_chunks_of_peers::<1>(|chunks| self.receive_chunks(chunks));
             }
             let (width, layer_count) = (W as u32 + 1, self.plan.in_memory().layer_count as u32);
             let mut item = Self::block() * Self::threads() + thread::thread_idx_x() as u32;
@@ -470,34 +519,41 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// # Safety
     /// The launch's contract.
     #[inline(always)]
-    unsafe fn run<const M: usize, const C: usize, const LEVELS: usize>(self, results: Results, memory: Memory<T>)
-    where
+    unsafe fn run<const G: usize, const M: usize, const P: usize, const C: usize, const LEVELS: usize>(
+        self,
+        results: Results,
+        memory: Memory<T>,
+    ) where
         T: Exact<Sums = [f64; C]>,
     {
         // SAFETY: the caller's promise.
         unsafe {
-            self.send();
-            self.multiply::<M>();
-            self.combine::<C, LEVELS>(results, memory);
+            self.send::<G>();
+            self.anew().multiply::<M, P>();
+            self.anew().combine::<C, LEVELS>(results, memory);
             if self.is_divided() {
-                self.receive_results(results);
+                self.anew().receive_results::<G>(results);
             }
-            self.finish();
+            self.anew().finish();
         }
     }
 }
 
 macro_rules! of_width {
     ($name:literal $T:ident $width:literal $suffix:literal) => {
-        kernel!(["packet_adasum_" $name $suffix], LaunchBounds::packet_adasum($width, size_of::<$T>()), fn (
+        kernel!(["packet_adasum_" $name $suffix], LaunchBounds::packet_adasum(size_of::<$T>()), fn (
             group: *const Mailboxes, plan: *const PacketArena, elements: *mut $T, weights: *mut f64, cancelled: *mut u32,
             short: *const u32, vectors: *mut $T, len: u64, trees: *mut u64, blocks: u64,
         ) {
             const E: usize = Tensor::<$T>::ELEMENTS;
             const LEVELS: usize = ($width as usize).ilog2() as usize;
-            let arena = Arena::<$T, $width, E, { products($width) }>::new(Call::of(group), plan, elements, blocks);
+            let arena = Arena::<$T, $width, E, { adasum::products($width) }>::new(Call::of(group), plan, elements, blocks);
             let memory = Memory { vectors, len: len as usize, trees };
-            arena.run::<{ multiplied_at_once($width, size_of::<$T>()) }, { <$T>::COUNT }, LEVELS>(Results { weights, cancelled, short }, memory);
+            const BYTES: usize = size_of::<$T>();
+            const PRODUCTS: usize = adasum::products($width) / packet_adasum_parts($width, BYTES) as usize;
+            const MOVED: usize = moved_at_once($width, BYTES);
+            const MULTIPLIED: usize = multiplied_at_once($width, BYTES);
+            arena.run::<MOVED, MULTIPLIED, PRODUCTS, { <$T>::COUNT }, LEVELS>(Results { weights, cancelled, short }, memory);
         });
     };
 }

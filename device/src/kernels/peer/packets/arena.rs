@@ -56,6 +56,11 @@ impl Plan {
     }
 }
 
+/// Whether registers are so few that a kernel of this width reads numbers from memory that it uses often: a thread has at most 128 of them.
+pub(super) const fn is_full(width: usize, element_bytes: usize) -> bool {
+    width > 2 && packet_adasum_threads(element_bytes) == 512
+}
+
 /// A division of a block's threads.
 #[derive(Clone, Copy)]
 pub(super) struct Teams {
@@ -166,11 +171,11 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         if slots > 16 { 16 } else { slots as u32 }
     };
 
-    /// Whether registers are so few that the kernel reads numbers from memory that it uses often: four ranks have blocks of 512 threads.
-    const IS_FULL: bool = W == 4;
+    /// Whether registers are few, see [`is_full`].
+    pub(super) const IS_FULL: bool = is_full(W, size_of::<T>());
 
     /// The limit of the threads of a block. A block has as many if chunks have more packets.
-    pub(super) const MOST_THREADS: u32 = packet_adasum_threads(W, size_of::<T>());
+    pub(super) const MOST_THREADS: u32 = packet_adasum_threads(size_of::<T>());
 
     /// Two ranks are one pair, which cannot cancel; but short vectors of `f64` always take the exact path.
     pub(super) const HAS_EXACT_PATH: bool = W > 2 || T::IS_DOUBLE;
@@ -179,9 +184,20 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     /// The launch's contract.
     #[inline(always)]
     pub(super) unsafe fn new(call: Call<'a>, plan: *const PacketArena, elements: *mut T, blocks: u64) -> Self {
-        const { assert!(K * Self::MOST_WARPS <= SHARED_SLOTS && T::COUNT * Self::MOST_WARPS <= SHARED_SLOTS) };
+        const { assert!(T::COUNT * Self::MOST_WARPS <= SHARED_SLOTS) };
         // SAFETY: the launch provides the plan, and the tables behind it.
         unsafe { Self { call, plan: Plan::of(plan), elements, blocks: blocks as u32 } }
+    }
+
+    /// The same arena: where registers are few, nothing that is derived from the other one's numbers is kept for this one.
+    #[inline(always)]
+    pub(super) fn anew(self) -> Self {
+        if !Self::IS_FULL {
+            return self;
+        }
+        let forget = |number: u32| arch::forget(number as u64) as u32;
+        let call = Call { rank: forget(self.call.rank), ranks: forget(self.call.ranks), ..self.call };
+        Self { call, blocks: forget(self.blocks), ..self }
     }
 
     /// This block's first chunk among those that this rank reduces. The others are a number of blocks apart, up to `end`.
@@ -357,7 +373,8 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         is_there.then(|| self.call.received(writer, self.first_packet(chunk) + packet))
     }
 
-    /// Waits for `M` packets of a chunk that this rank reduces. Returns all ranks' elements; those behind the end are zero.
+    /// Waits for `M` packets of a chunk that this rank reduces. Returns the elements of the rank of each place, of all ranks; elements behind
+    /// the end are zero.
     ///
     /// # Safety
     /// This rank reduces the chunk, and its packets are not empty again.
@@ -366,14 +383,15 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         self,
         chunk: PacketChunk,
         packet: impl Fn(usize) -> u32,
+        rank: impl Fn(usize) -> usize,
     ) -> [[Data; W]; M] {
         // SAFETY: the caller's promise.
         unsafe {
             let own: [Data; M] = core::array::from_fn(|m| self.own(chunk).read(packet(m)));
-            let of_peers = self.call.receive::<M, W>(|m, place| self.packet_of_peer(chunk, packet(m), place));
+            let of_peers = self.call.receive::<M, W>(|m, place| self.packet_of_peer(chunk, packet(m), rank(place)));
             core::array::from_fn(|m| {
                 let of_peers = if W == 2 { [of_peers[m][0]; W] } else { of_peers[m] };
-                with_own(of_peers, self.call.rank as usize, own[m])
+                with_own(of_peers, |place| rank(place) == self.call.rank as usize, own[m])
             })
         }
     }
@@ -386,7 +404,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     pub(super) unsafe fn take(self, chunk: PacketChunk, packet: u32) -> [Data; W] {
         // SAFETY: the caller's promise.
         unsafe {
-            let [of_ranks] = self.gather::<1>(chunk, |_| packet);
+            let [of_ranks] = self.gather::<1>(chunk, |_| packet, |place| place);
             Call::empty::<W>(|place| self.packet_of_peer(chunk, packet, place));
             of_ranks
         }

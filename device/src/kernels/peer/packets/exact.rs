@@ -209,7 +209,7 @@ where
     /// Writes and publishes the results of this block's chunks. The block with the layer's first chunk stores and publishes the weights.
     #[inline(always)]
     unsafe fn finish(self, results: Results) {
-        let (arena, thread) = (self.arena, thread::thread_idx_x() as u32);
+        let (arena, thread) = (self.arena, reduce::thread_of_block());
         let mut number = self.first;
         // SAFETY: all coefficients are known; a thread alone reads and writes the elements of a packet.
         unsafe {

@@ -390,10 +390,10 @@ unsafe fn sum<T: Element, const W: usize, const E: usize>(
     }
 }
 
-/// The ranks' data, with this rank's own among the peers'.
+/// The ranks' data, with this rank's own at the place that `is_own`.
 #[inline(always)]
-fn with_own<const W: usize>(of_peers: [Data; W], rank: usize, own: Data) -> [Data; W] {
-    core::array::from_fn(|writer| if writer == rank { own } else { of_peers[writer] })
+fn with_own<const W: usize>(of_peers: [Data; W], is_own: impl Fn(usize) -> bool, own: Data) -> [Data; W] {
+    core::array::from_fn(|place| if is_own(place) { own } else { of_peers[place] })
 }
 
 /// # Safety
@@ -419,7 +419,7 @@ unsafe fn one_shot<T: Element, const W: usize, const E: usize>(
         packet = first;
         while packet < packets {
             let own = source.read::<E>(packet);
-            let all = with_own(call.take::<W>(packet, |writer| call.is_peer(writer)), rank, own);
+            let all = with_own(call.take::<W>(packet, |writer| call.is_peer(writer)), |writer| writer == rank, own);
             destination.write::<E>(packet, sum::<T, W, E>(all, [factor; W], ranks));
             packet += stride;
         }
@@ -461,7 +461,7 @@ unsafe fn two_shot<T: Element, const W: usize, const E: usize>(
         place = first;
         while place < window && in_window(rank, place) < packets {
             let own = source.read::<E>(in_window(rank, place));
-            let all = with_own(call.take::<W>(place, |writer| call.is_peer(writer)), rank, own);
+            let all = with_own(call.take::<W>(place, |writer| call.is_peer(writer)), |writer| writer == rank, own);
             let result = sum::<T, W, E>(all, [factor; W], ranks);
             call.send_to_all::<W>(results + place, result);
             destination.write::<E>(in_window(rank, place), result);
