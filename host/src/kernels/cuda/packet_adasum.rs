@@ -5,8 +5,7 @@
 use std::array::from_fn;
 
 use gradsync_device::abi::{
-    PACKET_BYTES, PacketArena, PacketChunk, PacketChunks, THREADS, packet_adasum_parts, packet_adasum_threads,
-    packet_tree,
+    PACKET_BYTES, PacketArena, PacketChunk, PacketChunks, THREADS, packet_adasum_threads, packet_tree,
 };
 
 use super::packets::{MailboxSize, PacketGroup, Shots};
@@ -115,12 +114,14 @@ impl PacketPlan {
         arena.reduced.iter().map(consecutive).chain(numbers).chain(tables).collect()
     }
 
-    /// The number of threads of each of so many blocks: enough for all parts of the products of its chunks, as far as possible, and at least
-    /// [`THREADS`], which the exact path needs for a chunk.
+    /// The number of threads of each of so many blocks: enough for its chunks, as far as possible, and at least [`THREADS`], which the exact
+    /// path needs for a chunk. More than two ranks have twice as many: for the second half of the products of eight vectors, and to add the
+    /// sums over chunks, of which there are ten for four ranks; two ranks with three sums got no faster.
     fn threads(&self, blocks: u64) -> u32 {
         let chunks = u32::try_from(self.arena.chunk_count.div_ceil(blocks)).unwrap_or(u32::MAX);
         let most = most_threads(self.dtype);
-        let teams = chunks.min(most).next_power_of_two() * parts(self.dtype, self.world_size);
+        let of_chunk = if self.world_size > 2 { 2 } else { 1 };
+        let teams = chunks.min(most).next_power_of_two() * of_chunk;
         teams.saturating_mul(1 << self.arena.team_log2).clamp(THREADS, most)
     }
 
@@ -225,11 +226,6 @@ fn most_threads(dtype: DType) -> u32 {
     packet_adasum_threads(dtype.size_bytes())
 }
 
-/// The number of teams that multiply a chunk.
-fn parts(dtype: DType, world_size: usize) -> u32 {
-    packet_adasum_parts(width(world_size), dtype.size_bytes())
-}
-
 /// The least number of threads for each chunk: as many as a chunk of 512 elements of two bytes has packets.
 const LEAST_TEAM: usize = 64;
 
@@ -249,6 +245,7 @@ fn pair(first: u32, second: u32) -> u64 {
 mod tests {
     use std::mem::offset_of;
 
+    use gradsync_device::abi::packet_adasum_parts;
     use gradsync_device::math::precise::SUMS;
     use proptest::prelude::*;
 
@@ -316,11 +313,12 @@ mod tests {
             prop_assert!((LEAST_TEAM as u32..=most).contains(&team) && (longest <= team as usize || team == most));
             let threads = plan.threads(blocks);
             prop_assert!(threads % team == 0 && threads.is_power_of_two() && (THREADS..=most).contains(&threads));
-            let parts = parts(dtype, world_size);
-            let reached = u64::from(threads / team) * blocks / u64::from(parts);
+            let of_chunk = if world_size > 2 { 2 } else { 1 };
+            let reached = u64::from(threads / team) * blocks / of_chunk;
             prop_assert!(reached >= plan.chunks.len() as u64 || threads == most);
             prop_assert!(reached < 2 * (plan.chunks.len() as u64 + blocks), "no more than needed");
-            prop_assert!(threads / team.min(THREADS) >= parts, "a chunk's teams are in one block");
+            let parts = packet_adasum_parts(width(world_size), dtype.size_bytes());
+            prop_assert!(threads / team.min(THREADS) >= parts, "the teams that multiply a chunk are in one block");
         }
 
         #[test]
