@@ -25,13 +25,13 @@ impl Thresholds {
     /// The sizes up to which packets were faster than the other kernels over peers' memory, and one shot faster than two: in graphs, on two
     /// and four H100 with NVLink, and with two to eight ranks on one, where the other kernels have few places for their blocks.
     pub(super) fn measured(world_size: usize) -> Self {
-        let (most_bytes, one_shot_bytes) = match world_size {
-            2 => (8 << 20, 512 << 10),
-            3 => (8 << 20, 256 << 10),
-            4 => (8 << 20, 128 << 10),
-            _ => (8 << 20, 64 << 10),
+        let one_shot_bytes = match world_size {
+            2 => 512 << 10,
+            3 => 256 << 10,
+            4 => 128 << 10,
+            _ => 64 << 10,
         };
-        Self { most_bytes, one_shot_bytes }
+        Self { most_bytes: 8 << 20, one_shot_bytes }
     }
 
     /// Nothing is reduced by packets.
