@@ -7,7 +7,8 @@
 //! additions are those of the other forms of Adasum, with the same bits.
 //!
 //! Unlike sums, blocks wait for other blocks of the same launch, so that all must be resident at a time. They are few, and have many threads
-//! instead: a block processes several short chunks at a time, each by a team of its threads.
+//! instead: a block processes several short chunks at a time, each by a team of its threads. The products of eight vectors are computed by two
+//! teams for each chunk, each half of them ([`ProductPart`]).
 
 use super::super::super::adasum::Exact;
 use super::super::super::kernel;
@@ -189,7 +190,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         // SAFETY: chunks of the table, below the end; every thread of the block has the same cancelled layers.
         unsafe {
             while begin < self.end() {
-                // With more threads, one round is enough.
+                // Sums of eight vectors would need several rounds, and `f64` has registers to add several sums at a time.
                 if W == 8 && !Self::IS_FULL {
                     self.anew().find_weights::<4>(begin, results)
                 } else {
@@ -350,15 +351,15 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
             let criterion = if is_there() { Self::criterion(layer, short) } else { Criterion::Narrow };
             let gram = |i, j| shared.read(products + product_index(i, j, W));
             let (mut weight, mut lost) = self.level::<1>((rank, 1.0), is_there, slot, criterion, gram);
-            let mut cancelled = false;
+            let mut cancelled;
             if W > 2 {
                 (weight, cancelled) = self.level::<2>((rank, weight), is_there, slot, criterion, gram);
                 lost |= cancelled;
             }
             if W > 4 {
                 (weight, cancelled) = self.level::<4>((rank, weight), is_there, slot, criterion, gram);
+                lost |= cancelled;
             }
-            lost |= cancelled;
             if Self::HAS_EXACT_PATH {
                 if is_there() {
                     lost = takes_exact_path(lost, criterion, self.ranks(), gram);
