@@ -11,7 +11,8 @@ use core::fmt;
 
 pub use self::peers::{
     MOST_PEERS, Mailboxes, PACKET_BLOCKS, PACKET_BYTES, PACKET_THREADS, PEER_LAYERS, PacketArena, PacketChunk,
-    PacketChunks, Peers, Row, packet_adasum_parts, packet_adasum_threads, packet_tree, peer_senders, peer_tile_shift,
+    PacketChunks, Peers, Row, packet_adasum_is_full, packet_adasum_parts, packet_adasum_threads, packet_tree,
+    peer_senders, peer_tile_shift,
 };
 
 /// The element types of gradients.

@@ -40,10 +40,16 @@ pub const fn packet_adasum_threads(element_bytes: usize) -> u32 {
     if element_bytes < 8 { 512 } else { 256 }
 }
 
-/// The number of teams of threads that multiply a chunk together in such a kernel of this width: the sums of all products of eight vectors
-/// would need too many registers, so that each of two teams computes half of them.
+/// Whether registers are so few that such a kernel of this width reads numbers from memory that it uses often: a thread has at most 128 of
+/// them, of which two vectors leave enough.
+pub const fn packet_adasum_is_full(width: usize, element_bytes: usize) -> bool {
+    width > 2 && packet_adasum_threads(element_bytes) == 512
+}
+
+/// The number of teams of threads that multiply a chunk together in such a kernel: the sums of all products of eight vectors would need too
+/// many registers, so that each of two teams computes half of them.
 pub const fn packet_adasum_parts(width: usize, element_bytes: usize) -> u32 {
-    if width == 8 && packet_adasum_threads(element_bytes) == 512 { 2 } else { 1 }
+    if width == 8 && packet_adasum_is_full(width, element_bytes) { 2 } else { 1 }
 }
 
 /// Bytes of a packet in a mailbox: a vector of elements, or a number of 8 bytes in two halves, each beside a flag.

@@ -13,12 +13,12 @@
 use super::super::super::adasum::Exact;
 use super::super::super::kernel;
 use super::super::super::products::add_products;
-use super::arena::{Arena, Results, is_full};
+use super::arena::{Arena, Results};
 use super::exact::{Cancelled, Memory};
 use super::{Call, Data, Tensor, sum};
 use crate::abi::{
     LaunchBounds, Mailboxes, PACKET_BYTES, PEER_THREADS, PacketArena, PacketChunk, PacketChunks, THREADS,
-    packet_adasum_parts,
+    packet_adasum_is_full, packet_adasum_parts,
 };
 use crate::half::{BF16, F16};
 use crate::math::adasum::{self, Criterion, product_index, step, takes_exact_path};
@@ -31,7 +31,7 @@ use crate::{arch, memory, reduce, thread};
 
 /// The number of chunks of which a thread moves a packet at a time, if there are enough.
 const fn moved_at_once(width: usize, element_bytes: usize) -> usize {
-    if is_full(width, element_bytes) { 2 } else { 4 }
+    if packet_adasum_is_full(width, element_bytes) { 2 } else { 4 }
 }
 
 /// The number of packets of each writer that a thread multiplies at a time, as many as there are registers for.

@@ -3,7 +3,9 @@
 
 use super::super::super::adasum::{Exact, criterion};
 use super::{Call, Data, sendable, with_own};
-use crate::abi::{PACKET_BYTES, PacketArena, PacketChunk, PacketChunks, THREADS, WARP, packet_adasum_threads};
+use crate::abi::{
+    PACKET_BYTES, PacketArena, PacketChunk, PacketChunks, THREADS, WARP, packet_adasum_is_full, packet_adasum_threads,
+};
 use crate::math::Element;
 use crate::math::adasum::Criterion;
 use crate::reduce::{self, FoldingLanes};
@@ -54,11 +56,6 @@ impl Plan {
         // SAFETY: the promise of `of`.
         unsafe { &*self.arena }
     }
-}
-
-/// Whether registers are so few that a kernel of this width reads numbers from memory that it uses often: a thread has at most 128 of them.
-pub(super) const fn is_full(width: usize, element_bytes: usize) -> bool {
-    width > 2 && packet_adasum_threads(element_bytes) == 512
 }
 
 /// A division of a block's threads.
@@ -171,8 +168,8 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         if slots > 16 { 16 } else { slots as u32 }
     };
 
-    /// Whether registers are few, see [`is_full`].
-    pub(super) const IS_FULL: bool = is_full(W, size_of::<T>());
+    /// Whether registers are few, see [`packet_adasum_is_full`].
+    pub(super) const IS_FULL: bool = packet_adasum_is_full(W, size_of::<T>());
 
     /// The limit of the threads of a block. A block has as many if chunks have more packets.
     pub(super) const MOST_THREADS: u32 = packet_adasum_threads(size_of::<T>());
