@@ -44,7 +44,7 @@ impl From<&Table> for Argument {
 }
 
 /// The blocks of a launch.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grid {
     pub(crate) blocks: u64,
     /// Threads of a block, at most the entry point's launch bound.

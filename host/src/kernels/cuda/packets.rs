@@ -2,7 +2,7 @@
 //!
 //! This module only launches kernels; the transport knows the peers, and monitors them.
 
-use gradsync_device::abi::{Mailboxes, PACKET_BLOCKS, PACKET_BYTES, PACKET_THREADS, THREADS};
+use gradsync_device::abi::{Mailboxes, PACKET_BLOCKS, PACKET_BYTES, PACKET_THREADS, THREADS, WARP};
 
 use super::segments::width;
 use super::{pointer, upload_words};
@@ -153,18 +153,27 @@ impl PacketGroup {
         Ok(unsafe { self.queue.launch_into(queue, entry, grid, arguments) }?)
     }
 
-    /// The blocks of a launch with this many packets for a thread each; a recorded launch keeps their places. Small blocks spread over more
-    /// multiprocessors. Where ranks share a GPU, large blocks may be more threads in all.
+    /// The blocks of a launch with this many packets for a thread each; a recorded launch keeps their places.
     fn grid(&self, queue: &Queue, packets: usize) -> Result<Grid> {
-        let [small, large] = [(PACKET_BLOCKS, THREADS), (1, PACKET_THREADS)].map(|(of_multiprocessor, threads)| {
-            (of_multiprocessor.into(), threads, self.claim.places(of_multiprocessor.into()))
-        });
-        let reach = |(_, threads, places): (u64, u32, u64)| (u64::from(threads) * places).min(packets as u64);
-        let (of_multiprocessor, threads, places) = if reach(large) > reach(small) { large } else { small };
-        let blocks = (packets as u64).div_ceil(threads.into()).min(places);
-        self.claim.keep_for_recording(queue, of_multiprocessor, blocks)?;
-        Ok(Grid { blocks, threads })
+        let places = [PACKET_BLOCKS, 1].map(|of_multiprocessor| self.claim.places(of_multiprocessor.into()));
+        let (of_multiprocessor, grid) = grid(packets as u64, places);
+        self.claim.keep_for_recording(queue, of_multiprocessor.into(), grid.blocks)?;
+        Ok(grid)
     }
+}
+
+/// The blocks for so many packets, and how many of them a multiprocessor must hold, from the places of small blocks and of blocks that have a
+/// multiprocessor each. Small blocks spread over more multiprocessors. Where ranks share a GPU, the others may be more threads in all;
+/// then all places are taken, by blocks as small as suffice for the packets.
+fn grid(packets: u64, [small, large]: [u64; 2]) -> (u32, Grid) {
+    let reach = |threads: u32, places: u64| (u64::from(threads) * places).min(packets);
+    let (of_multiprocessor, threads, places) = if reach(PACKET_THREADS, large) > reach(THREADS, small) {
+        let share = packets.div_ceil(large).min(PACKET_THREADS.into()) as u32;
+        (1, share.next_multiple_of(WARP), large)
+    } else {
+        (PACKET_BLOCKS, THREADS, small)
+    };
+    (of_multiprocessor, Grid { blocks: packets.div_ceil(threads.into()).min(places), threads })
 }
 
 /// The table in the layout that the kernels read, with the counters behind it.
@@ -200,6 +209,32 @@ mod tests {
             let end = slots.len() as u64 * slot_bytes;
             prop_assert_eq!(end as usize, size.len(world_size) * 8);
         }
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_are_as_many_threads_as_packets_or_as_fit(packets in 1u64..1 << 18, small in 1u64..400, large in 1u64..133) {
+            let (of_multiprocessor, Grid { blocks, threads }) = grid(packets, [small, large]);
+            let places = if of_multiprocessor == 1 { large } else { small };
+            prop_assert!(blocks <= places && threads % WARP == 0 && of_multiprocessor * threads <= PACKET_THREADS);
+            let most = (u64::from(THREADS) * small).max(u64::from(PACKET_THREADS) * large);
+            prop_assert!(blocks * u64::from(threads) >= packets.min(most), "{blocks} blocks of {threads}");
+            let fewer = u64::from(threads - WARP) * places;
+            prop_assert!(threads == THREADS || fewer < packets, "{fewer} threads would have sufficed");
+        }
+    }
+
+    #[test]
+    fn large_blocks_take_all_places() {
+        // Eight ranks of an H200, 256 KiB in two shots.
+        assert_eq!(grid(2048, [14, 12]), (1, Grid { blocks: 11, threads: 192 }));
+        assert_eq!(grid(1024, [14, 12]), (PACKET_BLOCKS, Grid { blocks: 8, threads: THREADS }));
+        assert_eq!(grid(1 << 16, [14, 12]), (1, Grid { blocks: 12, threads: PACKET_THREADS }));
+        assert_eq!(
+            grid(1 << 16, [396, 132]),
+            (PACKET_BLOCKS, Grid { blocks: 396, threads: THREADS }),
+            "a GPU of its own"
+        );
     }
 
     #[test]
