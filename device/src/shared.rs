@@ -22,6 +22,14 @@ array! {
     pub(crate) fn ticket() -> "gradsync_ticket": [u32; 1]
 }
 
+/// The number of packets in [`packets`].
+pub(crate) const STAGED_PACKETS: usize = 2048;
+
+array! {
+    /// The packets of a chunk that the block's threads have received, in words: `[rank][word][packet]`.
+    pub(crate) fn packets() -> "gradsync_packets": [u64; 2 * STAGED_PACKETS]
+}
+
 /// A thread's part of the staging memory: eight vectors of 16 bytes for each of two steps, which alternate. No other thread uses it, so
 /// that no synchronisation is needed. For blocks of [`THREADS`].
 #[cfg(feature = "sm_80")]

@@ -49,6 +49,7 @@ macro_rules! access {
     };
 }
 access!(f64 reg64 "st.shared.f64 [{0}], {1};" "ld.shared.f64 {0}, [{1}];");
+access!(u64 reg64 "st.shared.u64 [{0}], {1};" "ld.shared.u64 {0}, [{1}];");
 access!(u32 reg32 "st.shared.u32 [{0}], {1};" "ld.shared.u32 {0}, [{1}];");
 
 /// A function that returns one array in the block's shared memory, which is declared under this name at module scope: every call, inlined or

@@ -15,6 +15,9 @@ pub(super) const SHAPES: [&[usize]; 9] = [&[1], &[0], &[37], &[5, 51], &[], &[64
 /// Layers of several chunks, which end near the borders of vectors and of blocks.
 const LARGER: [&[usize]; 4] = [&[65_537], &[255, 257], &[4095], &[4097]];
 
+/// One layer each, of which a block has one chunk at most: as long as a block's threads have packets, and longer.
+const LONG: [&[&[usize]]; 2] = [&[&[65_537]], &[&[262_145]]];
+
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     let world_size = cases.world_size();
     if world_size > 1 {
@@ -43,6 +46,12 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
             report.case(&name(cases, format, algorithm, "larger layers"), || {
                 let case = Case::of(Kind::Random, format, world_size, &LARGER, 6);
                 cases.runner.check(&case.with(algorithm, Granularity::Tensor), "larger layers");
+            });
+            report.case(&name(cases, format, algorithm, "one long layer"), || {
+                for shapes in LONG {
+                    let case = Case::of(Kind::Random, format, world_size, shapes, 6);
+                    cases.runner.check(&case.with(algorithm, Granularity::Tensor), &format!("{shapes:?}"));
+                }
             });
         }
     }

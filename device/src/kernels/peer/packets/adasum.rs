@@ -8,23 +8,21 @@
 //!
 //! Unlike sums, blocks wait for other blocks of the same launch, so that all must be resident at a time. They are few, and have many threads
 //! instead: a block processes several short chunks at a time, each by a team of its threads. The products of eight vectors are computed by two
-//! teams for each chunk, each half of them ([`ProductPart`]).
+//! teams for each chunk, each half of them ([`ProductPart`](crate::math::product_part::ProductPart)).
 
 use super::super::super::adasum::Exact;
 use super::super::super::kernel;
-use super::super::super::products::add_products;
 use super::arena::{Arena, Results};
 use super::exact::{Cancelled, Memory};
 use super::{Call, Data, Tensor, sum};
 use crate::abi::{
-    LaunchBounds, Mailboxes, PACKET_BYTES, PEER_THREADS, PacketArena, PacketChunk, PacketChunks, THREADS,
-    packet_adasum_is_full, packet_adasum_parts,
+    LaunchBounds, Mailboxes, PACKET_BYTES, PEER_THREADS, PacketArena, PacketChunk, PacketChunks, packet_adasum_is_full,
+    packet_adasum_parts,
 };
 use crate::half::{BF16, F16};
 use crate::math::adasum::{self, Criterion, product_index, step, takes_exact_path};
-use crate::math::product_part::ProductPart;
-use crate::shared::{self, SHARED_SLOTS};
-use crate::{arch, memory, reduce, thread};
+use crate::shared;
+use crate::{arch, reduce, thread};
 
 // Few packets are processed at a time, and short chunks by loops without unrolled steps: a launch loads the code that it runs, from the L2
 // cache or beyond, which takes longer than the memory's latency.
@@ -91,90 +89,6 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                 }
             });
         }
-    }
-
-    /// Multiplies this block's chunks among those that this rank reduces, one for each team at a time, and publishes the products. Threads
-    /// load `M` packets of each writer at a time.
-    ///
-    /// # Safety
-    /// The launch's contract.
-    #[inline(always)]
-    unsafe fn multiply<const M: usize, const P: usize>(self) {
-        const { assert!(P * Self::MOST_WARPS <= SHARED_SLOTS) };
-        let teams = self.multiplying_teams();
-        let (part, parts) = (ProductPart::<W, K, P>::of_team(teams.team()), (K / P) as u32);
-        let mut number = self.first();
-        // SAFETY: chunks of the table, below the end.
-        unsafe {
-            while number < self.end() {
-                let own = number + teams.team() / parts * self.blocks;
-                let is_there = own < self.end();
-                let chunk = if is_there { self.chunk(own) } else { PacketChunk::default() };
-                let sums = self.products_over::<M, P>(chunk, part);
-                // Other threads may still read the block's shared memory for the preceding chunks.
-                thread::sync_threads();
-                reduce::team_sum::<P>((Self::MOST_WARPS, teams.log2), sums, |product, sum| {
-                    let own = number + teams.team() / parts * self.blocks;
-                    if own < self.end() {
-                        let product = self.products() + own * K as u32 + part.product(product) as u32;
-                        self.publish(product, sum.to_bits(), true);
-                    }
-                });
-                number += teams.count() / parts * self.blocks;
-            }
-        }
-    }
-
-    /// A part of the products of the ranks' vectors over a chunk, as far as they are this thread's of its team. Elements behind the end are
-    /// zero.
-    #[inline(always)]
-    unsafe fn products_over<const M: usize, const P: usize>(
-        self,
-        chunk: PacketChunk,
-        part: ProductPart<W, K, P>,
-    ) -> [f64; P] {
-        let mut totals = [0.0; P];
-        let mut place = self.multiplying_teams().thread();
-        // SAFETY: packets of the chunk.
-        unsafe {
-            if M > 1 && self.own(chunk).packets() <= THREADS {
-                return self.add_products::<1, P>(totals, chunk, place, part);
-            }
-            while place < self.own(chunk).packets() {
-                totals = self.add_products::<M, P>(totals, chunk, place, part);
-                place += M as u32 * THREADS;
-            }
-        }
-        totals
-    }
-
-    /// Adds the products over the next `M` packets of a thread, from `place` on.
-    #[inline(always)]
-    unsafe fn add_products<const M: usize, const P: usize>(
-        self,
-        mut totals: [f64; P],
-        chunk: PacketChunk,
-        place: u32,
-        part: ProductPart<W, K, P>,
-    ) -> [f64; P] {
-        // Nothing that is derived from the half is kept in registers from packet to packet.
-        let part = ProductPart::<W, K, P> { half: arch::forget(part.half as u64) as u32 };
-        // SAFETY: packets of the chunk.
-        let of_ranks = unsafe { self.gather::<M>(chunk, |m| place + m as u32 * THREADS, |place| part.rank(place)) };
-        let mut m = 0;
-        while m < M {
-            // SAFETY: packets consist of elements.
-            let elements: [[T; E]; W] =
-                core::array::from_fn(|writer| unsafe { memory::reinterpret(of_ranks[m][writer]) });
-            let mut lane = 0;
-            while lane < E {
-                let values: [T; W] = core::array::from_fn(|place| elements[place][lane]);
-                add_products(&mut totals, values, const { ProductPart::<W, K, P>::places() });
-                lane += 1;
-            }
-            m += 1;
-        }
-        totals
     }
 
     /// Writes the weighted sums of this block's chunks among those that this rank reduces, and publishes them.

@@ -17,6 +17,7 @@
 mod adasum;
 mod arena;
 mod exact;
+mod products;
 
 use core::sync::atomic::Ordering;
 
