@@ -376,7 +376,7 @@ pub(crate) unsafe fn block_sum<const K: usize, const TEAMS: u32>(
 
 /// Adds `totals` over each team of a block of at most `all_warps` warps, in the order of [`block_sum`]; one thread of the team calls
 /// `write(product, sum)` for each product. Teams have two to the power of `team_log2` threads, at least as many as there are products. A
-/// team of [`THREADS`] threads has the same sums if its other threads have zeros.
+/// smaller team has the sums of a team of [`THREADS`] threads whose other threads have zeros.
 ///
 /// # Safety
 /// All threads of a block must call this together: once, or again behind a barrier. Teams have a warp or more, and at most [`THREADS`]

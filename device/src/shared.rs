@@ -1,5 +1,5 @@
-//! The block's shared memory: the array of `f64` for block-wide reductions, the number of the job that a block works on, and the staging
-//! memory of a thread's loads where registers are short. All of it is static: a launch does not set its size.
+//! The block's shared memory: the array of `f64` for block-wide reductions, the number of the job that a block works on, packets that a block's
+//! threads leave for its first team, and the staging memory of a thread's loads where registers are short. All of it is static: a launch does not set its size.
 
 #[cfg(feature = "sm_80")]
 use crate::abi::{THREADS, VECTOR_BYTES};
@@ -22,11 +22,11 @@ array! {
     pub(crate) fn ticket() -> "gradsync_ticket": [u32; 1]
 }
 
-/// The number of packets in [`packets`].
+/// The number of packets in [`packets`]: one for each of 512 threads and four ranks.
 pub(crate) const STAGED_PACKETS: usize = 2048;
 
 array! {
-    /// The packets of a chunk that the block's threads have received, in words: `[rank][word][packet]`.
+    /// All ranks' packets of a part of a chunk, one for each thread and rank, in words: `[rank][word][packet]`.
     pub(crate) fn packets() -> "gradsync_packets": [u64; 2 * STAGED_PACKETS]
 }
 

@@ -170,7 +170,7 @@ pub struct PacketArena {
     pub exact_sums: u64,
     /// Packets of the common area.
     pub end_of_area: u64,
-    /// The binary logarithm of the number of threads that send, combine or receive a chunk, 6 to 9: those of the largest block, or as many as
+    /// The binary logarithm of the number of threads that send, stage, combine or receive a chunk, 6 to 9: those of the largest block, or as many as
     /// the longest chunk has packets, or more. Blocks have as many, or a power of two times as many.
     pub team_log2: u64,
     /// The largest number of chunks of a layer.

@@ -164,7 +164,7 @@ impl PacketGroup {
 
 /// The blocks for so many packets, and how many of them a multiprocessor must hold, from the places of small blocks and of blocks that have a
 /// multiprocessor each. Small blocks spread over more multiprocessors. Where ranks share a GPU, the others may be more threads in all;
-/// then all places are taken, by blocks as small as suffice for the packets.
+/// then the packets are divided among all places, in whole warps.
 fn grid(packets: u64, [small, large]: [u64; 2]) -> (u32, Grid) {
     let reach = |threads: u32, places: u64| (u64::from(threads) * places).min(packets);
     let (of_multiprocessor, threads, places) = if reach(PACKET_THREADS, large) > reach(THREADS, small) {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn large_blocks_take_all_places() {
+    fn large_blocks_divide_packets_among_all_places() {
         // Eight ranks of an H200, 256 KiB in two shots.
         assert_eq!(grid(2048, [14, 12]), (1, Grid { blocks: 11, threads: 192 }));
         assert_eq!(grid(1024, [14, 12]), (PACKET_BLOCKS, Grid { blocks: 8, threads: THREADS }));

@@ -15,7 +15,8 @@ pub(super) const SHAPES: [&[usize]; 9] = [&[1], &[0], &[37], &[5, 51], &[], &[64
 /// Layers of several chunks, which end near the borders of vectors and of blocks.
 const LARGER: [&[usize]; 4] = [&[65_537], &[255, 257], &[4095], &[4097]];
 
-/// One layer each, of which a block has one chunk at most: as long as a block's threads have packets, and longer.
+/// One layer each, with so few chunks that most grids have one for each block: kernels stage those of f32 in one round and in two, and
+/// those of bf16 not at all and in one.
 const LONG: [&[&[usize]]; 2] = [&[&[65_537]], &[&[262_145]]];
 
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {

@@ -10,12 +10,12 @@ use crate::shared::{self, SHARED_SLOTS, STAGED_PACKETS};
 use crate::{arch, memory, reduce, thread};
 
 impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E, K> {
-    /// Whether a block stages the packets of its only chunk in shared memory. The products of eight vectors leave no registers for it, and `f64`
-    /// has fewer threads.
-    const STAGES: bool = W <= 4 && !T::IS_DOUBLE;
+    /// Whether blocks can stage the packets of their only chunk in shared memory. The products of eight vectors leave no registers for it, and
+    /// blocks of `f64` have too few threads.
+    const CAN_STAGE: bool = W <= 4 && !T::IS_DOUBLE;
 
     /// Multiplies this block's chunks among those that this rank reduces, one for each team at a time, and publishes the products. Threads
-    /// load `M` packets of each writer at a time.
+    /// load `M` packets of each writer at a time, or one if all threads load packets of a long chunk for the first team.
     ///
     /// # Safety
     /// The launch's contract.
@@ -31,7 +31,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                 let own = number + teams.team() / parts * self.blocks;
                 let is_there = own < self.end();
                 let chunk = if is_there { self.chunk(own) } else { PacketChunk::default() };
-                let sums = if Self::STAGES && self.is_only_chunk() {
+                let sums = if Self::CAN_STAGE && self.is_only_chunk() {
                     self.products_over_only::<P>(self.chunk(number))
                 } else {
                     self.products_over::<M, P>(chunk, part)
@@ -50,8 +50,8 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         }
     }
 
-    /// Whether no block multiplies more than one chunk, which is so long that staging its packets is faster: the multiplying team would wait
-    /// for packets more than twice.
+    /// Whether no block multiplies more than one chunk, and the arena's longest chunk has more than twice as many packets as a multiplying team
+    /// has threads. Staging is faster then; shorter chunks of such an arena are staged too.
     #[inline(always)]
     fn is_only_chunk(self) -> bool {
         let arena = self.plan.in_memory();
@@ -81,11 +81,12 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         totals
     }
 
-    /// All products for the first team, over the block's [only chunk](Self::is_only_chunk): all threads wait for packets and leave them in shared
-    /// memory, from where that team takes them in the order of [`products_over`](Self::products_over).
+    /// All products over the block's [only chunk](Self::is_only_chunk), as sums of the first team's threads; other threads have zeros. In each
+    /// round every thread waits for a packet of each rank and leaves it in shared memory, and the first team adds the round's packets in the
+    /// order of [`products_over`](Self::products_over).
     #[inline(always)]
     unsafe fn products_over_only<const P: usize>(self, chunk: PacketChunk) -> [f64; P] {
-        const { assert!(!Self::STAGES || P == K && W * Self::MOST_THREADS as usize <= STAGED_PACKETS) };
+        const { assert!(!Self::CAN_STAGE || P == K && W * Self::MOST_THREADS as usize <= STAGED_PACKETS) };
         let (staged, thread) = (shared::packets(), reduce::thread_of_block());
         let slot = |packet: u32, rank: usize, word: usize| packet as usize + (rank * 2 + word) * (STAGED_PACKETS / W);
         let (mut totals, mut first) = ([0.0; P], 0);
