@@ -1,7 +1,8 @@
 //! The distribution of a launch's ranks over GPUs and nodes, and the environment variables that describe it to the processes.
 //!
 //! Consecutive ranks fill a GPU, and a node. Nodes of one machine are simulated: NCCL treats ranks with different values of `NCCL_HOSTID`
-//! as ranks of different machines and moves their data by sockets, and gradsync's detection of machines uses the same variable.
+//! as ranks of different machines and moves their data by sockets. Communicators over NCCL detect machines by the same variable, and those of
+//! processes, for host data, by `GRADSYNC_HOSTID`.
 
 use std::env;
 
@@ -35,7 +36,9 @@ impl Layout {
             if self.nodes > 1 {
                 let node = rank / per_node;
                 variables.push(("GROUP_RANK", node.to_string()));
-                variables.push(("NCCL_HOSTID", format!("gradsync-node-{node}")));
+                for name in ["NCCL_HOSTID", "GRADSYNC_HOSTID"] {
+                    variables.push((name, format!("gradsync-node-{node}")));
+                }
             }
         }
         if self != Self::PLAIN {
@@ -109,13 +112,15 @@ mod tests {
     #[test]
     fn consecutive_ranks_are_on_one_node() {
         let layout = Layout { ranks_per_gpu: 8, nodes: 2 };
-        let names = ["GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NCCL_HOSTID"];
+        let names = ["GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NCCL_HOSTID", "GRADSYNC_HOSTID"];
         let found = [0, 3, 4, 7].map(|rank| {
             let values = names.map(|name| value(layout, 8, Who::Rank(rank), name).unwrap());
             values.join(" ")
         });
-        let expected =
-            ["0 0 4 gradsync-node-0", "0 3 4 gradsync-node-0", "1 0 4 gradsync-node-1", "1 3 4 gradsync-node-1"];
+        let expected = ["0 0 4 0", "0 3 4 0", "1 0 4 1", "1 3 4 1"].map(|of_rank| {
+            let (places, node) = of_rank.rsplit_once(' ').unwrap();
+            format!("{places} gradsync-node-{node} gradsync-node-{node}")
+        });
         assert_eq!(found, expected);
         assert_eq!(value(layout, 8, Who::Rank(1), "NCCL_SOCKET_IFNAME").as_deref(), Some("lo"));
         let expected = "1 GPU, up to 8 ranks on each, in time slices; 2 nodes, made up by NCCL_HOSTID";
