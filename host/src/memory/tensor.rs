@@ -83,7 +83,17 @@ impl<'a, M: Memory> TensorViewMut<'a, M> {
         M::dtype(M::as_slice(&self.data))
     }
 
-    /// The elements.
+    /// The elements, to read for as long as this tensor is borrowed, in either memory:
+    ///
+    /// ```compile_fail,E0505
+    /// use gradsync::memory::{Memory, TensorViewMut};
+    ///
+    /// fn keep<M: Memory>(tensor: TensorViewMut<'_, M>) -> usize {
+    ///     let data = tensor.data();
+    ///     drop(tensor);
+    ///     M::len(data)
+    /// }
+    /// ```
     pub fn data(&self) -> M::Slice<'_> {
         M::as_slice(&self.data)
     }
