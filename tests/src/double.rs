@@ -2,7 +2,7 @@
 
 use crate::inputs::Random;
 
-/// The largest error of a result of up to 16 ranks in layers of up to 100 elements, in units of `2^-52` of the largest input in magnitude.
+/// The largest error of a result of up to 16 ranks in layers of up to 128 elements, in units of `2^-52` of the largest input in magnitude.
 ///
 /// # Derivation
 /// The exact path computes in twice the precision and rounds once, so that the error is half a unit in the last place of the result. This
