@@ -12,7 +12,7 @@
 //! | one tensor, as a view with a shape | [`TensorView`], [`TensorViewMut`] |
 //! | host memory and CUDA memory as a type parameter | [`memory`] |
 //! | clearing and accumulating gradients | [`ops::zero_gradient`], [`ops::in_place_accumulate`], [`ops::in_place_accumulate_v2`] |
-//! | sums and means over ranks | [`ops::all_reduce`](ops::all_reduce()), [`ops::all_reduce_tensors`] |
+//! | sums and means over ranks | of a buffer [`ops::all_reduce`](ops::all_reduce()), of tensors [`ops::all_reduce_tensors`], of a `Vec` or slice [`comm::Collectives::all_reduce`] |
 //! | Adasum over ranks | [`ops::adasum_all_reduce`], [`ops::Adasum`], [`ops::hierarchical_adasum_all_reduce`] |
 //! | sums in rank order on GPUs | `ops::OrderedAllReduce` |
 //! | the same by one process, from the checkpoints of all ranks | [`ops::offline`] |
@@ -50,11 +50,11 @@
 //! fn main() -> Result<(), Error> {
 //!     let results = local::run(4, |comm| {
 //!         let tensors = [("weight", vec![2, 3]), ("bias", vec![3])];
-//!         let mut gradients = GradientBuffer::new(DType::F32, 4, tensors)?;
+//!         let mut gradients = GradientBuffer::new(DType::F32, comm.world_size(), tensors)?;
 //!         let micro_batch = vec![comm.rank() as f32; 3]; // what `backward()` gave for "bias"
 //!         in_place_accumulate_v2(gradients.tensor_mut(1), &micro_batch, false)?;
 //!         adasum_all_reduce(&comm, &mut gradients, AdasumOptions::default())?;
-//!         Ok::<_, Error>(gradients.tensor(1).data().to_f64_vec())
+//!         Ok::<_, Error>(gradients.tensor(1).data().to_f64_vec()) // names the error's type, which cannot be inferred
 //!     })?;
 //!     assert!(results.iter().all(|result| *result == [1.75; 3])); // the same bits on every rank
 //!     Ok(())

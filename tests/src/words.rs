@@ -142,7 +142,9 @@ pub fn disagreements(comm: &dyn Communicator) {
     );
     // One rank refuses its own arguments.
     let planned = world_size + usize::from(rank == last);
-    let own = format!("all_reduce: the buffer is shared out over {} ranks, the world has {world_size}", world_size + 1);
+    let reason =
+        format!("the buffer was made for a world size of {}, and the world size is {world_size}", world_size + 1);
+    let own = format!("all_reduce: {reason}");
     let expected = if rank == last { own } else { format!("all_reduce: rank {last} refuses: {own}") };
     assert_eq!(summed(comm, plain(planned)).expect_err("another world").to_string(), expected, "on rank {rank}");
 }

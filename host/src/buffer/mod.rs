@@ -52,7 +52,8 @@ pub(crate) struct Parts<'a> {
 }
 
 impl GradientBuffer {
-    /// Allocates a buffer of zeros for tensors given by name and shape, to be divided among `world_size` ranks.
+    /// Allocates a buffer of zeros for tensors given by name and shape, to be divided among `world_size` ranks: as many as the communicator
+    /// has that reduces it, since each rank reduces a shard. Shapes are arrays of one length, or `Vec`s.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a world of 0 ranks, a name that occurs twice, or sizes

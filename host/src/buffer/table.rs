@@ -112,7 +112,7 @@ impl TensorTable {
         if planned == world_size {
             return Ok(());
         }
-        let reason = format!("the buffer is shared out over {planned} ranks, the world has {world_size}");
+        let reason = format!("the buffer was made for a world size of {planned}, and the world size is {world_size}");
         Err(Error::InvalidArgument { operation, reason })
     }
 

@@ -14,7 +14,10 @@ use serde::{Deserialize, Serialize};
 #[non_exhaustive]
 pub enum BootstrapError {
     /// No known launcher has started this process.
-    #[error("no launcher's variables are set; looked for {looked_for}")]
+    #[error(
+        "no launcher has started this process: start it with `gradsync launch -n 2 -- PROGRAM`, torchrun, srun or mpirun, which set variables \
+         (looked for {looked_for})"
+    )]
     NoLauncher {
         /// The variables of all launchers.
         looked_for: String,

@@ -108,7 +108,8 @@ impl<'a, M: Memory> TensorViewMut<'a, M> {
         self.data
     }
 
-    /// Copies elements of the same dtype and number from host memory. In GPU memory the copy is enqueued, and the call waits for it.
+    /// Copies elements of the same dtype and number from host memory: `&[1.0f32; 4]` into four elements of `f32`, since Rust takes `1.0` alone
+    /// for `f64`. In GPU memory the copy is enqueued, and the call waits for it.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) and [`Error::DTypeMismatch`](crate::Error::DTypeMismatch), where nothing is

@@ -36,7 +36,8 @@ pub fn in_place_accumulate<'a, 'b, M: KernelMemory>(
 }
 
 /// Replaces `buffer` by `value`, with a cast where dtypes differ, if `overwrite` is set; otherwise adds like [`in_place_accumulate`]
-/// (InPlaceAccumulatorV2). Returns the updated flag, which is always `true`.
+/// (InPlaceAccumulatorV2). Returns the updated flag, which is always `true`. A slice as `value` has one dimension; for a matrix pass
+/// `TensorView::new(&value, vec![2, 3])?`.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`] naming both shapes; nothing is written.

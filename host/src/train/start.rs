@@ -44,8 +44,8 @@ fn check_root(operation: Operation, root: usize, world_size: usize) -> Result<()
 }
 
 /// Replaces tensors on every rank by the tensors of rank `root`, bit for bit: parameters, buffers and the state of the optimizer at the
-/// start, which differ after random initialization, or if one rank alone has read a checkpoint. Each tensor has a name. On GPUs the call is
-/// asynchronous.
+/// start, which differ after random initialization, or if one rank alone has read a checkpoint. Each tensor has a name; `into()` makes
+/// elements of a `Vec` or slice. On GPUs the call is asynchronous.
 ///
 /// ```
 /// use gradsync::comm::{Ranks, local};

@@ -41,7 +41,8 @@ impl fmt::Display for Analysis {
             [] => String::new(),
             silent => format!("; {} {} written none", ranks(silent), verb(silent, "has", "have")),
         };
-        writeln!(f, "the last calls of {} ranks{missing}", self.world_size)?;
+        let plural = if self.world_size == 1 { "" } else { "s" };
+        writeln!(f, "the last calls of {} rank{plural}{missing}", self.world_size)?;
         self.differences.iter().try_for_each(|difference| write!(f, "{difference}"))?;
         for cause in &self.causes {
             writeln!(f, "Rank {} holds up others: {}.", cause.rank, shown(&cause.state))?;
@@ -56,7 +57,9 @@ impl fmt::Display for Analysis {
         for failure in &self.failures {
             writeln!(f, "Failure of {}: {}", ranks(&failure.ranks), shown(&failure.text))?;
         }
-        writeln!(f, "The last call of each rank:")?;
+        if !self.last.is_empty() {
+            writeln!(f, "The last call of each rank:")?;
+        }
         self.last.iter().try_for_each(|last| write!(f, "{last}"))
     }
 }

@@ -72,6 +72,8 @@ pub fn group_with_deadline(world_size: usize, deadline: Duration) -> Result<Vec<
 /// # Ok::<(), gradsync::Error>(())
 /// ```
 ///
+/// The error of `body` is any type that an [`Error`] converts into. It has to be named, as in `Ok::<_, Error>(…)`, where `?` alone produces it.
+///
 /// # Errors
 /// The earliest error of a rank; the errors that it causes on other ranks are discarded. [`Error::InvalidArgument`] for 0 ranks.
 ///

@@ -49,7 +49,9 @@ const OPERATION: &str = "adasum_all_reduce";
 pub struct AdasumReport {
     /// The algorithm that ran; never [`Algorithm::Auto`].
     pub algorithm: Algorithm,
-    /// The weights of the ranks' vectors in the result, `layers × P`. `None` for [`Algorithm::Tree`], where no rank knows all of them.
+    /// The weights of the ranks' vectors in the result, `[layer][rank]`: with [`Granularity::Tensor`] each tensor is a layer, so that
+    /// `weights[tensor * world_size + rank]` is the factor of that rank's tensor; with [`Granularity::Whole`] there is one layer. They may be
+    /// negative. `None` for [`Algorithm::Tree`], where no rank knows all of them.
     pub weights: Option<Vec<f64>>,
     /// The number of layers that lost digits to cancellation, or are short vectors of `f64`, and were recomputed from the vectors; their
     /// weights are exact as well.

@@ -63,7 +63,7 @@ const OPERATION: &str = "reducer";
 ///         let reduced = step.finish()?;
 ///         assert_eq!(reduced.state(1), GradientState::Reduced);
 ///     }
-///     reducer.gradient(1).expect("reduced").to_vec::<f32>()
+///     reducer.gradient(1).expect("there are two ranks").to_vec::<f32>()
 /// })?;
 /// assert_eq!(means, [[1.0; 6], [1.0; 6]]);
 /// # Ok::<(), gradsync::Error>(())
@@ -78,7 +78,8 @@ const OPERATION: &str = "reducer";
 /// bucket is reduced by the call that completes it. On GPUs it is reduced in a separate queue, and [`Step::finish`] makes the queue of the
 /// gradients wait for it, not the host.
 ///
-/// With one rank nothing is copied and nothing is launched: the gradients that were passed are the result ([`GradientState::Unchanged`]).
+/// With one rank nothing is copied and nothing is launched: the gradients that were passed are the result ([`GradientState::Unchanged`]), and
+/// [`gradient`](Self::gradient) returns `None`.
 ///
 /// # Absent gradients
 ///
@@ -243,7 +244,8 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
     }
 
     /// The reduced gradient of a parameter, in the dtype of the wire, until the next step or the next sum over micro-batches. `None` unless
-    /// its state is [`GradientState::Reduced`].
+    /// its state is [`GradientState::Reduced`]: a program's own gradient is the result where the state is [`GradientState::Unchanged`], as with
+    /// one rank.
     pub fn gradient(&self, parameter: usize) -> Option<TensorView<'_, M>> {
         let owner = *self.owners.get(parameter)?;
         let place = self.places[owner].filter(|_| self.states[owner] == GradientState::Reduced)?;

@@ -22,7 +22,7 @@ impl GradientState {
 }
 
 /// The outcome of a step. The same on every rank.
-#[must_use = "a parameter that was skipped is to be left alone by the optimizer, which is said only here"]
+#[must_use = "the optimizer must leave skipped parameters unchanged: see `Reduced::skipped`"]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reduced {
     pub(super) owners: Vec<usize>,
