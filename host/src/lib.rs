@@ -15,12 +15,12 @@
 //! | sums and means over ranks | of a buffer [`ops::all_reduce`](ops::all_reduce()), of tensors [`ops::all_reduce_tensors`], of a `Vec` or slice [`comm::Collectives::all_reduce`] |
 //! | Adasum over ranks | [`ops::adasum_all_reduce`], [`ops::Adasum`], [`ops::hierarchical_adasum_all_reduce`] |
 //! | sums in rank order on GPUs | `ops::OrderedAllReduce` |
-//! | the same by one process, from the checkpoints of all ranks | [`ops::offline`] |
+//! | sums, means and Adasum by one process, from the checkpoints of all ranks | [`ops::offline`] |
 //! | sharing an optimizer's state out over ranks | [`ops::ZeroPartition`] |
 //! | tensors from rank to rank, pipelines | [`ops::send_recv`] |
 //! | tensor parallelism | [`ops::tensor_parallel`] |
 //! | gradients reduced in buckets while they are computed (DDP) | [`train::Reducer`] |
-//! | the same start on all ranks, and which rank sees which example | [`train::broadcast_parameters`], [`train::ShardedIndices`] |
+//! | equal initial parameters on all ranks; the examples of each rank | [`train::broadcast_parameters`], [`train::ShardedIndices`] |
 //! | whole training steps | [`train`] |
 //! | ranks, communicators, collectives, deadlines | [`comm`] |
 //! | ranks as threads; as processes; as MPI processes; with a GPU each | [`comm::local`]; `comm::process`; `comm::mpi`; `comm::nccl` |
@@ -36,7 +36,8 @@
 //! | when to use Adasum, and at which learning rate | [`docs::convergence`] |
 //! | how fast it is, how it is tested, how its kernels are made | [`docs::performance`], [`docs::testing`], [`docs::device_code`] |
 //!
-//! Modules in plain type need the feature `cuda` or `mpi`; `comm::process` needs Unix.
+//! Modules in plain type need the feature `cuda` or `mpi`; `comm::process` needs Unix, and Linux for calls of more
+//! than 1 MiB.
 //!
 //! # A program
 //!
@@ -63,8 +64,8 @@
 //!
 //! # Features
 //!
-//! None is on by default. Programs that compute with candle take the crate `gradsync-candle`. The program `gradsync`, which reduces
-//! checkpoints, is the crate `gradsync-cli`.
+//! None is on by default. Programs that compute with candle take the crate `gradsync-candle`. The program `gradsync`, which starts
+//! ranks, explains hangs, checks machines and reduces checkpoints, is the crate `gradsync-cli`.
 //!
 //! * `cuda`: the CUDA backend through `cust`, with kernels as PTX in the crate. Building takes no CUDA toolkit, and programs start on
 //!   machines without a driver too; [`docs::deployment`] has the one line of configuration that `cust` wants where there is no toolkit.

@@ -10,7 +10,7 @@
 //! | transport | ranks | memory |
 //! |---|---|---|
 //! | [`local`] | threads of one process | [`Host`] |
-//! | `process` (Unix) | processes of one machine, without MPI; small data between machines | [`Host`] |
+//! | `process` (Unix; more than 1 MiB in a call on Linux alone) | processes of one machine, without MPI; small data between machines | [`Host`] |
 //! | `mpi` (feature) | processes of an MPI job | [`Host`] |
 //! | `mpi::device` (features `mpi` and `cuda`) | processes of an MPI job | `Cuda`, through the host's memory where MPI takes no other |
 //! | `nccl` (feature `cuda`) | processes or threads, each with a GPU | `Cuda` |
@@ -22,14 +22,14 @@
 //! # Deadlines
 //!
 //! Every transport has a deadline: a call that has waited this long for other ranks fails with a [`CommError::Timeout`] that names the
-//! missing ranks. The deadline is a [`Duration`](std::time::Duration): [`DEFAULT_DEADLINE`], unless another is given when the
+//! missing ranks (over MPI, messages of more than 2 MiB have no deadline once data move). The deadline is a [`Duration`](std::time::Duration): [`DEFAULT_DEADLINE`], unless another is given when the
 //! communicator is made. Groups that are split off keep it.
 //!
 //! | made by | with another deadline |
 //! |---|---|
 //! | [`local::run`], [`local::group`] | [`local::run_each_with_deadline`], [`local::group_with_deadline`] |
 //! | `process::ProcessCommunicator::new` | `ProcessCommunicator::new_within`, `with_deadline` |
-//! | `mpi::MpiCommunicator::world`, `from_rsmpi` | `MpiCommunicator::with_deadline` |
+//! | `mpi::MpiCommunicator::world`, `from_rsmpi` | `MpiCommunicator::world_within`, `with_deadline` |
 //! | `nccl::NcclCommunicator::new` | `NcclOptions::with_deadline` |
 //! | [`Rendezvous::join`](crate::bootstrap::Rendezvous::join) | [`Rendezvous::with_deadline`](crate::bootstrap::Rendezvous::with_deadline) |
 
@@ -145,7 +145,7 @@ impl Agreements {
 /// detect a difference fails on every rank. Results of reductions are bitwise identical on all ranks.
 ///
 /// On host memory, calls block until this rank's part is done and its buffers may be reused. On a GPU, calls enqueue work on the queue of
-/// their operands and return. There are no races: work that was enqueued earlier runs before, work that is enqueued later runs after, and
+/// their operands and return; over MPI the host waits while data move. There are no races: work that was enqueued earlier runs before, work that is enqueued later runs after, and
 /// memory may be reused or dropped at once. A later failure, while the queue runs, is permanent: every later call returns it, and so does
 /// [`synchronize`](Self::synchronize), which has to be called before results are used; otherwise the operands of a failed collective have
 /// unspecified contents.

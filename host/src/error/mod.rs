@@ -204,7 +204,7 @@ impl std::fmt::Display for Departure {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum CommError {
-    /// Two ranks made calls that do not match. Every rank gets the same pair.
+    /// Two ranks made calls that do not match. Every rank gets the same pair if all are in collectives.
     #[error("ranks disagree: {}", two_calls((*left_rank, left), (*right_rank, right)))]
     Mismatch {
         /// The lower of the two ranks.

@@ -9,7 +9,7 @@
 //! | [`TensorView`], [`TensorViewMut`] | elements of one dtype with a shape |
 //! | [`WireSlice`], [`WireSliceMut`] | elements of any type that transports carry, integers included |
 //! | [`HostBuffer`] | owned elements in host memory; on a GPU `driver::DeviceBuffer` |
-//! | [`SharedWindows`], `PeerMemory` | ranks that reach each other's memory |
+//! | [`SharedWindows`], `PeerMemory` | access to the memory of other ranks |
 //!
 //! Nothing here communicates or does arithmetic.
 

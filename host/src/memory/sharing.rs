@@ -10,8 +10,8 @@ use crate::driver::{DeviceSlice, Exposure, FlagList, HostFlag, LaunchOrder, Mapp
 use crate::error::Result;
 use crate::slice::SliceMut;
 
-/// Ranks that share host memory, such as threads of one process, or processes of one machine whose memory is in files that all of them can
-/// map: they work on each other's vectors in place, and exchange no data.
+/// Access to the host memory of the other ranks of a communicator: ranks that are threads of one process, or processes of one machine whose
+/// buffers are in files that all can map, work on each other's vectors in place, and exchange no data.
 pub trait SharedWindows {
     /// Divides every rank's vector into `world_size` windows of equal length, and passes window `rank` of every rank's vector, in rank
     /// order, to `work`, which is called once and has exclusive access to these windows (an exposure epoch, in the terms of MPI). `work`
@@ -30,7 +30,7 @@ pub trait SharedWindows {
 /// The work of a rank on the windows of an exposure epoch.
 pub type Work<'a> = dyn FnMut(Vec<SliceMut<'_>>) -> Result<()> + 'a;
 
-/// Ranks whose kernels can reach each other's memory.
+/// Access by this rank's kernels to the GPU memory of the other ranks of a communicator.
 ///
 /// # Safety
 /// The memory that [`share`](Self::share) returns has, for every rank in rank order, the address of the memory that this rank passed to the

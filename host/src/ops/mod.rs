@@ -1,6 +1,6 @@
 //! The operations that a training loop calls: gradient control on one rank, reductions over ranks, and transfers between ranks.
 //!
-//! | operation | after |
+//! | operation | modelled on |
 //! |---|---|
 //! | [`zero_gradient`], [`in_place_accumulate`], [`in_place_accumulate_v2`] | ONNX Runtime's ZeroGradient, InPlaceAccumulator, InPlaceAccumulatorV2 |
 //! | [`all_reduce`](all_reduce()) of a buffer, [`all_reduce_tensors`] | ONNX Runtime's NcclAllReduce, Horovod's allreduce, PyTorch's DDP |

@@ -168,8 +168,8 @@ pub fn unpack<M: KernelMemory>(buffer: &GradientBuffer<M>, tensors: &mut [M::Sli
     M::unpack(tensors, buffer.as_slice(), &buffer.table().offsets())
 }
 
-/// Replaces every rank's tensors by the tensors of their owners (ONNX Runtime's NcclAllGather): a tensor belongs to the rank whose window
-/// of the padded bundle contains it.
+/// Replaces every rank's tensors by the tensors of their owners (ONNX Runtime's NcclAllGather). Tensors are laid out one after another and
+/// padded, and a tensor belongs to the rank in whose `1 / world_size` of that length it lies ([`plan::ownership`](crate::plan::ownership)).
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] naming a tensor in two ranks' windows, and the errors of [`all_reduce_tensors`].

@@ -12,8 +12,8 @@ use crate::memory::{Host, Memory};
 const OPERATION: &str = "running mean";
 const TENSORS: [(&str, [usize; 1]); 2] = [("sum", [1]), ("value", [1])];
 
-/// Computes the mean of all ranks' values: the sum of all sums over the sum of all counts, added in rank order in `f64`. `None`, on every
-/// rank, if all counts are 0. The host waits for the other ranks.
+/// Computes the mean of the values of all ranks. Each rank passes the `sum` of its values and their number, `count`; the sums are added in
+/// rank order in `f64` and divided by the total count. `None`, on every rank, if all counts are 0. The host waits for the other ranks.
 ///
 /// ```
 /// use gradsync::comm::{Ranks, local};

@@ -19,8 +19,8 @@
 //! an exposure epoch ([`SharedWindows`](crate::memory::SharedWindows)), the end of the epoch replaces the second round. The operands of
 //! small calls of all-reduce, reduce-scatter, all-gather and all-to-all are sent with the call (the eager protocol): up to 3 KiB for each
 //! rank and 64 KiB for all together in messages, and 256 KiB for all together in shared memory of one machine. Larger operands take two
-//! or three rounds of messages after the call; only reduce-scatter, and all-reduce from three ranks on, go through the memory of one
-//! machine in chunks instead (pipelined), up to some hundred ranks.
+//! or three rounds of messages after the call. In shared memory, reduce-scatter and all-reduce go through the mailboxes in chunks instead
+//! (pipelined), for up to some hundred ranks.
 //!
 //! # Failures
 //!
@@ -28,11 +28,12 @@
 //!   same two ranks everywhere if all are in collectives; a rank's own bad operands are
 //!   [`CommError::InvalidCall`](crate::CommError::InvalidCall) on the other ranks.
 //! * A rank that does not arrive is [`CommError::Timeout`](crate::CommError::Timeout); so is a rank that dropped its communicator, or
-//!   whose process has ended, because MPI does not tell. A rank that panics while it holds its communicator is
+//!   whose process has ended, because MPI does not report it. A rank that panics while it holds its communicator is
 //!   [`CommError::PeerGone`](crate::CommError::PeerGone).
-//! * Data that do not move for the deadline are [`CommError::Timeout`](crate::CommError::Timeout) too, for example if a process is
-//!   stopped. Messages are pieces in buffers of this module, which then stay with MPI. A process that dies usually ends the whole job, by
-//!   MPI's launcher.
+//! * Messages of up to 2 MiB are sent in pieces through buffers of this module: data that do not move within the deadline, for example
+//!   if a process is stopped, are [`CommError::Timeout`](crate::CommError::Timeout) too, and these buffers stay with MPI. For longer
+//!   messages, and for GPU memory that is passed to it, MPI gets the caller's memory and cannot return it, so that the call has no deadline
+//!   once data move. A process that dies usually ends the whole job, by MPI's launcher.
 //! * Communicators are made within a deadline too. MPI continues to wait for a rank that did not call [`MpiCommunicator::world`] in time,
 //!   and the job makes no other communicator of all ranks.
 //! * An error of MPI is [`CommError::Transport`](crate::CommError::Transport) with MPI's text. Failures of MPI itself while it starts end
@@ -45,8 +46,9 @@
 //!
 //! If all ranks are processes of one machine and one user, they run their handshakes in shared memory, without messages
 //! ([`shares_memory`](MpiCommunicator::shares_memory)). With `GRADSYNC_MPI_MESSAGES_ONLY=1` in the environment of any rank they send
-//! messages, as ranks of several machines do. Long all-reduces of two ranks read the other rank's vector where it lies (Linux's
-//! `process_vm_readv`), if the system permits it; other long calls go through the mailboxes in chunks.
+//! messages, as ranks of several machines do. All-reduces of 4 MiB or more of two ranks read the other rank's vector where it lies
+//! (Linux's `process_vm_readv`), if the system permits it; other long reductions go through the mailboxes in chunks, and all other long
+//! calls are messages.
 //!
 //! Vectors in memory that the other ranks can map ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)) stay in place:
 //! ranks expose windows of them to each other ([`SharedWindows`](crate::memory::SharedWindows)) instead of sending copies. If a process
@@ -59,11 +61,11 @@
 //! With the feature `cuda`, the module `device` has the same collectives on the memory of GPUs. [`MpiCommunicator::member`] gives the
 //! ranks of a job the control channel by which NCCL starts, and `device::connect` chooses between the two transports.
 //!
-//! # Unfinished
+//! # Not implemented
 //!
-//! Overlap of the windows of a reduction on host memory; memory that only some of the ranks share, such as the ranks of one of several
-//! nodes; tree-shaped handshakes: on several machines, each rank sends two records to every other rank in a collective, which is
-//! noticeable from hundreds of ranks on.
+//! Windows of a reduction on host memory are processed one after another, and do not overlap. Memory is shared only if all ranks are on one
+//! machine, not among the ranks of one of several nodes. On several machines, each rank sends two records to every other rank in a
+//! collective, and not along a tree, which is noticeable from hundreds of ranks on.
 
 mod channel;
 #[cfg(feature = "cuda")]

@@ -2,8 +2,8 @@
 //!
 //! NCCL moves the data, on the caller's queue. This module adds error handling: ranks find each other and compare their calls over a
 //! control channel ([`bootstrap`](crate::bootstrap)), a thread watches every collective, and a rank that dies, hangs or is late becomes an
-//! error on all others within the deadline; then the kernels that waited for it return. The only arithmetic here is the `scale` kernel,
-//! for factors that NCCL cannot apply.
+//! error on all others within the deadline; then the kernels that waited for it return. The only arithmetic here is in the kernels of
+//! [small sums](self#small-sums), and in the `scale` kernel for factors that NCCL cannot apply.
 //!
 //! ```no_run
 //! use gradsync::bootstrap::Launch;
@@ -54,11 +54,12 @@
 //!
 //! Up to a threshold every rank sends all data to all others (one shot: half a round trip); above it each rank sums up one window, and
 //! sends the result to all (two shots: less traffic), as vLLM's custom all-reduce and PyTorch's symmetric memory do. The largest small
-//! tensor ([`NcclCommunicator::low_latency_bytes`]) depends on the GPU and on the number of ranks, and
+//! tensor ([`NcclCommunicator::low_latency_bytes`]) has 8 MiB on GPUs of compute capability 9.x and 256 KiB on others, and
 //! [`NcclOptions::low_latency_bytes`] changes it; 0 leaves all sums to NCCL. Mailboxes take four times that size on every rank, and
 //! stay occupied until all ranks have dropped the communicator and their graphs.
 //!
-//! Such a launch runs behind all earlier launches of this crate's kernels by the same communicator, in whatever queue.
+//! Such a launch begins only after all earlier launches of this crate's kernels by the same communicator have ended, on whichever queue they
+//! are.
 //!
 //! # Checks
 //!
@@ -128,8 +129,8 @@ use crate::sys::nccl::{RedOp, Version};
 
 /// One rank of a group with a GPU each. It may move to another thread, but only one thread at a time can use it.
 ///
-/// Operations are those of [`Communicator`], on slices of any queue of its device. NCCL computes sums in the dtype of the data, in an
-/// order that depends on the length and on the machine, but is equal on all ranks and from run to run on the same machine. Means are sums
+/// Operations are those of [`Communicator`], on slices of any queue of its device. Small sums and means are added by this crate's kernels in `f64` in
+/// rank order ([small sums](self#small-sums)); for all others, NCCL computes sums in the dtype of the data, in an order that depends on the length and on the machine, but is equal on all ranks and from run to run on the same machine. Means are sums
 /// times `1/P`, applied by NCCL to the inputs if the dtype is f32 or f64 or `P` is a power of two, and by a pass over the result
 /// otherwise, so that no mean is off by the rounding of its factor. `Max` and `Min` of NaN are unspecified.
 ///

@@ -37,11 +37,11 @@ pub struct NcclOptions {
     /// be equal on all ranks (see [many ranks on one GPU](super#many-ranks-on-one-gpu)).
     pub shared_gpu: bool,
     /// The largest all-reduce that is one launch of this crate's kernels, in bytes, where they can access the memory of all ranks (see
-    /// [small sums](super#small-sums)): at most 64 MiB. With `None`, the default, the largest for which that was measured to be faster than
-    /// NCCL on this kind of GPU; 0 leaves all sums to NCCL. Must be equal on all ranks.
+    /// [small sums](super#small-sums)): at most 64 MiB. With `None`, the default, 8 MiB if all GPUs have compute capability 9.x,
+    /// otherwise 256 KiB, where that was measured to be faster than NCCL; 0 leaves all sums to NCCL. Must be equal on all ranks.
     pub low_latency_bytes: Option<usize>,
-    /// The largest of these all-reduces in which every rank sends all data to all others (one shot), in bytes. With `None`, the default, the
-    /// largest for which that was measured to be faster. At most twice `low_latency_bytes`, divided by the number of ranks; more means this
+    /// The largest of these all-reduces in which every rank sends all data to all others (one shot), in bytes. With `None`, the default,
+    /// 2 MiB on two ranks, 256 KiB on three and four, 128 KiB on more, as measured. At most twice `low_latency_bytes`, divided by the number of ranks; more means this
     /// number. Must be equal on all ranks.
     pub one_shot_bytes: Option<usize>,
 }

@@ -85,6 +85,7 @@ pub struct ProcessCommunicator {
 
 impl ProcessCommunicator {
     /// Connects the ranks of a group that a [`Rendezvous`](crate::bootstrap::Rendezvous) has formed. All of them have to call it.
+    /// The deadline of its calls is [`DEFAULT_DEADLINE`], whatever the rendezvous had.
     ///
     /// # Errors
     /// [`CommError::Timeout`](crate::CommError::Timeout) and [`CommError::PeerGone`](crate::CommError::PeerGone) for ranks that do not

@@ -171,8 +171,8 @@ impl Levels {
 /// This prepares an [`Adasum::on_nodes`], runs it once and waits for its report. A training loop keeps the object.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] on every rank if the groups do not form a grid of nodes, `within_node` reduces by neither sum nor mean, or
-/// the buffer was made for another world size than `all` has; [`Error::Disagreement`] on every rank if ranks have different tensors or
+/// [`Error::InvalidArgument`] on every rank if the groups do not form a grid of nodes, `within_node` is a
+/// [`WithinNode::Reduce`] by another operation than `Sum` or `Mean`, or the buffer was made for another world size than `all` has; [`Error::Disagreement`] on every rank if ranks have different tensors or
 /// options; [`Error::UnsupportedWorldSize`] for [`Algorithm::Tree`] over a number of nodes that is no power of two; errors of the
 /// communicators. After an error of a communicator, or [`Error::OutOfMemory`], the contents of the buffer are unspecified; other errors
 /// leave it unchanged.

@@ -50,8 +50,8 @@ pub struct AdasumReport {
     /// The algorithm that ran; never [`Algorithm::Auto`].
     pub algorithm: Algorithm,
     /// The weights of the ranks' vectors in the result, `[layer][rank]`: with [`Granularity::Tensor`] each tensor is a layer, so that
-    /// `weights[tensor * world_size + rank]` is the factor of that rank's tensor; with [`Granularity::Whole`] there is one layer. They may be
-    /// negative. `None` for [`Algorithm::Tree`], where no rank knows all of them.
+    /// `weights[tensor * world_size + rank]` is the factor of that rank's tensor; with [`Granularity::Whole`] there is one layer. A hierarchical
+    /// reduction has weights of nodes, `[layer][node]`, unless it combined all ranks by one Gram matrix. Weights may be negative. `None` for [`Algorithm::Tree`], where no rank knows all of them.
     pub weights: Option<Vec<f64>>,
     /// The number of layers that lost digits to cancellation, or are short vectors of `f64`, and were recomputed from the vectors; their
     /// weights are exact as well.
@@ -77,7 +77,8 @@ impl AdasumReport {
 /// result is rounded once ([`Algorithm::Gram`]) or once per level ([`Algorithm::Tree`]). A NaN or an infinity spreads over its layer
 /// according to the formula. Squares of `f64` elements beyond about 1e154 overflow, and their layer becomes NaN.
 ///
-/// For layers of `f64` with up to 128 elements, the error is at most 8 × 2^-52 times the largest input, if the elements are below 1e147.
+/// For layers of `f64` with up to 128 elements, on up to 16 ranks and without nodes, the error is at most 8 × 2^-52 times the largest input, if
+/// the elements are below 1e147.
 ///
 /// This prepares an [`Adasum`], runs it once and waits for its report. A training loop keeps the object.
 ///

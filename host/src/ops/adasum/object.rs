@@ -102,7 +102,8 @@ impl<'c, M: AdasumMemory> Adasum<'c, M> {
     ///
     /// # Errors
     /// The errors of [`new`](Self::new), and [`Error::InvalidArgument`](crate::Error::InvalidArgument) on every rank if the groups do not
-    /// form a grid of nodes or `within_node` reduces by neither sum nor mean. The tree needs a power of two of nodes.
+    /// form a grid of nodes or `within_node` is a
+    /// [`WithinNode::Reduce`](super::WithinNode::Reduce) by another operation than `Sum` or `Mean`. The tree needs a power of two of nodes.
     pub fn on_nodes(
         nodes: Nodes<'c, M>,
         buffer: &GradientBuffer<M>,

@@ -59,7 +59,7 @@ impl<'c> OrderedAllReduce<'c> {
     /// dtype of the buffer. Every rank must call it. The host waits for the other ranks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] on every rank if any rank has another reduction or a buffer made for another world size;
+    /// [`Error::InvalidArgument`] on every rank if `op` is neither `Sum` nor `Mean`, or the buffer was made for another world size, on any rank;
     /// [`Error::Disagreement`] on every rank if ranks have different tensors or reductions; [`Error::Cuda`], with code 2 when memory does
     /// not suffice for the workspace. If it does not suffice on one rank, all ranks fail, the others with an [`Error::InvalidArgument`] that
     /// names that rank. Errors of the communicator.

@@ -47,7 +47,7 @@ enum Content<'a, M: Memory> {
 }
 
 impl<'a, M: BundleMemory> Bundle<'a, M> {
-    /// Tensors whose shapes the receiver knows.
+    /// Combines tensors into a bundle for a receiver that knows their types and shapes.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no tensors, tensors of different queues, or more bytes than the address space.
@@ -61,7 +61,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
         Ok(Self { shapes: Shapes::Known, specs: specs.into(), layout: Cow::Owned(layout), content })
     }
 
-    /// All tensors of a gradient buffer, in its order.
+    /// Makes a bundle of all tensors of a gradient buffer, in its order, without a copy.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new).
@@ -74,7 +74,8 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
         Ok(Self { shapes: Shapes::Known, specs: specs.into(), layout: Cow::Owned(layout), content })
     }
 
-    /// Sends a header with the shapes, for a receiver that does not know them and expects this tag.
+    /// Returns this bundle as a described one: its transfer begins with a header of types and shapes, for a receiver that does not know them
+    /// and expects this tag.
     #[must_use]
     pub fn described(self, tag: u64) -> Self {
         Self { shapes: Shapes::Described { tag }, ..self }

@@ -75,7 +75,7 @@ pub struct SendRecv<'c, M: BundleMemory = Host> {
 }
 
 impl<'c> SendRecv<'c> {
-    /// Creates transfers of host memory.
+    /// Prepares to send and receive tensors in host memory over `comm`; sends nothing.
     pub fn new(comm: &'c dyn Communicator) -> Self {
         Self { comm, queue: &() }
     }
@@ -83,7 +83,7 @@ impl<'c> SendRecv<'c> {
 
 #[cfg(feature = "cuda")]
 impl<'c> SendRecv<'c, Cuda> {
-    /// Creates transfers of device memory that belongs to `queue`, on which they are ordered.
+    /// Prepares to send and receive tensors in device memory of `queue` over `comm`, in the order of that queue; sends nothing.
     pub fn on_queue(comm: &'c dyn Communicator<Cuda>, queue: &'c Queue) -> Self {
         Self { comm, queue }
     }
@@ -96,7 +96,8 @@ impl<'c, M: BundleMemory> SendRecv<'c, M> {
     }
 
     /// Sends a bundle to another rank, which must call [`recv`](Self::recv), or [`recv_described`](Self::recv_described) if the bundle is
-    /// [`described`](Bundle::described). On the host the call returns once the data have been copied or sent.
+    /// [`described`](Bundle::described). On the host the call returns once the receiver has the data. Two ranks that
+    /// both send to each other first get [`CommError::Mismatch`](crate::CommError::Mismatch): use [`exchange`](Self::exchange).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the receiver refuses the described bundle, or for a bundle of another queue;

@@ -20,7 +20,8 @@
 //! # Numerics
 //!
 //! Sums have the same bits on every rank. On the host they run in `f64` in rank order and are rounded once. On the device the transport
-//! adds: NCCL adds in the tensor's dtype, in an order that depends on the length and on the machine, so that [`AllReduce`], and
+//! adds: NCCL in the tensor's dtype, in an order that depends on the length and on the machine, and the kernels of small all-reduces of
+//! `NcclCommunicator` in `f64` in rank order, so that [`AllReduce`], and
 //! [`ReduceScatter`] followed by [`AllGather`], may differ in their last bits. The other directions move bits and compute nothing.
 //!
 //! # Agreement

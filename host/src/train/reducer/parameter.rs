@@ -36,7 +36,7 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    /// A trained parameter.
+    /// Describes a trained parameter by its name, and by the shape and the dtype of its gradient; it is tied to no other.
     pub fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>, dtype: DType) -> Self {
         Self { name: name.into(), shape: shape.into(), dtype, is_trained: true, storage: None }
     }
