@@ -163,7 +163,7 @@ fn a_rank_that_is_wrong_alone_keeps_nobody_waiting() {
         for (rank, (world, tree)) in outcomes.into_iter().enumerate() {
             let is_own = matches!(tree, Error::UnsupportedWorldSize { world_size: 3, .. });
             assert_eq!(is_own, rank == 1, "{tree}: rank {rank} has the error of another rank");
-            for (error, why) in [(world, "over 4 ranks"), (tree, "a power of two")] {
+            for (error, why) in [(world, "a world size of 4"), (tree, "a power of two")] {
                 let text = error.to_string();
                 assert!(text.contains(why), "\"{text}\" does not say \"{why}\"");
                 assert!(rank == 1 || text.contains("rank 1 refuses"), "\"{text}\" does not name rank 1");
