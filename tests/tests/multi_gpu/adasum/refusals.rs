@@ -21,7 +21,8 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     report.case("a buffer for another world size", || {
         // The plan is wrong on every rank, and then on one rank alone.
         let reason = reason(prepare(cases, COMMON, world_size + 1, AdasumOptions::default()));
-        let (planned, found) = (format!("over {} ranks", world_size + 1), format!("the world has {world_size}"));
+        let (planned, found) =
+            (format!("a world size of {}", world_size + 1), format!("the world size is {world_size}"));
         assert!(reason.contains(&planned) && reason.contains(&found), "{reason}");
         let odd = if is_odd(cases) { world_size + 1 } else { world_size };
         let text = self::reason(prepare(cases, COMMON, odd, AdasumOptions::default()));

@@ -116,7 +116,7 @@ fn peers(world: &World<'_>, odd: usize) {
 
 fn other_world(world: &World<'_>, odd: usize) {
     let planned = world.size() + usize::from(world.rank() == odd);
-    let (buffer, why) = (buffer(world, planned), format!("over {} ranks", world.size() + 1));
+    let (buffer, why) = (buffer(world, planned), format!("a world size of {}", world.size() + 1));
     let comm: &dyn Communicator<Cuda> = world.comm;
     assert_blames(world, odd, &refused(world, || OrderedAllReduce::new(comm, &buffer, ReduceOp::Sum)), &why);
     assert_blames(world, odd, &refused(world, || ZeroPartition::new(comm, &buffer)), &why);
