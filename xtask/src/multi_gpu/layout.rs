@@ -112,16 +112,18 @@ mod tests {
     #[test]
     fn consecutive_ranks_are_on_one_node() {
         let layout = Layout { ranks_per_gpu: 8, nodes: 2 };
-        let names = ["GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NCCL_HOSTID", "GRADSYNC_HOSTID"];
+        let names = ["GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NCCL_HOSTID"];
         let found = [0, 3, 4, 7].map(|rank| {
             let values = names.map(|name| value(layout, 8, Who::Rank(rank), name).unwrap());
             values.join(" ")
         });
-        let expected = ["0 0 4 0", "0 3 4 0", "1 0 4 1", "1 3 4 1"].map(|of_rank| {
-            let (places, node) = of_rank.rsplit_once(' ').unwrap();
-            format!("{places} gradsync-node-{node} gradsync-node-{node}")
-        });
+        let expected =
+            ["0 0 4 gradsync-node-0", "0 3 4 gradsync-node-0", "1 0 4 gradsync-node-1", "1 3 4 gradsync-node-1"];
         assert_eq!(found, expected);
+        for rank in [0, 3, 4, 7] {
+            let host = |name| value(layout, 8, Who::Rank(rank), name);
+            assert_eq!(host("GRADSYNC_HOSTID"), host("NCCL_HOSTID"), "rank {rank}");
+        }
         assert_eq!(value(layout, 8, Who::Rank(1), "NCCL_SOCKET_IFNAME").as_deref(), Some("lo"));
         let expected = "1 GPU, up to 8 ranks on each, in time slices; 2 nodes, made up by NCCL_HOSTID";
         assert_eq!(layout.headline(1, "in time slices").unwrap(), expected);

@@ -21,8 +21,7 @@ use crate::abi::{
 };
 use crate::half::{BF16, F16};
 use crate::math::adasum::{self, Criterion, product_index, step, takes_exact_path};
-use crate::shared;
-use crate::{arch, reduce, thread};
+use crate::{arch, reduce, shared, thread};
 
 // Few packets are processed at a time, and short chunks by loops without unrolled steps: a launch loads the code that it runs, from the L2
 // cache or beyond, which takes longer than the memory's latency.
