@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gradsync_device::abi::EMPTY_BYTE;
 
-use crate::driver::{Claim, DeviceBuffer, Exposure, FlagList, HostFlag, Queue, Weight};
+use crate::driver::{Claim, DeviceBuffer, Exposure, FlagList, HostFlag, Kernels, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cuda::{MOST_RANKS, MailboxSize, PacketGroup};
@@ -26,13 +26,14 @@ pub(crate) struct PacketConnection {
 pub(crate) type Agree<'a> = dyn Fn(Result<()>) -> Result<bool> + 'a;
 
 impl PacketConnection {
-    /// Maps mailboxes of a size, and loads the kernels with these names; every rank must call it. `None`, on every rank, unless
+    /// Maps mailboxes of a size, and loads the kernels with these entry points; every rank must call it. `None`, on every rank, unless
     /// there are two to eight ranks, whose memory the kernels of all can access, and all ranks could prepare their parts.
     pub(crate) fn new(
         (rank, world_size): (usize, usize),
         sharing: &dyn PeerMemory,
         queue: &Queue,
-        (size, kernels): (MailboxSize, &[String]),
+        size: MailboxSize,
+        (kernels, entries): (Kernels, &[String]),
         agree: &Agree<'_>,
     ) -> Result<Option<Self>> {
         if !(2..=MOST_RANKS).contains(&world_size) {
@@ -49,9 +50,9 @@ impl PacketConnection {
         let Some(mut exposure) = expose(sharing, queue, rank, flags)? else { return Ok(None) };
         let shared = share(sharing, &mut exposure, mailbox.memory(), mailbox.as_slice())?;
         let Some((mailboxes, abort, sharers)) = shared else { return Ok(None) };
-        let group = Claim::new(queue, abort.address(), Weight::Small, sharers).map_err(Into::into).and_then(|claim| {
+        let group = Claim::new(queue, abort.address(), kernels, sharers).map_err(Into::into).and_then(|claim| {
             // SAFETY: the exposure keeps the mailboxes of all ranks, which have this size and are empty; the flag lives as long.
-            unsafe { PacketGroup::new(queue, kernels, (rank, abort.address()), (&mailboxes, size), claim) }
+            unsafe { PacketGroup::new(queue, entries, (rank, abort.address()), (&mailboxes, size), claim) }
         });
         // The peers' kernels write to this memory without waiting, so no rank continues before all have reached this point.
         let group = on_all(agree, group)?;

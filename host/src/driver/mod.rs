@@ -41,7 +41,7 @@ pub(crate) use peer::{HostFlag, Mapping, Offer, process_number};
 pub(crate) use pinned::Pinned;
 pub(crate) use pool::Table;
 pub(crate) use recording::Memory;
-pub(crate) use residency::{Claim, Sharers, Weight};
+pub(crate) use residency::{Claim, Kernels, Sharers};
 
 fn check(call: &str, status: Status) -> Result<(), CudaError> {
     check_named(|| call.into(), status)

@@ -3,13 +3,16 @@
 //! Waiting blocks stay resident on the GPU's multiprocessors. If all residency slots are taken by launches that wait for a launch which
 //! gets none, all of them deadlock. A launch of this crate completes on any number of slots, one at least (`gradsync_device`'s `peers.rs`),
 //! so it is enough that no launch takes the slots of another: each communicator whose kernels wait gets a part of the slots, and launches of
-//! one communicator run one after the other. The parts are in proportion to the [`Weight`]s of this process's communicators on the GPU, times
-//! the number of processes that share the GPU. CUDA's cooperative launch checks the same bound for a single launch only, and not for
-//! concurrent launches.
+//! one communicator run one after the other. The parts are in proportion to the weights of the [`Kernels`] of this process's communicators
+//! on the GPU, times the number of processes that share the GPU. CUDA's cooperative launch checks the same bound for a single launch only,
+//! and not for concurrent launches.
 //!
 //! The kernels of Adasum over packets are an exception: their blocks wait for each other, and all must be resident at a time. Their launches
 //! have at most a block for every second multiprocessor ([`Claim::most_blocks_that_wait`]), so that the blocks of another library's launch
-//! that waits for other ranks, NCCL's above all, find room beside them, wherever the first of both were placed.
+//! that waits for other ranks, NCCL's above all, find room beside them, wherever the first of both were placed. Such a block may fill a
+//! multiprocessor, while the blocks of other kernels spread over all free multiprocessors, and CUDA does not say whether a launch that finds
+//! no room keeps later launches of other queues waiting. So beside such a kernel of one communicator, each block of the others counts as a
+//! whole multiprocessor.
 //!
 //! A recorded launch keeps the number of blocks that it was recorded with. So a communicator is refused as long as a graph lives whose
 //! blocks would not fit any more beside that communicator's, and a graph that is recorded afterwards has fewer.
@@ -50,13 +53,22 @@ impl Sharers {
     }
 }
 
-/// The part of the residency slots that a communicator needs, relative to the others.
+/// The kernels of a claim, whose blocks wait for those of other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Weight {
+pub(crate) enum Kernels {
     /// Kernels of small tensors, which every communicator has.
-    Small = 1,
+    Small,
+    /// Kernels whose blocks also wait for each other.
+    Together,
     /// Kernels of whole buffers, whose speed depends on the number of blocks.
-    Large = 4,
+    Large,
+}
+
+impl Kernels {
+    /// The part of the residency slots that they need, relative to the others.
+    fn weight(self) -> u64 {
+        if self == Self::Large { 4 } else { 1 }
+    }
 }
 
 /// A communicator's share of the residency slots of a GPU, for as long as this lives.
@@ -71,7 +83,7 @@ struct Entry {
     device: u32,
     /// A unique key: the address of the rank's abort flag.
     owner: u64,
-    weight: Weight,
+    kernels: Kernels,
     sharers: Sharers,
 }
 
@@ -149,10 +161,10 @@ impl Claim {
     ///
     /// # Errors
     /// [`CudaError`] with code 720 where a graph would keep fewer slots than the blocks that it was recorded with.
-    pub(crate) fn new(queue: &Queue, owner: u64, weight: Weight, sharers: Sharers) -> Result<Self, CudaError> {
+    pub(crate) fn new(queue: &Queue, owner: u64, kernels: Kernels, sharers: Sharers) -> Result<Self, CudaError> {
         let device = queue.ordinal();
         let multiprocessors = Device::new(device)?.attribute(DeviceAttribute::MultiprocessorCount)?;
-        let entry = Entry { device, owner, weight, sharers };
+        let entry = Entry { device, owner, kernels, sharers };
         lock().claim(entry)?;
         Ok(Self { entry, multiprocessors: u64::try_from(multiprocessors).unwrap_or(1) })
     }
@@ -209,16 +221,19 @@ impl Drop for Claim {
 }
 
 fn places<'a>(of: u64, multiprocessors: u64, blocks: u64, claims: impl Iterator<Item = &'a Entry>) -> u64 {
-    let (mut weights, mut processes, mut is_shared) = (BTreeMap::from([(of, 1)]), 1, false);
-    for Entry { owner, weight, sharers, .. } in claims {
+    let (mut weights, mut processes) = (BTreeMap::from([(of, 1)]), 1);
+    let (mut is_shared, mut is_beside_blocks_together) = (false, false);
+    for Entry { owner, kernels, sharers, .. } in claims {
         let of_owner = weights.entry(*owner).or_default();
-        *of_owner = (*weight as u64).max(*of_owner);
+        *of_owner = kernels.weight().max(*of_owner);
         processes = processes.max(sharers.processes as u64);
         is_shared |= sharers.ranks > 1;
+        is_beside_blocks_together |= *owner != of && *kernels == Kernels::Together;
     }
     let (own, all) = (weights[&of], weights.values().sum::<u64>() * processes);
     let least = weights.into_values().min().unwrap_or(own);
     if !is_shared {
+        let blocks = if is_beside_blocks_together { 1 } else { blocks };
         return (multiprocessors * blocks * own / all).max(1);
     }
     let waiting = if blocks < PACKET_BLOCKS.into() { all } else { (all - least).max(own) };
@@ -230,7 +245,7 @@ mod tests {
     use super::*;
 
     fn entry(owner: u64, ranks: usize, processes: usize) -> Entry {
-        Entry { device: 0, owner, weight: Weight::Large, sharers: Sharers { ranks, processes } }
+        Entry { device: 0, owner, kernels: Kernels::Large, sharers: Sharers { ranks, processes } }
     }
 
     #[test]
@@ -241,7 +256,7 @@ mod tests {
 
     #[test]
     fn communicators_of_small_tensors_leave_most_places_to_others() {
-        let small = |owner| Entry { weight: Weight::Small, ..entry(owner, 1, 1) };
+        let small = |owner| Entry { kernels: Kernels::Small, ..entry(owner, 1, 1) };
         let claims = [entry(1, 1, 1), small(1), small(2)];
         assert_eq!([1, 2].map(|owner| places(owner, 132, 2, claims.iter())), [211, 52]);
         assert_eq!([2, 3].map(|owner| places(owner, 132, 2, [small(2), small(3)].iter())), [132, 132]);
@@ -251,6 +266,24 @@ mod tests {
             let all = (of(1) + of(2)) * processes as u64;
             assert!(all - of(2) <= 99 && all - of(1) <= 99, "{} and {} places of {ranks} ranks", of(1), of(2));
         }
+    }
+
+    #[test]
+    fn blocks_that_wait_for_each_other_find_multiprocessors_of_their_own() {
+        let of = |owner, kernels| Entry { kernels, ..entry(owner, 1, 1) };
+        for others in
+            [[Kernels::Small, Kernels::Small], [Kernels::Small, Kernels::Large], [Kernels::Together, Kernels::Large]]
+        {
+            let claims = [of(1, Kernels::Together), of(2, others[0]), of(3, others[1])];
+            let beside: u64 =
+                [2, 3].map(|owner| places(owner, 132, PACKET_BLOCKS.into(), claims.iter())).into_iter().sum();
+            let own = places(1, 132, 1, claims.iter());
+            assert!(own >= 22 && own + beside <= 132, "{own} multiprocessors beside {beside} blocks of {others:?}");
+            assert!(beside >= 88, "{beside} blocks of {others:?}");
+        }
+        // A communicator's own launches run one after the other.
+        let claims = [of(1, Kernels::Together), of(1, Kernels::Small), of(2, Kernels::Small)];
+        assert_eq!([1, 2].map(|owner| places(owner, 132, 2, claims.iter())), [132, 66]);
     }
 
     #[test]

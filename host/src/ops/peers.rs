@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
-use crate::driver::{Claim, DeviceBuffer, Exposure, FlagList, HostFlag, Memory, Queue, Weight};
+use crate::driver::{Claim, DeviceBuffer, Exposure, FlagList, HostFlag, Kernels, Memory, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 use crate::kernels::cuda::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
@@ -90,7 +90,7 @@ impl Connection {
                 if peer == rank { own_window } else { received.as_slice().address() + place(rank, peer) as u64 }
             }),
         };
-        let group = Claim::new(queue, abort.address(), Weight::Large, sharers).map_err(Into::into).and_then(|claim| {
+        let group = Claim::new(queue, abort.address(), Kernels::Large, sharers).map_err(Into::into).and_then(|claim| {
             // SAFETY: the exposure keeps all memory behind the addresses. Windows and slots are shards of arenas or have their length, and
             // arenas' shards begin at multiples of 256 bytes.
             unsafe { PeerGroup::new(queue, (kernel, dtype), sums, &addresses, claim) }

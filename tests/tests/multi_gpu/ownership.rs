@@ -1,4 +1,4 @@
-//! Ownership of memory that kernels reach: memory that a rank has dropped is not reused while a peer or a graph may write to it, and is
+//! Ownership of memory that kernels reach, arenas and mailboxes: memory that a rank has dropped is not reused while a peer or a graph may write to it, and is
 //! released when all of them have let go. Also launches that wait for their peers, of two communicators on the same GPUs, in another order
 //! on each rank.
 
@@ -18,10 +18,19 @@ use crate::report::Report;
 const LEN: usize = 1 << 20;
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
-    report.case("a peer that goes on writes to nobody else's memory", || peer_goes_on(context, 0));
-    report.case("memory comes back when every rank has let go", || comes_back(context, 2));
-    report.case("a graph outlives all that it was recorded with", || graph_outlives(context, 3));
+    for (generation, by) in [(0, By::Arenas), (20, By::Packets)] {
+        report.case(&format!("a peer that goes on writes to nobody else's memory, {by:?}"), || {
+            peer_goes_on(context, generation, by)
+        });
+        report.case(&format!("memory comes back when every rank has let go, {by:?}"), || {
+            comes_back(context, generation + 2, by)
+        });
+        report.case(&format!("a graph outlives all that it was recorded with, {by:?}"), || {
+            graph_outlives(context, generation + 3, by)
+        });
+    }
     report.case("two communicators, in another order on each rank", || other_order(context, [4, 5]));
+    report.case("an Adasum between sums, in another order on each rank", || adasum_between_sums(context, [11, 12, 13]));
     report.case("an object on one queue, its buffer on another's thread", || dropped_first(context, 6));
     report.case("an object that is dropped while work is recorded", || dropped_in_a_recording(context, 7));
     report.case("a recorded graph keeps its part of the GPU", || keeps_its_part(context, [8, 9]));
@@ -32,8 +41,22 @@ fn buffer(queue: &Queue, world_size: usize) -> GradientBuffer<Cuda> {
     GradientBuffer::on_queue(queue, DType::F32, world_size, [("tensor", [LEN])]).unwrap()
 }
 
-fn adasum<'c>(comm: &'c NcclCommunicator, buffer: &GradientBuffer<Cuda>) -> Adasum<'c, Cuda> {
-    let adasum = Adasum::with_low_latency(comm, buffer, AdasumOptions::default(), Some(0), None).unwrap();
+/// The memory of other ranks that kernels of Adasum write to.
+#[derive(Clone, Copy, Debug)]
+enum By {
+    /// Buffers, and mailboxes for sums.
+    Arenas,
+    /// Mailboxes for packets.
+    Packets,
+}
+
+fn adasum<'c>(comm: &'c NcclCommunicator, buffer: &GradientBuffer<Cuda>, by: By) -> Adasum<'c, Cuda> {
+    let low_latency_bytes = match by {
+        By::Arenas => 0,
+        By::Packets => usize::MAX,
+    };
+    let options = AdasumOptions::default();
+    let adasum = Adasum::with_low_latency(comm, buffer, options, Some(low_latency_bytes), Some(0)).unwrap();
     assert!(adasum.uses_peers() || comm.world_size() == 1, "kernels reach all buffers");
     adasum
 }
@@ -41,9 +64,10 @@ fn adasum<'c>(comm: &'c NcclCommunicator, buffer: &GradientBuffer<Cuda>) -> Adas
 /// Buffers of the sizes of a dropped Adasum object's memory, filled with ones.
 fn successors(queue: &Queue, world_size: usize) -> Vec<DeviceBuffer> {
     let shard = LEN / world_size;
-    let lens = [LEN, shard * (world_size - 1), LEN + 4096, shard * (world_size - 1) + 4096];
+    // Mailboxes for packets hold an arena several times.
+    let lens = [LEN, shard * (world_size - 1), LEN + 4096, shard * (world_size - 1) + 4096, 2 * LEN, 3 * LEN, 4 * LEN];
     let filled = |len: usize| DeviceBuffer::from_host(queue, (&vec![1.0f32; len][..]).into()).unwrap();
-    lens.iter().cycle().take(16).map(|&len| filled(len)).collect()
+    lens.iter().cycle().take(28).map(|&len| filled(len)).collect()
 }
 
 fn assert_ones(buffers: &[DeviceBuffer]) {
@@ -56,12 +80,12 @@ fn assert_ones(buffers: &[DeviceBuffer]) {
 }
 
 /// Rank 0 drops its object and its buffer after a step, and the others begin another step: their kernels send before they wait.
-fn peer_goes_on(context: &Context, generation: u64) {
+fn peer_goes_on(context: &Context, generation: u64, by: By) {
     let queue = &context.queue;
     // A comparison of calls would keep ranks that are threads of one process from launching.
     let comm = context.communicator(generation, &context.options().with_checks(false));
     let mut gradients = buffer(queue, context.world_size);
-    let mut adasum = adasum(&comm, &gradients);
+    let mut adasum = adasum(&comm, &gradients, by);
     adasum.all_reduce(&mut gradients).unwrap();
     comm.synchronize(queue).unwrap();
     if context.rank == 0 {
@@ -84,14 +108,14 @@ fn peer_goes_on(context: &Context, generation: u64) {
 }
 
 /// After all ranks have dropped their objects, the memory is used again.
-fn comes_back(context: &Context, generation: u64) {
+fn comes_back(context: &Context, generation: u64, by: By) {
     let queue = &context.queue;
     let comm = context.communicator(generation, &context.options());
     let mut addresses = Vec::new();
     for _ in 0..3 {
         let mut gradients = buffer(queue, context.world_size);
         addresses.push(gradients.as_slice().address());
-        let mut adasum = adasum(&comm, &gradients);
+        let mut adasum = adasum(&comm, &gradients, by);
         adasum.all_reduce(&mut gradients).unwrap();
         comm.synchronize(queue).unwrap();
         drop((gradients, adasum));
@@ -118,12 +142,12 @@ fn await_memory(context: &Context, addresses: &[u64]) {
 }
 
 /// Communicator, object and buffer are dropped; the graph keeps the memory that it needs, and no other memory changes.
-fn graph_outlives(context: &Context, generation: u64) {
+fn graph_outlives(context: &Context, generation: u64, by: By) {
     let queue = &context.queue;
     let comm = context.communicator(generation, &context.options());
     let mut gradients = buffer(queue, context.world_size);
     let mut loose = DeviceBuffer::zeroed(queue, DType::F32, LEN).unwrap();
-    let mut adasum = adasum(&comm, &gradients);
+    let mut adasum = adasum(&comm, &gradients, by);
     let mut step = || {
         adasum.all_reduce(&mut gradients)?;
         comm.all_reduce(loose.as_mut_slice(), ReduceOp::Sum)
@@ -176,13 +200,45 @@ fn other_order(context: &Context, generations: [u64; 2]) {
     }
 }
 
+/// Each rank launches a sum, an Adasum over packets, and a sum, of three communicators, on three queues; neighbours launch them in opposite
+/// order. All blocks of the Adasum have to be resident together, and on more than two ranks each fills a multiprocessor: the sums leave
+/// enough multiprocessors free.
+fn adasum_between_sums(context: &Context, generations: [u64; 3]) {
+    let queues = [0; 3].map(|_| Queue::new(context.queue.ordinal()).unwrap());
+    let options = context.options().with_checks(false).with_deadline(Duration::from_secs(20));
+    let options = options.with_low_latency_bytes(Some(LEN * 4));
+    let comms = generations.map(|generation| context.communicator(generation, &options));
+    let ones = vec![1.0f32; LEN];
+    let mut tensors = [0, 2].map(|index: usize| DeviceBuffer::from_host(&queues[index], (&ones[..]).into()).unwrap());
+    let mut gradients = buffer(&queues[1], context.world_size);
+    gradients.tensor_mut(0).data_mut().copy_from_host((&ones[..]).into()).unwrap();
+    let mut adasum = adasum(&comms[1], &gradients, By::Packets);
+    let mut launch = |index: usize| match index {
+        1 => adasum.all_reduce(&mut gradients).unwrap(),
+        _ => comms[index].all_reduce(tensors[index / 2].as_mut_slice(), ReduceOp::Mean).unwrap(),
+    };
+    // The first calls exchange the addresses of mailboxes.
+    let same_order = [0, 1, 2];
+    let own_order = if context.rank.is_multiple_of(2) { same_order } else { [2, 1, 0] };
+    for order in std::iter::once(same_order).chain(std::iter::repeat_n(own_order, 20)) {
+        order.into_iter().for_each(&mut launch);
+    }
+    for (comm, queue) in comms.iter().zip(&queues) {
+        comm.synchronize(queue).unwrap();
+    }
+    assert_ones(&tensors);
+    let mut numbers = vec![0.0f32; LEN];
+    gradients.tensor(0).data().copy_to_host((&mut numbers[..]).into()).unwrap();
+    assert_eq!(numbers, ones, "the Adasum of equal vectors");
+}
+
 /// The buffer is dropped before the object that was made for it: the object keeps its memory, and refuses another buffer at the same
 /// address.
 fn dropped_first(context: &Context, generation: u64) {
     let queue = &context.queue;
     let comm = context.communicator(generation, &context.options());
     let mut gradients = buffer(queue, context.world_size);
-    let mut adasum = adasum(&comm, &gradients);
+    let mut adasum = adasum(&comm, &gradients, By::Arenas);
     adasum.all_reduce(&mut gradients).unwrap();
     drop(gradients);
     let others = successors(queue, context.world_size);
@@ -199,7 +255,7 @@ fn dropped_in_a_recording(context: &Context, generation: u64) {
     let queue = &context.queue;
     let comm = context.communicator(generation, &context.options());
     let mut gradients = buffer(queue, context.world_size);
-    let mut adasum = adasum(&comm, &gradients);
+    let mut adasum = adasum(&comm, &gradients, By::Arenas);
     adasum.all_reduce(&mut gradients).unwrap();
     let mut ones = DeviceBuffer::from_host(queue, (&vec![1.0f32; LEN][..]).into()).unwrap();
     comm.all_reduce(ones.as_mut_slice(), ReduceOp::Max).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{NcclCommunicator, share};
 use crate::comm::{PacketConnection, Ranks, ReduceOp, Scaling};
-use crate::driver::{DeviceSlice, Queue};
+use crate::driver::{DeviceSlice, Kernels, Queue};
 use crate::error::{Call, Result};
 use crate::kernels::cuda::{MailboxSize, Shots, sum_entries};
 use crate::memory::RawSlice;
@@ -68,8 +68,9 @@ impl LowLatency {
             Ok(all.iter().all(|answer| answer[..] == [1]))
         };
         let ranks @ (_, world_size) = (comm.rank(), comm.world_size());
-        let mailboxes = (MailboxSize::for_sums(most_bytes, world_size), &sum_entries(world_size)[..]);
-        let packets = PacketConnection::new(ranks, comm, &comm.session.device, mailboxes, &agree)?;
+        let size = MailboxSize::for_sums(most_bytes, world_size);
+        let kernels = (Kernels::Small, &sum_entries(world_size)[..]);
+        let packets = PacketConnection::new(ranks, comm, &comm.session.device, size, kernels, &agree)?;
         Ok(packets.map(|packets| {
             let one_shot_bytes = one_shot_bytes.min(packets.group.most_bytes(Shots::One));
             let thresholds = Thresholds { one_shot_bytes, ..thresholds };

@@ -6,6 +6,7 @@ use super::{OPERATION, layers};
 use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
 use crate::comm::{Call, Communicator, Operation, PacketConnection};
+use crate::driver::Kernels;
 use crate::error::Result;
 use crate::kernels::cpu::Coefficients;
 use crate::kernels::cuda::{MOST_RANKS, PacketAdasum, PacketPlan, Shots};
@@ -73,8 +74,8 @@ impl Packets {
             return Ok(None);
         }
         let agree = |outcome| all_prepared(operation, comm, outcome).map(|()| true);
-        let mailboxes = (plan.mailboxes(), &[plan.entry()][..]);
-        let packets = PacketConnection::new(ranks, sharing, queue, mailboxes, &agree)?;
+        let kernels = (Kernels::Together, &[plan.entry()][..]);
+        let packets = PacketConnection::new(ranks, sharing, queue, plan.mailboxes(), kernels, &agree)?;
         let Some(packets) = packets else { return Ok(None) };
         let adasum = all_prepared(operation, comm, PacketAdasum::new(queue, plan))?;
         Ok(Some(Self { adasum, packets: Arc::new(packets) }))
