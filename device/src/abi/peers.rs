@@ -170,9 +170,12 @@ pub struct PacketArena {
     pub exact_sums: u64,
     /// Packets of the common area.
     pub end_of_area: u64,
-    /// The binary logarithm of the number of threads that send, stage, combine or receive a chunk, 6 to 9: those of the largest block, or as many as
-    /// the longest chunk has packets, or more. Blocks have as many, or a power of two times as many.
-    pub team_log2: u64,
+    /// The binary logarithm of the number of threads that send, combine or receive a chunk, 6 to 9. Blocks have as many, or a power of two
+    /// times as many.
+    pub moving_log2: u64,
+    /// The binary logarithm of the number of threads that multiply a chunk, 6 to that of [`THREADS`](super::THREADS): as many as the longest
+    /// chunk has packets, or more, as far as possible.
+    pub multiplying_log2: u64,
     /// The largest number of chunks of a layer.
     pub most_chunks: u64,
 }
@@ -205,7 +208,8 @@ impl PacketArena {
             weights: weights as u64,
             exact_sums: exact_sums as u64,
             end_of_area: end as u64,
-            team_log2: 0,
+            moving_log2: 0,
+            multiplying_log2: 0,
             most_chunks: 0,
         }
     }

@@ -73,7 +73,7 @@ impl PacketPlan {
             reduced: from_fn(|place| reduced.get(place).copied().unwrap_or_default()),
             peers: reduced.len() as u64 - 1,
             most_reduced: reduced.iter().map(|chunks| u64::from(chunks.count)).max().unwrap_or(0),
-            team_log2: team_log2(&chunks, dtype).into(),
+            multiplying_log2: longest_log2(&chunks, dtype).min(THREADS.ilog2()).into(),
             most_chunks: table.iter().map(|layer| u64::from(layer.count)).max().unwrap_or(0),
             ..PacketArena::of(counts, width(world_size), dtype, bytes, window_len)
         };
@@ -104,7 +104,7 @@ impl PacketPlan {
         let arena = &self.arena;
         let counts = [arena.peers, arena.most_reduced, arena.chunk_count, arena.layer_count];
         let parts = [arena.window_len, arena.products, arena.weights, arena.exact_sums, arena.end_of_area];
-        let rest = [arena.team_log2, arena.most_chunks];
+        let rest = [arena.moving_log2, arena.multiplying_log2, arena.most_chunks];
         let consecutive = |chunks: &PacketChunks| pair(chunks.first, chunks.count);
         let of_chunk = |chunk: &PacketChunk| {
             [pair(chunk.begin, chunk.len), pair(chunk.owner, chunk.layer), consecutive(&chunk.of_layer)]
@@ -112,6 +112,21 @@ impl PacketPlan {
         let tables = self.chunks.iter().flat_map(of_chunk).chain(self.layers.iter().map(consecutive));
         let numbers = counts.into_iter().chain(parts).chain(rest);
         arena.reduced.iter().map(consecutive).chain(numbers).chain(tables).collect()
+    }
+
+    /// Sets the number of threads that move a chunk, for launches of up to so many blocks: as many as the longest chunk has packets, unless
+    /// that leaves more than a fifth of the threads' steps without a packet. A block with few chunks has no other use for its threads.
+    fn for_blocks(mut self, blocks: u64) -> Self {
+        let of_block = self.arena.most_reduced.div_ceil(blocks).next_power_of_two();
+        let (most, longest) = (most_threads(self.dtype).ilog2(), longest_log2(&self.chunks, self.dtype));
+        let least = most.saturating_sub(of_block.ilog2()).clamp(LEAST_TEAM.ilog2(), longest);
+        let steps = |log2: u32| -> usize {
+            self.chunks.iter().map(|chunk| packets(chunk, self.dtype).next_multiple_of(1 << log2)).sum()
+        };
+        let fewest = steps(LEAST_TEAM.ilog2());
+        let moving = (least..=longest).rev().find(|&log2| steps(log2) * 4 <= fewest * 5);
+        self.arena.moving_log2 = moving.unwrap_or(least).into();
+        self
     }
 
     /// The number of threads of each of so many blocks: enough for its chunks, as far as possible, and at least [`THREADS`], which the exact
@@ -122,7 +137,7 @@ impl PacketPlan {
         let most = most_threads(self.dtype);
         let of_chunk = if self.world_size > 2 { 2 } else { 1 };
         let teams = chunks.min(most).next_power_of_two() * of_chunk;
-        teams.saturating_mul(1 << self.arena.team_log2).clamp(THREADS, most)
+        teams.saturating_mul(1 << self.arena.moving_log2.max(self.arena.multiplying_log2)).clamp(THREADS, most)
     }
 
     /// The name of the kernel.
@@ -159,6 +174,7 @@ impl PacketAdasum {
     pub(crate) fn new(queue: &Queue, plan: PacketPlan) -> Result<Self> {
         let (ranks, layers) = (plan.world_size, plan.layers.len());
         let most_blocks = Claim::most_blocks_that_wait(queue)?.min(plan.arena.chunk_count);
+        let plan = plan.for_blocks(most_blocks);
         let (others, blocks) = if plan.has_exact_path() { (ranks - 1, most_blocks) } else { (0, 0) };
         let exact = ExactPath {
             vectors: DeviceBuffer::zeroed(queue, plan.dtype, plan.arena_len * others)?,
@@ -229,11 +245,15 @@ fn most_threads(dtype: DType) -> u32 {
 /// The least number of threads for each chunk: as many as a chunk of 512 elements of two bytes has packets.
 const LEAST_TEAM: usize = 64;
 
-/// The binary logarithm of the number of threads for each chunk: all threads of a block if some chunk has as many packets.
-fn team_log2(chunks: &[PacketChunk], dtype: DType) -> u32 {
-    let longest = chunks.iter().map(|chunk| chunk.len as usize).max().unwrap_or(0);
-    let packets = (longest * dtype.size_bytes()).div_ceil(PACKET_BYTES);
-    packets.next_power_of_two().clamp(LEAST_TEAM, most_threads(dtype) as usize).ilog2()
+/// The number of packets of a chunk.
+fn packets(chunk: &PacketChunk, dtype: DType) -> usize {
+    (chunk.len as usize * dtype.size_bytes()).div_ceil(PACKET_BYTES)
+}
+
+/// The binary logarithm of the number of threads for the longest chunk: all threads of a block if it has as many packets.
+fn longest_log2(chunks: &[PacketChunk], dtype: DType) -> u32 {
+    let longest = chunks.iter().map(|chunk| packets(chunk, dtype)).max().unwrap_or(0);
+    longest.next_power_of_two().clamp(LEAST_TEAM, most_threads(dtype) as usize).ilog2()
 }
 
 /// Two numbers of four bytes in the order in which kernels read them.
@@ -306,19 +326,23 @@ mod tests {
         ) {
             let Layout { segments, shard_len } = Layout::new(dtype, world_size, &lens).unwrap();
             let layers = DividedLayers::new(&segments, lens.len(), 0);
-            let plan = PacketPlan::new(&layers, dtype, (0, world_size), shard_len, Shots::One);
-            let (most, team) = (most_threads(dtype), 1 << plan.arena.team_log2);
-            let packets = |chunk: &PacketChunk| (chunk.len as usize * dtype.size_bytes()).div_ceil(PACKET_BYTES);
-            let longest = plan.chunks.iter().map(packets).max().unwrap();
-            prop_assert!((LEAST_TEAM as u32..=most).contains(&team) && (longest <= team as usize || team == most));
-            let threads = plan.threads(blocks);
+            let plan = PacketPlan::new(&layers, dtype, (0, world_size), shard_len, Shots::One).for_blocks(blocks);
+            let (most, moving) = (most_threads(dtype), 1u32 << plan.arena.moving_log2);
+            let longest = plan.chunks.iter().map(|chunk| packets(chunk, dtype)).max().unwrap();
+            let multiplying = 1u32 << plan.arena.multiplying_log2;
+            prop_assert!(longest <= multiplying as usize || multiplying == THREADS);
+            let has_one_each = plan.chunks.len() as u64 <= blocks;
+            let has_equal = plan.chunks.iter().all(|chunk| packets(chunk, dtype) == longest);
+            let is_long = longest <= moving as usize || moving == most;
+            prop_assert!((LEAST_TEAM as u32..=most).contains(&moving) && (is_long || !has_one_each && !has_equal));
+            let (threads, team) = (plan.threads(blocks), moving.max(multiplying));
             prop_assert!(threads % team == 0 && threads.is_power_of_two() && (THREADS..=most).contains(&threads));
             let of_chunk = if world_size > 2 { 2 } else { 1 };
             let reached = u64::from(threads / team) * blocks / of_chunk;
             prop_assert!(reached >= plan.chunks.len() as u64 || threads == most);
             prop_assert!(reached < 2 * (plan.chunks.len() as u64 + blocks), "no more than needed");
             let parts = packet_adasum_parts(width(world_size), dtype.size_bytes());
-            prop_assert!(threads / team.min(THREADS) >= parts, "the teams that multiply a chunk are in one block");
+            prop_assert!(threads / multiplying >= parts, "the teams that multiply a chunk are in one block");
         }
 
         #[test]
@@ -354,8 +378,9 @@ mod tests {
             weights: 14,
             exact_sums: 15,
             end_of_area: 16,
-            team_log2: 17,
-            most_chunks: 18,
+            moving_log2: 17,
+            multiplying_log2: 18,
+            most_chunks: 19,
         };
         let chunk = PacketChunk { begin: 1, len: 2, owner: 3, layer: 4, of_layer: PacketChunks { first: 5, count: 6 } };
         let plan = PacketPlan {
@@ -368,16 +393,16 @@ mod tests {
             arena,
         };
         let words = plan.words();
-        assert!(words[..19].iter().copied().eq(0..19));
-        assert_eq!(size_of::<PacketArena>(), 19 * 8);
+        assert!(words[..20].iter().copied().eq(0..20));
+        assert_eq!(size_of::<PacketArena>(), 20 * 8);
         macro_rules! assert_fields {
             ($($field:ident)*) => {
                 $(assert_eq!(offset_of!(PacketArena, $field) as u64, arena.$field * 8, stringify!($field));)*
             };
         }
         assert_eq!(offset_of!(PacketArena, reduced), 0);
-        assert_fields!(peers most_reduced chunk_count layer_count window_len products weights exact_sums end_of_area team_log2 most_chunks);
-        assert_eq!(bytemuck::cast_slice::<u64, u32>(&words[19..]), [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_fields!(peers most_reduced chunk_count layer_count window_len products weights exact_sums end_of_area moving_log2 multiplying_log2 most_chunks);
+        assert_eq!(bytemuck::cast_slice::<u64, u32>(&words[20..]), [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!([size_of::<PacketChunk>(), size_of::<PacketChunks>()], [24, 8]);
         assert_eq!(
             [offset_of!(PacketChunk, len), offset_of!(PacketChunk, owner), offset_of!(PacketChunk, layer)],

@@ -1,5 +1,7 @@
 //! Algorithms × dtypes × granularities × kinds of input.
 
+use std::iter;
+
 use gradsync::ops::{Algorithm, Granularity};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
@@ -47,6 +49,12 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
             report.case(&name(cases, format, algorithm, "larger layers"), || {
                 let case = Case::of(Kind::Random, format, world_size, &LARGER, 6);
                 cases.runner.check(&case.with(algorithm, Granularity::Tensor), "larger layers");
+            });
+            // Several chunks for each block, most of which have far fewer packets than the longest.
+            report.case(&name(cases, format, algorithm, "one long layer and many short ones"), || {
+                let shapes: Vec<&[usize]> = iter::once(&[65_537][..]).chain(iter::repeat_n(&[700][..], 200)).collect();
+                let case = Case::of(Kind::Random, format, world_size, &shapes, 6);
+                cases.runner.check(&case.with(algorithm, Granularity::Tensor), "a long layer and short ones");
             });
             report.case(&name(cases, format, algorithm, "one long layer"), || {
                 for shapes in LONG {

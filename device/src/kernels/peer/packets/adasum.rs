@@ -84,7 +84,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                         }
                         place += 1;
                     }
-                    packet += Self::MOST_THREADS;
+                    packet += self.teams().threads();
                 }
             });
         }
@@ -344,7 +344,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                 let result = sum::<T, W, E>(self.take(chunk, packet), weights, self.ranks());
                 self.send_result(chunk, packet, result);
                 own.write(packet, result);
-                packet += Self::MOST_THREADS;
+                packet += self.teams().threads();
             }
         }
     }
@@ -398,7 +398,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                     place += 1;
                 }
             }
-            packet += Self::MOST_THREADS;
+            packet += self.teams().threads();
         }
     }
 

@@ -30,7 +30,7 @@ pub(super) struct Plan {
     products: u32,
     /// The chunk behind the last one that this rank reduces.
     end: u32,
-    team_log2: u32,
+    moving_log2: u32,
 }
 
 impl Plan {
@@ -45,7 +45,7 @@ impl Plan {
             window_len: plan.window_len as u32,
             products: plan.products as u32,
             end: plan.reduced[0].end(),
-            team_log2: plan.team_log2 as u32,
+            moving_log2: plan.moving_log2 as u32,
         }
     }
 
@@ -76,6 +76,12 @@ impl Teams {
     #[inline(always)]
     pub(super) fn team(self) -> u32 {
         reduce::thread_of_block() >> self.log2
+    }
+
+    /// The number of threads of a team.
+    #[inline(always)]
+    pub(super) fn threads(self) -> u32 {
+        1 << self.log2
     }
 
     /// The number of this thread in its team.
@@ -288,17 +294,16 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         thread::block_idx_x() as u32
     }
 
-    /// The teams into which a block's threads are divided, each of which has a chunk at a time.
+    /// The teams into which a block's threads are divided, each of which sends, combines or receives a chunk at a time.
     #[inline(always)]
     pub(super) fn teams(self) -> Teams {
-        Teams { log2: if Self::IS_FULL { self.plan.in_memory().team_log2 as u32 } else { self.plan.team_log2 } }
+        Teams { log2: if Self::IS_FULL { self.plan.in_memory().moving_log2 as u32 } else { self.plan.moving_log2 } }
     }
 
     /// The teams that multiply chunks, of at most [`THREADS`].
     #[inline(always)]
     pub(super) fn multiplying_teams(self) -> Teams {
-        let Teams { log2 } = self.teams();
-        Teams { log2: if log2 < THREADS.ilog2() { log2 } else { THREADS.ilog2() } }
+        Teams { log2: self.plan.in_memory().multiplying_log2 as u32 }
     }
 
     #[inline(always)]

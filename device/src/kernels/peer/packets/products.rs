@@ -50,8 +50,8 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         }
     }
 
-    /// Whether no block multiplies more than one chunk, and the arena's longest chunk has more than twice as many packets as a multiplying team
-    /// has threads. Staging is faster then; shorter chunks of such an arena are staged too.
+    /// Whether no block multiplies more than one chunk, and more than twice as many threads move a chunk as multiply one: the arena's longest
+    /// chunk has as many packets. Staging is faster then; shorter chunks of such an arena are staged too.
     #[inline(always)]
     fn is_only_chunk(self) -> bool {
         let arena = self.plan.in_memory();
