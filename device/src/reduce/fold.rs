@@ -37,21 +37,31 @@ pub(crate) unsafe fn fold(totals: *mut f64, products: usize, span: ChunkedSpan, 
 }
 
 /// The neighbouring lanes that add the numbers of the chunks of a layer, with the additions of a team in [`Reduction`](super::Reduction) and
-/// [`fold`]: eight lanes for each sum, or a warp if there are more numbers than lanes in a warp. Each group of eight lanes then adds the
-/// numbers of one warp of that team.
+/// [`fold`]: eight lanes for each sum, or a warp. Eight lanes add the numbers of one warp of that team. If there are more numbers than lanes in
+/// a warp, all warps of the team have some: either each eight lanes of a warp add those of another one, or the same eight lanes add those of
+/// all in several passes.
 #[derive(Clone, Copy)]
 pub(crate) struct FoldingLanes {
     is_warp: bool,
+    /// The number of passes.
+    pub(crate) passes: u32,
 }
 
 impl FoldingLanes {
     /// The lanes of a group.
     const GROUP: u32 = 8;
 
-    /// The lanes for layers of at most `most` chunks.
+    /// The lanes that add in one pass, for layers of at most `most` chunks.
     #[inline(always)]
     pub(crate) fn of(most: u64) -> Self {
-        Self { is_warp: most > WARP as u64 }
+        Self { is_warp: most > WARP as u64, passes: 1 }
+    }
+
+    /// Eight lanes for each sum, for layers of at most `most` chunks.
+    #[inline(always)]
+    pub(crate) fn groups(most: u64) -> Self {
+        let passes = most.div_ceil(WARP as u64) as u32;
+        Self { is_warp: false, passes: if passes < WARPS as u32 { passes } else { WARPS as u32 } }
     }
 
     /// The binary logarithm of the number of lanes for each sum.
@@ -78,24 +88,26 @@ impl FoldingLanes {
         thread_of_block() & ((1 << self.log2()) - 1)
     }
 
-    /// The sum of numbers of chunks `begin..end`, on the first eight lanes of the sum, and unspecified on the others. `load` returns the
-    /// numbers of four chunks at a time: those behind the end are not used, and count as zero.
+    /// The sum of numbers of chunks `begin..end` in one pass, on the first eight lanes of the sum, and unspecified on the others. `load`
+    /// returns the numbers of four chunks at a time: those behind the end are not used, and count as zero.
     ///
     /// # Safety
     /// All lanes of the warp must execute this together. No layer has more chunks than the lanes were chosen for.
     #[inline(always)]
     pub(crate) unsafe fn sum(self, begin: u32, end: u32, load: impl Fn([u32; 4]) -> [f64; 4]) -> f64 {
         // SAFETY: the caller's promise.
-        unsafe { self.sums([(begin, end)], |[chunks]| [load(chunks)])[0] }
+        unsafe { self.sums(0, [(begin, end)], |[chunks]| [load(chunks)])[0] }
     }
 
-    /// Like [`sum`](Self::sum), for `M` sums at a time, none of which waits for the numbers of another.
+    /// Like [`sum`](Self::sum), for `M` sums at a time, none of which waits for the numbers of another. The sums of several passes have to be
+    /// added in their order.
     ///
     /// # Safety
     /// The conditions of [`sum`](Self::sum).
     #[inline(always)]
     pub(crate) unsafe fn sums<const M: usize>(
         self,
+        pass: u32,
         chunks: [(u32, u32); M],
         load: impl Fn([[u32; 4]; M]) -> [[f64; 4]; M],
     ) -> [f64; M] {
@@ -103,7 +115,7 @@ impl FoldingLanes {
         // The compiler must not know which layers have no chunks: it would give lanes without chunks a copy of the exchanges below.
         let chunks = chunks.map(|(begin, end)| (begin, begin + arch::forget((end - begin) as u64) as u32));
         let (mut sums, lane) = ([[0.0; 4]; M], self.lane());
-        let mut index = lane / Self::GROUP * WARP + lane % Self::GROUP;
+        let mut index = (pass + lane / Self::GROUP) * WARP + lane % Self::GROUP;
         let longest = chunks.iter().fold(0, |most, (begin, end)| if end - begin > most { end - begin } else { most });
         while index < longest {
             let places: [u32; 4] = core::array::from_fn(|place| index + place as u32 * Self::GROUP);

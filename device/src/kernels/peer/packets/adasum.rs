@@ -205,7 +205,8 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
         // SAFETY: each number has a slot of its own; all threads take part in every round, and reach every barrier.
         unsafe {
             thread::sync_threads();
-            let (lanes, items) = (self.lanes(), self.places_of_layers(begin) * K as u32);
+            let items = self.places_of_layers(begin) * K as u32;
+            let lanes = self.lanes(items == K as u32);
             let sums = lanes.sums_of(Self::threads());
             let mut round = 0;
             while round < items && begin + round / K as u32 * self.blocks < self.end() {
@@ -213,7 +214,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
                 let layers: [PacketChunks; S] =
                     core::array::from_fn(|sum| self.first_of_new_layer(begin, item(sum) / K as u32).of_layer);
                 let first: [u32; S] = core::array::from_fn(|sum| self.products() + item(sum) % K as u32);
-                let totals = self.totals(layers, |sum, chunk| first[sum] + chunk * K as u32);
+                let totals = self.totals(lanes, layers, |sum, chunk| first[sum] + chunk * K as u32);
                 let mut sum = 0;
                 while sum < S {
                     // Unknown to the compiler, which would copy the exchanges between lanes into a branch.

@@ -277,10 +277,11 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         thread::block_dim_x() as u32
     }
 
-    /// The lanes that add the numbers of one sum.
+    /// The lanes that add the numbers of one sum, of one layer or of several.
     #[inline(always)]
-    pub(super) fn lanes(self) -> FoldingLanes {
-        FoldingLanes::of(self.plan.in_memory().most_chunks)
+    pub(super) fn lanes(self, is_one_layer: bool) -> FoldingLanes {
+        let most = self.plan.in_memory().most_chunks;
+        if is_one_layer { FoldingLanes::of(most) } else { FoldingLanes::groups(most) }
     }
 
     /// Whether a chunk is reduced by one rank, in two shots, and not by all.
@@ -476,24 +477,31 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         number
     }
 
-    /// The sums of the numbers of `M` layers, one for each chunk in the packet `packet(place, chunk)`, on the first of the
-    /// [`lanes`](Self::lanes).
+    /// The sums of the numbers of `M` layers, one for each chunk in the packet `packet(place, chunk)`, on the first of the lanes.
     ///
     /// # Safety
     /// All lanes of the warp must execute this together; each chunk's number is published.
     #[inline(always)]
     pub(super) unsafe fn totals<const M: usize>(
         self,
+        lanes: FoldingLanes,
         layers: [PacketChunks; M],
         packet: impl Fn(usize, u32) -> u32,
     ) -> [f64; M] {
         let address = |sum: usize, chunk: u32| (chunk < layers[sum].end()).then(|| self.common(packet(sum, chunk)));
         // SAFETY: the caller's promise.
         unsafe {
-            self.lanes().sums(layers.map(|layer| (layer.first, layer.end())), |chunks| {
-                let numbers: [[u64; 4]; M] = self.call.receive_numbers(|sum, place| address(sum, chunks[sum][place]));
-                numbers.map(|numbers| numbers.map(f64::from_bits))
-            })
+            let (mut totals, mut pass) = ([0.0; M], 0);
+            while pass < lanes.passes {
+                let sums = lanes.sums(pass, layers.map(|layer| (layer.first, layer.end())), |chunks| {
+                    let numbers: [[u64; 4]; M] =
+                        self.call.receive_numbers(|sum, place| address(sum, chunks[sum][place]));
+                    numbers.map(|numbers| numbers.map(f64::from_bits))
+                });
+                totals = core::array::from_fn(|sum| totals[sum] + sums[sum]);
+                pass += 1;
+            }
+            totals
         }
     }
 

@@ -118,11 +118,11 @@ where
         // SAFETY: each sum has a slot of its own; all threads take part in every round.
         unsafe {
             thread::sync_threads();
-            let (lanes, mut round) = (self.arena.lanes(), 0);
+            let (lanes, mut round) = (self.arena.lanes(true), 0);
             while round < count {
                 let sum = round + lanes.sum_of_thread();
                 let layer = if sum < count { self.arena.chunk(self.first).of_layer } else { PacketChunks::default() };
-                let [total] = self.arena.totals([layer], |_, chunk| packet(chunk, sum));
+                let [total] = self.arena.totals(lanes, [layer], |_, chunk| packet(chunk, sum));
                 // The compiler must not know that it is the condition above, or it would copy the exchanges between lanes into a branch.
                 if sum < arch::forget(count as u64) as u32 && lanes.lane() == 0 {
                     shared::partials().write(sum as usize, total);
