@@ -40,6 +40,10 @@ fn check(
                 let mut expected = case(seed, options).buffer(comm.rank());
                 let report = function(&comm, &mut expected);
                 assert_eq!(adasum.report().unwrap(), report, "the report of step {seed}, {options:?}");
+                let of_layers = (0..layers).filter_map(|layer| report.weights_of(layer)).collect::<Vec<_>>();
+                assert_eq!(of_layers.len(), if report.weights.is_some() { layers } else { 0 }, "{options:?}");
+                assert_eq!(of_layers.concat(), report.weights.clone().unwrap_or_default(), "{options:?}");
+                assert_eq!(report.weights_of(layers), None, "{options:?}");
                 assert!(patterns_of(buffer.as_slice()) == patterns_of(expected.as_slice()), "step {seed}, {options:?}");
                 all.extend(patterns_of(buffer.as_slice()));
             }

@@ -9,7 +9,7 @@ use std::sync::mpsc::sync_channel;
 
 use gradsync_device::math::adasum::{self, Criterion, Pair};
 
-use super::{AdasumReport, Algorithm, Granularity, OPERATION, for_tensors};
+use super::{AdasumReport, Granularity, OPERATION, for_tensors};
 use crate::buffer::{Parts, Scratch};
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
@@ -256,7 +256,7 @@ impl Gram<'_> {
         // Weights belong to layers, results to tensors: the gaps between tensors stay unchanged.
         let of_tensors = for_tensors(&weights, vectors, tensors);
         let trees = trees.map(|trees| if self.table.layers() == tensors { trees } else { trees.repeated(tensors) });
-        let report = AdasumReport { algorithm: Algorithm::Gram, weights: Some(weights), recomputed };
+        let report = AdasumReport::of_gram(weights, self.table.layers(), recomputed);
         Ok(Solution { report, of_tensors, trees })
     }
 

@@ -50,23 +50,57 @@ pub struct AdasumReport {
     /// The algorithm that ran; never [`Algorithm::Auto`].
     pub algorithm: Algorithm,
     /// The weights of the ranks' vectors in the result, `[layer][rank]`: with [`Granularity::Tensor`] each tensor is a layer, so that
-    /// `weights[tensor * world_size + rank]` is the factor of that rank's tensor; with [`Granularity::Whole`] there is one layer. A hierarchical
-    /// reduction has weights of nodes, `[layer][node]`, unless it combined all ranks by one Gram matrix. Weights may be negative. `None` for [`Algorithm::Tree`], where no rank knows all of them.
+    /// `weights[tensor * world_size + rank]` is the factor of that rank's tensor; with [`Granularity::Whole`] there is one layer. A
+    /// hierarchical reduction has weights of nodes, `[layer][node]`, unless it combined all ranks by one Gram matrix. Weights may be negative.
+    /// `None` for [`Algorithm::Tree`], where no rank knows all of them. [`weights_of`](Self::weights_of) returns those of one layer.
     pub weights: Option<Vec<f64>>,
     /// The number of layers that lost digits to cancellation, or are short vectors of `f64`, and were recomputed from the vectors; their
     /// weights are exact as well.
     pub recomputed: usize,
+    /// The number of layers; 0 for [`Algorithm::Tree`].
+    layers: usize,
 }
 
 impl AdasumReport {
+    /// The [`weights`](Self::weights) of the vectors in a layer, one for each rank or node. `None` behind the last layer, and for
+    /// [`Algorithm::Tree`].
+    ///
+    /// ```
+    /// use gradsync::comm::{Ranks, local};
+    /// use gradsync::ops::{AdasumOptions, adasum_all_reduce};
+    /// use gradsync::{DType, Error, GradientBuffer};
+    ///
+    /// let reports = local::run(2, |comm| {
+    ///     let mut gradients = GradientBuffer::new(DType::F32, 2, [("weight", [2]), ("bias", [1])])?;
+    ///     gradients.tensor_mut(0).copy_from_slice(&[[1.0f32, 0.0], [0.0, 1.0]][comm.rank()]);
+    ///     gradients.tensor_mut(1).copy_from_slice(&[3.0f32]);
+    ///     adasum_all_reduce(&comm, &mut gradients, AdasumOptions::default())
+    /// })?;
+    /// // Orthogonal vectors are added, and equal ones averaged.
+    /// assert_eq!(reports[0].weights_of(0), Some(&[1.0, 1.0][..]));
+    /// assert_eq!(reports[0].weights_of(1), Some(&[0.5, 0.5][..]));
+    /// assert_eq!(reports[0].weights_of(2), None);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn weights_of(&self, layer: usize) -> Option<&[f64]> {
+        let weights = self.weights.as_deref()?;
+        let vectors = weights.len().checked_div(self.layers)?;
+        weights.chunks_exact(vectors.max(1)).nth(layer)
+    }
+
+    /// The report of [`Algorithm::Gram`] with weights of so many layers.
+    pub(crate) fn of_gram(weights: Vec<f64>, layers: usize, recomputed: usize) -> Self {
+        Self { algorithm: Algorithm::Gram, weights: Some(weights), recomputed, layers }
+    }
+
     /// The report of [`Algorithm::Tree`].
     pub(crate) const fn of_tree() -> Self {
-        Self { algorithm: Algorithm::Tree, weights: None, recomputed: 0 }
+        Self { algorithm: Algorithm::Tree, weights: None, recomputed: 0, layers: 0 }
     }
 
     /// The report of [`Algorithm::Gram`] for a single vector, which is its own result.
     pub(crate) fn of_one_vector(layers: usize) -> Self {
-        Self { algorithm: Algorithm::Gram, weights: Some(vec![1.0; layers]), recomputed: 0 }
+        Self::of_gram(vec![1.0; layers], layers, 0)
     }
 }
 
@@ -132,7 +166,7 @@ impl MadeFor {
         let layers = options.granularity.layer_count(buffer.tensor_count());
         let report = match options.algorithm {
             Algorithm::Tree => AdasumReport::of_tree(),
-            _ => AdasumReport { algorithm: Algorithm::Gram, weights: Some(vec![0.0; layers * vectors]), recomputed: 0 },
+            _ => AdasumReport::of_gram(vec![0.0; layers * vectors], layers, 0),
         };
         Self { fingerprint: buffer.table().fingerprint(), memory: memory_kind(buffer), report }
     }

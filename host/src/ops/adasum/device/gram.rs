@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::kernels::cpu::Coefficients;
 use crate::kernels::cuda::SegmentWorkspace;
 use crate::memory::Cuda;
-use crate::ops::{AdasumReport, Algorithm, Granularity};
+use crate::ops::{AdasumReport, Granularity};
 
 use super::layers;
 
@@ -100,6 +100,6 @@ impl Gram {
 /// The report of the last kernels on these layers; waits for the queue.
 pub(super) fn report(layers: &SegmentWorkspace) -> Result<AdasumReport> {
     let Coefficients { weights, cancelled } = layers.read_coefficients()?;
-    let recomputed = cancelled.into_iter().filter(|&cancelled| cancelled).count();
-    Ok(AdasumReport { algorithm: Algorithm::Gram, weights: Some(weights), recomputed })
+    let recomputed = cancelled.iter().filter(|&&cancelled| cancelled).count();
+    Ok(AdasumReport::of_gram(weights, cancelled.len(), recomputed))
 }

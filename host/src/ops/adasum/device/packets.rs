@@ -12,7 +12,7 @@ use crate::kernels::cpu::Coefficients;
 use crate::kernels::cuda::{MOST_RANKS, PacketAdasum, PacketPlan, Shots};
 use crate::memory::Cuda;
 use crate::ops::peers::peers;
-use crate::ops::{AdasumReport, Algorithm, Granularity};
+use crate::ops::{AdasumReport, Granularity};
 
 /// The sizes of arenas that are reduced by packets, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ impl Packets {
     /// The report of the last run; waits for the queue.
     pub(super) fn report(&self) -> Result<AdasumReport> {
         let Coefficients { weights, cancelled } = self.adasum.read_coefficients()?;
-        let recomputed = cancelled.into_iter().filter(|&cancelled| cancelled).count();
-        Ok(AdasumReport { algorithm: Algorithm::Gram, weights: Some(weights), recomputed })
+        let recomputed = cancelled.iter().filter(|&&cancelled| cancelled).count();
+        Ok(AdasumReport::of_gram(weights, cancelled.len(), recomputed))
     }
 }

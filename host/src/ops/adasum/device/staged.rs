@@ -72,8 +72,8 @@ impl<'c> Staged<'c> {
             let cut = Cut::new(dtype, comm.world_size(), table.shard_len());
             let block_bytes = comm.world_size() * cut.longest_piece() * dtype.size_bytes();
             let own = HostBuffer::zeroed(OPERATION, dtype, table.shard_len())?;
-            let weights = Some(vec![0.0; granularity.layer_count(table.tensor_count()) * comm.world_size()]);
-            let report = AdasumReport { algorithm: Algorithm::Gram, weights, recomputed: 0 };
+            let layers = granularity.layer_count(table.tensor_count());
+            let report = AdasumReport::of_gram(vec![0.0; layers * comm.world_size()], layers, 0);
             (Pinned::new(queue, DEPTH, block_bytes)?, Steps::Gram { own, workspace: Workspace::default() }, report)
         };
         Ok(Self { comm, fingerprint: table.fingerprint(), options, queue: queue.clone(), pinned, steps, report })
