@@ -134,7 +134,7 @@ impl FoldingLanes {
         // A warp first exchanges with the lanes at distances 16 and 8.
         sums.map(|[first, second, third, fourth]| {
             let sum = (first + third) + (second + fourth);
-            // SAFETY: the caller's promise; the number of lanes is the same for the whole launch.
+            // SAFETY: the caller's promise; the number of lanes is the same for the whole block.
             unsafe {
                 let sum = lanes::sum_of::<{ Self::GROUP }>(sum);
                 let (mut total, mut distance) = (sum, Self::GROUP);

@@ -219,7 +219,7 @@ fn adasum_between_sums(context: &Context, generations: [u64; 3]) {
     };
     // The first calls exchange the addresses of mailboxes.
     let same_order = [0, 1, 2];
-    let own_order = if context.rank.is_multiple_of(2) { same_order } else { [2, 1, 0] };
+    let own_order = if context.rank % 2 == 0 { same_order } else { [2, 1, 0] };
     for order in std::iter::once(same_order).chain(std::iter::repeat_n(own_order, 20)) {
         order.into_iter().for_each(&mut launch);
     }

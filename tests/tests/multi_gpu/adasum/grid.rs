@@ -21,6 +21,16 @@ const LARGER: [&[usize]; 4] = [&[65_537], &[255, 257], &[4095], &[4097]];
 /// those of bf16 not at all and in one.
 const LONG: [&[&[usize]]; 2] = [&[&[65_537]], &[&[262_145]]];
 
+/// Several chunks for each block, most of which have far fewer packets than the longest. Eight lanes add the sums of the long layer's 33, 127
+/// and 74 chunks in two, four and three passes.
+fn mixed() -> [Vec<&'static [usize]>; 2] {
+    let short = |count| iter::repeat_n(&[700][..], count);
+    [
+        iter::once(&[65_537][..]).chain(short(150)).collect(),
+        iter::once(&[260_000][..]).chain(short(30)).chain([&[300_001][..]]).chain(short(30)).collect(),
+    ]
+}
+
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     let world_size = cases.world_size();
     if world_size > 1 {
@@ -50,11 +60,12 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
                 let case = Case::of(Kind::Random, format, world_size, &LARGER, 6);
                 cases.runner.check(&case.with(algorithm, Granularity::Tensor), "larger layers");
             });
-            // Several chunks for each block, most of which have far fewer packets than the longest.
             report.case(&name(cases, format, algorithm, "one long layer and many short ones"), || {
-                let shapes: Vec<&[usize]> = iter::once(&[65_537][..]).chain(iter::repeat_n(&[700][..], 200)).collect();
-                let case = Case::of(Kind::Random, format, world_size, &shapes, 6);
-                cases.runner.check(&case.with(algorithm, Granularity::Tensor), "a long layer and short ones");
+                for shapes in mixed() {
+                    let case = Case::of(Kind::Random, format, world_size, &shapes, 6);
+                    let layers = format!("{} layers", shapes.len());
+                    cases.runner.check(&case.with(algorithm, Granularity::Tensor), &layers);
+                }
             });
             report.case(&name(cases, format, algorithm, "one long layer"), || {
                 for shapes in LONG {

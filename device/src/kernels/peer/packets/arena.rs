@@ -4,7 +4,7 @@
 use super::super::super::adasum::{Exact, criterion};
 use super::{Call, Data, sendable, with_own};
 use crate::abi::{
-    PACKET_BYTES, PacketArena, PacketChunk, PacketChunks, THREADS, WARP, packet_adasum_is_full, packet_adasum_threads,
+    PACKET_BYTES, PacketArena, PacketChunk, PacketChunks, WARP, packet_adasum_is_full, packet_adasum_threads,
 };
 use crate::math::Element;
 use crate::math::adasum::Criterion;
@@ -301,7 +301,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         Teams { log2: if Self::IS_FULL { self.plan.in_memory().moving_log2 as u32 } else { self.plan.moving_log2 } }
     }
 
-    /// The teams that multiply chunks, of at most [`THREADS`].
+    /// The teams that multiply chunks, of at most [`THREADS`](crate::abi::THREADS).
     #[inline(always)]
     pub(super) fn multiplying_teams(self) -> Teams {
         Teams { log2: self.plan.in_memory().multiplying_log2 as u32 }
