@@ -226,6 +226,26 @@ impl Gram<'_> {
         Ok(report)
     }
 
+    /// Like [`run`](Self::run), for parts of one chunk in the arena of all parts: two collectives need fewer messages than exchanges between
+    /// all pairs of ranks. `gathered` is as long as the arena.
+    fn run_by_collectives(&self, mut arena: SliceMut<'_>, gathered: &mut HostBuffer) -> Result<AdasumReport> {
+        let Gram { across, cut, extent, .. } = *self;
+        let (part, rank) = (self.part(), across.rank());
+        across.all_to_all(arena.as_slice(), gathered.as_mut_slice())?;
+        let vectors = || pieces_of(gathered, cut.part_len);
+        let mut products = self.no_products();
+        cpu::add_gram(&mut products, &vectors(), &part.chunks_of(0));
+        let Solution { report, of_tensors, trees } = self.solve(products, &|_| vectors())?;
+        let own = arena.reborrow().range_mut(rank * cut.part_len..(rank + 1) * cut.part_len);
+        let mut operands: Vec<_> = vectors().into_iter().map(cpu::Operand::Read).collect();
+        operands[rank] = cpu::Operand::Replaced(own);
+        cpu::combine_in_place(&mut operands, &of_tensors, trees.as_ref(), &part.tensors_of(0))?;
+        if extent == Extent::All {
+            across.all_gather_in_place(arena)?;
+        }
+        Ok(report)
+    }
+
     fn part(&self) -> Part<'_> {
         Part { cut: self.cut, table: self.table, begin: self.begin, tensors: self.tensors }
     }
@@ -457,7 +477,13 @@ pub(super) fn in_place(
         return Ok(report);
     }
     let own = OwnPart::new(comm, &parts, granularity);
-    let (gram, Parts { arena, scratch, .. }) = (own.gram(comm, extent), parts);
+    let (gram, Parts { mut arena, scratch, .. }) = (own.gram(comm, extent), parts);
+    if own.cut.chunks() == 1 {
+        let mut gathered = scratch.take(OPERATION, own.cut.dtype, arena.len())?;
+        let report = gram.run_by_collectives(arena.reborrow(), &mut gathered);
+        scratch.give([gathered]);
+        return report;
+    }
     let mut workspace = Workspace::take(scratch, own.cut)?;
     let (own, mut others) = InPlace::new(arena, own.cut, comm.rank());
     let report = gram.run(own, &mut others, &mut workspace);
