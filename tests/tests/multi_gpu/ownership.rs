@@ -1,6 +1,6 @@
-//! Ownership of memory that kernels reach, arenas and mailboxes: memory that a rank has dropped is not reused while a peer or a graph may write to it, and is
-//! released when all of them have let go. Also launches that wait for their peers, of two communicators on the same GPUs, in another order
-//! on each rank.
+//! Ownership of memory that kernels reach, arenas and mailboxes: memory that a rank has dropped is not reused while a peer or a graph may
+//! write to it, and is released when all of them have let go. Also launches that wait for their peers, of two and of three communicators on
+//! the same GPUs, in another order on each rank.
 
 use std::time::{Duration, Instant};
 

@@ -477,10 +477,10 @@ pub(super) fn in_place(
         return Ok(report);
     }
     let own = OwnPart::new(comm, &parts, granularity);
-    let (gram, Parts { mut arena, scratch, .. }) = (own.gram(comm, extent), parts);
+    let (gram, Parts { arena, scratch, .. }) = (own.gram(comm, extent), parts);
     if own.cut.chunks() == 1 {
         let mut gathered = scratch.take(OPERATION, own.cut.dtype, arena.len())?;
-        let report = gram.run_by_collectives(arena.reborrow(), &mut gathered);
+        let report = gram.run_by_collectives(arena, &mut gathered);
         scratch.give([gathered]);
         return report;
     }

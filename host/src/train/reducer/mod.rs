@@ -72,11 +72,11 @@ const OPERATION: &str = "reducer";
 /// # Buckets
 ///
 /// Gradients are copied into buckets, one copy each; [`Step::gradient_mut`] returns the memory in the bucket instead, for programs that can
-/// compute a gradient there. A bucket is reduced as soon as its last gradient is in, in one order on all ranks: the order of the gradients
-/// in the first complete step, on the lowest rank that had data in it. Ranks whose gradients appear in another order keep a full bucket until its turn. The first step
-/// reduces all buckets at its end, and agrees on the order; the second reassigns the buckets, if the order requires it. On host memory a
-/// bucket is reduced by the call that completes it. On GPUs it is reduced in a separate queue, and [`Step::finish`] makes the queue of the
-/// gradients wait for it, not the host.
+/// compute a gradient there. A bucket is reduced as soon as its last gradient is in, in one order on all ranks: the order of the
+/// gradients in the first complete step, on the lowest rank that had data in it. Ranks whose gradients appear in another order keep a
+/// full bucket until its turn. The first step reduces all buckets at its end, and agrees on the order; the second reassigns the buckets,
+/// if the order requires it. On host memory a bucket is reduced by the call that completes it. On GPUs it is reduced in a separate queue,
+/// and [`Step::finish`] makes the queue of the gradients wait for it, not the host.
 ///
 /// With one rank nothing is copied and nothing is launched: the gradients that were passed are the result ([`GradientState::Unchanged`]), and
 /// [`gradient`](Self::gradient) returns `None`.
