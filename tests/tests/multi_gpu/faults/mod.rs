@@ -1,4 +1,5 @@
-//! Ranks that die, stop, sleep, panic or leave while the others wait for them inside NCCL, where no comparison of calls notices it.
+//! Ranks that die, stop, sleep, panic or leave while the others wait for them inside NCCL or in a kernel, with and without the comparison of
+//! calls.
 //!
 //! Every other rank gets in time an error that names the rank; its queue drains; and the remaining ranks continue as a smaller group. A
 //! suite has one fault: later cases in a process that died would be reported by some ranks and not by others. The output of a rank before
@@ -39,13 +40,16 @@ struct Fault {
     is_blocking: bool,
     /// Whether the fault occurs before ranks have connected, so that calls of NCCL hang instead of kernels.
     is_cold: bool,
+    /// Whether ranks compare their calls, which is the default of the library.
+    has_checks: bool,
     /// Whether ranks are threads of one process, whose calls wait until they have been compared.
     are_threads: bool,
 }
 
 impl Fault {
     const fn new(act: Act) -> Self {
-        Fault { act, rank: LOST, work: Kind::AllReduce, is_blocking: true, is_cold: false, are_threads: false }
+        let (work, is_blocking) = (Kind::AllReduce, true);
+        Fault { act, rank: LOST, work, is_blocking, is_cold: false, has_checks: false, are_threads: false }
     }
 
     /// This fault while kernels access the rank's memory.
@@ -58,13 +62,18 @@ impl Fault {
         Fault { work: Kind::LowLatency, ..self }
     }
 
+    /// This fault while ranks compare their calls.
+    const fn checked(self) -> Self {
+        Fault { has_checks: true, ..self }
+    }
+
     /// This fault on rank 0, which has the coordinator of the control channel.
     const fn of_rank0(self) -> Self {
         Fault { rank: 0, ..self }
     }
 
     fn options(self, context: &Context) -> NcclOptions {
-        context.options().with_deadline(LIMIT).with_checks(false).with_blocking(self.is_blocking)
+        context.options().with_deadline(LIMIT).with_checks(self.has_checks).with_blocking(self.is_blocking)
     }
 
     /// The common operation of the ranks, run once before the fault unless ranks must not have connected.
@@ -92,7 +101,7 @@ pub(crate) fn suites() -> Vec<Suite> {
     const PANIC: Fault = Fault::new(Act::Panic);
     const LEAVE: Fault = Fault::new(Act::Leave);
     type Run = fn(&Context, &mut Report);
-    let faults: [(&'static str, &'static [usize], Run); 27] = [
+    let faults: [(&'static str, &'static [usize], Run); 37] = [
         ("fault-exit", &[LOST], |context, report| run(context, report, EXIT)),
         ("fault-kill", &[LOST], |context, report| run(context, report, KILL)),
         ("fault-stop", &[LOST], |context, report| run(context, report, STOP)),
@@ -107,17 +116,29 @@ pub(crate) fn suites() -> Vec<Suite> {
         ("fault-sleep-cold-nonblocking", &[], |context, report| {
             run(context, report, Fault { is_cold: true, ..SLEEP_NONBLOCKING });
         }),
+        ("fault-exit-checked", &[LOST], |context, report| run(context, report, EXIT.checked())),
+        ("fault-kill-checked", &[LOST], |context, report| run(context, report, KILL.checked())),
+        ("fault-stop-checked", &[LOST], |context, report| run(context, report, STOP.checked())),
+        ("fault-sleep-checked", &[], |context, report| run(context, report, SLEEP.checked())),
+        ("fault-panic-checked", &[], |context, report| run(context, report, PANIC.checked())),
+        ("fault-leave-checked", &[], |context, report| run(context, report, LEAVE.checked())),
         ("fault-exit-peers", &[LOST], |context, report| run(context, report, EXIT.among_peers())),
         ("fault-kill-peers", &[LOST], |context, report| run(context, report, KILL.among_peers())),
         ("fault-stop-peers", &[LOST], |context, report| run(context, report, STOP.among_peers())),
         ("fault-sleep-peers", &[], |context, report| run(context, report, SLEEP.among_peers())),
         ("fault-panic-peers", &[], |context, report| run(context, report, PANIC.among_peers())),
         ("fault-leave-peers", &[], |context, report| run(context, report, LEAVE.among_peers())),
+        ("fault-kill-checked-peers", &[LOST], |context, report| run(context, report, KILL.checked().among_peers())),
+        ("fault-sleep-checked-peers", &[], |context, report| run(context, report, SLEEP.checked().among_peers())),
         ("fault-kill-packets-peers", &[LOST], |context, report| run(context, report, KILL.among_packets())),
         ("fault-stop-packets-peers", &[LOST], |context, report| run(context, report, STOP.among_packets())),
         ("fault-sleep-packets-peers", &[], |context, report| run(context, report, SLEEP.among_packets())),
+        ("fault-kill-checked-packets-peers", &[LOST], |context, report| {
+            run(context, report, KILL.checked().among_packets());
+        }),
         ("fault-exit-rank0", &[0], |context, report| run(context, report, EXIT.of_rank0())),
         ("fault-rank0", &[0], |context, report| run(context, report, KILL.of_rank0())),
+        ("fault-rank0-checked", &[0], |context, report| run(context, report, KILL.of_rank0().checked())),
         ("fault-stop-rank0", &[0], |context, report| run(context, report, STOP.of_rank0())),
         ("fault-sleep-rank0", &[], |context, report| run(context, report, SLEEP.of_rank0())),
         ("fault-panic-rank0", &[], |context, report| run(context, report, PANIC.of_rank0())),
