@@ -91,10 +91,8 @@ pub enum Collective<'a, M: Memory = Host> {
     },
     /// Shard `rank` of all ranks' inputs in rank order; both operands have `world_size` shards of the same length.
     AllToAll {
-        /// A shard for each rank.
-        input: M::Slice<'a>,
-        /// A shard from each rank.
-        output: M::SliceMut<'a>,
+        /// A shard for each rank, and a shard from each rank.
+        operands: Operands<'a, M>,
     },
     /// The data of rank `root`, on every rank.
     Broadcast {
@@ -130,9 +128,8 @@ impl<M: Memory> Collective<'_, M> {
             Self::AllReduce { operands, .. } => operands.output(),
             Self::ReduceScatter { operands, .. } => operands.shard(world_size, |output, _| output),
             Self::AllGather { operands } => operands.shard(world_size, |_, input| input),
-            Self::AllToAll { output: data, .. } | Self::Broadcast { data, .. } => {
-                operand::<M>("data", M::as_slice(data))
-            }
+            Self::AllToAll { operands } => operands.output(),
+            Self::Broadcast { data, .. } => operand::<M>("data", M::as_slice(data)),
         };
         Call::new(self.operation(), len, dtype)
     }
@@ -156,12 +153,12 @@ impl<M: Memory> Collective<'_, M> {
                 let shard = operands.shard(world_size, |_, input| input);
                 shards("all_gather", operands.output(), shard)
             }
-            Self::AllToAll { input, output } => {
-                let (input, output) = (*input, M::as_slice(output));
-                M::check_same_queue("all_to_all", input.into(), output.into())?;
-                let shard = ("shards", M::len(output) / world_size, M::dtype(output));
-                shards("all_to_all", operand::<M>("output", output), shard)?;
-                shards("all_to_all", operand::<M>("input", input), shard)
+            Self::AllToAll { operands } => {
+                operands.check_same_queue("all_to_all")?;
+                let (_, len, dtype) = operands.output();
+                let shard = ("shards", len / world_size, dtype);
+                shards("all_to_all", operands.output(), shard)?;
+                shards("all_to_all", operands.input(), shard)
             }
             Self::Broadcast { root, .. } if *root >= world_size => {
                 Err(CommError::InvalidPeer { operation: self.operation(), peer: *root, rank, world_size }.into())

@@ -101,7 +101,17 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     /// # Errors
     /// The errors of every call.
     fn all_to_all<'a>(&self, input: impl Into<M::Slice<'a>>, output: impl Into<M::SliceMut<'a>>) -> Result<()> {
-        self.run(Collective::AllToAll { input: input.into(), output: output.into() })
+        let operands = Operands::Apart { input: input.into(), output: output.into() };
+        self.run(Collective::AllToAll { operands })
+    }
+
+    /// Like [`all_to_all`](Self::all_to_all), but in place (MPI_IN_PLACE): shard `p` of `data` is sent to rank `p`, and replaced by rank `p`'s
+    /// shard for this rank. `data`'s length must be a multiple of the world size. NCCL has no such call: GPU memory is copied first.
+    ///
+    /// # Errors
+    /// The errors of every call.
+    fn all_to_all_in_place<'a>(&self, data: impl Into<M::SliceMut<'a>>) -> Result<()> {
+        self.run(Collective::AllToAll { operands: Operands::InPlace(data.into()) })
     }
 
     /// Copies the data of rank `root` to every rank (MPI_Bcast, 6.4; ncclBroadcast).

@@ -22,7 +22,8 @@
 //! # Deadlines
 //!
 //! Every transport has a deadline: a call that has waited this long for other ranks fails with a [`CommError::Timeout`] that names the
-//! missing ranks (over MPI, messages of more than 2 MiB have no deadline once data move). The deadline is a [`Duration`](std::time::Duration): [`DEFAULT_DEADLINE`], unless another is given when the
+//! missing ranks. Over MPI, messages of more than 2 MiB have none once data move; reductions, `all_gather` and `all_to_all` of ranks on one
+//! machine take no messages. The deadline is a [`Duration`](std::time::Duration): [`DEFAULT_DEADLINE`], unless another is given when the
 //! communicator is made. Groups that are split off keep it.
 //!
 //! | made by | with another deadline |

@@ -68,6 +68,13 @@ impl DeviceBuffer {
         Ok(buffer)
     }
 
+    /// Allocates a copy of device data, on their queue.
+    pub(crate) fn copy_of(data: DeviceSlice<'_>) -> Result<Self> {
+        let mut buffer = Self::allocate(data.queue(), data.dtype(), data.len())?;
+        buffer.as_mut_slice().copy_from_device(data)?;
+        Ok(buffer)
+    }
+
     /// Allocates without writing: the elements are unspecified. The caller writes them before they are read.
     pub(crate) fn allocate(queue: &Queue, dtype: DType, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(dtype.size_bytes()).filter(|&bytes| bytes <= isize::MAX as usize);

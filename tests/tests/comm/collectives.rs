@@ -90,15 +90,24 @@ fn all_to_all() {
             for world_size in WORLD_SIZES {
                 for len in [0, 1, 33, 600] {
                     let inputs = inputs(format, world_size, len * world_size);
-                    let outputs = on_ranks(world_size, |comm| {
-                        let input = Array::new(format, &inputs[comm.rank()]);
-                        let mut output = Array::unwritten(format, len * world_size);
-                        comm.all_to_all(input.slice(), output.slice_mut()).unwrap();
-                        output.values()
-                    });
-                    for (rank, output) in outputs.iter().enumerate() {
-                        let what = format!("all_to_all of {len} {format:?} over {world_size}, rank {rank}");
-                        assert_equal(&what, output, &reduce::all_to_all(&inputs, rank));
+                    // No rank, every second rank, or every rank has its operand in place.
+                    for in_place in 0..3 {
+                        let outputs = on_ranks(world_size, |comm| {
+                            let mut input = Array::new(format, &inputs[comm.rank()]);
+                            if comm.rank() % 2 < in_place {
+                                comm.all_to_all_in_place(input.slice_mut()).unwrap();
+                                return input.values();
+                            }
+                            let mut output = Array::unwritten(format, len * world_size);
+                            comm.all_to_all(input.slice(), output.slice_mut()).unwrap();
+                            assert_equal("the input", &input.values(), &inputs[comm.rank()]);
+                            output.values()
+                        });
+                        for (rank, output) in outputs.iter().enumerate() {
+                            let what =
+                                format!("all_to_all of {len} {format:?} over {world_size}, rank {rank}, {in_place}");
+                            assert_equal(&what, output, &reduce::all_to_all(&inputs, rank));
+                        }
                     }
                 }
             }

@@ -83,7 +83,11 @@ fn moves(cases: &mut Cases, format: Format, len: usize) {
         let input = Array::new(format, &inputs[rank]);
         let mut output = Array::unwritten(format, len * world_size);
         comm.all_to_all(input.slice(), output.slice_mut()).unwrap();
-        assert_equal(&what, &output.values(), &reduce::all_to_all(&inputs, rank));
+        let expected = reduce::all_to_all(&inputs, rank);
+        assert_equal(&what, &output.values(), &expected);
+        let mut data = Array::new(format, &inputs[rank]);
+        comm.all_to_all_in_place(data.slice_mut()).unwrap();
+        assert_equal(&format!("{what} in place"), &data.values(), &expected);
     });
 }
 
@@ -147,6 +151,21 @@ fn several_windows(cases: &mut Cases) {
         let wrong = output.iter().enumerate().find(|&(i, &got)| got != sum(rank * len + i));
         assert_eq!(wrong, None);
     });
+    cases.check("all_to_all and all_gather of several windows", |comm| {
+        let len = 4_500_007 / world_size;
+        let input: Vec<f32> = (0..len * world_size).map(|i| value(rank, i)).collect();
+        let expected = |i: usize| value(i / len, rank * len + i % len);
+        let (mut apart, mut in_place) = (vec![7.0f32; len * world_size], input.clone());
+        comm.all_to_all(&input, &mut apart).unwrap();
+        comm.all_to_all_in_place(&mut in_place).unwrap();
+        for output in [&apart, &in_place] {
+            let wrong = output.iter().enumerate().find(|&(i, &got)| got != expected(i));
+            assert_eq!(wrong, None);
+        }
+        comm.all_gather(&input[..len], &mut apart).unwrap();
+        let wrong = apart.iter().enumerate().find(|&(i, &got)| got != value(i / len, i % len));
+        assert_eq!(wrong, None);
+    });
 }
 
 /// Collectives in direct succession, with ranks that are late in turn. The lengths are around the largest payload that travels eagerly with
@@ -178,6 +197,13 @@ fn back_to_back(cases: &mut Cases) {
             comm.all_gather(&output, &mut all).unwrap();
             let wrong = all.iter().enumerate().find(|&(i, &got)| got != value(0, i) * total);
             assert_eq!(wrong, None, "all_gather of {len} in round {round}");
+            let mut exchanged = vec![-1.0f64; len * world_size];
+            comm.all_to_all(&input, &mut exchanged).unwrap();
+            let expected = |i: usize| value(i / len.max(1), rank * len + i % len.max(1));
+            let wrong = exchanged.iter().enumerate().find(|&(i, &got)| got != expected(i));
+            assert_eq!(wrong, None, "all_to_all of {len} in round {round}");
+            comm.all_to_all_in_place(&mut exchanged).unwrap();
+            assert!(exchanged == input, "a second all_to_all of {len} in round {round} is the inverse");
         }
     });
 }

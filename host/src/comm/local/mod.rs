@@ -214,8 +214,8 @@ impl Communicator for LocalCommunicator {
                 self.shared
                     .collective(rank, CollectiveCall { call, input, output }, |calls| transfer::all_gather(calls, rank))
             }
-            Collective::AllToAll { input, output } => {
-                self.collective(call, Operands::Apart { input, output }, |calls| transfer::all_to_all(calls, rank))
+            Collective::AllToAll { operands } => {
+                self.collective(call, operands, |calls| transfer::all_to_all(calls, rank))
             }
             Collective::Broadcast { data, root } => {
                 self.collective(call, Operands::InPlace(data), |calls| transfer::broadcast(calls, rank, root))

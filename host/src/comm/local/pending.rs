@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 use std::collections::btree_map::{BTreeMap, Entry};
+use std::ops::Range;
 
 use crate::comm::Operands;
 use crate::error::{Call, CommError};
@@ -50,8 +51,13 @@ impl Region {
 
     /// Shard `index` of `bytes` bytes.
     pub(super) fn shard(self, index: usize, bytes: usize) -> Self {
-        assert!((index + 1) * bytes <= self.bytes, "shard {index} of {bytes} bytes lies beyond {} bytes", self.bytes);
-        Region { start: self.start.wrapping_add(index * bytes), bytes }
+        self.range(index * bytes..(index + 1) * bytes)
+    }
+
+    /// These of its bytes.
+    pub(super) fn range(self, bytes: Range<usize>) -> Self {
+        assert!(bytes.end <= self.bytes, "bytes {bytes:?} lie beyond {} bytes", self.bytes);
+        Region { start: self.start.wrapping_add(bytes.start), bytes: bytes.len() }
     }
 }
 

@@ -42,11 +42,33 @@ pub(super) fn all_gather(calls: &[CollectiveCall], rank: usize) {
     }
 }
 
-/// Rank `rank` fills its output with every rank's shard for it.
+/// Rank `rank` moves its own shard, and half of the bytes that it exchanges with each other rank, in both directions: an operand in place
+/// may only be overwritten after it was read.
 pub(super) fn all_to_all(calls: &[CollectiveCall], rank: usize) {
     let shard = calls[rank].output.bytes / calls.len();
-    for (peer, collective) in calls.iter().enumerate() {
-        copy(collective.input.shard(rank, shard), calls[rank].output.shard(peer, shard));
+    let own = &calls[rank];
+    copy(own.input.shard(rank, shard), own.output.shard(rank, shard));
+    for (peer, other) in calls.iter().enumerate().filter(|(peer, _)| *peer != rank) {
+        let half = if rank < peer { 0..shard / 2 } else { shard / 2..shard };
+        let own = [own.input, own.output].map(|whole| whole.shard(peer, shard).range(half.clone()));
+        let other = [other.input, other.output].map(|whole| whole.shard(rank, shard).range(half.clone()));
+        exchange(own, other);
+    }
+}
+
+/// Copies the input of each of two ranks to the output of the other; either may be in place.
+fn exchange([input, output]: [Region; 2], [other_input, other_output]: [Region; 2]) {
+    match (input.start == output.start, other_input.start == other_output.start) {
+        // SAFETY: as in `copy`.
+        (true, true) => unsafe { ptr::swap_nonoverlapping(output.start, other_output.start, output.bytes) },
+        (true, false) => {
+            copy(input, other_output);
+            copy(other_input, output);
+        }
+        (false, _) => {
+            copy(other_input, output);
+            copy(input, other_output);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! A link does not depend on collectives. All its methods are nonblocking, so the caller decides how long to wait.
 
-use std::cell::RefMut;
+use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
 use std::fmt;
 #[cfg(all(feature = "cuda", feature = "mpi"))]
@@ -68,9 +68,9 @@ pub(in crate::comm) trait Link: fmt::Debug + Send {
     /// The memory stays valid, and nothing else uses it, until the requests that this call adds are complete or cancelled.
     unsafe fn receive(&self, incoming: Incoming, requests: &mut Requests);
 
-    /// Whether requests can be cancelled. If not, the memory of an abandoned request belongs to the transport for as long as the process
-    /// lives.
-    fn can_cancel(&self) -> bool;
+    /// The buffers of messages that cannot be cancelled: the memory of such a message belongs to the transport until it is complete, or for
+    /// as long as the process lives, so the caller's memory is copied. `None` if messages can be cancelled.
+    fn buffers(&self) -> Option<&Buffers>;
 
     /// How a rank has left, if this rank knows that it has left. To be called after [`pump`](Self::pump), which has received everything
     /// that the rank had sent.
@@ -107,12 +107,34 @@ impl dyn Link + '_ {
     }
 }
 
+/// Buffers of equal size for copies of messages, kept for the next messages: memory that is new to the process is slower by far.
+#[derive(Debug, Default)]
+pub(in crate::comm) struct Buffers(RefCell<Vec<Box<[u8]>>>);
+
+impl Buffers {
+    /// The size of a buffer in bytes.
+    pub(super) const BYTES: usize = 1 << 20;
+    /// The most buffers that are kept.
+    const MOST_KEPT: usize = 16;
+
+    pub(super) fn take(&self) -> Box<[u8]> {
+        self.0.borrow_mut().pop().unwrap_or_else(|| vec![0; Self::BYTES].into_boxed_slice())
+    }
+
+    pub(super) fn give(&self, buffer: Box<[u8]>) {
+        let mut kept = self.0.borrow_mut();
+        if kept.len() < Self::MOST_KEPT {
+            kept.push(buffer);
+        }
+    }
+}
+
 /// A message in flight.
 pub(in crate::comm) trait Pending: fmt::Debug {
     /// Makes progress without waiting. Returns whether the message is complete. Not to be called again after that, or after an error.
     fn test(&mut self) -> Result<bool, LinkError>;
 
-    /// Cancels the message: its memory is no longer in use. Called only if [`Link::can_cancel`] is true.
+    /// Cancels the message: its memory is no longer in use. Called only if the link has no [`Link::buffers`].
     fn cancel(&mut self);
 }
 

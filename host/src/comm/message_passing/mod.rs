@@ -30,7 +30,7 @@ use std::time::Duration;
 use self::handshake::Handshake;
 #[cfg(feature = "mpi")]
 pub(in crate::comm) use self::handshake::Wait;
-pub(in crate::comm) use self::link::{Incoming, Link, LinkError, Outgoing, Pending, Requests};
+pub(in crate::comm) use self::link::{Buffers, Incoming, Link, LinkError, Outgoing, Pending, Requests};
 pub(in crate::comm) use self::point_to_point::Half;
 #[cfg(all(feature = "cuda", feature = "mpi"))]
 pub(in crate::comm) use self::point_to_point::{End, Stage, exchange};
@@ -49,7 +49,7 @@ use super::{Collective, Communicator, Operands, Ranks, ReduceOp, Scaling, Split,
 use crate::call::scope;
 use crate::error::{Call, Error, Operation, Result};
 use crate::memory::{SharedWindows, WireSlice, WireSliceMut};
-use crate::slice::{Slice, SliceMut};
+use crate::slice::SliceMut;
 use crate::trace::CurrentCall;
 
 /// One rank of a group of processes that run collectives on host memory. It may move to another thread, but only one thread at a time can
@@ -236,14 +236,24 @@ impl MessagePassing {
         unsafe { transfer.all_gather(to.add(begin), to, bytes) }
     }
 
-    fn run_all_to_all(&self, call: Call, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
-        let (from, to, bytes) = (input.as_bytes(), output.as_bytes_mut(), call.bytes() / self.world_size());
-        if self.handshake.is_eager(bytes) {
-            return self.handshake.all_to_all_eager(call, from, to);
+    fn run_all_to_all(&self, call: Call, operands: Operands<'_>) -> Result<()> {
+        let bytes = call.bytes() / self.world_size();
+        let is_eager = self.handshake.is_eager(bytes);
+        match operands {
+            Operands::Apart { input, output } if is_eager => {
+                self.handshake.all_to_all_eager(call, input.as_bytes(), output.as_bytes_mut())
+            }
+            Operands::InPlace(data) if is_eager => {
+                let input = data.as_slice().as_bytes().to_vec();
+                self.handshake.all_to_all_eager(call, &input, data.as_bytes_mut())
+            }
+            mut operands => {
+                let transfer = self.agree(call)?;
+                let (input, output) = operands.raw_bytes();
+                // SAFETY: both have one shard for every rank, as was checked, and are the same, or apart.
+                unsafe { transfer.all_to_all(input.cast(), output.cast(), bytes) }
+            }
         }
-        let transfer = self.agree(call)?;
-        // SAFETY: both have one shard for every rank, as was checked.
-        unsafe { transfer.all_to_all(from.as_ptr(), to.as_mut_ptr(), bytes) }
     }
 
     fn run_broadcast(&self, call: Call, data: SliceMut<'_>, root: usize) -> Result<()> {
@@ -360,7 +370,7 @@ impl Communicator for MessagePassing {
             Collective::AllReduce { operands, op, scaling } => self.run_all_reduce(call, operands, op, scaling),
             Collective::ReduceScatter { operands, op } => self.run_reduce_scatter(call, operands, op),
             Collective::AllGather { operands } => self.run_all_gather(call, operands),
-            Collective::AllToAll { input, output } => self.run_all_to_all(call, input, output),
+            Collective::AllToAll { operands } => self.run_all_to_all(call, operands),
             Collective::Broadcast { data, root } => self.run_broadcast(call, data, root),
         }?;
         self.handshake.calls().finish();

@@ -1,8 +1,8 @@
-//! Pipelined reductions, for ranks that share memory: operands go through the mailboxes in chunks that stay in the caches, and no
+//! Pipelined collectives, for ranks that share memory: operands go through the mailboxes in chunks that stay in the caches, and no
 //! messages are sent.
 //!
-//! In each round, a rank publishes one chunk; then every rank reduces its part of all ranks' chunks, in rank order, directly from the
-//! mailboxes. The result of an all-reduce is published along with the next chunk. Each mailbox has two slots, used in turn: a rank enters
+//! In each round, a rank publishes one chunk; then every rank copies its part of all ranks' chunks, or reduces it in rank order, directly
+//! from the mailboxes. The result of an all-reduce is published along with the next chunk. Each mailbox has two slots, used in turn: a rank enters
 //! a round only after it has read all slots of the round before, so once all ranks have arrived, the slot that was read in that round may
 //! be overwritten.
 //!
@@ -13,13 +13,13 @@ use std::ptr::copy_nonoverlapping;
 use super::mailbox::{MAX_TOTAL_BYTES, Mailboxes};
 use super::transfer::{LINE_LEN, Transfer};
 use crate::comm::reduction::Reduction;
-use crate::dtype::DType;
 use crate::error::Result;
 
 impl Transfer<'_> {
-    /// The pipeline of this collective, if the ranks share memory and a chunk of `parts` parts fits into a slot.
-    pub(super) fn pipeline(&self, dtype: DType, parts: usize) -> Option<Pipeline<'_>> {
-        let part = MAX_TOTAL_BYTES / dtype.size_bytes() / parts / LINE_LEN * LINE_LEN;
+    /// The pipeline of this collective, if the ranks share memory and a chunk of `parts` parts fits into a slot; elements have `size`
+    /// bytes.
+    pub(super) fn pipeline(&self, size: usize, parts: usize) -> Option<Pipeline<'_>> {
+        let part = MAX_TOTAL_BYTES / size / parts / LINE_LEN * LINE_LEN;
         let mailboxes = self.handshake.mailboxes().filter(|_| part > 0)?;
         Some(Pipeline { transfer: self, mailboxes, part })
     }
@@ -30,7 +30,7 @@ impl Transfer<'_> {
 pub(super) struct Pipeline<'a> {
     transfer: &'a Transfer<'a>,
     mailboxes: &'a Mailboxes,
-    /// The elements of a chunk that one rank reduces.
+    /// The elements of a chunk that one rank reduces, or the bytes that it gets.
     part: usize,
 }
 
@@ -103,6 +103,52 @@ impl Pipeline<'_> {
                 (0..world_size).map(|peer| if peer == rank { own(peer) } else { received(peer) }).collect();
             // SAFETY: every rank's operands of this part, aligned, and room for as many elements.
             unsafe { reduction.run(&inputs, &[output.add(begin * size)], part) };
+        }
+        Ok(())
+    }
+
+    /// Writes every other rank's shard for this rank to `output`, in chunks of a part of every shard.
+    ///
+    /// # Safety
+    /// `input` has a shard of `bytes` bytes for every rank, and `output` room for as many of every rank; they are the same, or apart.
+    /// Nothing else uses them, and lengths agree on all ranks.
+    pub(super) unsafe fn all_to_all(&self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
+        let (rank, world_size) = self.rank_and_world_size();
+        let others = || (0..world_size).filter(|&peer| peer != rank);
+        for begin in (0..bytes).step_by(self.part) {
+            let (part, next) = (self.part.min(bytes - begin), self.mailboxes.next_slot());
+            for peer in others() {
+                // SAFETY: within the shard, and within the next slot, which no other rank reads yet.
+                unsafe { copy_nonoverlapping(input.add(peer * bytes + begin), next.add(peer * self.part), part) };
+            }
+            self.publish_slot()?;
+            for peer in others() {
+                // SAFETY: within the slot that the peer has published; if the output is the input, this part of it is in this rank's slot.
+                unsafe {
+                    let published = self.mailboxes.slot(peer).add(rank * self.part);
+                    copy_nonoverlapping(published, output.add(peer * bytes + begin), part);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the other ranks' inputs to their places in `output`, in chunks of a part.
+    ///
+    /// # Safety
+    /// `input` has `bytes` bytes, and `output` room for as many of every rank; the input may be this rank's place there. Nothing else uses
+    /// them, and lengths agree on all ranks.
+    pub(super) unsafe fn all_gather(&self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
+        let (rank, world_size) = self.rank_and_world_size();
+        for begin in (0..bytes).step_by(self.part) {
+            let part = self.part.min(bytes - begin);
+            // SAFETY: within the input, and within the next slot, which no other rank reads yet.
+            unsafe { copy_nonoverlapping(input.add(begin), self.mailboxes.next_slot(), part) };
+            self.publish_slot()?;
+            for peer in (0..world_size).filter(|&peer| peer != rank) {
+                // SAFETY: within the slot that the peer has published, and within the peer's place in the output.
+                unsafe { copy_nonoverlapping(self.mailboxes.slot(peer), output.add(peer * bytes + begin), part) };
+            }
         }
         Ok(())
     }

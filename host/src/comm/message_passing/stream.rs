@@ -1,21 +1,21 @@
 //! Streams: host memory that is sent to or received from a rank, in pieces.
 //!
 //! If messages can be cancelled, a stream is one message in the caller's memory. MPI cannot release the memory of a pending message: a
-//! rank whose peer is stopped could never return the caller's memory. So each piece is copied through buffers of this module, while it is
+//! rank whose peer is stopped could never return the caller's memory. So each piece is copied through buffers of the link, while it is
 //! in the caches and while other pieces are in flight. A rank that gives up leaves the buffers of pieces in flight to MPI for as long as
 //! the process lives.
 //!
-//! Messages longer than [`MOST_COPIED`] are the exception: MPI gets their memory itself, because copies that exceed the caches make them
-//! two to six times as slow. Their ranks wait for each other without a deadline once data move.
+//! Messages longer than [`MOST_COPIED`] are the exception: MPI gets their memory itself, because copies make them two to three
+//! times as slow. Their ranks wait for each other without a deadline once data move.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::link::{Incoming, Link, LinkError, Outgoing, Requests};
+use super::link::{Buffers, Incoming, Link, LinkError, Outgoing, Requests};
 
 /// The bytes of a piece, equal on all ranks: few messages, and still in the caches when it is copied.
-const PIECE_BYTES: usize = 1 << 20;
+const PIECE_BYTES: usize = Buffers::BYTES;
 /// The most bytes of a message that is copied.
 const MOST_COPIED: usize = 2 << 20;
 /// The most pieces of one stream in flight.
@@ -36,8 +36,6 @@ pub(super) struct Stream {
     can_cancel: bool,
     begun: usize,
     flights: VecDeque<Flight>,
-    /// Buffers of complete pieces, for the next pieces.
-    rooms: Vec<Box<[u8]>>,
     error: Option<LinkError>,
 }
 
@@ -47,7 +45,7 @@ struct Flight {
     begin: usize,
     bytes: usize,
     /// The buffer of the piece; `None` if MPI uses the caller's memory.
-    room: Option<Box<[u8]>>,
+    buffer: Option<Box<[u8]>>,
     requests: Requests,
 }
 
@@ -65,8 +63,8 @@ impl Stream {
     }
 
     fn new(link: &dyn Link, peer: usize, start: *mut u8, bytes: usize, is_outward: bool) -> Self {
-        let (flights, rooms, can_cancel) = (VecDeque::new(), Vec::new(), link.can_cancel());
-        Self { peer, start, bytes, is_outward, can_cancel, begun: 0, flights, rooms, error: None }
+        let (flights, can_cancel) = (VecDeque::new(), link.buffers().is_none());
+        Self { peer, start, bytes, is_outward, can_cancel, begun: 0, flights, error: None }
     }
 
     fn is_copied(&self) -> bool {
@@ -98,14 +96,14 @@ impl Stream {
             if !flight.requests.progress() {
                 break;
             }
-            let Flight { begin, bytes, room, requests } = self.flights.pop_front().expect("the front");
+            let Flight { begin, bytes, buffer, requests } = self.flights.pop_front().expect("the front");
             if let Err(error) = requests.into_result() {
                 self.fail(error);
-            } else if let Some(room) = room.as_ref().filter(|_| !self.is_outward) {
+            } else if let Some(buffer) = buffer.as_ref().filter(|_| !self.is_outward) {
                 // SAFETY: within the memory, by the contract of `inward`; the buffer does not overlap it.
-                unsafe { std::ptr::copy_nonoverlapping(room.as_ptr(), self.start.add(begin), bytes) };
+                unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), self.start.add(begin), bytes) };
             }
-            self.rooms.extend(room);
+            link.buffers().into_iter().zip(buffer).for_each(|(buffers, buffer)| buffers.give(buffer));
             has_moved = true;
         }
         has_moved
@@ -114,15 +112,13 @@ impl Stream {
     fn begin(&mut self, link: &dyn Link) {
         let longest = if self.is_copied() { PIECE_BYTES } else { self.bytes };
         let (peer, begin, bytes) = (self.peer, self.begun, longest.min(self.bytes - self.begun));
-        let mut room = self
-            .is_copied()
-            .then(|| self.rooms.pop().unwrap_or_else(|| vec![0; PIECE_BYTES.min(self.bytes)].into_boxed_slice()));
+        let mut buffer = link.buffers().filter(|_| self.is_copied()).map(Buffers::take);
         let mut requests = Requests::default();
         // SAFETY: a piece of the memory, by the contracts of `outward` and `inward`. The buffer is MPI's until the message is over, or
         // for ever; a stream without buffers is not abandoned before its messages are over.
         unsafe {
             let memory = self.start.add(begin);
-            let start = room.as_mut().map_or(memory, |room| room.as_mut_ptr());
+            let start = buffer.as_mut().map_or(memory, |buffer| buffer.as_mut_ptr());
             if self.is_outward {
                 if start != memory {
                     std::ptr::copy_nonoverlapping(memory, start, bytes);
@@ -133,7 +129,7 @@ impl Stream {
             }
         }
         self.begun += bytes;
-        self.flights.push_back(Flight { begin, bytes, room, requests });
+        self.flights.push_back(Flight { begin, bytes, buffer, requests });
     }
 
     /// Stores an error of MPI.

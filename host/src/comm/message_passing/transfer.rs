@@ -1,7 +1,7 @@
 //! The data movement of a collective after all ranks have agreed to it: pairwise, in windows that bound the scratch memory.
 //!
-//! Reductions exchange the ranks' parts, reduce each part on one rank in rank order, and distribute the results; ranks that share memory
-//! use `pipelined` instead. These functions never wait for a rank that may not have arrived.
+//! Reductions exchange the ranks' parts, reduce each part on one rank in rank order, and distribute the results. Ranks that share memory
+//! use `pipelined` instead for everything but broadcasts. These functions never wait for a rank that may not have arrived.
 
 use std::ptr;
 
@@ -36,7 +36,7 @@ impl Transfer<'_> {
     /// See above: `data` has `len` elements to read and write.
     pub(super) unsafe fn all_reduce(self, reduction: Reduction, data: *mut u8, len: usize) -> Result<()> {
         let (world_size, size) = (self.handshake.link().world_size(), reduction.dtype.size_bytes());
-        if let Some(pipeline) = self.pipeline(reduction.dtype, world_size + 1) {
+        if let Some(pipeline) = self.pipeline(size, world_size + 1) {
             // SAFETY: as the caller promises.
             return unsafe { pipeline.all_reduce(reduction, data, len) };
         }
@@ -88,7 +88,7 @@ impl Transfer<'_> {
         len: usize,
     ) -> Result<()> {
         let (world_size, size) = (self.handshake.link().world_size(), reduction.dtype.size_bytes());
-        if let Some(pipeline) = self.pipeline(reduction.dtype, world_size) {
+        if let Some(pipeline) = self.pipeline(size, world_size) {
             // SAFETY: as the caller promises.
             return unsafe { pipeline.reduce_scatter(reduction, input, output, len) };
         }
@@ -137,20 +137,42 @@ impl Transfer<'_> {
             // SAFETY: as the caller promises; two borrows, one of them mutable, do not overlap.
             unsafe { ptr::copy_nonoverlapping(input, own, bytes) };
         }
-        // SAFETY: as the caller promises; the own place is only read.
+        if let Some(pipeline) = self.pipeline(1, 1) {
+            // SAFETY: as the caller promises; the own place is only read.
+            return unsafe { pipeline.all_gather(own, output, bytes) };
+        }
+        // SAFETY: as above.
         unsafe { self.pairwise(|_| (own, bytes), |peer| (output.wrapping_add(peer * bytes), bytes)) }
     }
 
     /// # Safety
-    /// See above: `input` has `bytes` bytes for every rank, and `output` room for as many of every rank.
+    /// See above: `input` has `bytes` bytes for every rank, and `output` room for as many of every rank; they are the same, or apart.
     pub(super) unsafe fn all_to_all(self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
-        let shard = |peer: usize| input.cast_mut().wrapping_add(peer * bytes);
-        let room = |peer: usize| output.wrapping_add(peer * bytes);
-        let rank = self.handshake.link().rank();
+        let (rank, world_size) = (self.handshake.link().rank(), self.handshake.link().world_size());
+        let shard = |peer: usize, begin: usize| input.cast_mut().wrapping_add(peer * bytes + begin);
+        let room = |peer: usize, begin: usize| output.wrapping_add(peer * bytes + begin);
+        let is_in_place = input == output.cast_const();
         // SAFETY: as the caller promises; two borrows, one of them mutable, do not overlap.
         unsafe {
-            ptr::copy_nonoverlapping(shard(rank).cast_const(), room(rank), bytes);
-            self.pairwise(|peer| (shard(peer), bytes), |peer| (room(peer), bytes))
+            if !is_in_place {
+                ptr::copy_nonoverlapping(shard(rank, 0).cast_const(), room(rank, 0), bytes);
+            }
+            if let Some(pipeline) = self.pipeline(1, world_size) {
+                return pipeline.all_to_all(input, output, bytes);
+            }
+            if !is_in_place {
+                return self.pairwise(|peer| (shard(peer, 0), bytes), |peer| (room(peer, 0), bytes));
+            }
+            let longest = (WINDOW_BYTES / world_size).clamp(1, bytes.max(1));
+            let mut workspace = self.handshake.workspace(world_size * longest);
+            let workspace = workspace.start();
+            let sent = |peer: usize| workspace.wrapping_add(peer * longest);
+            for begin in (0..bytes).step_by(longest) {
+                let part = longest.min(bytes - begin);
+                (0..world_size).for_each(|peer| ptr::copy_nonoverlapping(shard(peer, begin), sent(peer), part));
+                self.pairwise(|peer| (sent(peer), part), |peer| (room(peer, begin), part))?;
+            }
+            Ok(())
         }
     }
 

@@ -13,7 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use mpi::ffi;
 
 use super::library::Library;
-use crate::comm::message_passing::{Incoming, Link, LinkError, Outgoing, Pending, RECORD_BYTES, Record, Requests};
+use crate::comm::message_passing::{
+    Buffers, Incoming, Link, LinkError, Outgoing, Pending, RECORD_BYTES, Record, Requests,
+};
 use crate::error::{Departure, MpiError, Result};
 
 /// The longest message, because MPI counts in `int`.
@@ -86,6 +88,7 @@ pub(super) struct Channel {
     arriving: RefCell<VecDeque<Arriving>>,
     /// Records that MPI may still be reading.
     outbox: RefCell<Vec<(ffi::MPI_Request, Box<[u8]>)>>,
+    buffers: Buffers,
     /// Whether, as far as this end knows, no message was in flight when it ended.
     is_quiet: bool,
 }
@@ -117,8 +120,8 @@ impl Channel {
         let mut ranks = vec![usize::MAX; numbers.iter().max().map_or(0, |most| most + 1)];
         numbers.iter().enumerate().for_each(|(rank, &number)| ranks[number] = rank);
         let inbox = RefCell::new(vec![VecDeque::new(); numbers.len()]);
-        let (arriving, outbox, is_quiet) = (RefCell::default(), RefCell::default(), false);
-        Channel { shared, library, comm, tags, rank, numbers, ranks, inbox, arriving, outbox, is_quiet }
+        let (arriving, outbox, buffers) = (RefCell::default(), RefCell::default(), Buffers::default());
+        Channel { shared, library, comm, tags, rank, numbers, ranks, inbox, arriving, outbox, buffers, is_quiet: false }
     }
 
     /// A rank's number in the communicator.
@@ -277,8 +280,8 @@ impl Link for Channel {
     }
 
     /// MPI cannot be made to release the memory of a message.
-    fn can_cancel(&self) -> bool {
-        false
+    fn buffers(&self) -> Option<&Buffers> {
+        Some(&self.buffers)
     }
 
     /// MPI does not report departures.

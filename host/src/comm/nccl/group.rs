@@ -51,8 +51,10 @@ impl<'c, 'd> Group<'c, 'd> {
             }
             Collective::ReduceScatter { operands: Operands::Apart { input, .. }, op } => is_fused(*op, input.dtype()),
             Collective::AllReduce { .. } | Collective::ReduceScatter { .. } => false,
-            Collective::AllGather { operands } => matches!(operands, Operands::Apart { .. }),
-            Collective::AllToAll { .. } | Collective::Broadcast { .. } => true,
+            Collective::AllGather { operands } | Collective::AllToAll { operands } => {
+                matches!(operands, Operands::Apart { .. })
+            }
+            Collective::Broadcast { .. } => true,
         }
     }
 
@@ -64,7 +66,7 @@ impl<'c, 'd> Group<'c, 'd> {
                 self.reduce_scatter(input, output, op)
             }
             Collective::AllGather { operands: Operands::Apart { input, output } } => self.all_gather(input, output),
-            Collective::AllToAll { input, output } => self.all_to_all(input, output),
+            Collective::AllToAll { operands: Operands::Apart { input, output } } => self.all_to_all(input, output),
             Collective::Broadcast { data, root } => self.broadcast(data, root),
             other => unreachable!("a group does not take {other:?}"),
         }

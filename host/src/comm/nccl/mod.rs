@@ -120,7 +120,7 @@ use super::collective::one_queue;
 use super::{Agreements, Collective, Communicator, Ledger, Operands, Ranks, ReduceOp, Scaling, Split};
 use crate::bootstrap::Member;
 use crate::call::scope;
-use crate::driver::{DeviceSlice, DeviceSliceMut, Graph, HostFlag, Queue, Sharers};
+use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Graph, HostFlag, Queue, Sharers};
 use crate::dtype::{DType, DataType};
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::kernels::cuda;
@@ -458,9 +458,15 @@ impl Communicator<Cuda> for NcclCommunicator {
                 // SAFETY: see above.
                 unsafe { self.all_gather_raw(input.queue(), part, output.address()) }
             }
-            Collective::AllToAll { input, output } => {
+            Collective::AllToAll { operands: Operands::Apart { input, output } } => {
                 // SAFETY: see above.
                 unsafe { self.all_to_all_raw(input.queue(), input.into(), output.as_slice().address()) }
+            }
+            Collective::AllToAll { operands: Operands::InPlace(data) } => {
+                let data = data.as_slice();
+                let copy = self.refused(Operation::AllToAll, DeviceBuffer::copy_of(data))?;
+                // SAFETY: see above; the copy is freed in the order of the queue.
+                unsafe { self.all_to_all_raw(data.queue(), copy.as_slice().into(), data.address()) }
             }
             Collective::Broadcast { data, root } => {
                 let view = data.as_slice();

@@ -8,7 +8,9 @@ use super::connection::Kind;
 use super::lane::Answer;
 use super::mesh::{Mesh, WORLD};
 use super::message::{Received, Reference};
-use crate::comm::message_passing::{Incoming, Link, LinkError, Outgoing, Pending, Record, Requests, remote_memory};
+use crate::comm::message_passing::{
+    Buffers, Incoming, Link, LinkError, Outgoing, Pending, Record, Requests, remote_memory,
+};
 use crate::error::{Departure, Result};
 
 /// The longest message between machines.
@@ -101,8 +103,8 @@ impl Link for ProcessLink {
         requests.add(Ok(Box::new(Receive { message, start, fetched: 0 })));
     }
 
-    fn can_cancel(&self) -> bool {
-        true
+    fn buffers(&self) -> Option<&Buffers> {
+        None
     }
 
     fn departure(&self, peer: usize) -> Option<Departure> {

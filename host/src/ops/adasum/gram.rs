@@ -15,7 +15,6 @@ use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cpu;
-use crate::memory::HostBuffer;
 use crate::plan::chunks::{Chunk, LONGEST_CHUNK, SumTable};
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
@@ -47,6 +46,11 @@ impl Cut {
     /// The element range of a chunk in its part.
     pub(super) fn chunk(self, chunk: usize) -> Range<usize> {
         chunk * self.chunk_len..self.part_len.min((chunk + 1) * self.chunk_len)
+    }
+
+    /// The number of elements of this rank's part in all other ranks' vectors.
+    pub(crate) fn received_len(self) -> usize {
+        (self.vectors - 1) * self.part_len
     }
 
     /// The ranges of a chunk of every part in a whole vector, in order.
@@ -91,23 +95,17 @@ pub(crate) trait Vector {
     fn store(&mut self, chunk: usize) -> Result<()>;
 }
 
-/// Memory for this rank's part of the other ranks' vectors, by chunk.
-#[derive(Debug, Default)]
-pub(crate) struct Workspace {
-    received: Vec<HostBuffer>,
-}
-
 /// A chunk of this rank's part of all vectors.
 struct Gathered<'a> {
     own: SliceMut<'a>,
     /// The chunks of the other ranks' vectors, in order.
-    others: HostBuffer,
+    others: SliceMut<'a>,
 }
 
 impl Gathered<'_> {
     /// The vectors of all ranks, including this one, in order.
     fn vectors(&self, rank: usize) -> Vec<Slice<'_>> {
-        let mut vectors = pieces_of(&self.others, self.own.len());
+        let mut vectors = pieces_of(self.others.as_slice(), self.own.len());
         vectors.insert(rank, self.own.as_slice());
         vectors
     }
@@ -115,22 +113,21 @@ impl Gathered<'_> {
     /// The vectors of all ranks; the result replaces this rank's vector.
     fn operands(&mut self, rank: usize) -> Vec<cpu::Operand<'_>> {
         let mut operands: Vec<_> =
-            pieces_of(&self.others, self.own.len()).into_iter().map(cpu::Operand::Read).collect();
+            pieces_of(self.others.as_slice(), self.own.len()).into_iter().map(cpu::Operand::Read).collect();
         operands.insert(rank, cpu::Operand::Replaced(self.own.reborrow()));
         operands
     }
 }
 
 /// An arena divided into pieces of `len` elements.
-fn pieces_of(arena: &HostBuffer, len: usize) -> Vec<Slice<'_>> {
-    let whole = arena.as_slice();
-    (0..whole.len() / len).map(|piece| whole.range(piece * len..(piece + 1) * len)).collect()
+fn pieces_of(arena: Slice<'_>, len: usize) -> Vec<Slice<'_>> {
+    (0..arena.len() / len).map(|piece| arena.range(piece * len..(piece + 1) * len)).collect()
 }
 
 /// The extent of the result on a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// The rank's own part; the other parts keep their old elements.
+    /// The rank's own part; the other parts are unspecified.
     Own,
     /// All parts.
     All,
@@ -174,19 +171,21 @@ struct Part<'a> {
 }
 
 impl Gram<'_> {
-    /// Replaces this rank's vector: its own part `own`, and the other parts in `vector`.
+    /// Replaces this rank's vector: its own part `own`, and the other parts in `vector`. `received` is workspace of
+    /// [`received_len`](Cut::received_len) elements: one allocation for all chunks, so that the memory can lie in large pages.
     pub(crate) fn run(
         &self,
         own: SliceMut<'_>,
         vector: &mut dyn Vector,
-        workspace: &mut Workspace,
+        received: SliceMut<'_>,
     ) -> Result<AdasumReport> {
         let Gram { across, cut, extent, .. } = *self;
         let part = self.part();
         let rank = across.rank();
-        workspace.make(cut)?;
-        let own = own.ranges_mut((0..cut.chunks()).map(|chunk| cut.chunk(chunk)));
-        let mut free = own.into_iter().zip(std::mem::take(&mut workspace.received));
+        let chunks = || (0..cut.chunks()).map(|chunk| cut.chunk(chunk));
+        let others = cut.vectors - 1;
+        let received = received.ranges_mut(chunks().map(|chunk| chunk.start * others..chunk.end * others));
+        let mut memory = own.ranges_mut(chunks()).into_iter().zip(received);
 
         let mut products = self.no_products();
         if cut.chunks() > 0 {
@@ -196,11 +195,10 @@ impl Gram<'_> {
             if chunk + 1 < cut.chunks() {
                 vector.fetch(chunk + 1)?;
             }
-            let (own, others) = free.next().expect("one for each chunk");
-            let mut gathered = Gathered { own, others };
-            let pieces = vector.pieces(chunk, gathered.own.reborrow())?;
-            exchange_pieces(across, &pieces, gathered.others.as_mut_slice())?;
-            Ok(gathered)
+            let (mut own, mut others) = memory.next().expect("one for each chunk");
+            let pieces = vector.pieces(chunk, own.reborrow())?;
+            exchange_pieces(across, &pieces, others.reborrow())?;
+            Ok(Gathered { own, others })
         };
         let mut chunks = Vec::new();
         receive(cut.chunks(), exchange, |chunk, gathered| {
@@ -214,32 +212,44 @@ impl Gram<'_> {
             cpu::combine_in_place(&mut gathered.operands(rank), &of_tensors, trees.as_ref(), &tensors)?;
             Ok(gathered.own.as_slice())
         });
-        let outcome = send(cut.chunks(), combine, |chunk, own| match extent {
+        send(cut.chunks(), combine, |chunk, own| match extent {
             Extent::Own => Ok(()),
             Extent::All => {
                 gather_pieces(across, own, vector.places(chunk, own)?)?;
                 vector.store(chunk)
             }
-        });
-        workspace.received = chunks.into_iter().map(|gathered| gathered.others).collect();
-        outcome?;
+        })?;
         Ok(report)
     }
 
-    /// Like [`run`](Self::run), for parts of one chunk in the arena of all parts: two collectives need fewer messages than exchanges between
-    /// all pairs of ranks. `gathered` is as long as the arena.
-    fn run_by_collectives(&self, mut arena: SliceMut<'_>, gathered: &mut HostBuffer) -> Result<AdasumReport> {
+    /// Replaces this rank's vector, which lies in host memory.
+    pub(super) fn run_on_host(&self, vector: SliceMut<'_>, scratch: &mut Scratch) -> Result<AdasumReport> {
+        let Gram { across, cut, .. } = *self;
+        if cut.chunks() == 1 || (cut.chunks() > 1 && across.sharing().is_some()) {
+            return self.run_by_collectives(vector);
+        }
+        let mut received = scratch.take(OPERATION, cut.dtype, cut.received_len())?;
+        let (own, mut others) = InPlace::new(vector, cut, across.rank());
+        let report = self.run(own, &mut others, received.as_mut_slice());
+        scratch.give([received]);
+        report
+    }
+
+    /// Like [`run`](Self::run), for parts of one chunk, and for ranks that share memory: an all-to-all in place, which leaves this rank's
+    /// part of all vectors in the arena, and an all-gather of the results.
+    fn run_by_collectives(&self, mut arena: SliceMut<'_>) -> Result<AdasumReport> {
         let Gram { across, cut, extent, .. } = *self;
-        let (part, rank) = (self.part(), across.rank());
-        across.all_to_all(arena.as_slice(), gathered.as_mut_slice())?;
-        let vectors = || pieces_of(gathered, cut.part_len);
-        let mut products = self.no_products();
-        cpu::add_gram(&mut products, &vectors(), &part.chunks_of(0));
-        let Solution { report, of_tensors, trees } = self.solve(products, &|_| vectors())?;
-        let own = arena.reborrow().range_mut(rank * cut.part_len..(rank + 1) * cut.part_len);
-        let mut operands: Vec<_> = vectors().into_iter().map(cpu::Operand::Read).collect();
-        operands[rank] = cpu::Operand::Replaced(own);
-        cpu::combine_in_place(&mut operands, &of_tensors, trees.as_ref(), &part.tensors_of(0))?;
+        across.all_to_all_in_place(arena.reborrow())?;
+        let (mut products, chunks) = (self.no_products(), self.table.within(self.begin..self.begin + cut.part_len));
+        let vectors = || pieces_of(arena.as_slice(), cut.part_len);
+        cpu::add_gram(&mut products, &vectors(), &chunks);
+        let vectors_of = |chunk: usize| vectors().into_iter().map(|vector| vector.range(cut.chunk(chunk))).collect();
+        let Solution { report, of_tensors, trees } = self.solve(products, &vectors_of)?;
+        let (own, InPlace { before, after, .. }) = InPlace::new(arena.reborrow(), cut, across.rank());
+        let [before, after] = [&before, &after].map(|side| pieces_of(side.as_slice(), cut.part_len));
+        let [before, after] = [before, after].map(|side| side.into_iter().map(cpu::Operand::Read));
+        let mut operands: Vec<_> = before.chain([cpu::Operand::Replaced(own)]).chain(after).collect();
+        cpu::combine_in_place(&mut operands, &of_tensors, trees.as_ref(), self.tensors)?;
         if extent == Extent::All {
             across.all_gather_in_place(arena)?;
         }
@@ -339,30 +349,6 @@ impl Part<'_> {
     }
 }
 
-impl Workspace {
-    /// Allocates the workspace for `cut`.
-    pub(super) fn take(scratch: &mut Scratch, cut: Cut) -> Result<Self> {
-        let arena = |chunk: usize| scratch.take(OPERATION, cut.dtype, cut.chunk(chunk).len() * (cut.vectors - 1));
-        Ok(Self { received: (0..cut.chunks()).map(arena).collect::<Result<_>>()? })
-    }
-
-    /// Returns the memory to `scratch`.
-    pub(super) fn give(self, scratch: &mut Scratch) {
-        scratch.give(self.received);
-    }
-
-    /// Resizes the workspace for `cut`.
-    fn make(&mut self, cut: Cut) -> Result<()> {
-        let found = self.received.iter().map(|arena| (arena.as_slice().len(), arena.dtype()));
-        let wanted = (0..cut.chunks()).map(|chunk| (cut.chunk(chunk).len() * (cut.vectors - 1), cut.dtype));
-        if !found.eq(wanted) {
-            *self = Workspace::default();
-            *self = Workspace::take(&mut Scratch::default(), cut)?;
-        }
-        Ok(())
-    }
-}
-
 /// Sends every other rank its piece, and receives their pieces for this rank into `received`; both in rank order.
 fn exchange_pieces(across: &dyn Communicator, pieces: &[Slice<'_>], received: SliceMut<'_>) -> Result<()> {
     let len = pieces.first().map_or(0, Slice::len);
@@ -426,7 +412,7 @@ fn send<T: Send>(
 }
 
 /// A vector in host memory that is replaced in place: the parts of the ranks before this one, and of the ranks after it.
-pub(super) struct InPlace<'a> {
+struct InPlace<'a> {
     before: SliceMut<'a>,
     after: SliceMut<'a>,
     cut: Cut,
@@ -434,7 +420,7 @@ pub(super) struct InPlace<'a> {
 
 impl<'a> InPlace<'a> {
     /// Splits an arena into this rank's own part and the other parts.
-    pub(super) fn new(arena: SliceMut<'a>, cut: Cut, rank: usize) -> (SliceMut<'a>, Self) {
+    fn new(arena: SliceMut<'a>, cut: Cut, rank: usize) -> (SliceMut<'a>, Self) {
         let (before, rest) = arena.split_at_mut(rank * cut.part_len);
         let (own, after) = rest.split_at_mut(cut.part_len);
         (own, InPlace { before, after, cut })
@@ -478,17 +464,7 @@ pub(super) fn in_place(
     }
     let own = OwnPart::new(comm, &parts, granularity);
     let (gram, Parts { arena, scratch, .. }) = (own.gram(comm, extent), parts);
-    if own.cut.chunks() == 1 {
-        let mut gathered = scratch.take(OPERATION, own.cut.dtype, arena.len())?;
-        let report = gram.run_by_collectives(arena, &mut gathered);
-        scratch.give([gathered]);
-        return report;
-    }
-    let mut workspace = Workspace::take(scratch, own.cut)?;
-    let (own, mut others) = InPlace::new(arena, own.cut, comm.rank());
-    let report = gram.run(own, &mut others, &mut workspace);
-    workspace.give(scratch);
-    report
+    gram.run_on_host(arena, scratch)
 }
 
 /// Replaces the whole arena where ranks share memory; `None`, on every rank, where they do not.

@@ -4,7 +4,7 @@
 //! Each rank of a node exchanges only its shard with the ranks at the same position on other nodes, and inner products are added over all
 //! ranks, so that coefficients belong to whole tensors. The caller decides which ranks form a node.
 
-use super::gram::{self, Cut, Extent, Gram, InPlace, Workspace};
+use super::gram::{self, Cut, Extent, Gram};
 use super::tree::{self, Tree};
 use super::{Adasum, AdasumMemory, AdasumOptions, AdasumReport, Algorithm, MadeFor, Prepared};
 use crate::agreement::{gather, same_plan};
@@ -294,11 +294,7 @@ fn on_nodes(
         let (criteria, tensors) = (&criteria, &segments::clip(tensors, begin..begin + part_len));
         let cut = Cut::new(arena.dtype(), across.world_size(), part_len);
         let gram = Gram { across, all, cut, table, begin, criteria, tensors, extent: Extent::All };
-        let mut workspace = Workspace::take(scratch, cut)?;
-        let (own, mut others) = InPlace::new(shard.as_mut_slice(), cut, across.rank());
-        let report = gram.run(own, &mut others, &mut workspace)?;
-        workspace.give(scratch);
-        report
+        gram.run_on_host(shard.as_mut_slice(), scratch)?
     };
     node.all_gather(shard.as_slice(), arena.reborrow())?;
     scratch.give([shard]);

@@ -18,7 +18,7 @@ use gradsync_device::math::adasum::Criterion;
 
 pub(crate) use self::gram::Extent;
 #[cfg(feature = "cuda")]
-use self::gram::{Cut, Gram, Vector, Workspace};
+use self::gram::{Cut, Gram, Vector};
 pub(crate) use self::hierarchical::check_nodes;
 #[cfg(feature = "cuda")]
 use self::hierarchical::{Levels, agree};

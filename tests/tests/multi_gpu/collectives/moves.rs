@@ -65,6 +65,10 @@ fn all_to_all(cases: &Cases<'_>, format: Format) {
             comm.all_to_all(input.slice(), output.slice_mut()).unwrap();
             checks.own(format!("shards of {len} from {begin} on"), output.read(comm), &bits(concat(&blocks)));
             checks.own(format!("input of {len} from {begin} on"), input.read(comm), &bits(inputs[rank].clone()));
+
+            let mut data = Placed::new(queue, &inputs[rank], begin);
+            comm.all_to_all_in_place(data.slice_mut()).unwrap();
+            checks.own(format!("shards of {len} from {begin} on, in place"), data.read(comm), &bits(concat(&blocks)));
         }
     }
     checks.finish();

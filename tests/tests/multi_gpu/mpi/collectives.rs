@@ -53,6 +53,10 @@ fn all_to_all(cases: &Cases<'_>, format: Format, len: usize) {
     cases.comm.all_to_all(input.slice(), output.slice_mut()).unwrap();
     cases.assert_holds(&format!("shards of {len}"), &output, &concat(&blocks));
     cases.assert_holds(&format!("the input of shards of {len}"), &input, &inputs[rank]);
+
+    let mut data = cases.placed(&inputs[rank]);
+    cases.comm.all_to_all_in_place(data.slice_mut()).unwrap();
+    cases.assert_holds(&format!("shards of {len}, in place"), &data, &concat(&blocks));
 }
 
 fn broadcast(cases: &Cases<'_>, format: Format, len: usize, root: usize) {

@@ -148,7 +148,7 @@ impl MpiDeviceCommunicator {
     }
 
     /// # Safety
-    /// Both have a shard of the same length for every rank; the output is borrowed mutably by the caller, and apart from the input.
+    /// Both have a shard of the same length for every rank; the output is borrowed mutably by the caller, and is the input or apart from it.
     pub(super) unsafe fn all_to_all_any(&self, input: DeviceSlice<'_>, output: DeviceSlice<'_>) -> Result<()> {
         let (queue, rank, world_size) = (output.queue(), self.rank(), self.world_size());
         let call = Call::new(Operation::AllToAll, output.len(), output.dtype());
@@ -156,7 +156,8 @@ impl MpiDeviceCommunicator {
         let bytes = len * output.dtype().size_bytes();
         let from = |peer: usize| input.address() + (peer * bytes) as u64;
         let to = |peer: usize| output.address() + (peer * bytes) as u64;
-        if self.is_direct {
+        // MPI cannot receive into memory that it still sends; in blocks, a part is fetched before another replaces it.
+        if self.is_direct && input.address() != output.address() {
             let own = rank * len..(rank + 1) * len;
             let own = (input.range(own.clone()), output.range(own));
             // SAFETY: the output is borrowed mutably, and apart from the input, as the caller promises.

@@ -282,8 +282,11 @@ impl Communicator<Cuda> for MpiDeviceCommunicator {
                 // SAFETY: see above.
                 unsafe { self.all_gather_any(input, output) }
             }
-            // SAFETY: see above.
-            Collective::AllToAll { input, output } => unsafe { self.all_to_all_any(input, output.as_slice()) },
+            Collective::AllToAll { operands } => {
+                let (input, output) = operands.views();
+                // SAFETY: see above.
+                unsafe { self.all_to_all_any(input, output) }
+            }
             // SAFETY: see above.
             Collective::Broadcast { data, root } => unsafe { self.broadcast_any(data.as_slice(), root) },
         }

@@ -15,7 +15,7 @@ use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Operation, Result};
 use crate::memory::Cuda;
 use crate::memory::HostBuffer;
-use crate::ops::adasum::{Cut, Extent, Gram, Prepared, Tree, Vector, Workspace};
+use crate::ops::adasum::{Cut, Extent, Gram, Prepared, Tree, Vector};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
@@ -40,8 +40,8 @@ pub(super) struct Staged<'c> {
 #[derive(Debug)]
 enum Steps {
     /// Uses a pinned block for each chunk in flight, which has a chunk of every part; `own` is this rank's part of its vector, and of the
-    /// result.
-    Gram { own: HostBuffer, workspace: Workspace },
+    /// result, and `received` this rank's part of the other vectors.
+    Gram { own: HostBuffer, received: HostBuffer },
     /// Uses one pinned block for the vector.
     Tree(Scratch),
 }
@@ -74,7 +74,8 @@ impl<'c> Staged<'c> {
             let own = HostBuffer::zeroed(OPERATION, dtype, table.shard_len())?;
             let layers = granularity.layer_count(table.tensor_count());
             let report = AdasumReport::of_gram(vec![0.0; layers * comm.world_size()], layers, 0);
-            (Pinned::new(queue, DEPTH, block_bytes)?, Steps::Gram { own, workspace: Workspace::default() }, report)
+            let received = HostBuffer::zeroed(OPERATION, dtype, cut.received_len())?;
+            (Pinned::new(queue, DEPTH, block_bytes)?, Steps::Gram { own, received }, report)
         };
         Ok(Self { comm, fingerprint: table.fingerprint(), options, queue: queue.clone(), pinned, steps, report })
     }
@@ -93,19 +94,19 @@ impl Prepared<Cuda> for Staged<'_> {
         let table = &self.options.granularity.table(&tensors, part_len);
         let criteria = &self.options.granularity.criteria(buffer.table().dtype(), &tensors);
         let Self { pinned, queue, steps, report, .. } = self;
-        let (own, workspace) = match steps {
+        let (own, received) = match steps {
             Steps::Tree(scratch) => {
                 let tree = Tree { across: comm, node: None, table, begin: 0, tensors: &tensors };
                 return in_block(pinned, queue, buffer.as_mut_slice(), |vector| tree.run(vector, scratch));
             }
-            Steps::Gram { own, workspace } => (own, workspace),
+            Steps::Gram { own, received } => (own, received),
         };
         let window = comm.rank() * part_len..(comm.rank() + 1) * part_len;
         let (begin, tensors) = (window.start, &segments::clip(&tensors, window));
         let cut = Cut::new(buffer.table().dtype(), comm.world_size(), part_len);
         let gram = Gram { across: comm, all: comm, cut, table, begin, criteria, tensors, extent: Extent::All };
         let mut vector = StagedVector { arena: buffer.as_mut_slice(), cut, rank: comm.rank(), pinned, queue };
-        *report = gram.run(own.as_mut_slice(), &mut vector, workspace)?;
+        *report = gram.run(own.as_mut_slice(), &mut vector, received.as_mut_slice())?;
         Ok(())
     }
 
