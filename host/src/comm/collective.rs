@@ -53,7 +53,8 @@ impl Default for Scaling {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Operands<'a, M: Memory = Host> {
-    /// One vector for both. An all-gather reads its shard `rank`; a reduce-scatter writes the result to its shard `rank`.
+    /// One vector for both. An all-gather reads its shard `rank`; a reduce-scatter writes the result to its shard `rank`; an
+    /// all-to-all replaces each shard.
     InPlace(M::SliceMut<'a>),
     /// Separate vectors for input and output.
     Apart {

@@ -105,8 +105,9 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
         self.run(Collective::AllToAll { operands })
     }
 
-    /// Like [`all_to_all`](Self::all_to_all), but in place (MPI_IN_PLACE): shard `p` of `data` is sent to rank `p`, and replaced by rank `p`'s
-    /// shard for this rank. `data`'s length must be a multiple of the world size. NCCL has no such call: GPU memory is copied first.
+    /// Like [`all_to_all`](Self::all_to_all), but in place (MPI_IN_PLACE): shard `p` of `data` is sent to rank `p`, and replaced by rank
+    /// `p`'s shard for this rank. `data`'s length must be a multiple of the world size. Each rank may choose to be in place or not. NCCL
+    /// has no such call, so GPU memory is copied first, to memory that this call allocates; a CUDA graph cannot record that.
     ///
     /// # Errors
     /// The errors of every call.

@@ -22,9 +22,9 @@
 //! # Deadlines
 //!
 //! Every transport has a deadline: a call that has waited this long for other ranks fails with a [`CommError::Timeout`] that names the
-//! missing ranks. Over MPI, messages of more than 2 MiB have none once data move; reductions, `all_gather` and `all_to_all` of ranks on one
-//! machine take no messages. The deadline is a [`Duration`](std::time::Duration): [`DEFAULT_DEADLINE`], unless another is given when the
-//! communicator is made. Groups that are split off keep it.
+//! missing ranks. Over MPI, messages of more than 2 MiB have none once data move; where ranks share memory, reductions, `all_gather` and
+//! `all_to_all` of host memory take no messages. The deadline is a [`Duration`](std::time::Duration): [`DEFAULT_DEADLINE`], unless
+//! another is given when the communicator is made. Groups that are split off keep it.
 //!
 //! | made by | with another deadline |
 //! |---|---|
@@ -162,7 +162,8 @@ pub trait Communicator<M: Memory = Host>: Ranks {
     /// The errors of every call.
     fn run(&self, collective: Collective<'_, M>) -> Result<()>;
 
-    /// Runs several collectives: at once if the transport can (a group of NCCL), otherwise in order.
+    /// Runs several collectives: at once if the transport can (a group of NCCL), otherwise in order. Either all ranks have a collective in
+    /// place, or none.
     ///
     /// # Errors
     /// The errors of every call.

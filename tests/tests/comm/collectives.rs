@@ -104,8 +104,9 @@ fn all_to_all() {
                             output.values()
                         });
                         for (rank, output) in outputs.iter().enumerate() {
-                            let what =
-                                format!("all_to_all of {len} {format:?} over {world_size}, rank {rank}, {in_place}");
+                            let what = format!(
+                                "all_to_all of {len} {format:?} over {world_size}, rank {rank} ({in_place} of 2 in place)"
+                            );
                             assert_equal(&what, output, &reduce::all_to_all(&inputs, rank));
                         }
                     }

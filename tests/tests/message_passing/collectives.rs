@@ -88,6 +88,13 @@ fn moves(cases: &mut Cases, format: Format, len: usize) {
         let mut data = Array::new(format, &inputs[rank]);
         comm.all_to_all_in_place(data.slice_mut()).unwrap();
         assert_equal(&format!("{what} in place"), &data.values(), &expected);
+        let mut data = Array::new(format, &inputs[rank]);
+        let moved = match rank % 2 {
+            0 => comm.all_to_all_in_place(data.slice_mut()),
+            _ => comm.all_to_all(input.slice(), data.slice_mut()),
+        };
+        moved.unwrap();
+        assert_equal(&format!("{what} in place on every second rank"), &data.values(), &expected);
     });
 }
 
@@ -155,10 +162,15 @@ fn several_windows(cases: &mut Cases) {
         let len = 4_500_007 / world_size;
         let input: Vec<f32> = (0..len * world_size).map(|i| value(rank, i)).collect();
         let expected = |i: usize| value(i / len, rank * len + i % len);
-        let (mut apart, mut in_place) = (vec![7.0f32; len * world_size], input.clone());
+        let (mut apart, mut in_place, mut mixed) = (vec![7.0f32; len * world_size], input.clone(), input.clone());
         comm.all_to_all(&input, &mut apart).unwrap();
         comm.all_to_all_in_place(&mut in_place).unwrap();
-        for output in [&apart, &in_place] {
+        let moved = match rank % 2 {
+            0 => comm.all_to_all_in_place(&mut mixed),
+            _ => comm.all_to_all(&input, &mut mixed),
+        };
+        moved.unwrap();
+        for output in [&apart, &in_place, &mixed] {
             let wrong = output.iter().enumerate().find(|&(i, &got)| got != expected(i));
             assert_eq!(wrong, None);
         }

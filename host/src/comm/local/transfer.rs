@@ -59,7 +59,7 @@ pub(super) fn all_to_all(calls: &[CollectiveCall], rank: usize) {
 /// Copies the input of each of two ranks to the output of the other; either may be in place.
 fn exchange([input, output]: [Region; 2], [other_input, other_output]: [Region; 2]) {
     match (input.start == output.start, other_input.start == other_output.start) {
-        // SAFETY: as in `copy`.
+        // SAFETY: as in `copy`; the two regions belong to two ranks, each of which has borrowed its own mutably.
         (true, true) => unsafe { ptr::swap_nonoverlapping(output.start, other_output.start, output.bytes) },
         (true, false) => {
             copy(input, other_output);

@@ -69,7 +69,7 @@ pub(in crate::comm) trait Link: fmt::Debug + Send {
     unsafe fn receive(&self, incoming: Incoming, requests: &mut Requests);
 
     /// The buffers of messages that cannot be cancelled: the memory of such a message belongs to the transport until it is complete, or for
-    /// as long as the process lives, so the caller's memory is copied. `None` if messages can be cancelled.
+    /// as long as the process lives, so up to a length the caller's memory is copied. `None` if messages can be cancelled.
     fn buffers(&self) -> Option<&Buffers>;
 
     /// How a rank has left, if this rank knows that it has left. To be called after [`pump`](Self::pump), which has received everything
@@ -114,8 +114,8 @@ pub(in crate::comm) struct Buffers(RefCell<Vec<Box<[u8]>>>);
 impl Buffers {
     /// The size of a buffer in bytes.
     pub(super) const BYTES: usize = 1 << 20;
-    /// The most buffers that are kept.
-    const MOST_KEPT: usize = 16;
+    /// The most buffers that are kept: two for each message to and from eight ranks, which exchange data at a time.
+    const MOST_KEPT: usize = 32;
 
     pub(super) fn take(&self) -> Box<[u8]> {
         self.0.borrow_mut().pop().unwrap_or_else(|| vec![0; Self::BYTES].into_boxed_slice())

@@ -1,10 +1,10 @@
 //! Pipelined collectives, for ranks that share memory: operands go through the mailboxes in chunks that stay in the caches, and no
 //! messages are sent.
 //!
-//! In each round, a rank publishes one chunk; then every rank copies its part of all ranks' chunks, or reduces it in rank order, directly
-//! from the mailboxes. The result of an all-reduce is published along with the next chunk. Each mailbox has two slots, used in turn: a rank enters
-//! a round only after it has read all slots of the round before, so once all ranks have arrived, the slot that was read in that round may
-//! be overwritten.
+//! In each round, a rank publishes one chunk; then every rank copies its part of all ranks' chunks, or reduces it in rank order,
+//! directly from the mailboxes. The result of an all-reduce is published along with the next chunk. Each mailbox has two slots, used in
+//! turn: a rank enters a round only after it has read all slots of the round before, so once all ranks have arrived, the slot that was
+//! read in that round may be overwritten.
 //!
 //! This runs after a call that all ranks have agreed to; a rank that fails on the way sends a record.
 
@@ -30,7 +30,7 @@ impl Transfer<'_> {
 pub(super) struct Pipeline<'a> {
     transfer: &'a Transfer<'a>,
     mailboxes: &'a Mailboxes,
-    /// The elements of a chunk that one rank reduces, or the bytes that it gets.
+    /// The elements of a part of a chunk, or its bytes if data are only moved.
     part: usize,
 }
 

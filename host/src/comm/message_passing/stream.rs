@@ -103,7 +103,9 @@ impl Stream {
                 // SAFETY: within the memory, by the contract of `inward`; the buffer does not overlap it.
                 unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), self.start.add(begin), bytes) };
             }
-            link.buffers().into_iter().zip(buffer).for_each(|(buffers, buffer)| buffers.give(buffer));
+            if let (Some(buffers), Some(buffer)) = (link.buffers(), buffer) {
+                buffers.give(buffer);
+            }
             has_moved = true;
         }
         has_moved

@@ -9,6 +9,7 @@ use super::handshake::Handshake;
 use super::link::{Incoming, Outgoing};
 #[cfg(all(feature = "cuda", feature = "mpi"))]
 use super::link::{Link, Requests};
+use super::scratch::Scratch;
 use super::stream::Stream;
 use crate::comm::reduction::Reduction;
 use crate::error::{Operation, Result};
@@ -149,30 +150,26 @@ impl Transfer<'_> {
     /// See above: `input` has `bytes` bytes for every rank, and `output` room for as many of every rank; they are the same, or apart.
     pub(super) unsafe fn all_to_all(self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
         let (rank, world_size) = (self.handshake.link().rank(), self.handshake.link().world_size());
-        let shard = |peer: usize, begin: usize| input.cast_mut().wrapping_add(peer * bytes + begin);
-        let room = |peer: usize, begin: usize| output.wrapping_add(peer * bytes + begin);
+        let room = |peer: usize| output.wrapping_add(peer * bytes);
         let is_in_place = input == output.cast_const();
-        // SAFETY: as the caller promises; two borrows, one of them mutable, do not overlap.
+        if !is_in_place {
+            // SAFETY: this rank's shards of two borrows, one of them mutable, which do not overlap.
+            unsafe { ptr::copy_nonoverlapping(input.add(rank * bytes), room(rank), bytes) };
+        }
+        if let Some(pipeline) = self.pipeline(1, world_size) {
+            // SAFETY: as the caller promises.
+            return unsafe { pipeline.all_to_all(input, output, bytes) };
+        }
+        // Messages have the same lengths on all ranks, of which only some may be in place.
+        let mut sent = Scratch::new(if is_in_place { world_size * bytes } else { 0 });
+        let sent = sent.start();
+        let from = if is_in_place { sent } else { input.cast_mut() };
+        // SAFETY: as the caller promises; in place, the messages are copies of the shards that are replaced.
         unsafe {
-            if !is_in_place {
-                ptr::copy_nonoverlapping(shard(rank, 0).cast_const(), room(rank, 0), bytes);
+            if is_in_place {
+                ptr::copy_nonoverlapping(input, sent, world_size * bytes);
             }
-            if let Some(pipeline) = self.pipeline(1, world_size) {
-                return pipeline.all_to_all(input, output, bytes);
-            }
-            if !is_in_place {
-                return self.pairwise(|peer| (shard(peer, 0), bytes), |peer| (room(peer, 0), bytes));
-            }
-            let longest = (WINDOW_BYTES / world_size).clamp(1, bytes.max(1));
-            let mut workspace = self.handshake.workspace(world_size * longest);
-            let workspace = workspace.start();
-            let sent = |peer: usize| workspace.wrapping_add(peer * longest);
-            for begin in (0..bytes).step_by(longest) {
-                let part = longest.min(bytes - begin);
-                (0..world_size).for_each(|peer| ptr::copy_nonoverlapping(shard(peer, begin), sent(peer), part));
-                self.pairwise(|peer| (sent(peer), part), |peer| (room(peer, begin), part))?;
-            }
-            Ok(())
+            self.pairwise(|peer| (from.wrapping_add(peer * bytes), bytes), |peer| (room(peer), bytes))
         }
     }
 

@@ -19,8 +19,8 @@
 //! an exposure epoch ([`SharedWindows`](crate::memory::SharedWindows)), the end of the epoch replaces the second round. The operands of
 //! small calls of all-reduce, reduce-scatter, all-gather and all-to-all are sent with the call (the eager protocol): up to 3 KiB for each
 //! rank and 64 KiB for all together in messages, and 256 KiB for all together in shared memory of one machine. Larger operands take two
-//! or three rounds of messages after the call. In shared memory, reduce-scatter and all-reduce go through the mailboxes in chunks instead
-//! (pipelined), for up to some hundred ranks.
+//! or three rounds of messages after the call. In shared memory they go through the mailboxes in chunks instead (pipelined), the reductions
+//! for up to some hundred ranks.
 //!
 //! # Failures
 //!

@@ -29,11 +29,11 @@
 //! Processes of one machine, one user and one network namespace connect by Unix sockets, whose names disappear once all have connected.
 //! Both ends prove that they know the group's secret. Over the control channel they exchange handles of their memory, and open it by
 //! `/proc`, as ranks of MPI do ([`shares_memory`](ProcessCommunicator::shares_memory)): handshakes run in mailboxes, records in lanes of
-//! shared memory, and [shared buffers](crate::GradientBuffer::new_shared) are reduced in place. Longer messages are copied once, by the
-//! receiver, directly out of the sender's memory (`process_vm_readv`). If the system does not permit this, they go through the lanes; if
-//! memory cannot be shared, for example for lack of descriptors, through the sockets. Ranks try each of these when the communicator is
-//! made, and all ranks make the same choice. With `GRADSYNC_PROCESS_MESSAGES_ONLY=1` in the environment of any rank, all use only
-//! sockets.
+//! shared memory, all collectives but broadcasts in chunks through the mailboxes, and
+//! [shared buffers](crate::GradientBuffer::new_shared) are reduced in place. Longer messages are copied once, by the receiver, directly
+//! out of the sender's memory (`process_vm_readv`). If the system does not permit this, they go through the lanes; if memory cannot be
+//! shared, for example for lack of descriptors, through the sockets. Ranks try each of these when the communicator is made, and all ranks
+//! make the same choice. With `GRADSYNC_PROCESS_MESSAGES_ONLY=1` in the environment of any rank, all use only sockets.
 //!
 //! # Several machines
 //!

@@ -1,8 +1,9 @@
 //! The Gram form of Adasum: the vectors are exchanged once, each rank multiplies its part of all vectors with each other, one small
 //! all-reduce adds the products, and every rank computes the same weights and its part of the weighted sum.
 //!
-//! A part is divided into chunks; while the transport moves one chunk, the CPU works on another. A [`Vector`] is the storage of this rank's
-//! vector, with its transfers to and from the host.
+//! A part is divided into chunks; while the transport moves one chunk, the CPU works on another. Where collectives are faster, two of them
+//! move all parts instead ([`Gram::run_on_host`]). A [`Vector`] is the storage of this rank's vector, with its transfers to and from the
+//! host.
 
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
@@ -222,10 +223,11 @@ impl Gram<'_> {
         Ok(report)
     }
 
-    /// Replaces this rank's vector, which lies in host memory.
+    /// Replaces this rank's vector, which lies in host memory: by two collectives where these take fewer messages (parts of one chunk) or
+    /// none (ranks that share memory), and otherwise chunk by chunk.
     pub(super) fn run_on_host(&self, vector: SliceMut<'_>, scratch: &mut Scratch) -> Result<AdasumReport> {
         let Gram { across, cut, .. } = *self;
-        if cut.chunks() == 1 || (cut.chunks() > 1 && across.sharing().is_some()) {
+        if cut.chunks() > 0 && (cut.chunks() == 1 || across.sharing().is_some()) {
             return self.run_by_collectives(vector);
         }
         let mut received = scratch.take(OPERATION, cut.dtype, cut.received_len())?;
@@ -235,8 +237,8 @@ impl Gram<'_> {
         report
     }
 
-    /// Like [`run`](Self::run), for parts of one chunk, and for ranks that share memory: an all-to-all in place, which leaves this rank's
-    /// part of all vectors in the arena, and an all-gather of the results.
+    /// Like [`run`](Self::run), by an all-to-all in place, which leaves this rank's part of all vectors in the arena, and an all-gather of
+    /// the results.
     fn run_by_collectives(&self, mut arena: SliceMut<'_>) -> Result<AdasumReport> {
         let Gram { across, cut, extent, .. } = *self;
         across.all_to_all_in_place(arena.reborrow())?;

@@ -69,6 +69,15 @@ fn all_to_all(cases: &Cases<'_>, format: Format) {
             let mut data = Placed::new(queue, &inputs[rank], begin);
             comm.all_to_all_in_place(data.slice_mut()).unwrap();
             checks.own(format!("shards of {len} from {begin} on, in place"), data.read(comm), &bits(concat(&blocks)));
+
+            let mut data = Placed::new(queue, &inputs[rank], begin);
+            let moved = match rank % 2 {
+                0 => comm.all_to_all_in_place(data.slice_mut()),
+                _ => comm.all_to_all(input.slice(), data.slice_mut()),
+            };
+            moved.unwrap();
+            let what = format!("shards of {len} from {begin} on, in place on every second rank");
+            checks.own(what, data.read(comm), &bits(concat(&blocks)));
         }
     }
     checks.finish();

@@ -57,6 +57,14 @@ fn all_to_all(cases: &Cases<'_>, format: Format, len: usize) {
     let mut data = cases.placed(&inputs[rank]);
     cases.comm.all_to_all_in_place(data.slice_mut()).unwrap();
     cases.assert_holds(&format!("shards of {len}, in place"), &data, &concat(&blocks));
+
+    let mut data = cases.placed(&inputs[rank]);
+    let moved = match rank % 2 {
+        0 => cases.comm.all_to_all_in_place(data.slice_mut()),
+        _ => cases.comm.all_to_all(input.slice(), data.slice_mut()),
+    };
+    moved.unwrap();
+    cases.assert_holds(&format!("shards of {len}, in place on every second rank"), &data, &concat(&blocks));
 }
 
 fn broadcast(cases: &Cases<'_>, format: Format, len: usize, root: usize) {

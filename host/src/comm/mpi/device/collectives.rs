@@ -8,7 +8,7 @@ use super::{BLOCK_BYTES, MpiDeviceCommunicator, copy, pointer};
 use crate::comm::message_passing::{Transfer, part_len};
 use crate::comm::reduction::Reduction;
 use crate::comm::{Ranks, ReduceOp, Scaling};
-use crate::driver::{DeviceSlice, Queue};
+use crate::driver::{DeviceBuffer, DeviceSlice, Queue};
 use crate::error::{Call, Operation, Result};
 
 impl MpiDeviceCommunicator {
@@ -148,7 +148,8 @@ impl MpiDeviceCommunicator {
     }
 
     /// # Safety
-    /// Both have a shard of the same length for every rank; the output is borrowed mutably by the caller, and is the input or apart from it.
+    /// Both have a shard of the same length for every rank; the output is borrowed mutably by the caller, and is the input or apart
+    /// from it.
     pub(super) unsafe fn all_to_all_any(&self, input: DeviceSlice<'_>, output: DeviceSlice<'_>) -> Result<()> {
         let (queue, rank, world_size) = (output.queue(), self.rank(), self.world_size());
         let call = Call::new(Operation::AllToAll, output.len(), output.dtype());
@@ -156,8 +157,13 @@ impl MpiDeviceCommunicator {
         let bytes = len * output.dtype().size_bytes();
         let from = |peer: usize| input.address() + (peer * bytes) as u64;
         let to = |peer: usize| output.address() + (peer * bytes) as u64;
-        // MPI cannot receive into memory that it still sends; in blocks, a part is fetched before another replaces it.
-        if self.is_direct && input.address() != output.address() {
+        if self.is_direct {
+            self.admit(queue, call.operation)?;
+            // MPI cannot receive into memory that it still sends.
+            let copy = (input.address() == output.address()).then(|| DeviceBuffer::copy_of(input)).transpose();
+            let copy = self.refused(call.operation, copy)?;
+            let input = copy.as_ref().map_or(input, DeviceBuffer::as_slice);
+            let from = |peer: usize| input.address() + (peer * bytes) as u64;
             let own = rank * len..(rank + 1) * len;
             let own = (input.range(own.clone()), output.range(own));
             // SAFETY: the output is borrowed mutably, and apart from the input, as the caller promises.
