@@ -79,8 +79,8 @@ pub(crate) fn chunk_in(row: u64, span: Span, block: u64, chunk_len: u64) -> Chun
     Chunk { span: row, begin: span.begin + offset, end: span.begin + offset + len }
 }
 
-/// The consecutive chunks of one segment that a block processes, by their numbers in the segment. The rest is read again for each chunk,
-/// since registers are short while sums are computed.
+/// The consecutive chunks of one segment that a block processes, by their numbers in the segment. Its methods take the segment's row of the
+/// table, which kernels with few registers read again for each chunk.
 #[derive(Clone, Copy)]
 pub(crate) struct Stretch {
     /// Index of the segment.
@@ -112,14 +112,29 @@ impl Stretch {
         arch::forget(self.span as u64)
     }
 
-    /// The range of elements of the remaining chunks.
+    /// The row of the segment.
     ///
     /// # Safety
     /// The same `spans`.
     #[inline(always)]
-    pub(crate) unsafe fn rest(self, spans: *const ChunkedSpan) -> (u64, u64) {
+    pub(crate) unsafe fn row(self, spans: *const ChunkedSpan) -> ChunkedSpan {
         // SAFETY: the caller's promise.
-        let span = unsafe { *spans.add(self.span as usize) };
+        unsafe { *spans.add(self.span as usize) }
+    }
+
+    /// Like [`row`](Self::row), and read again: the compiler keeps nothing of it in registers until then.
+    ///
+    /// # Safety
+    /// The same `spans`.
+    #[inline(always)]
+    pub(crate) unsafe fn row_again(self, spans: *const ChunkedSpan) -> ChunkedSpan {
+        // SAFETY: the caller's promise.
+        unsafe { self.row(arch::forget(spans as u64) as *const ChunkedSpan) }
+    }
+
+    /// The range of elements of the remaining chunks.
+    #[inline(always)]
+    pub(crate) fn rest(self, span: ChunkedSpan) -> (u64, u64) {
         let place = |chunk: u32| {
             let offset = chunk as u64 * span.chunk_len;
             span.begin + if offset < span.len { offset } else { span.len }
@@ -129,13 +144,9 @@ impl Stretch {
 
     /// Takes the next `TEAMS` chunks, one for each team, if there are any: returns the chunk of this thread's team, which is empty if there
     /// are too few. Except for the range, the result is the same for the whole block.
-    ///
-    /// # Safety
-    /// The same `spans`.
     #[inline(always)]
-    pub(crate) unsafe fn next<const TEAMS: u32>(&mut self, spans: *const ChunkedSpan) -> Option<Chunk> {
-        // SAFETY: the caller's promise.
-        let (chunk_len, (begin, end)) = unsafe { ((*spans.add(self.span as usize)).chunk_len, self.rest(spans)) };
+    pub(crate) fn next<const TEAMS: u32>(&mut self, span: ChunkedSpan) -> Option<Chunk> {
+        let (chunk_len, (begin, end)) = (span.chunk_len, self.rest(span));
         if begin >= end {
             return None;
         }
@@ -146,19 +157,11 @@ impl Stretch {
     }
 
     /// The number, counted over all segments, of the chunk that this thread's team has taken last, if there was one for it.
-    ///
-    /// # Safety
-    /// The same `spans`.
     #[inline(always)]
-    pub(crate) unsafe fn number<const TEAMS: u32>(self, spans: *const ChunkedSpan) -> Option<u64> {
-        let spans = if TEAMS == 1 { spans } else { arch::forget(spans as u64) as *const ChunkedSpan };
+    pub(crate) fn number<const TEAMS: u32>(self, span: ChunkedSpan) -> Option<u64> {
         let chunk = self.next - TEAMS + team::<TEAMS>();
-        // SAFETY: the caller's promise.
-        unsafe {
-            let span = spans.add(self.span as usize);
-            let is_there = TEAMS == 1 || chunk < self.end && chunk as u64 * (*span).chunk_len < (*span).len;
-            is_there.then_some((*span).first_chunk + chunk as u64)
-        }
+        let is_there = TEAMS == 1 || chunk < self.end && chunk as u64 * span.chunk_len < span.len;
+        is_there.then_some(span.first_chunk + chunk as u64)
     }
 }
 
@@ -443,6 +446,8 @@ impl Reduction {
         wanted: impl Fn(u64) -> bool,
         sums_of: impl Fn(Chunk) -> [f64; K],
     ) {
+        /// The most sums of a thread beside which it keeps the row of its segment.
+        const MOST_SUMS: usize = 16;
         let block = thread::block_idx_x() as u64;
         let row = |sum: usize| self.partials.wrapping_add(partial_place(sum, self.chunks, 0)) as u64;
         // SAFETY: the caller's promise; the branches and the loop are the same for the whole block.
@@ -452,10 +457,16 @@ impl Reduction {
                 if !wanted(stretch.span()) {
                     return;
                 }
-                while let Some(chunk) = stretch.next::<1>(self.spans) {
+                // Loaded at once, since a chunk takes less time than loads that wait for each other; the sums of eight vectors leave no
+                // registers for it.
+                let loaded = stretch.row(self.spans);
+                let span = |stretch: Stretch| if K > MOST_SUMS { stretch.row_again(self.spans) } else { loaded };
+                while let Some(chunk) = stretch.next::<1>(span(stretch)) {
                     let sums = sums_of(chunk);
                     block_sum::<K, 1>(stretch.next % 2, sums, |sum, value| {
-                        if let (Some(_), Some(number)) = (place(sum), stretch.number::<1>(self.spans)) {
+                        if let (Some(_), Some(number)) =
+                            (place(sum), stretch.number::<1>(stretch.row_again(self.spans)))
+                        {
                             let bits = if value.to_bits() == EMPTY { f64::NAN } else { value }.to_bits();
                             atomic_store_64_device((row(sum) + number * 8) as *mut u64, Ordering::Relaxed, bits);
                         }

@@ -87,15 +87,15 @@ macro_rules! of_width {
                 if block < blocks {
                     let mut stretch = reduce::Stretch::of_block(block, chunked, span_count);
                     let size = size_of::<$T>() as u64;
-                    let (begin, end) = stretch.rest(chunked);
+                    let (begin, end) = stretch.rest(stretch.row(chunked));
                     group.receive(begin * size, end * size);
-                    while let Some(chunk) = stretch.next::<2>(chunked) {
+                    while let Some(chunk) = stretch.next::<2>(stretch.row(chunked)) {
                         let sums = multiply::<$T, $width, N, K>(group.peers, chunk);
                         // Other threads may still read the block's shared memory for the preceding chunks.
                         thread::sync_threads();
                         reduce::block_sum::<K, 2>(0, sums, |product, sum| {
                             let (row, column) = const { triangle::<$width, K>() }[product];
-                            let (group, number) = (group.again(), stretch.number::<2>(chunked));
+                            let (group, number) = (group.again(), stretch.number::<2>(stretch.row_again(chunked)));
                             if let Some(number) = number.filter(|_| column < ranks) {
                                 let layer = group.peers.layer(stretch.span(), span_count) as usize;
                                 let product = product_index(row, column, ranks);

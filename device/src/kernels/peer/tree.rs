@@ -81,20 +81,20 @@ macro_rules! of_width {
                         let mut stretch = reduce::Stretch::of_block(block, chunked, span_count);
                         if $level == 0 {
                             let size = size_of::<$T>() as u64;
-                            let (begin, end) = stretch.rest(chunked);
+                            let (begin, end) = stretch.rest(stretch.row(chunked));
                             group.receive(begin * size, end * size);
                         } else {
                             let team = layer_of(stretch.span()) / PEER_LAYERS;
                             group.wait_for_count(team, Progress::Weights, $level, $levels);
                         }
-                        while let Some(chunk) = stretch.next::<2>(chunked) {
+                        while let Some(chunk) = stretch.next::<2>(stretch.row(chunked)) {
                             let tree = of_layer(layer_of(stretch.span()));
                             let sums = multiply::<$T, $width, N, $K, $level>(group.peers, tree, chunk);
                             // Other threads may still read the block's shared memory for the preceding chunks.
                             thread::sync_threads();
                             reduce::block_sum::<$K, 2>(0, sums, |product, sum| {
                                 let group = group.again();
-                                if let Some(number) = stretch.number::<2>(chunked) {
+                                if let Some(number) = stretch.number::<2>(stretch.row_again(chunked)) {
                                     let layer = group.peers.layer(stretch.span(), span_count) as usize;
                                     let kind = PairSums { ranks: $width, level: $level };
                                     partials.keep(group, $width, (layer, number, product), &kind, sum);
