@@ -458,7 +458,7 @@ impl Reduction {
                     return;
                 }
                 // Loaded at once, since a chunk takes less time than loads that wait for each other; the sums of eight vectors leave no
-                // registers for it.
+                // registers for it, and the sums of four none for the number of the first chunk.
                 let loaded = stretch.row(self.spans);
                 let span = |stretch: Stretch| if K > MOST_SUMS { stretch.row_again(self.spans) } else { loaded };
                 while let Some(chunk) = stretch.next::<1>(span(stretch)) {

@@ -1,6 +1,7 @@
 //! Test cases for collectives on host memory: identical inputs and comparisons for every transport.
 
-use gradsync::comm::ReduceOp;
+use gradsync::comm::{Collectives, ReduceOp};
+use gradsync::memory::Memory;
 
 use crate::inputs::vector;
 use crate::oracle::Format;
@@ -23,6 +24,19 @@ pub fn ours(op: Op) -> ReduceOp {
 /// One vector per rank.
 pub fn inputs(format: Format, world_size: usize, len: usize) -> Vec<Vec<f64>> {
     (0..world_size).map(|rank| vector(format, len, (rank * 31 + len) as u64)).collect()
+}
+
+/// An all-to-all in place on ranks of even numbers, from `input` to `data` on the others. `data` holds the input already.
+pub fn all_to_all_mixed<'a, M: Memory>(
+    comm: &(impl Collectives<M> + ?Sized),
+    input: impl Into<M::Slice<'a>>,
+    data: impl Into<M::SliceMut<'a>>,
+) {
+    let moved = match comm.rank() % 2 {
+        0 => comm.all_to_all_in_place(data),
+        _ => comm.all_to_all(input, data),
+    };
+    moved.unwrap();
 }
 
 /// Compares a reduction with the oracle: sum, max and min for equality (f64 in rank order, one rounding), mean within two further roundings

@@ -2,7 +2,7 @@
 
 use gradsync::comm::{Collectives, Ranks, ReduceOp};
 use gradsync_tests::array::Array;
-use gradsync_tests::collectives::{LENS, assert_reduced, inputs, ours};
+use gradsync_tests::collectives::{LENS, all_to_all_mixed, assert_reduced, inputs, ours};
 use gradsync_tests::inputs::edges;
 use gradsync_tests::oracle::Format;
 use gradsync_tests::oracle::reduce::{self, Op};
@@ -89,11 +89,7 @@ fn moves(cases: &mut Cases, format: Format, len: usize) {
         comm.all_to_all_in_place(data.slice_mut()).unwrap();
         assert_equal(&format!("{what} in place"), &data.values(), &expected);
         let mut data = Array::new(format, &inputs[rank]);
-        let moved = match rank % 2 {
-            0 => comm.all_to_all_in_place(data.slice_mut()),
-            _ => comm.all_to_all(input.slice(), data.slice_mut()),
-        };
-        moved.unwrap();
+        all_to_all_mixed(comm, input.slice(), data.slice_mut());
         assert_equal(&format!("{what} in place on every second rank"), &data.values(), &expected);
     });
 }
@@ -165,11 +161,7 @@ fn several_windows(cases: &mut Cases) {
         let (mut apart, mut in_place, mut mixed) = (vec![7.0f32; len * world_size], input.clone(), input.clone());
         comm.all_to_all(&input, &mut apart).unwrap();
         comm.all_to_all_in_place(&mut in_place).unwrap();
-        let moved = match rank % 2 {
-            0 => comm.all_to_all_in_place(&mut mixed),
-            _ => comm.all_to_all(&input, &mut mixed),
-        };
-        moved.unwrap();
+        all_to_all_mixed(comm, &input, &mut mixed);
         for output in [&apart, &in_place, &mixed] {
             let wrong = output.iter().enumerate().find(|&(i, &got)| got != expected(i));
             assert_eq!(wrong, None);

@@ -9,7 +9,6 @@ use super::handshake::Handshake;
 use super::link::{Incoming, Outgoing};
 #[cfg(all(feature = "cuda", feature = "mpi"))]
 use super::link::{Link, Requests};
-use super::scratch::Scratch;
 use super::stream::Stream;
 use crate::comm::reduction::Reduction;
 use crate::error::{Operation, Result};
@@ -161,14 +160,12 @@ impl Transfer<'_> {
             return unsafe { pipeline.all_to_all(input, output, bytes) };
         }
         // Messages have the same lengths on all ranks, of which only some may be in place.
-        let mut sent = Scratch::new(if is_in_place { world_size * bytes } else { 0 });
-        let sent = sent.start();
-        let from = if is_in_place { sent } else { input.cast_mut() };
+        let copied = if is_in_place { world_size * bytes } else { 0 };
+        let mut workspace = self.handshake.workspace(copied);
+        let from = if is_in_place { workspace.start() } else { input.cast_mut() };
         // SAFETY: as the caller promises; in place, the messages are copies of the shards that are replaced.
         unsafe {
-            if is_in_place {
-                ptr::copy_nonoverlapping(input, sent, world_size * bytes);
-            }
+            ptr::copy_nonoverlapping(input, workspace.start(), copied);
             self.pairwise(|peer| (from.wrapping_add(peer * bytes), bytes), |peer| (room(peer), bytes))
         }
     }

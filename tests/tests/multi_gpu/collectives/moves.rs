@@ -6,6 +6,7 @@ use gradsync::comm::{Collectives, CommError};
 use gradsync::driver::DeviceSliceMut;
 use gradsync::{Error, Result};
 use gradsync_tests::array::Array;
+use gradsync_tests::collectives::all_to_all_mixed;
 use gradsync_tests::oracle::Format;
 
 use super::{BEGINS, Cases, concat, part};
@@ -71,11 +72,7 @@ fn all_to_all(cases: &Cases<'_>, format: Format) {
             checks.own(format!("shards of {len} from {begin} on, in place"), data.read(comm), &bits(concat(&blocks)));
 
             let mut data = Placed::new(queue, &inputs[rank], begin);
-            let moved = match rank % 2 {
-                0 => comm.all_to_all_in_place(data.slice_mut()),
-                _ => comm.all_to_all(input.slice(), data.slice_mut()),
-            };
-            moved.unwrap();
+            all_to_all_mixed(comm, input.slice(), data.slice_mut());
             let what = format!("shards of {len} from {begin} on, in place on every second rank");
             checks.own(what, data.read(comm), &bits(concat(&blocks)));
         }

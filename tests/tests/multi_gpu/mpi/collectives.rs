@@ -2,6 +2,7 @@
 
 use gradsync::comm::{Collectives, Ranks};
 use gradsync_tests::array::Array;
+use gradsync_tests::collectives::all_to_all_mixed;
 use gradsync_tests::oracle::Format;
 
 use super::{Cases, LENS, SHORT, concat, part};
@@ -59,11 +60,7 @@ fn all_to_all(cases: &Cases<'_>, format: Format, len: usize) {
     cases.assert_holds(&format!("shards of {len}, in place"), &data, &concat(&blocks));
 
     let mut data = cases.placed(&inputs[rank]);
-    let moved = match rank % 2 {
-        0 => cases.comm.all_to_all_in_place(data.slice_mut()),
-        _ => cases.comm.all_to_all(input.slice(), data.slice_mut()),
-    };
-    moved.unwrap();
+    all_to_all_mixed(cases.comm, input.slice(), data.slice_mut());
     cases.assert_holds(&format!("shards of {len}, in place on every second rank"), &data, &concat(&blocks));
 }
 

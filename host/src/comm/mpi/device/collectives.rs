@@ -158,10 +158,13 @@ impl MpiDeviceCommunicator {
         let from = |peer: usize| input.address() + (peer * bytes) as u64;
         let to = |peer: usize| output.address() + (peer * bytes) as u64;
         if self.is_direct {
-            self.admit(queue, call.operation)?;
             // MPI cannot receive into memory that it still sends.
-            let copy = (input.address() == output.address()).then(|| DeviceBuffer::copy_of(input)).transpose();
-            let copy = self.refused(call.operation, copy)?;
+            let copy = if input.address() == output.address() {
+                self.admit(queue, call.operation)?;
+                Some(self.refused(call.operation, DeviceBuffer::copy_of(input))?)
+            } else {
+                None
+            };
             let input = copy.as_ref().map_or(input, DeviceBuffer::as_slice);
             let from = |peer: usize| input.address() + (peer * bytes) as u64;
             let own = rank * len..(rank + 1) * len;
