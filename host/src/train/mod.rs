@@ -28,14 +28,14 @@ pub use metrics::{RunningMean, mean_over_ranks};
 pub use optimizer::DeltaOptimizer;
 pub use random::RankSeeds;
 pub use reducer::{
-    AbsentGradients, BucketTimes, GradientState, Parameter, Reduced, Reducer, ReducerOptions, Step, StepTimes,
-    UnevenEnds,
+    AbsentGradients, BucketTimes, GradientState, NonFinite, Parameter, Reduced, Reducer, ReducerOptions, Step,
+    StepTimes, UnevenEnds,
 };
 #[doc(hidden)]
 pub use reducer::{BucketReduction, ReducerMemory};
 pub use sampler::{Position, ShardOptions, ShardedIndices, Tail};
 pub use sgd::{Sgd, SgdOptions};
-pub use start::{broadcast_numbers, broadcast_parameters, compare_parameters};
+pub use start::{Start, broadcast_numbers, broadcast_parameters, compare_parameters};
 pub use step::{Reduction, StepOptions, StepOutcome, StepReport, Stepper};
 
 use crate::buffer::{GradientBuffer, TensorTable};

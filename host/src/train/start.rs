@@ -12,6 +12,19 @@ use crate::memory::Memory;
 /// The number of collectives per group call; NCCL is slow with large groups.
 const GROUP: usize = 128;
 
+/// How the ranks' weights become equal before the first step of a [`Stepper`](super::Stepper), or in gradsync-candle's `DataParallel::new`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Start {
+    /// Every rank takes the weights of rank 0, in place: ranks whose random initial weights differ train one model (PyTorch's
+    /// DistributedDataParallel does the same).
+    #[default]
+    Broadcast,
+    /// Weights whose bits differ between ranks are an error on every rank, which names the ranks and a tensor: for a program whose ranks
+    /// have all read one checkpoint, for example.
+    Compare,
+}
+
 /// Refuses, on all ranks, tensors that differ in name, elements or dtype, and a root that does not exist.
 fn agree_on<M: Memory>(
     comm: &dyn Communicator<M>,

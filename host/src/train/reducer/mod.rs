@@ -25,7 +25,7 @@ mod times;
 use self::bucket::{Bucket, Kind, Place, unpack};
 use self::memory::HostLanes;
 pub use self::memory::{BucketReduction, ReducerMemory};
-pub use self::options::{AbsentGradients, ReducerOptions, UnevenEnds};
+pub use self::options::{AbsentGradients, NonFinite, ReducerOptions, UnevenEnds};
 pub use self::parameter::Parameter;
 pub use self::report::{GradientState, Reduced};
 pub use self::step::Step;

@@ -13,11 +13,29 @@ use crate::ops::{Algorithm, Granularity};
 #[non_exhaustive]
 pub enum AbsentGradients {
     /// It counts as zeros, if another rank has a gradient of it. If no rank has one, the parameter is reported as
-    /// [skipped](super::GradientState::Skipped).
+    /// [skipped](super::GradientState::Skipped). A rank that has examples and no gradient at all, while another rank has one, is an error
+    /// on every rank, which names it: its loss does not depend on the parameters.
     #[default]
     Zeros,
+    /// Like `Zeros`, also for ranks that have no gradient at all: they contribute zeros to the step.
+    ZerosOfWholeRanks,
     /// An error on every rank, which names the rank and the parameter.
     Error,
+}
+
+/// The treatment of gradients with NaN or infinities.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum NonFinite {
+    /// The step goes on, and its result is what the reduction makes of these numbers. They are reported afterwards, with step, rank and
+    /// parameter, by [`Reducer::non_finite`](super::Reducer::non_finite) and in the log.
+    #[default]
+    Report,
+    /// An error on every rank, which names the rank and the parameter. On GPUs the host waits for the gradients of each step.
+    Error,
+    /// The step ends without a result on every rank ([`Reduced::non_finite`](super::Reduced::non_finite)), so that the optimizer
+    /// changes nothing. On GPUs the host waits for the gradients of each step.
+    Skip,
 }
 
 /// The behaviour of [`Reducer::step_of`](super::Reducer::step_of) when one rank has no more data.
@@ -59,6 +77,8 @@ pub struct ReducerOptions {
     pub wire_dtype: Option<DType>,
     /// The treatment of absent gradients: [`AbsentGradients::Zeros`] by default.
     pub absent: AbsentGradients,
+    /// The treatment of gradients with NaN or infinities: [`NonFinite::Report`] by default.
+    pub non_finite: NonFinite,
     /// The treatment of unequal numbers of batches: [`UnevenEnds::Continue`] by default.
     pub uneven: UnevenEnds,
     /// Whether each rank has gradients of the same parameters in every step (PyTorch's `static_graph`). Ranks then exchange the lists of
@@ -83,6 +103,7 @@ impl From<Reduction> for ReducerOptions {
             bucket_bytes: 25 << 20,
             wire_dtype: None,
             absent: AbsentGradients::default(),
+            non_finite: NonFinite::default(),
             uneven: UnevenEnds::default(),
             static_graph: false,
             overlap: true,
@@ -109,6 +130,7 @@ impl ReducerOptions {
         with_bucket_bytes(bucket_bytes: usize),
         with_wire_dtype(wire_dtype: Option<DType>),
         with_absent(absent: AbsentGradients),
+        with_non_finite(non_finite: NonFinite),
         with_uneven(uneven: UnevenEnds),
         with_static_graph(static_graph: bool),
         with_overlap(overlap: bool),
@@ -124,7 +146,13 @@ impl ReducerOptions {
         };
         let absent = match self.absent {
             AbsentGradients::Zeros => "zeros",
+            AbsentGradients::ZerosOfWholeRanks => "zeros of whole ranks",
             AbsentGradients::Error => "an error",
+        };
+        let non_finite = match self.non_finite {
+            NonFinite::Report => "a report",
+            NonFinite::Error => "an error",
+            NonFinite::Skip => "a skipped step",
         };
         let uneven = match self.uneven {
             UnevenEnds::Continue => "continue",
@@ -137,6 +165,7 @@ impl ReducerOptions {
             ("bucket_bytes", Value::Number(self.bucket_bytes)),
             ("wire_dtype", self.wire_dtype.map_or(Value::Words("that of the gradients"), Value::DType)),
             ("absent", Value::Words(absent)),
+            ("non_finite", Value::Words(non_finite)),
             ("uneven", Value::Words(uneven)),
             ("static_graph", words(self.static_graph)),
             ("overlap", words(self.overlap)),
