@@ -2,7 +2,9 @@
 //!
 //! It computes steps, and never writes a weight.
 
-use super::blocks::{check_numbers, check_operands, for_blocks, new_state, state_dtype, state_limit};
+use super::blocks::{
+    BAD_GRADIENTS, BAD_STATE, check_numbers, check_operands, for_blocks, new_state, state_dtype, state_limit,
+};
 use super::optimizer::{DeltaOptimizer, Range, check_options};
 use crate::buffer::GradientBuffer;
 use crate::call::setters;
@@ -62,7 +64,7 @@ impl Sgd {
     /// The errors of [`new`](Self::new), and [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a velocity that is not
     /// finite.
     pub fn with_velocity(options: SgdOptions, velocity: GradientBuffer) -> Result<Self> {
-        check_numbers(OPERATION, "the velocities", &velocity, f64::MAX)?;
+        check_numbers(OPERATION, ("the velocities", BAD_STATE), &velocity, -f64::MAX..=f64::MAX)?;
         Ok(Self { velocity: Some(velocity), ..Self::new(options)? })
     }
 
@@ -115,7 +117,8 @@ impl DeltaOptimizer for Sgd {
         }
         let operands = [gradients, weights, &*deltas];
         let dtype = self.velocity.as_ref().map_or(state_dtype(operands), GradientBuffer::dtype);
-        check_numbers(OPERATION, "the gradients", gradients, (1.0 - momentum) * state_limit(dtype))?;
+        let limit = (1.0 - momentum) * state_limit(dtype);
+        check_numbers(OPERATION, ("the gradients", BAD_GRADIENTS), gradients, -limit..=limit)?;
         let velocity = match &mut self.velocity {
             Some(velocity) => velocity,
             none => none.insert(new_state(operands)?),
