@@ -130,7 +130,10 @@ fn compare(comm: &dyn Communicator) {
             let error = compared(comm, &own).unwrap_err().to_string();
             // With two ranks, the lower one counts as correct.
             assert!(error.contains(&format!("the parameters of rank {last} differ from those of rank")), "{error}");
-            assert!(error.contains(&format!(r#"on rank {last} "tensor.3" is the first tensor that does"#)), "{error}");
+            assert!(
+                error.contains(&format!(r#"on rank {last} "tensor.3" is the first tensor that differs"#)),
+                "{error}"
+            );
         }
     }
 }
@@ -156,7 +159,7 @@ fn compare_not_finite(comm: &dyn Communicator) {
         if world_size > 1 {
             let error = compared(comm, &with(if rank == last { value } else { 2.0 })).unwrap_err().to_string();
             let expected = format!(
-                r#"on rank {last} "long" is the first tensor that does; "long" has NaN or infinities on rank {last}"#
+                r#"on rank {last} "long" is the first tensor that differs; "long" has NaN or infinities on rank {last}"#
             );
             assert!(error.contains(&expected), "{error}");
         }

@@ -92,10 +92,9 @@ impl Adam {
     /// Restores a saved optimizer: first and second moments after a number of steps.
     ///
     /// # Errors
-    /// The errors of [`new`](Self::new); [`Error::LengthMismatch`],
-    /// [`Error::InvalidArgument`] or [`Error::ShapeMismatch`] if the moments
-    /// have different tensors; [`Error::InvalidArgument`] naming a moment that is not finite, or above 1e292,
-    /// or a second moment below 0, which no mean of squares is.
+    /// The errors of [`new`](Self::new); [`Error::LengthMismatch`] or [`Error::InvalidArgument`] if the moments have different tensors;
+    /// [`Error::InvalidArgument`] naming a moment that is not finite or above 9.9e291, or a second moment below 0, which no mean of squares
+    /// is.
     pub fn with_moments(
         options: AdamOptions,
         first: GradientBuffer,
@@ -138,10 +137,9 @@ impl DeltaOptimizer for Adam {
     /// Computes the step; see the trait.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`], [`Error::InvalidArgument`] or
-    /// [`Error::ShapeMismatch`] for buffers whose tensors differ from each other or from the moments;
-    /// [`Error::InvalidArgument`] naming a gradient that is not finite, or whose square may overflow the
-    /// moments (above 1.3e19 for moments in `f32`, 9.9e145 in `f64`), or a number of steps that cannot be counted. Nothing is written then.
+    /// [`Error::LengthMismatch`] or [`Error::InvalidArgument`] for buffers whose tensors differ from each other or from the moments;
+    /// [`Error::InvalidArgument`] naming a gradient that is not finite, or whose square may overflow the moments (above 1.3e19 for moments
+    /// in `f32`, 9.9e145 in `f64`), or after so many steps that they cannot be counted. Nothing is written then.
     fn deltas(
         &mut self,
         gradients: &GradientBuffer,

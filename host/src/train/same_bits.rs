@@ -58,7 +58,7 @@ pub(super) fn check_fingerprints<'n, R: Ranks + ?Sized>(
         (!ranks.is_empty()).then(|| format!("; {:?} has NaN or infinities on {}", name(index), numbers(&ranks)))
     });
     let reason = format!(
-        "{description} of {} differ from those of {}; on rank {} {tensor:?} is the first tensor that does{}. {advice}",
+        "{description} of {} differ from those of {}; on rank {} {tensor:?} is the first tensor that differs{}. {advice}",
         numbers(&other),
         numbers(&same),
         other[0],

@@ -93,9 +93,8 @@ impl DeltaOptimizer for Sgd {
     /// Computes the step; see the trait.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch), [`Error::InvalidArgument`](crate::Error::InvalidArgument) or
-    /// [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) for buffers whose tensors differ from each other or from the velocity; with
-    /// momentum, [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a gradient that is not finite, or so large that a sum of
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) or [`Error::InvalidArgument`](crate::Error::InvalidArgument) for buffers
+    /// whose tensors differ from each other or from the velocity; with momentum, [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a gradient that is not finite, or so large that a sum of
     /// such gradients may overflow the velocity. Nothing is written then.
     fn deltas(
         &mut self,

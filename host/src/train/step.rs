@@ -59,7 +59,8 @@ pub struct StepOptions {
     pub accumulation_steps: usize,
     /// The dtype of the optimizers' steps, also in their exchange by Adasum; `None`, the default, for the dtype of the weights.
     pub delta_dtype: Option<DType>,
-    /// How the weights of all ranks become equal in the first step: [`Start::Broadcast`], by which they become rank 0's, by default.
+    /// How the weights of all ranks become equal in the first step, or by [`Stepper::start`]: [`Start::Broadcast`], which makes them
+    /// rank 0's, by default.
     pub start: Start,
     /// Whether ranks verify in every step with a mean or a sum that their optimizers' deltas are the same, bit for bit, so that weights
     /// stay equal. True by default.
@@ -122,8 +123,8 @@ pub struct StepReport {
 
 /// Runs training steps: the ranks' gradients become one step of all ranks' weights.
 ///
-/// Before its first step the ranks' weights become equal: every rank takes rank 0's, in place, or, with [`Start::Compare`], weights that
-/// differ are refused. In each step, in this order:
+/// In the first step, before weights are used, or by [`start`](Self::start), the ranks' weights become equal: every rank takes rank 0's, in
+/// place, or, with [`Start::Compare`], weights that differ are refused. In each step, in this order:
 ///
 /// 1. the gradients, divided by `accumulation_steps`, in a copy unless that changes nothing;
 /// 2. their mean or sum over all ranks; for Adasum, with [nodes](Self::on_nodes), their mean over the ranks of a node;
@@ -164,24 +165,42 @@ pub struct StepReport {
 /// ```
 #[derive(Debug)]
 pub struct Stepper<'c> {
-    /// The options may be changed between steps, equally on all ranks. After the first step [`StepOptions::start`] has no effect.
+    /// The options may be changed between steps, equally on all ranks.
     pub options: StepOptions,
     all: &'c dyn Communicator,
     nodes: Option<Nodes<'c>>,
-    /// Whether the ranks' weights are still to become equal: no step has come so far yet without an error.
-    is_first: bool,
+    /// Whether the ranks' weights have become equal.
+    has_started: bool,
 }
 
 impl<'c> Stepper<'c> {
     /// Creates a stepper for the ranks of `comm`, before their first step.
     pub fn new(comm: &'c dyn Communicator, options: impl Into<StepOptions>) -> Self {
-        Self { options: options.into(), all: comm, nodes: None, is_first: true }
+        Self { options: options.into(), all: comm, nodes: None, has_started: false }
     }
 
     /// Creates a stepper for ranks in nodes: the gradients of a node are averaged before [`Reduction::Adasum`] combines the nodes' steps. A
     /// mean or a sum runs over all ranks, as without nodes. With one node Adasum has nothing to combine.
     pub fn on_nodes(nodes: Nodes<'c>, options: impl Into<StepOptions>) -> Self {
         Self { nodes: Some(nodes), ..Self::new(nodes.all, options) }
+    }
+
+    /// Makes the ranks' weights equal now, as [`StepOptions::start`] says, instead of in the first step. All ranks must call it.
+    ///
+    /// A program whose ranks begin with different weights calls it before it computes the first gradients, which belong to each rank's own
+    /// weights otherwise. It may be called again later, when one rank has read other weights.
+    ///
+    /// # Errors
+    /// On every rank, before anything is changed: [`Error::Disagreement`] if ranks have different tensors, dtypes or options;
+    /// [`Error::InvalidArgument`] if the nodes' groups do not form a grid of `all`'s ranks, and with [`Start::Compare`] if weights differ,
+    /// or are equal and not finite. Errors of the communicators, after which weights of ranks other than 0 are unspecified.
+    pub fn start(&mut self, weights: &mut GradientBuffer) -> Result<()> {
+        let _scope = scope::within(Operation::TrainingStep).with_tensors(weights.table().tensor_count());
+        let lines =
+            [("call", Value::Words("start")), ("start", self.start_words()), ("ranks per node", self.node_size())];
+        let plan = Plan { lines: &lines, tables: &[("weights", weights.table())], ..Plan::of(Operation::TrainingStep) };
+        agree(self.all, &plan, Ok(()))?;
+        self.make_equal(weights)
     }
 
     /// Runs one step. All ranks must call it.
@@ -191,9 +210,8 @@ impl<'c> Stepper<'c> {
     /// * [`Error::Disagreement`] if ranks have different tensors, dtypes or options;
     /// * [`Error::InvalidArgument`] for 0 accumulation steps, and in the first step if the nodes' groups do not form a grid of `all`'s ranks;
     ///   with [`Start::Compare`] also if weights differ (naming all ranks that do), or are equal and not finite;
-    /// * [`Error::LengthMismatch`], [`Error::InvalidArgument`] or [`Error::ShapeMismatch`] if gradients and weights have
-    ///   different tensors, and [`Error::OutOfMemory`], each on the rank that fails; on the others
-    ///   [`Error::InvalidArgument`] that quotes it;
+    /// * [`Error::LengthMismatch`] or [`Error::InvalidArgument`] if gradients and weights have different tensors, and
+    ///   [`Error::OutOfMemory`], each on the rank that fails; on the others [`Error::InvalidArgument`] that quotes it;
     /// * [`Error::UnsupportedWorldSize`] in the cases of [`adasum_all_reduce`].
     ///
     /// Later: the optimizer's own error on the rank where it failed, and [`Error::InvalidArgument`] that quotes it on all other ranks;
@@ -247,37 +265,51 @@ impl<'c> Stepper<'c> {
     /// Compares the arguments of all ranks, and makes their weights equal in the first step; returns a copy of the gradients, divided, if
     /// they change before the optimizer.
     fn begin(&mut self, gradients: &GradientBuffer, weights: &mut GradientBuffer) -> Result<Option<GradientBuffer>> {
-        let (options, is_first) = (self.options, self.is_first);
-        let node_size = self.nodes.map(|nodes| nodes.node.world_size());
+        let options = self.options;
         let reduction = match options.reduction {
             Reduction::Mean => Operation::AllReduce(ReduceOp::Mean),
             Reduction::Sum => Operation::AllReduce(ReduceOp::Sum),
             Reduction::Adasum(options) => Operation::AdasumAllReduce(options),
         };
         let lines = [
+            ("call", Value::Words("step")),
             ("reduction", Value::Operation(reduction)),
             ("accumulation_steps", Value::Number(options.accumulation_steps)),
             ("delta_dtype", options.delta_dtype.map_or(Value::Words("that of the weights"), Value::DType)),
-            ("start", Value::Words(if options.start == Start::Broadcast { "broadcast" } else { "compare" })),
+            ("start", self.start_words()),
             ("compare_deltas", Value::Words(if options.compare_deltas { "true" } else { "false" })),
-            ("ranks per node", node_size.map_or(Value::Words("no nodes"), Value::Number)),
-            ("steps made before", Value::Words(if is_first { "none" } else { "some" })),
+            ("ranks per node", self.node_size()),
+            ("steps or a start before", Value::Words(if self.has_started { "some" } else { "none" })),
         ];
         let tables = [("gradients", gradients.table()), ("weights", weights.table())];
         let plan = Plan { lines: &lines, tables: &tables, ..Plan::of(Operation::TrainingStep) };
         let prepared = self.check(gradients, weights).and_then(|()| self.divided(gradients));
         let copy = agree(self.all, &plan, prepared)?;
-        if is_first {
-            if let Some(nodes) = self.nodes {
-                check_nodes(OPERATION, nodes)?;
-            }
-            match options.start {
-                Start::Broadcast => self.all.broadcast(weights.as_mut_slice(), 0)?,
-                Start::Compare => check_same_bits(OPERATION, self.all, WEIGHTS, weights, Fingerprint::of)?,
-            }
-            self.is_first = false;
+        if !self.has_started {
+            self.make_equal(weights)?;
         }
         Ok(copy)
+    }
+
+    /// Makes the ranks' weights equal, or refuses different ones; the ranks have compared their arguments.
+    fn make_equal(&mut self, weights: &mut GradientBuffer) -> Result<()> {
+        if let Some(nodes) = self.nodes {
+            check_nodes(OPERATION, nodes)?;
+        }
+        match self.options.start {
+            Start::Broadcast => self.all.broadcast(weights.as_mut_slice(), 0)?,
+            Start::Compare => check_same_bits(OPERATION, self.all, WEIGHTS, weights, Fingerprint::of)?,
+        }
+        self.has_started = true;
+        Ok(())
+    }
+
+    fn start_words(&self) -> Value<'static> {
+        Value::Words(if self.options.start == Start::Broadcast { "broadcast" } else { "compare" })
+    }
+
+    fn node_size(&self) -> Value<'static> {
+        self.nodes.map_or(Value::Words("no nodes"), |nodes| Value::Number(nodes.node.world_size()))
     }
 
     fn check(&self, gradients: &GradientBuffer, weights: &GradientBuffer) -> Result<()> {

@@ -321,6 +321,50 @@ fn a_refused_first_step_broadcasts_nothing() {
     });
 }
 
+/// `start` makes weights equal before the first gradients are computed, the first step then leaves them alone, and a later call makes them
+/// equal again.
+#[test]
+fn a_start_makes_weights_equal_before_the_first_step_and_again() {
+    guarded(60, || {
+        let equal = patterns_of(random(Format::F32, 70).as_slice());
+        let run = |mut stepper: Stepper<'_>, rank: usize| {
+            let mut weights = random(Format::F32, 70 + rank);
+            stepper.options.start = Start::Compare;
+            let error = stepper.start(&mut weights).map_err(|error| error.to_string());
+            stepper.options.start = Start::Broadcast;
+            stepper.start(&mut weights).unwrap();
+            assert_eq!(patterns_of(weights.as_slice()), equal);
+            // The first step does not broadcast again.
+            let mut own = random(Format::F32, 80 + rank);
+            let outcome = stepper.step(&random(Format::F32, 1), &mut own, &mut sgd(0.0)).unwrap().outcome;
+            assert_eq!((outcome, flat(&own)), (StepOutcome::Applied, flat(&random(Format::F32, 80 + rank))));
+            stepper.start(&mut own).unwrap();
+            assert_eq!(flat(&own), flat(&random(Format::F32, 80)));
+            error
+        };
+        for world_size in [1, 2, 4] {
+            let outcome = agreed("start", world_size, |comm| run(Stepper::new(&comm, Reduction::Mean), comm.rank()));
+            assert_eq!(outcome.is_err(), world_size > 1, "{outcome:?}");
+        }
+        for outcome in
+            on_nodes(2, 2, |nodes| run(Stepper::on_nodes(nodes, adasum()), nodes.all.rank())).into_iter().flatten()
+        {
+            assert!(outcome.unwrap_err().contains("the weights of ranks [1, 2, 3] differ from those of rank 0"));
+        }
+        let texts = on_ranks(2, |comm| {
+            let (mut stepper, mut weights) = (Stepper::new(&comm, Reduction::Mean), random(Format::F32, 70));
+            let outcome = match comm.rank() {
+                0 => stepper.start(&mut weights),
+                _ => stepper.step(&random(Format::F32, 1), &mut weights, &mut sgd(0.1)).map(drop),
+            };
+            outcome.unwrap_err().to_string()
+        });
+        for text in texts {
+            assert_eq!(text, "training step: ranks disagree on call: rank 0 has start, rank 1 has step");
+        }
+    });
+}
+
 /// A first step that is skipped has made the weights equal all the same, and the optimizer of the next one gets them.
 #[test]
 fn a_skipped_first_step_is_a_start() {

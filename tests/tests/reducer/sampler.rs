@@ -103,7 +103,7 @@ proptest! {
                 prop_assert!(ranks.iter().all(|rank| rank.local_position() == position), "{:?}", ranks);
                 let consumed = position.consumed as usize;
                 let repeated = had.len() - consumed;
-                prop_assert!(repeated == 0 || (tail == Tail::Pad && consumed == len && repeated < world_size.max(last).max(9)));
+                prop_assert!(repeated == 0 || (tail == Tail::Pad && consumed == len && repeated < 9));
                 let padded = (0..repeated).map(|place| order[place % len]);
                 prop_assert_eq!(counted(had.iter().copied()), counted(order[..consumed].iter().copied().chain(padded)));
             }
@@ -151,6 +151,45 @@ proptest! {
             }
             prop_assert!(positions.iter().all(|position| *position == positions[0]), "{:?}", positions);
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Ranks that end their loops when they have no example left agree on a position at any moment, and others continue there.
+    #[test]
+    fn agreed_positions_continue_on_other_ranks(
+        len in 0usize..60,
+        (world_size, batch, batches) in (1usize..5, 1usize..5, 0usize..12),
+        last in 1usize..5,
+        tail in tails(),
+    ) {
+        let options = ShardOptions::default().with_tail(tail);
+        let run = |world_size: usize, from: Position, batches: usize| {
+            let of_ranks = on_ranks(world_size, |comm| {
+                let mut indices = ShardedIndices::resume(len, comm.rank(), world_size, options, from).unwrap();
+                let mut taken = Vec::new();
+                for _ in 0..batches {
+                    if indices.remaining() > 0 {
+                        taken.extend(indices.next_batch(batch));
+                    }
+                }
+                (taken, indices.position(&comm).unwrap())
+            });
+            let (taken, positions): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
+            assert!(positions.iter().all(|position| *position == positions[0]), "{positions:?}");
+            (taken.concat(), positions[0])
+        };
+        let (mut had, position) = run(world_size, Position::start(len, options), batches);
+        let (rest, end) = run(last, position, len);
+        had.extend(rest);
+        let counts = counted(had.iter().copied());
+        let repeated = had.len() - counts.len();
+        prop_assert!(if tail == Tail::Pad { repeated < 4 } else { repeated == 0 }, "{} repeated", repeated);
+        let left_out = len - counts.len();
+        prop_assert!(if tail == Tail::Drop { left_out < last } else { left_out == 0 }, "{} left out", left_out);
+        prop_assert_eq!(end.consumed as usize, counts.len());
     }
 }
 
