@@ -138,8 +138,8 @@ fn compare(comm: &dyn Communicator) {
     }
 }
 
-/// Parameters that are NaN or infinite and equal on all ranks pass no comparison, in any dtype and place; where ranks differ, the error says
-/// who has such numbers.
+/// Parameters that are NaN or infinite and equal on all ranks pass no comparison, in any dtype and place; where ranks differ, the error
+/// says who has such numbers.
 fn compare_not_finite(comm: &dyn Communicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let last = world_size - 1;

@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 
 const OPERATION: &str = "adam";
 
-/// The largest moment. The bias correction divides moments by 1 - β, which is at least 2⁻⁵³, and the quotient must stay finite: an infinite
-/// root of the second moment would make steps of 0. Only moments in `f64` can be larger.
+/// The largest moment. The bias correction divides moments by 1 - βᵗ, which is at least 2⁻⁵³, and the quotient must stay finite: an
+/// infinite second moment would make steps of 0. Only moments in `f64` can be larger.
 const LARGEST_MOMENT: f64 = f64::MAX / (1_u64 << 54) as f64;
 
 /// The options of [`Adam`].

@@ -4,7 +4,7 @@
 //! | here | contents |
 //! |---|---|
 //! | [`Reducer`] | gradients of any program reduced in buckets while they are computed, in host memory and on GPUs |
-//! | [`Stepper`] | one step: check, reduce, optimize, apply; skipped on all ranks where numbers are not finite; begins with rank 0's weights |
+//! | [`Stepper`] | one step, from rank 0's weights on: check, reduce, optimize, apply; skipped on all ranks where numbers are not finite |
 //! | [`Reduction`], [`StepOptions`] | mean, sum or Adasum, and how |
 //! | [`Sgd`], [`Adam`], [`DeltaOptimizer`] | optimizers, and the trait for one of your own |
 //!

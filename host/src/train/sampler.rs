@@ -110,7 +110,7 @@ impl Position {
         }
         if self.consumed > self.len {
             return refuse(format!(
-                "the position says that {} examples of epoch {} were consumed, and there are {len}; it was not saved by this crate",
+                "the position says that {} examples of epoch {} were consumed, and there are {len}: it was changed since it was saved",
                 self.consumed, self.epoch
             ));
         }

@@ -94,8 +94,8 @@ impl DeltaOptimizer for Sgd {
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) or [`Error::InvalidArgument`](crate::Error::InvalidArgument) for buffers
-    /// whose tensors differ from each other or from the velocity; with momentum, [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a gradient that is not finite, or so large that a sum of
-    /// such gradients may overflow the velocity. Nothing is written then.
+    /// whose tensors differ from each other or from the velocity; with momentum, [`Error::InvalidArgument`](crate::Error::InvalidArgument)
+    /// naming a gradient that is not finite, or so large that a sum of such gradients may overflow the velocity. Nothing is written then.
     fn deltas(
         &mut self,
         gradients: &GradientBuffer,

@@ -90,7 +90,7 @@ impl StepOptions {
 pub enum StepOutcome {
     /// The weights have changed.
     Applied,
-    /// There were NaN or infinities in gradients. No optimizer ran and no weight changed.
+    /// There were NaN or infinities in gradients. No optimizer ran, and no weight changed since the ranks' weights became equal.
     GradientsNotFinite {
         /// The ranks with such gradients; or, where all gradients were finite and only their sum or mean was not, the ranks
         /// that share this sum or mean.
@@ -137,9 +137,9 @@ pub struct StepReport {
 ///
 /// Weights with the same bits on all ranks stay so. With Adasum the optimizers' states may differ: they diverge, and a checkpoint must
 /// contain each of them. With a mean or a sum the optimizers' options and states have to be equal, and deltas that differ are refused.
-/// States are not broadcast: [`broadcast_parameters`](super::broadcast_parameters) does that where one rank has read a checkpoint. Comparing
-/// weights or deltas reads them once, about 0.1 s for 1 GB on two cores, and sends 8 bytes per rank. Buffers may have any world size and
-/// different dtypes. Unlike ONNX Runtime, this does not clip gradients; the optimizer can.
+/// States are not broadcast: [`broadcast_parameters`](super::broadcast_parameters) does that where one rank has read a checkpoint.
+/// Comparing weights or deltas reads them once, about 0.1 s for 1 GB on two cores, and sends 8 bytes per rank. Buffers may have any world
+/// size and different dtypes. Unlike ONNX Runtime, this does not clip gradients; the optimizer can.
 ///
 /// ```
 /// use gradsync::comm::{Ranks, local};
@@ -208,8 +208,8 @@ impl<'c> Stepper<'c> {
     /// # Errors
     /// The following errors are returned on every rank, before anything is changed:
     /// * [`Error::Disagreement`] if ranks have different tensors, dtypes or options;
-    /// * [`Error::InvalidArgument`] for 0 accumulation steps, and in the first step if the nodes' groups do not form a grid of `all`'s ranks;
-    ///   with [`Start::Compare`] also if weights differ (naming all ranks that do), or are equal and not finite;
+    /// * [`Error::InvalidArgument`] for 0 accumulation steps, and in the first step if the nodes' groups do not form a grid of `all`'s
+    ///   ranks; with [`Start::Compare`] also if weights differ (naming all ranks that do), or are equal and not finite;
     /// * [`Error::LengthMismatch`] or [`Error::InvalidArgument`] if gradients and weights have different tensors, and
     ///   [`Error::OutOfMemory`], each on the rank that fails; on the others [`Error::InvalidArgument`] that quotes it;
     /// * [`Error::UnsupportedWorldSize`] in the cases of [`adasum_all_reduce`].
