@@ -164,6 +164,8 @@ pub enum Operation {
     BroadcastParameters,
     /// [`compare_parameters`](crate::train::compare_parameters).
     CompareParameters,
+    /// [`ShardedIndices::position`](crate::train::ShardedIndices::position).
+    Position,
     /// [`mean_over_ranks`](crate::train::mean_over_ranks).
     MeanOverRanks,
     /// The making of a [`ZeroPartition`](crate::plan::zero).
@@ -225,6 +227,7 @@ impl Operation {
             Operation::ReducerStep { .. } => "reducer step",
             Operation::BroadcastParameters => "broadcast_parameters",
             Operation::CompareParameters => "compare_parameters",
+            Operation::Position => "position",
             Operation::MeanOverRanks => "mean_over_ranks",
             Operation::ZeroPartition => "ZeRO partition",
             Operation::AllReduceTensors(_) => "all_reduce_tensors",

@@ -448,7 +448,7 @@ fn start(queue: &Queue, comm: &NcclCommunicator) {
             tensors[6].1 = on_device(queue, Format::BF16, &own(last + 1, 6));
         }
         let error = compare(&tensors).unwrap_err().to_string();
-        assert!(error.contains(&format!(r#"on rank {last} "6" is the first tensor that does"#)), "{error}");
+        assert!(error.contains(&format!(r#"on rank {last} "6" is the first tensor that differs"#)), "{error}");
     }
     let mut loss = RunningMean::<Cuda>::on_queue(queue).unwrap();
     for count in 1..4 {

@@ -236,18 +236,18 @@ impl ReducerMemory for Cuda {
         cuda::scale(data, source, factor)
     }
 
-    fn fingerprint(data: DeviceSlice<'_>) -> Result<u64> {
+    fn fingerprint(data: DeviceSlice<'_>) -> Result<cpu::Fingerprint> {
         const PIECE_BYTES: usize = 64 * cpu::CHUNK_BYTES;
         let piece_len = PIECE_BYTES / data.dtype().size_bytes();
         let mut piece = HostBuffer::zeroed("fingerprint", data.dtype(), piece_len.min(data.len()))?;
-        let mut hashes = Vec::new();
+        let mut fingerprint = cpu::Fingerprint::default();
         for begin in (0..data.len()).step_by(piece_len) {
             let range = begin..data.len().min(begin + piece_len);
             let mut read = piece.as_mut_slice().range_mut(0..range.len());
             data.range(range).copy_to_host(read.reborrow())?;
-            hashes.extend(cpu::fingerprints_of_chunks(read.as_slice()));
+            fingerprint.add(read.as_slice());
         }
-        Ok(cpu::fingerprint_of_words(&hashes))
+        Ok(fingerprint)
     }
 
     fn read_f64(data: DeviceSlice<'_>) -> Result<f64> {

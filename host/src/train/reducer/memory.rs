@@ -10,7 +10,8 @@ use crate::call::scope;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::{Operation, Result};
-use crate::kernels::{KernelMemory, cpu};
+use crate::kernels::KernelMemory;
+use crate::kernels::cpu::{self, Fingerprint};
 use crate::memory::Host;
 use crate::ops::{Adasum, AdasumMemory, ReducibleMemory};
 use crate::slice::{Slice, SliceMut};
@@ -88,8 +89,8 @@ pub trait ReducerMemory: KernelMemory + ReducibleMemory + AdasumMemory {
     /// Multiplies all elements by a factor, each rounded once.
     fn scale_in_place(data: Self::SliceMut<'_>, factor: f64) -> Result<()>;
 
-    /// A hash of all bits, computed like `kernels::cpu::fingerprint`; on a GPU it waits for the queue.
-    fn fingerprint(data: Self::Slice<'_>) -> Result<u64>;
+    /// A hash of all bits, and the first element that is not finite; on a GPU it waits for the queue.
+    fn fingerprint(data: Self::Slice<'_>) -> Result<Fingerprint>;
 
     /// The only element, an `f64`; on a GPU it waits for the queue.
     fn read_f64(data: Self::Slice<'_>) -> Result<f64>;
@@ -224,8 +225,8 @@ impl ReducerMemory for Host {
         Ok(())
     }
 
-    fn fingerprint(data: Slice<'_>) -> Result<u64> {
-        Ok(cpu::fingerprint(data))
+    fn fingerprint(data: Slice<'_>) -> Result<Fingerprint> {
+        Ok(Fingerprint::of(data))
     }
 
     fn read_f64(data: Slice<'_>) -> Result<f64> {
