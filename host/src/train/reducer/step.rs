@@ -34,8 +34,8 @@ pub struct Step<'r, 'c, M: ReducerMemory = Host> {
     next: usize,
     /// Owners in the order in which their gradients were passed.
     arrived: Vec<usize>,
-    /// The factor of this rank's gradients in a mean.
-    weight: f64,
+    /// The weights of the ranks in a mean; empty if they are equal.
+    weights: Vec<f64>,
     has_data: bool,
     /// The number of examples of all ranks.
     examples: Option<usize>,
@@ -44,6 +44,10 @@ pub struct Step<'r, 'c, M: ReducerMemory = Host> {
     /// The reason why the ranks cannot end the step together.
     failure: Option<Error>,
     is_over: bool,
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 /// A copy of the error for another caller.
@@ -78,7 +82,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
             missing,
             next: 0,
             arrived: Vec::new(),
-            weight: 1.0,
+            weights: Vec::new(),
             has_data: true,
             examples: None,
             refusal,
@@ -122,8 +126,9 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
     /// ```
     ///
     /// Sums and Adasum are not weighted; a rank without data adds zeros to them. Where numbers are equal, results have the bits of
-    /// [`step`](Self::step); otherwise each rank's gradients are multiplied by `examples × ranks / examples of all ranks` before the mean,
-    /// and rounded once more. All ranks must call the same one of the two functions.
+    /// [`step`](Self::step); otherwise the mean is weighted by them, as [`all_reduce_weighted`](crate::comm::Collectives::all_reduce_weighted)
+    /// describes: on host memory with one rounding. NCCL, and ordered sums on GPUs, multiply each rank's gradients by
+    /// `examples / examples of all ranks` first, with one more rounding. All ranks must call the same one of the two functions.
     ///
     /// # Errors
     /// The errors of [`step`](Self::step). A rank with sums over micro-batches that passes 0 examples is refused at the end of the step.
@@ -140,13 +145,15 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
             let reason = format!("the ranks' batches have {total} examples, more than memory has addresses");
             return Err(Error::InvalidArgument { operation: OPERATION, reason });
         };
-        let weighs = matches!(self.options.reduction, Reduction::Mean) && examples > 0;
-        let weight = (examples as u128 * ranks as u128) as f64 / total as f64;
+        let weighs = self.options.reduction == Reduction::Mean && all.iter().any(|&other| other != all[0]);
+        // The smallest weights of the same mean, so that their products need the fewest roundings.
+        let divisor = all.iter().copied().reduce(greatest_common_divisor).unwrap_or(1);
+        let weights = all.iter().filter(|_| weighs).map(|&examples| (examples / divisor) as f64).collect();
         drop(scope);
         let mut step = self.step()?;
         step.has_data = examples > 0;
         step.examples = Some(sum);
-        step.weight = if weighs { weight } else { 1.0 };
+        step.weights = weights;
         if !step.has_data && step.reducer.accumulated.contains(&true) {
             let reason = "it has sums over micro-batches, and says that it has no examples".into();
             step.refusal = Some(Error::InvalidArgument { operation: OPERATION, reason });
@@ -346,12 +353,9 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
             let bucket = &mut buckets[self.next];
             let buffer = bucket.buffer.as_mut().expect("allocated where there are several ranks");
             let mut run = || {
-                if self.weight != 1.0 {
-                    M::scale_in_place(M::arena_mut(lanes, buffer), self.weight)?;
-                }
                 M::fork(lanes)?;
                 let begin = moments.is_some().then(|| M::moment(lanes, Lane::Reductions)).transpose()?;
-                bucket.reduction.as_mut().expect("prepared").run(buffer)?;
+                bucket.reduction.as_mut().expect("prepared").run(buffer, &self.weights)?;
                 if let Some((moments, begin)) = moments.as_mut().zip(begin) {
                     let bytes = buffer.table().arena_len() * buffer.dtype().size_bytes();
                     moments.bucket(lanes, bytes, begin)?;
