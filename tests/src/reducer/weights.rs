@@ -35,11 +35,12 @@ pub(super) fn weighted(comm: &dyn Communicator) {
                 assert_eq!(reduced.examples(), Some(examples.iter().sum::<f64>() as usize));
                 for index in (0..SHAPES.len()).filter(|_| world_size > 1) {
                     let found = values_of(reducer.gradient(index).expect("reduced").data());
-                    let sent = |rank, at| elementwise::cast(on_wire, own(index, rank)[at]);
-                    let expected: Vec<f64> = (0..len(index))
-                        .step_by(97)
-                        .map(|at| weighted_mean(on_wire, &examples, (0..world_size).map(|rank| sent(rank, at))))
-                        .collect();
+                    let sent: Vec<Vec<f64>> = (0..world_size).map(|rank| own(index, rank)).collect();
+                    let mean = |at: usize| {
+                        let values = sent.iter().map(|values| elementwise::cast(on_wire, values[at]));
+                        weighted_mean(on_wire, &examples, values)
+                    };
+                    let expected: Vec<f64> = (0..len(index)).step_by(97).map(mean).collect();
                     let found: Vec<f64> = found.into_iter().step_by(97).collect();
                     let label = format!("{index} of {format:?} on {on_wire:?} with {examples:?}, shared: {is_shared}");
                     assert_equal(&label, &found, &expected);
