@@ -5,6 +5,7 @@
 mod absent;
 mod faults;
 mod refused;
+mod weights;
 
 use gradsync::comm::Communicator;
 use gradsync::ops::{AdasumOptions, Algorithm, adasum_all_reduce};
@@ -29,6 +30,8 @@ pub const ALL: &[Case] = &[
     Case { name: "absent gradients as errors", run: absent::absent_errors },
     Case { name: "tied parameters", run: absent::tied },
     Case { name: "unequal numbers of examples", run: absent::uneven },
+    Case { name: "means over different numbers of examples", run: weights::weighted },
+    Case { name: "equal gradients of different numbers of examples", run: weights::equal_gradients },
     Case { name: "ranks that stop together", run: absent::stop },
     Case { name: "steps that are alike", run: absent::alike },
     Case { name: "steps that a rank has left", run: faults::left_steps },

@@ -115,6 +115,10 @@ pub enum Operation {
         before: Factor,
         after: Factor,
     },
+    /// A weighted mean, with the hash of the weights.
+    WeightedAllReduce {
+        weights: u64,
+    },
     ReduceScatter(ReduceOp),
     AllGather,
     AllToAll,
@@ -203,7 +207,9 @@ impl Operation {
     /// The name without arguments.
     pub fn name(self) -> &'static str {
         match self {
-            Operation::AllReduce(_) | Operation::ScaledAllReduce { .. } => "all_reduce",
+            Operation::AllReduce(_) | Operation::ScaledAllReduce { .. } | Operation::WeightedAllReduce { .. } => {
+                "all_reduce"
+            }
             Operation::ReduceScatter(_) => "reduce_scatter",
             Operation::AllGather => "all_gather",
             Operation::AllToAll => "all_to_all",
@@ -258,6 +264,7 @@ impl fmt::Display for Operation {
             Operation::ScaledAllReduce { op, before, after } => {
                 write!(f, "({op}, scaled by {before:?} before and {after:?} after)")
             }
+            Operation::WeightedAllReduce { weights } => write!(f, "(mean, weights with the hash {weights:016x})"),
             Operation::Broadcast { root } => write!(f, "(root {root})"),
             Operation::ReducerStep { number } => write!(f, " {number}"),
             Operation::Send { peer } => write!(f, "(to rank {peer})"),

@@ -7,11 +7,15 @@ use super::ReduceOp;
 use crate::driver::{DeviceSlice, Queue};
 use crate::dtype::DType;
 use crate::error::{Call, CommError, Error, Operation, Result, same_len};
+use crate::kernels::cpu::Fingerprint;
 #[cfg(feature = "cuda")]
 use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut};
 use crate::memory::{Host, Memory};
 
 /// Factors of an all-reduce: every rank's input is multiplied by `before`, and the reduction by `after`.
+///
+/// On host memory both apply in `f64`, and no intermediate value overflows or loses digits where the result does not. NCCL adds in the
+/// dtype of the data, so that an input times `before`, and their sum, must be within its range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scaling {
     /// Applied to each element before it is reduced.
@@ -78,6 +82,13 @@ pub enum Collective<'a, M: Memory = Host> {
         /// The factors before and after the reduction.
         scaling: Scaling,
     },
+    /// The weighted mean of all ranks' inputs, on every rank; operands have the same length.
+    WeightedMean {
+        /// The vectors.
+        operands: Operands<'a, M>,
+        /// The weight of every rank, in rank order.
+        weights: &'a [f64],
+    },
     /// Shard `rank` of the reduction of all ranks' inputs; the input has `world_size` shards of the output's length.
     ReduceScatter {
         /// The vectors.
@@ -116,6 +127,9 @@ impl<M: Memory> Collective<'_, M> {
     pub fn operation(&self) -> Operation {
         match self {
             Self::AllReduce { op, scaling, .. } => scaling.operation(*op),
+            Self::WeightedMean { weights, .. } => {
+                Operation::WeightedAllReduce { weights: Fingerprint::of_finite((*weights).into()).hash() }
+            }
             Self::ReduceScatter { op, .. } => Operation::ReduceScatter(*op),
             Self::AllGather { .. } => Operation::AllGather,
             Self::AllToAll { .. } => Operation::AllToAll,
@@ -126,7 +140,7 @@ impl<M: Memory> Collective<'_, M> {
     /// The call as ranks compare it, with the number of elements that must be equal on all ranks.
     pub(crate) fn call(&self, world_size: usize) -> Call {
         let (_, len, dtype) = match self {
-            Self::AllReduce { operands, .. } => operands.output(),
+            Self::AllReduce { operands, .. } | Self::WeightedMean { operands, .. } => operands.output(),
             Self::ReduceScatter { operands, .. } => operands.shard(world_size, |output, _| output),
             Self::AllGather { operands } => operands.shard(world_size, |_, input| input),
             Self::AllToAll { operands } => operands.output(),
@@ -135,12 +149,17 @@ impl<M: Memory> Collective<'_, M> {
         Call::new(self.operation(), len, dtype)
     }
 
-    /// Refuses operands that do not fit each other, factors that are not finite, and a root that does not exist.
+    /// Refuses operands that do not fit each other, factors and weights that are not valid, and a root that does not exist.
     pub(crate) fn check(&self, rank: usize, world_size: usize) -> Result<()> {
         let shards = |name, whole, shard| check_shards(name, world_size, whole, shard);
         match self {
             Self::AllReduce { operands, scaling, .. } => {
                 scaling.check()?;
+                operands.check_same_queue("all_reduce")?;
+                operands.check_same_shape("all_reduce")
+            }
+            Self::WeightedMean { operands, weights } => {
+                check_weights(weights, world_size)?;
                 operands.check_same_queue("all_reduce")?;
                 operands.check_same_shape("all_reduce")
             }
@@ -275,6 +294,17 @@ pub(super) fn check_shards(
     }
     let expected = shard.saturating_mul(world_size);
     same_len(operation, (whole_name, whole), (&format!("{world_size} ranks' {shard_name}"), expected))
+}
+
+/// Refuses anything but a weight for every rank, and weights of which no mean can be computed.
+fn check_weights(weights: &[f64], world_size: usize) -> Result<()> {
+    same_len("all_reduce", ("weights", weights.len()), ("ranks", world_size))?;
+    let sum: f64 = weights.iter().sum();
+    if weights.iter().all(|weight| *weight >= 0.0) && sum > 0.0 && sum.is_finite() {
+        return Ok(());
+    }
+    let reason = format!("weights must be finite and not negative, with a positive, finite sum, and are {weights:?}");
+    Err(Error::InvalidArgument { operation: "all_reduce", reason })
 }
 
 /// Checks that `peer` is another rank.

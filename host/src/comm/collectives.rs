@@ -38,6 +38,21 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
         self.run(Collective::AllReduce { operands: Operands::InPlace(data.into()), op, scaling })
     }
 
+    /// Replaces every rank's data by their weighted mean, `Σ weights[r] × data of rank r / Σ weights`: with the ranks' numbers of examples
+    /// as weights, the mean over all examples. The weights, one for each rank, are equal on all ranks. Nothing is read from a rank of
+    /// weight 0.
+    ///
+    /// On host memory, and over MPI, products are added in `f64` in rank order, and the sum is divided and rounded once; no intermediate
+    /// value overflows. Weights of 1 give the bits of [`ReduceOp::Mean`]. NCCL adds in the dtype of the data: every rank's data are
+    /// multiplied by `weights[r] / Σ weights`, which is at most 1, and rounded before the sum, in one more pass over memory.
+    ///
+    /// # Errors
+    /// The errors of every call, [`Error::LengthMismatch`](crate::Error::LengthMismatch) for another number of weights than ranks, and
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a negative weight, or a sum that is not positive and finite.
+    fn all_reduce_weighted<'a>(&self, data: impl Into<M::SliceMut<'a>>, weights: &'a [f64]) -> Result<()> {
+        self.run(Collective::WeightedMean { operands: Operands::InPlace(data.into()), weights })
+    }
+
     /// Like [`all_reduce_scaled`](Self::all_reduce_scaled), with a separate output (MPI_Allreduce, 6.9.6; ncclAllReduce).
     ///
     /// # Errors

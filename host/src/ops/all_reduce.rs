@@ -16,7 +16,8 @@ pub trait ReducibleMemory: Memory {
     /// The kind of the gradients' memory, which ranks compare.
     fn kind(buffer: &GradientBuffer<Self>) -> &'static str;
 
-    /// Reduces the ranks' buffers in place in shared windows; `false`, on every rank, where that is impossible.
+    /// Reduces the ranks' buffers in place in shared windows, to a mean with these weights if there are any; `false`, on every rank, where
+    /// that is impossible.
     ///
     /// # Errors
     /// The errors of a collective.
@@ -24,8 +25,9 @@ pub trait ReducibleMemory: Memory {
         comm: &dyn Communicator<Self>,
         buffer: &mut GradientBuffer<Self>,
         op: ReduceOp,
+        weights: &[f64],
     ) -> Result<bool> {
-        let _ = (comm, buffer, op);
+        let _ = (comm, buffer, op, weights);
         Ok(false)
     }
 }
@@ -35,10 +37,15 @@ impl ReducibleMemory for Host {
         memory_kind(buffer)
     }
 
-    fn reduce_in_windows(comm: &dyn Communicator, buffer: &mut GradientBuffer, op: ReduceOp) -> Result<bool> {
+    fn reduce_in_windows(
+        comm: &dyn Communicator,
+        buffer: &mut GradientBuffer,
+        op: ReduceOp,
+        weights: &[f64],
+    ) -> Result<bool> {
         let Some(ranks) = comm.sharing().filter(|_| buffer.is_shared()) else { return Ok(false) };
         let mut reduce = |windows: Vec<SliceMut<'_>>| {
-            reduce_windows(windows, op);
+            reduce_windows(windows, op, weights);
             Ok(())
         };
         ranks.with_windows(buffer.as_mut_slice(), &mut reduce)
@@ -86,7 +93,7 @@ pub fn all_reduce_scaled<M: ReducibleMemory>(
     let lines = [("memory", Value::Words(M::kind(buffer)))];
     agree_once(comm, &Plan { lines: &lines, tables: &[("", buffer.table())], ..Plan::of(operation) }, checked)?;
     let _span = tracing::debug_span!("all_reduce", rank = comm.rank(), %op, len = buffer.len()).entered();
-    if scaling == Scaling::NONE && M::reduce_in_windows(comm, buffer, op)? {
+    if scaling == Scaling::NONE && M::reduce_in_windows(comm, buffer, op, &[])? {
         return Ok(());
     }
     comm.all_reduce_scaled(buffer.as_mut_slice(), op, scaling)

@@ -3,7 +3,7 @@
 //! Sums run in rank order in `f64` and are rounded once, as the specification says, so that results are compared for equality.
 
 use super::exact::Wide;
-use super::format::Format;
+use super::format::{Format, power_of_two};
 
 /// The reduction operation over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,14 +29,30 @@ impl Op {
 pub fn reduce(op: Op, values: impl Iterator<Item = f64> + Clone) -> f64 {
     let count = values.clone().count() as f64;
     match op {
-        Op::Sum => values.reduce(|sum, value| sum + value).unwrap_or(0.0),
-        Op::Mean => {
+        Op::Sum => within_range(values, |values| values.reduce(|sum, value| sum + value).unwrap_or(0.0)),
+        Op::Mean => within_range(values, |values| {
             let sum = values.fold(Wide::ZERO, |sum, value| sum.add(Wide::new(value)));
             sum.div(Wide::new(count)).value()
-        }
+        }),
         Op::Max => values.reduce(|best, value| pick(best, value, value > best)).unwrap_or(f64::NEG_INFINITY),
         Op::Min => values.reduce(|best, value| pick(best, value, value < best)).unwrap_or(f64::INFINITY),
     }
+}
+
+/// A sum or a mean that no overflow on the way changes: of the values that are not finite, if there are any, or of smaller numbers.
+fn within_range<I: Iterator<Item = f64> + Clone>(
+    values: I,
+    reduce: impl Fn(&mut dyn Iterator<Item = f64>) -> f64,
+) -> f64 {
+    let plain = reduce(&mut values.clone());
+    if plain.is_finite() {
+        return plain;
+    }
+    if values.clone().any(|value| !value.is_finite()) {
+        return reduce(&mut values.filter(|value| !value.is_finite()));
+    }
+    let down = power_of_two(-100);
+    reduce(&mut values.map(|value| value * down)) / down
 }
 
 fn pick(best: f64, value: f64, better: bool) -> f64 {

@@ -9,6 +9,7 @@ mod failures;
 mod groups;
 mod mismatches;
 mod point_to_point;
+mod range;
 mod splits;
 mod stress;
 mod transfer_graphs;

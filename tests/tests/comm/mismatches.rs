@@ -74,6 +74,39 @@ fn reduction() {
 }
 
 #[test]
+fn weights() {
+    guarded(60, || {
+        assert_mismatch(
+            |comm| comm.all_reduce_weighted(f32s(5).slice_mut(), &vec![2.0; comm.world_size()]),
+            |comm| comm.all_reduce_weighted(f32s(5).slice_mut(), &vec![3.0; comm.world_size()]),
+            ["weights with the hash", "weights with the hash"],
+        );
+        assert_mismatch(
+            |comm| comm.all_reduce_weighted(f32s(5).slice_mut(), &vec![2.0; comm.world_size()]),
+            |comm| comm.all_reduce(f32s(5).slice_mut(), ReduceOp::Mean),
+            ["weights with the hash", "all_reduce(mean)"],
+        );
+    });
+}
+
+#[test]
+fn weights_of_no_mean_are_refused() {
+    guarded(20, || {
+        let refused: [&[f64]; 6] =
+            [&[1.0], &[1.0, -1.0], &[0.0, 0.0], &[1.0, f64::NAN], &[f64::INFINITY, 1.0], &[f64::MAX, f64::MAX]];
+        for weights in refused {
+            on_ranks(2, |comm| {
+                let mut data = f32s(5);
+                let error = comm.all_reduce_weighted(data.slice_mut(), weights).expect_err("no mean").to_string();
+                let names = error.contains(&format!("{weights:?}")) || weights.len() == 1 && error.contains("weights");
+                assert!(names, "\"{error}\" does not name {weights:?}");
+                assert_eq!(data, f32s(5));
+            });
+        }
+    });
+}
+
+#[test]
 fn count() {
     guarded(60, || {
         assert_mismatch(

@@ -14,7 +14,7 @@ fn f32s(len: usize) -> Array {
 }
 
 /// The call of most ranks, the different call of one rank, and a word of each that the error must hold.
-const MISMATCHES: [(Call, Call, [&str; 2]); 8] = [
+const MISMATCHES: [(Call, Call, [&str; 2]); 10] = [
     (
         |comm| comm.all_reduce(f32s(5).slice_mut(), ReduceOp::Sum),
         |comm| comm.broadcast(f32s(5).slice_mut(), 0),
@@ -30,6 +30,16 @@ const MISMATCHES: [(Call, Call, [&str; 2]); 8] = [
         |comm| comm.all_reduce(f32s(1010).slice_mut(), ReduceOp::Sum),
         |comm| comm.all_reduce(f32s(1011).slice_mut(), ReduceOp::Sum),
         ["1010", "1011"],
+    ),
+    (
+        |comm| comm.all_reduce_weighted(f32s(5).slice_mut(), &vec![2.0; comm.world_size()]),
+        |comm| comm.all_reduce_weighted(f32s(5).slice_mut(), &vec![3.0; comm.world_size()]),
+        ["weights with the hash", "weights with the hash"],
+    ),
+    (
+        |comm| comm.all_reduce_weighted(f32s(1010).slice_mut(), &vec![2.0; comm.world_size()]),
+        |comm| comm.all_reduce(f32s(1010).slice_mut(), ReduceOp::Mean),
+        ["weights with the hash", "all_reduce(mean)"],
     ),
     (
         |comm| comm.all_gather(f32s(1010).slice(), f32s(1010 * comm.world_size()).slice_mut()),
@@ -55,7 +65,7 @@ const MISMATCHES: [(Call, Call, [&str; 2]); 8] = [
 ];
 
 /// Invalid operands that only their own rank can detect, and a word of its error.
-const INVALID: [(Call, Call, &str); 5] = [
+const INVALID: [(Call, Call, &str); 7] = [
     (|comm| comm.broadcast(f32s(5).slice_mut(), 0), |comm| comm.broadcast(f32s(5).slice_mut(), 77), "77"),
     (
         |comm| comm.reduce_scatter(f32s(3 * comm.world_size()).slice(), f32s(3).slice_mut(), ReduceOp::Sum),
@@ -76,6 +86,16 @@ const INVALID: [(Call, Call, &str); 5] = [
         |comm| comm.all_to_all(f32s(840).slice(), f32s(840).slice_mut()),
         |comm| comm.all_to_all(f32s(840).slice(), Array::unwritten(Format::F16, 840).slice_mut()),
         "f16",
+    ),
+    (
+        |comm| comm.all_reduce_weighted(f32s(3).slice_mut(), &vec![1.0; comm.world_size()]),
+        |comm| comm.all_reduce_weighted(f32s(3).slice_mut(), &vec![-1.0; comm.world_size()]),
+        "-1.0",
+    ),
+    (
+        |comm| comm.all_reduce_weighted(f32s(3).slice_mut(), &vec![1.0; comm.world_size()]),
+        |comm| comm.all_reduce_weighted(f32s(3).slice_mut(), &[1.0; 1237]),
+        "1237",
     ),
 ];
 

@@ -11,7 +11,7 @@ use gradsync::plan::groups::{GroupKind, Sizes, Topology};
 use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::inputs::{Kind, generate};
 use gradsync_tests::oracle::Format;
-use gradsync_tests::{reducer, start, tensors, transfers};
+use gradsync_tests::{range, reducer, start, tensors, transfers};
 
 use super::adasum::Memory;
 use super::cases::{Cases, fresh};
@@ -33,7 +33,7 @@ pub(crate) fn run(cases: &mut Cases) {
         });
     }
     cases.done("send and recv");
-    for case in tensors::ALL {
+    for case in tensors::ALL.iter().chain(range::ALL) {
         cases.check(case.name, |comm| (case.run)(comm));
     }
     cases.done("tensors");

@@ -21,6 +21,7 @@ use std::time::Duration;
 use self::pending::{CollectiveCall, Region, Transfer};
 use self::rendezvous::Rendezvous;
 use super::collective::{check_peer, check_shards};
+use super::reduction::Reduction;
 use super::{Collective, Communicator, DEFAULT_DEADLINE, Operands, Ranks, gather_words_by};
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::memory::{SharedWindows, WireSlice, WireSliceMut, Work};
@@ -198,14 +199,20 @@ impl Communicator for LocalCommunicator {
         // Memory that is both read and written, such as a shard that is gathered in place, is its own source and destination.
         match collective {
             Collective::AllReduce { operands, op, scaling } => {
-                self.collective(call, operands, |calls| transfer::all_reduce(calls, rank, op, scaling))
+                let reduction = Reduction::scaled(operands.dtype(), op, scaling);
+                self.collective(call, operands, |calls| transfer::all_reduce(calls, rank, reduction))
+            }
+            Collective::WeightedMean { operands, weights } => {
+                let reduction = Reduction::weighted(operands.dtype(), weights);
+                self.collective(call, operands, |calls| transfer::all_reduce(calls, rank, reduction))
             }
             Collective::ReduceScatter { operands, op } => {
                 let is_in_place = matches!(operands, Operands::InPlace(_));
+                let reduction = Reduction::new(operands.dtype(), op);
                 let (input, output) = Region::of_operands(operands);
                 let output = if is_in_place { input.shard(rank, input.bytes / world_size) } else { output };
                 let collective = CollectiveCall { call, input, output };
-                self.shared.collective(rank, collective, |calls| transfer::reduce_scatter(calls, rank, op))
+                self.shared.collective(rank, collective, |calls| transfer::reduce_scatter(calls, rank, reduction))
             }
             Collective::AllGather { operands } => {
                 let is_in_place = matches!(operands, Operands::InPlace(_));

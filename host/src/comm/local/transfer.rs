@@ -8,13 +8,11 @@ use std::ptr;
 
 use super::pending::{CollectiveCall, Region};
 use crate::comm::reduction::Reduction;
-use crate::comm::{ReduceOp, Scaling};
-use crate::dtype::DataType;
 
 /// Rank `rank` reduces the `rank`-th part of all outputs and writes the result to all of them.
-pub(super) fn all_reduce(calls: &[CollectiveCall], rank: usize, op: ReduceOp, scaling: Scaling) {
+pub(super) fn all_reduce(calls: &[CollectiveCall], rank: usize, reduction: Reduction<'_>) {
     let CollectiveCall { call, input, output } = calls[0];
-    if calls.len() == 1 && input.start == output.start && scaling == Scaling::NONE {
+    if calls.len() == 1 && input.start == output.start && reduction.keeps_one_rank() {
         return;
     }
     // Parts are whole cache lines, so that no two ranks write to the same line.
@@ -22,17 +20,17 @@ pub(super) fn all_reduce(calls: &[CollectiveCall], rank: usize, op: ReduceOp, sc
     let range = call.len.min(rank * part)..call.len.min((rank + 1) * part);
     let inputs: Vec<_> = calls.iter().map(|collective| collective.input.start).collect();
     let outputs: Vec<_> = calls.iter().map(|collective| collective.output.start).collect();
-    reduce(call.dtype, &inputs, &outputs, range, op, scaling);
+    reduce(reduction, &inputs, &outputs, range);
 }
 
 /// Rank `rank` reduces shard `rank` of all inputs into its output.
-pub(super) fn reduce_scatter(calls: &[CollectiveCall], rank: usize, op: ReduceOp) {
+pub(super) fn reduce_scatter(calls: &[CollectiveCall], rank: usize, reduction: Reduction<'_>) {
     let call = calls[0].call;
     let inputs: Vec<_> = calls.iter().map(|collective| collective.input.start).collect();
-    let shift = rank * call.len * call.dtype.map_or(0, DataType::size_bytes);
+    let shift = rank * call.len * reduction.size_bytes();
     // `reduce` offsets all pointers by the range's start, so the output pointer is shifted back as if the output were a whole input.
     let output = calls[rank].output.start.wrapping_sub(shift);
-    reduce(call.dtype, &inputs, &[output], rank * call.len..(rank + 1) * call.len, op, Scaling::NONE);
+    reduce(reduction, &inputs, &[output], rank * call.len..(rank + 1) * call.len);
 }
 
 /// Rank `rank` fills its output with every rank's input.
@@ -90,19 +88,11 @@ fn copy(from: Region, to: Region) {
 }
 
 /// Reduces the elements `range` of all `inputs` and writes them to the same places of `outputs`.
-fn reduce(
-    dtype: Option<DataType>,
-    inputs: &[*mut u8],
-    outputs: &[*mut u8],
-    range: Range<usize>,
-    op: ReduceOp,
-    Scaling { before, after }: Scaling,
-) {
-    let dtype = dtype.and_then(DataType::float).expect("a reduction has data of a gradient's type");
-    let start = range.start * dtype.size_bytes();
+fn reduce(reduction: Reduction<'_>, inputs: &[*mut u8], outputs: &[*mut u8], range: Range<usize>) {
+    let start = range.start * reduction.size_bytes();
     let inputs: Vec<_> = inputs.iter().map(|input| input.wrapping_add(start).cast_const()).collect();
     let outputs: Vec<_> = outputs.iter().map(|output| output.wrapping_add(start)).collect();
     // SAFETY: the range lies within every buffer, by the compared counts; their owners wait, and the elements of this range are
     // written by this rank alone. An output is an input of the same rank, or a buffer of its own.
-    unsafe { Reduction { dtype, op, before, after }.run(&inputs, &outputs, range.len()) };
+    unsafe { reduction.run(&inputs, &outputs, range.len()) };
 }

@@ -49,7 +49,7 @@ impl Handshake {
     pub(super) fn all_reduce_eager(
         &self,
         call: Call,
-        reduction: Reduction,
+        reduction: Reduction<'_>,
         input: Option<&[u8]>,
         output: &mut [u8],
     ) -> Result<()> {
@@ -62,7 +62,7 @@ impl Handshake {
     pub(super) fn reduce_scatter_eager(
         &self,
         call: Call,
-        reduction: Reduction,
+        reduction: Reduction<'_>,
         input: &[u8],
         output: &mut [u8],
     ) -> Result<()> {
@@ -90,8 +90,8 @@ impl Handshake {
     }
 
     /// Reduces the payloads of all ranks, each as long as the output; without an `own` payload, the output holds this rank's payload.
-    fn reduce(&self, reduction: Reduction, own: Option<&[u8]>, others: &[Cow<'_, [u8]>], output: &mut [u8]) {
-        let (rank, bytes, size) = (self.link().rank(), output.len(), reduction.dtype.size_bytes());
+    fn reduce(&self, reduction: Reduction<'_>, own: Option<&[u8]>, others: &[Cow<'_, [u8]>], output: &mut [u8]) {
+        let (rank, bytes, size) = (self.link().rank(), output.len(), reduction.size_bytes());
         if bytes == 0 {
             return;
         }

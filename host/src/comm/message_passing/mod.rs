@@ -45,7 +45,7 @@ pub(in crate::comm) use self::transfer::part_len;
 use self::windows::PeerMappings;
 use super::collective::check_peer;
 use super::reduction::Reduction;
-use super::{Collective, Communicator, Operands, Ranks, ReduceOp, Scaling, Split, gather_words_by};
+use super::{Collective, Communicator, Operands, Ranks, ReduceOp, Split, gather_words_by};
 use crate::call::scope;
 use crate::error::{Call, Error, Operation, Result};
 use crate::memory::{SharedWindows, WireSlice, WireSliceMut};
@@ -166,9 +166,7 @@ impl MessagePassing {
         check_peer(operation, peer, self.rank(), self.world_size())
     }
 
-    fn run_all_reduce(&self, call: Call, operands: Operands<'_>, op: ReduceOp, scaling: Scaling) -> Result<()> {
-        let Scaling { before, after } = scaling;
-        let reduction = Reduction { dtype: operands.dtype(), op, before, after };
+    fn run_all_reduce(&self, call: Call, operands: Operands<'_>, reduction: Reduction<'_>) -> Result<()> {
         let (input, output) = match operands {
             Operands::InPlace(data) => (None, data.as_bytes_mut()),
             Operands::Apart { input, output } => (Some(input.as_bytes()), output.as_bytes_mut()),
@@ -192,7 +190,7 @@ impl MessagePassing {
         }
         let transfer = self.agree(call)?;
         input.into_iter().for_each(|input| output.copy_from_slice(input));
-        if self.world_size() == 1 && scaling == Scaling::NONE {
+        if self.world_size() == 1 && reduction.keeps_one_rank() {
             return Ok(());
         }
         // SAFETY: the data have as many elements as the call says.
@@ -367,7 +365,14 @@ impl Communicator for MessagePassing {
         };
         self.check_length(call.operation, call.bytes().saturating_mul(shards), self.link().others())?;
         match collective {
-            Collective::AllReduce { operands, op, scaling } => self.run_all_reduce(call, operands, op, scaling),
+            Collective::AllReduce { operands, op, scaling } => {
+                let reduction = Reduction::scaled(operands.dtype(), op, scaling);
+                self.run_all_reduce(call, operands, reduction)
+            }
+            Collective::WeightedMean { operands, weights } => {
+                let reduction = Reduction::weighted(operands.dtype(), weights);
+                self.run_all_reduce(call, operands, reduction)
+            }
             Collective::ReduceScatter { operands, op } => self.run_reduce_scatter(call, operands, op),
             Collective::AllGather { operands } => self.run_all_gather(call, operands),
             Collective::AllToAll { operands } => self.run_all_to_all(call, operands),

@@ -98,13 +98,13 @@ impl Handshake {
     pub(super) unsafe fn all_reduce_by_reading(
         &self,
         operation: Operation,
-        reduction: Reduction,
+        reduction: Reduction<'_>,
         vectors: &Vectors<'_>,
         own: *mut u8,
         len: usize,
     ) -> Result<()> {
         let (rank, world_size, own) = (self.link().rank(), self.link().world_size(), Own(own));
-        let longest = ROUND_BYTES / reduction.dtype.size_bytes();
+        let longest = ROUND_BYTES / reduction.size_bytes();
         for begin in (0..len).step_by(longest) {
             let round = begin..len.min(begin + longest);
             // SAFETY: the round lies within the vectors; other ranks read their own parts of this rank's vector, and of this part nothing
@@ -112,7 +112,7 @@ impl Handshake {
             let reduced = unsafe { vectors.reduce(reduction, own, part(&round, rank, world_size), rank) };
             self.readable(operation, reduced)?;
             self.wait_for_step(operation)?;
-            let size = reduction.dtype.size_bytes();
+            let size = reduction.size_bytes();
             let others = self.link().others().map(|peer| (peer, part(&round, peer, world_size)));
             for (peer, part) in others {
                 // SAFETY: within the vectors; nobody reads these parts of this rank's vector any more.
@@ -145,8 +145,14 @@ impl Vectors<'_> {
     ///
     /// # Safety
     /// The part, in elements, lies within all vectors, and nothing else uses this part of this rank's vector.
-    unsafe fn reduce(&self, reduction: Reduction, own: Own, part: Range<usize>, rank: usize) -> Result<(), Unreadable> {
-        let (world_size, size) = (self.addresses.len(), reduction.dtype.size_bytes());
+    unsafe fn reduce(
+        &self,
+        reduction: Reduction<'_>,
+        own: Own,
+        part: Range<usize>,
+        rank: usize,
+    ) -> Result<(), Unreadable> {
+        let (world_size, size) = (self.addresses.len(), reduction.size_bytes());
         let block = BLOCK_BYTES / size;
         in_strips(part, world_size, |strip| {
             let mut room = Scratch::new(world_size * BLOCK_BYTES);

@@ -40,9 +40,9 @@ impl Pipeline<'_> {
     ///
     /// # Safety
     /// `data` has `len` elements to read and write, which nothing else uses; lengths agree on all ranks.
-    pub(super) unsafe fn all_reduce(&self, reduction: Reduction, data: *mut u8, len: usize) -> Result<()> {
+    pub(super) unsafe fn all_reduce(&self, reduction: Reduction<'_>, data: *mut u8, len: usize) -> Result<()> {
         let (rank, world_size) = self.rank_and_world_size();
-        let (size, chunk) = (reduction.dtype.size_bytes(), self.part * world_size);
+        let (size, chunk) = (reduction.size_bytes(), self.part * world_size);
         let (chunks, behind_chunk) = (len.div_ceil(chunk), chunk * size);
         // The beginning of a chunk's part in the data, and its length.
         let part = |number: usize, peer: usize| {
@@ -81,13 +81,13 @@ impl Pipeline<'_> {
     /// ranks.
     pub(super) unsafe fn reduce_scatter(
         &self,
-        reduction: Reduction,
+        reduction: Reduction<'_>,
         input: *const u8,
         output: *mut u8,
         len: usize,
     ) -> Result<()> {
         let (rank, world_size) = self.rank_and_world_size();
-        let size = reduction.dtype.size_bytes();
+        let size = reduction.size_bytes();
         for begin in (0..len).step_by(self.part) {
             let part = self.part.min(len - begin);
             let next = self.mailboxes.next_slot();

@@ -34,8 +34,8 @@ pub(in crate::comm) struct Transfer<'a> {
 impl Transfer<'_> {
     /// # Safety
     /// See above: `data` has `len` elements to read and write.
-    pub(super) unsafe fn all_reduce(self, reduction: Reduction, data: *mut u8, len: usize) -> Result<()> {
-        let (world_size, size) = (self.handshake.link().world_size(), reduction.dtype.size_bytes());
+    pub(super) unsafe fn all_reduce(self, reduction: Reduction<'_>, data: *mut u8, len: usize) -> Result<()> {
+        let (world_size, size) = (self.handshake.link().world_size(), reduction.size_bytes());
         if let Some(pipeline) = self.pipeline(size, world_size + 1) {
             // SAFETY: as the caller promises.
             return unsafe { pipeline.all_reduce(reduction, data, len) };
@@ -56,13 +56,13 @@ impl Transfer<'_> {
     /// See above: `window` has `len` elements, at most one part a rank, and `room` has room for all parts.
     pub(in crate::comm) unsafe fn all_reduce_window(
         self,
-        reduction: Reduction,
+        reduction: Reduction<'_>,
         window: *mut u8,
         len: usize,
         part: usize,
         room: *mut u8,
     ) -> Result<()> {
-        let (link, size) = (self.handshake.link(), reduction.dtype.size_bytes());
+        let (link, size) = (self.handshake.link(), reduction.size_bytes());
         let (rank, world_size) = (link.rank(), link.world_size());
         let range = |peer: usize| (len.min(peer * part), len.min((peer + 1) * part));
         let place = |peer: usize| (window.wrapping_add(range(peer).0 * size), (range(peer).1 - range(peer).0) * size);
@@ -82,12 +82,12 @@ impl Transfer<'_> {
     /// See above: `input` has a shard of `len` elements for every rank, and `output` room for one, or is this rank's shard.
     pub(super) unsafe fn reduce_scatter(
         self,
-        reduction: Reduction,
+        reduction: Reduction<'_>,
         input: *const u8,
         output: *mut u8,
         len: usize,
     ) -> Result<()> {
-        let (world_size, size) = (self.handshake.link().world_size(), reduction.dtype.size_bytes());
+        let (world_size, size) = (self.handshake.link().world_size(), reduction.size_bytes());
         if let Some(pipeline) = self.pipeline(size, world_size) {
             // SAFETY: as the caller promises.
             return unsafe { pipeline.reduce_scatter(reduction, input, output, len) };
@@ -110,13 +110,13 @@ impl Transfer<'_> {
     /// rank.
     pub(in crate::comm) unsafe fn reduce_scatter_window(
         self,
-        reduction: Reduction,
+        reduction: Reduction<'_>,
         shard: impl Fn(usize) -> *mut u8,
         output: *mut u8,
         len: usize,
         room: *mut u8,
     ) -> Result<()> {
-        let (link, bytes) = (self.handshake.link(), len * reduction.dtype.size_bytes());
+        let (link, bytes) = (self.handshake.link(), len * reduction.size_bytes());
         let (rank, world_size) = (link.rank(), link.world_size());
         let room = |peer: usize| room.wrapping_add(peer * bytes);
         // SAFETY: as the caller promises; rooms do not overlap.

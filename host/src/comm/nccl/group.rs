@@ -50,7 +50,7 @@ impl<'c, 'd> Group<'c, 'd> {
                 *scaling == Scaling::NONE && is_fused(*op, data.as_slice().dtype())
             }
             Collective::ReduceScatter { operands: Operands::Apart { input, .. }, op } => is_fused(*op, input.dtype()),
-            Collective::AllReduce { .. } | Collective::ReduceScatter { .. } => false,
+            Collective::AllReduce { .. } | Collective::WeightedMean { .. } | Collective::ReduceScatter { .. } => false,
             Collective::AllGather { operands } | Collective::AllToAll { operands } => {
                 matches!(operands, Operands::Apart { .. })
             }

@@ -106,6 +106,7 @@ impl NcclCommunicator {
     pub(super) unsafe fn all_reduce_small(
         &self,
         queue: &Queue,
+        call: Call,
         (input, output): (RawSlice, u64),
         op: ReduceOp,
         scaling: Scaling,
@@ -115,7 +116,6 @@ impl NcclCommunicator {
         let (packets, dtype) = (&low_latency.packets, input.dtype.float()?);
         // SAFETY: the caller's promise.
         let source = unsafe { DeviceSlice::from_raw_parts(queue, input.address, dtype, input.len) };
-        let call = Call::new(scaling.operation(op), input.len, input.dtype);
         let kept = self.keep_for_recording(queue).and_then(|()| packets.keep_for_recording(queue));
         Some(kept.and_then(|()| {
             self.session.admit_kernels(queue, call, true, &mut || {

@@ -300,34 +300,36 @@ impl NcclCommunicator {
             ReduceOp::Min => (Reduction::Plain(RedOp::MIN), 1.0),
             ReduceOp::Sum if before == 1.0 => (Reduction::Plain(RedOp::SUM), 1.0),
             ReduceOp::Sum => (Reduction::ScaledSum(before), 1.0),
-            // With a factor that the dtype cannot represent, the mean would be off by the factor's rounding.
+            // With a factor that the dtype cannot represent, the mean would be off by the factor's rounding. The next power of two keeps
+            // the sum within the range of the mean, and the digits of all but the smallest numbers.
             ReduceOp::Mean if !(is_wide || world_size.is_power_of_two()) => {
-                let (reduction, _) = self.reduction(ReduceOp::Sum, dtype, before);
-                (reduction, 1.0 / world_size as f64)
+                let share = 1.0 / world_size.next_power_of_two() as f64;
+                let (reduction, _) = self.reduction(ReduceOp::Sum, dtype, before * share);
+                (reduction, 1.0 / (share * world_size as f64))
             }
             ReduceOp::Mean if before == 1.0 => (Reduction::Plain(RedOp::AVG), 1.0),
             ReduceOp::Mean => (Reduction::ScaledSum(before / world_size as f64), 1.0),
         }
     }
 
-    /// An all-reduce of `input` into memory of the same length and dtype, which may be the input itself.
+    /// An all-reduce of `input` into memory of the same length and dtype, which may be the input itself, under the name of this operation.
     ///
     /// # Safety
     /// Both belong to the same queue; the output is borrowed mutably by the caller.
     unsafe fn all_reduce_any(
         &self,
-        input: DeviceSlice<'_>,
-        output: DeviceSlice<'_>,
+        operation: Operation,
+        (input, output): (DeviceSlice<'_>, DeviceSlice<'_>),
         op: ReduceOp,
         scaling: Scaling,
     ) -> Result<()> {
+        let (queue, call) = (input.queue(), Call::new(operation, input.len(), input.dtype()));
         let operands = (input.into(), output.address());
         // SAFETY: the caller's promise.
-        if let Some(done) = unsafe { self.all_reduce_small(input.queue(), operands, op, scaling) } {
+        if let Some(done) = unsafe { self.all_reduce_small(queue, call, operands, op, scaling) } {
             return done;
         }
         let Scaling { before, after } = scaling;
-        let (queue, call) = (input.queue(), Call::new(scaling.operation(op), input.len(), input.dtype()));
         // NCCL's own factor has the dtype's precision, and NCCL has none for maxima.
         let is_wide = matches!(input.dtype(), DType::F64 | DType::F32);
         let is_fused = before == 1.0
@@ -348,6 +350,26 @@ impl NcclCommunicator {
             self.submit_one(queue, call, [primitive])?;
             scale_in_place(queue, output.into(), rest * after)
         }
+    }
+
+    /// The weighted mean of the ranks' inputs: every rank multiplies its own by its share of the weights before the sum, which NCCL
+    /// computes in the dtype of the data.
+    ///
+    /// # Safety
+    /// As [`all_reduce_any`](Self::all_reduce_any).
+    unsafe fn weighted_mean_any(
+        &self,
+        operation: Operation,
+        (input, output): (DeviceSlice<'_>, DeviceSlice<'_>),
+        weights: &[f64],
+    ) -> Result<()> {
+        let share = weights[self.rank()] / weights.iter().sum::<f64>();
+        // SAFETY: the caller holds the output mutably; each element is read before it is written.
+        let place =
+            unsafe { DeviceSliceMut::from_raw_parts(input.queue(), output.address(), output.dtype(), output.len()) };
+        if share == 0.0 { cuda::zero(place) } else { cuda::scale(place, input, share) }?;
+        // SAFETY: the caller's promise.
+        unsafe { self.all_reduce_any(operation, (output, output), ReduceOp::Sum, Scaling::NONE) }
     }
 
     /// Returns an error of this rank's own call, after reporting it to the other ranks.
@@ -438,11 +460,15 @@ impl Communicator<Cuda> for NcclCommunicator {
             let len = data.len() / world_size;
             RawSlice::from(data).range(rank * len, len)
         };
+        let operation = collective.operation();
         match collective {
             Collective::AllReduce { operands, op, scaling } => {
-                let (input, output) = operands.views();
                 // SAFETY: see above.
-                unsafe { self.all_reduce_any(input, output, op, scaling) }
+                unsafe { self.all_reduce_any(operation, operands.views(), op, scaling) }
+            }
+            Collective::WeightedMean { operands, weights } => {
+                // SAFETY: see above.
+                unsafe { self.weighted_mean_any(operation, operands.views(), weights) }
             }
             Collective::ReduceScatter { operands, op } => {
                 let is_in_place = matches!(operands, Operands::InPlace(_));

@@ -23,7 +23,7 @@ impl NcclCommunicator {
         let call = Call::new(Operation::AllReduce(op), input.len, input.dtype);
         self.refused(call.operation, check_reducible("all_reduce", input.dtype))?;
         // SAFETY: the caller's promise.
-        if let Some(done) = unsafe { self.all_reduce_small(queue, (input, output), op, Scaling::NONE) } {
+        if let Some(done) = unsafe { self.all_reduce_small(queue, call, (input, output), op, Scaling::NONE) } {
             return done;
         }
         let (reduction, after) = self.reduction(op, input.dtype, 1.0);

@@ -74,6 +74,18 @@ pub fn scale(dst: DeviceSliceMut<'_>, src: DeviceSlice<'_>, factor: f64) -> Resu
     stream("scale", name, &dst, src, &[Argument::F64(factor)])
 }
 
+/// Enqueues `data[i] = D(data[i] × factor)` like [`scale`].
+///
+/// # Errors
+/// [`Error::Cuda`](crate::Error::Cuda).
+pub(crate) fn scale_in_place(data: DeviceSliceMut<'_>, factor: f64) -> Result<()> {
+    let view = data.as_slice();
+    // SAFETY: the same elements, which are borrowed mutably; each is read before it is written, in one thread.
+    let source = unsafe { DeviceSlice::from_raw_parts(view.queue(), view.address(), view.dtype(), view.len()) };
+    let name = format!("scale_{0}_{0}", view.dtype());
+    stream("scale", name, &data, source, &[Argument::F64(factor)])
+}
+
 /// Returns whether no element is NaN or infinite; true for no elements. Waits for the queue.
 ///
 /// # Errors

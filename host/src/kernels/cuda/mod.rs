@@ -10,6 +10,7 @@ mod packet_adasum;
 mod packets;
 mod segments;
 
+pub(crate) use elementwise::scale_in_place;
 pub use elementwise::{accumulate, accumulate_all, all_finite, cast, cast_all, pack, scale, unpack, zero, zero_all};
 pub(crate) use packet_adasum::{PacketAdasum, PacketPlan};
 pub(crate) use packets::{MailboxSize, PacketGroup, Shots, sum_entries};

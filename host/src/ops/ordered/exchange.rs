@@ -16,7 +16,10 @@ use crate::memory::{Cuda, DeviceWireSliceMut};
 #[derive(Debug)]
 pub(super) struct Exchange {
     shard_len: usize,
+    /// The kernels, with the weights of a mean.
     layers: SegmentWorkspace,
+    /// The weights of a sum.
+    ones: DeviceBuffer,
     /// This rank's shard of every other rank's data, in rank order.
     received: DeviceBuffer,
     /// The data in the dtype of the wire, if it differs from the dtype of the buffer.
@@ -25,39 +28,38 @@ pub(super) struct Exchange {
 
 impl Exchange {
     /// Prepares this rank's workspace, without the other ranks.
-    pub(super) fn new(
-        comm: &dyn Communicator<Cuda>,
-        buffer: &GradientBuffer<Cuda>,
-        wire: DType,
-        op: ReduceOp,
-    ) -> Result<Self> {
+    pub(super) fn new(comm: &dyn Communicator<Cuda>, buffer: &GradientBuffer<Cuda>, wire: DType) -> Result<Self> {
         let (world_size, table, queue) = (comm.world_size(), buffer.table(), buffer.queue());
         let shard_len = table.shard_len();
         let mut layers = SegmentWorkspace::new(queue, shard_len, &[0..shard_len], world_size)?;
-        layers.write_coefficients(&Coefficients {
-            weights: vec![factor(op, world_size); world_size],
-            cancelled: vec![false],
-        })?;
+        let weights = |op| vec![factor(op, world_size); world_size];
+        layers.write_coefficients(&Coefficients { weights: weights(ReduceOp::Mean), cancelled: vec![false] })?;
+        let ones = DeviceBuffer::from_host(queue, (&weights(ReduceOp::Sum)).into())?;
         let narrow =
             (wire != table.dtype()).then(|| DeviceBuffer::zeroed(queue, wire, table.arena_len())).transpose()?;
         let received = DeviceBuffer::zeroed(queue, wire, shard_len * (world_size - 1))?;
-        Ok(Self { shard_len, layers, received, narrow })
+        Ok(Self { shard_len, layers, ones, received, narrow })
     }
 
-    /// Replaces every rank's data by their reduction.
-    pub(super) fn run(&mut self, comm: &dyn Communicator<Cuda>, mut data: DeviceSliceMut<'_>) -> Result<()> {
+    /// Replaces every rank's data by their sum or mean.
+    pub(super) fn run(
+        &mut self,
+        comm: &dyn Communicator<Cuda>,
+        mut data: DeviceSliceMut<'_>,
+        op: ReduceOp,
+    ) -> Result<()> {
         let Some(mut narrow) = self.narrow.take() else {
-            return self.reduce(comm, data);
+            return self.reduce(comm, data, op);
         };
         let outcome = cast(narrow.as_mut_slice(), data.as_slice())
-            .and_then(|()| self.reduce(comm, narrow.as_mut_slice()))
+            .and_then(|()| self.reduce(comm, narrow.as_mut_slice(), op))
             .and_then(|()| cast(data.reborrow(), narrow.as_slice()));
         self.narrow = Some(narrow);
         outcome
     }
 
     /// Reduces data in the dtype of the wire.
-    fn reduce(&mut self, comm: &dyn Communicator<Cuda>, mut data: DeviceSliceMut<'_>) -> Result<()> {
+    fn reduce(&mut self, comm: &dyn Communicator<Cuda>, mut data: DeviceSliceMut<'_>, op: ReduceOp) -> Result<()> {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let (before, after) = (0..rank, rank + 1..world_size);
         let peers = || before.clone().chain(after.clone());
@@ -76,7 +78,11 @@ impl Exchange {
             })
             .collect();
         // SAFETY: the data are borrowed mutably; the kernel reads each element of this shard before it writes it, in one thread.
-        self.layers.combine(unsafe { DeviceSliceMut::from_view(own) }, &vectors)?;
+        let sums = unsafe { DeviceSliceMut::from_view(own) };
+        match op {
+            ReduceOp::Mean => self.layers.combine(sums, &vectors)?,
+            _ => self.layers.combine_by(&self.ones, sums, &vectors)?,
+        }
 
         // Every shard except this rank's own is written by another rank.
         let Range { start, end } = shard(rank);

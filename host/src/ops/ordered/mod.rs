@@ -18,7 +18,7 @@ use crate::driver::DeviceSliceMut;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::KernelMemory;
-use crate::kernels::cuda::{PeerKernel, PeerSums};
+use crate::kernels::cuda::{self, PeerKernel, PeerSums};
 use crate::memory::Cuda;
 
 const OPERATION: &str = "ordered all_reduce";
@@ -102,7 +102,7 @@ impl<'c> OrderedAllReduce<'c> {
         };
         let steps = match connected {
             Some((connection, ())) => Steps::Peers(connection),
-            None => Steps::Exchange(Box::new(all_prepared(operation, comm, Exchange::new(comm, buffer, wire, op))?)),
+            None => Steps::Exchange(Box::new(all_prepared(operation, comm, Exchange::new(comm, buffer, wire))?)),
         };
         Ok(Self { comm, op, wire, fingerprint: buffer.table().fingerprint(), steps })
     }
@@ -128,7 +128,23 @@ impl<'c> OrderedAllReduce<'c> {
     /// [`Error::InvalidArgument`] for a buffer with other tensors than the buffer of the preparation; where the peers' kernels access that
     /// buffer, for any other buffer. Errors of the communicator, after which the contents of the buffer are unspecified.
     pub fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
-        let operation = Operation::OrderedAllReduce(self.op);
+        self.reduce(buffer, self.op)
+    }
+
+    /// Replaces every rank's buffer by their weighted mean: the sum of the buffers, each multiplied by its rank's share of the weights,
+    /// which is at most 1, and rounded.
+    ///
+    /// # Errors
+    /// The errors of [`all_reduce`](Self::all_reduce).
+    pub(crate) fn weighted_mean(&mut self, buffer: &mut GradientBuffer<Cuda>, weights: &[f64]) -> Result<()> {
+        let share = weights[self.comm.rank()] / weights.iter().sum::<f64>();
+        cuda::scale_in_place(buffer.as_mut_slice(), share)?;
+        self.reduce(buffer, ReduceOp::Sum)
+    }
+
+    /// Replaces every rank's buffer by this reduction of them.
+    fn reduce(&mut self, buffer: &mut GradientBuffer<Cuda>, op: ReduceOp) -> Result<()> {
+        let operation = Operation::OrderedAllReduce(op);
         let _scope = scope::within(operation);
         buffer.table().check_made_for(OPERATION, self.fingerprint)?;
         match &mut self.steps {
@@ -136,11 +152,11 @@ impl<'c> OrderedAllReduce<'c> {
                 connection.check(OPERATION, buffer)?;
                 connection.keep_for_recording(buffer.queue())?;
                 let call = Call::new(operation, buffer.len(), buffer.dtype());
-                let factor = factor(self.op, self.comm.world_size());
+                let factor = factor(op, self.comm.world_size());
                 let group = &connection.group;
                 peers(self.comm).run_kernels(call, buffer.queue(), &mut || group.reduce(factor))
             }
-            Steps::Exchange(exchange) => exchange.run(self.comm, buffer.as_mut_slice()),
+            Steps::Exchange(exchange) => exchange.run(self.comm, buffer.as_mut_slice(), op),
         }
     }
 

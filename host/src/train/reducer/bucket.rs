@@ -155,13 +155,13 @@ impl<'c, M: ReducerMemory> Bucket<'c, M> {
         Ok(())
     }
 
-    /// Replaces every rank's buffer by the reduction, in the step of this number.
-    pub(super) fn reduce(&mut self, lanes: &M::Lanes, step: u64) -> Result<()> {
+    /// Replaces every rank's buffer by the reduction, in the step of this number; a mean has these weights of the ranks, or none.
+    pub(super) fn reduce(&mut self, lanes: &M::Lanes, step: u64, weights: &[f64]) -> Result<()> {
         let buffer = self.buffer.as_mut().expect("allocated where there are several ranks");
         if let Some(check) = &mut self.check {
             M::begin_check(check, lanes, buffer, step)?;
         }
-        self.reduction.as_mut().expect("prepared").run(buffer)
+        self.reduction.as_mut().expect("prepared").run(buffer, weights)
     }
 
     /// The step and the parameter of the first gradient that a check has found since the last call; with `waits`, all checks are over then.

@@ -121,8 +121,11 @@ impl<'c> Reducer<'c, Cuda> {
 }
 
 impl BucketReduction<Cuda> for OrderedAllReduce<'_> {
-    fn run(&mut self, bucket: &mut GradientBuffer<Cuda>) -> Result<()> {
-        self.all_reduce(bucket)
+    fn run(&mut self, bucket: &mut GradientBuffer<Cuda>, weights: &[f64]) -> Result<()> {
+        match weights {
+            [] => self.all_reduce(bucket),
+            weights => self.weighted_mean(bucket, weights),
+        }
     }
 }
 
@@ -230,10 +233,7 @@ impl ReducerMemory for Cuda {
     }
 
     fn scale_in_place(data: DeviceSliceMut<'_>, factor: f64) -> Result<()> {
-        let view = data.as_slice();
-        // SAFETY: the same elements, which are borrowed mutably; each is read before it is written, in one thread.
-        let source = unsafe { DeviceSlice::from_raw_parts(data.queue(), view.address(), view.dtype(), view.len()) };
-        cuda::scale(data, source, factor)
+        cuda::scale_in_place(data, factor)
     }
 
     fn fingerprint(data: DeviceSlice<'_>) -> Result<cpu::Fingerprint> {

@@ -107,15 +107,15 @@ pub trait ReducerMemory: KernelMemory + ReducibleMemory + AdasumMemory {
 /// A reduction that was prepared for one bucket.
 #[doc(hidden)]
 pub trait BucketReduction<M: ReducerMemory>: Debug {
-    /// Replaces every rank's bucket by the reduction.
+    /// Replaces every rank's bucket by the reduction; a mean has these weights of the ranks, if there are any.
     ///
     /// # Errors
     /// The errors of a collective.
-    fn run(&mut self, bucket: &mut GradientBuffer<M>) -> Result<()>;
+    fn run(&mut self, bucket: &mut GradientBuffer<M>, weights: &[f64]) -> Result<()>;
 }
 
 impl<M: ReducerMemory> BucketReduction<M> for Adasum<'_, M> {
-    fn run(&mut self, bucket: &mut GradientBuffer<M>) -> Result<()> {
+    fn run(&mut self, bucket: &mut GradientBuffer<M>, _: &[f64]) -> Result<()> {
         self.all_reduce(bucket)
     }
 }
@@ -128,12 +128,15 @@ struct ByTransport<'c, M: ReducerMemory> {
 }
 
 impl<M: ReducerMemory> BucketReduction<M> for ByTransport<'_, M> {
-    fn run(&mut self, bucket: &mut GradientBuffer<M>) -> Result<()> {
+    fn run(&mut self, bucket: &mut GradientBuffer<M>, weights: &[f64]) -> Result<()> {
         let _scope = scope::within(Operation::AllReduce(self.op));
-        if M::reduce_in_windows(self.comm, bucket, self.op)? {
+        if M::reduce_in_windows(self.comm, bucket, self.op, weights)? {
             return Ok(());
         }
-        self.comm.all_reduce(bucket.as_mut_slice(), self.op)
+        match weights {
+            [] => self.comm.all_reduce(bucket.as_mut_slice(), self.op),
+            weights => self.comm.all_reduce_weighted(bucket.as_mut_slice(), weights),
+        }
     }
 }
 

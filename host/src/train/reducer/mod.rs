@@ -6,13 +6,15 @@
 //! | `options` | the options of a reducer |
 //! | `bucket` | the memory of gradients that are reduced together |
 //! | `memory` | the differences of host memory and GPUs |
+//! | `begin` | the begin of a step, and its number |
 //! | `step` | one step, from the first gradient to the last reduction |
-//! | `vote` | the message by which ranks compare their steps |
+//! | `vote` | the comparison of the ranks' steps at their end |
 //! | `report` | the outcome of a step |
 //! | `times` | when its buckets were reduced |
 //!
 //! [`plan::buckets`](crate::plan::buckets) assigns gradients to buckets; the reductions are operations of [`ops`](crate::ops).
 
+mod begin;
 mod bucket;
 #[cfg(feature = "cuda")]
 mod cuda;

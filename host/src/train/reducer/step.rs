@@ -2,16 +2,12 @@
 
 use super::bucket::Place;
 use super::memory::{Lane, ReducerMemory};
-use super::options::{AbsentGradients, NonFinite, UnevenEnds};
-use super::report::{GradientState, NonFiniteGradient, Reduced};
-use super::times::Moments;
-use super::vote::Vote;
+use super::options::NonFinite;
+use super::report::{GradientState, Reduced};
 use super::{OPERATION, Order, Reducer};
-use crate::agreement::{Plan, agree, gather};
 use crate::call::scope;
-use crate::error::{Error, Operation, Result};
+use crate::error::{Error, Result};
 use crate::memory::{Host, TensorView, TensorViewMut};
-use crate::train::Reduction;
 
 /// A step under way. [`finish`](Self::finish) ends it.
 ///
@@ -21,7 +17,7 @@ use crate::train::Reduction;
 #[must_use = "the other ranks wait for the gradients of this step"]
 #[derive(Debug)]
 pub struct Step<'r, 'c, M: ReducerMemory = Host> {
-    reducer: &'r mut Reducer<'c, M>,
+    pub(super) reducer: &'r mut Reducer<'c, M>,
 }
 
 /// The progress of a step. It belongs to the reducer, which therefore knows of a step that was left.
@@ -30,26 +26,26 @@ pub(super) struct Progress {
     /// For each owner, whether its gradient is in.
     pub(super) present: Vec<bool>,
     /// For each owner, whether the caller has had the memory of its gradient in the bucket.
-    lent: Vec<bool>,
+    pub(super) lent: Vec<bool>,
     /// For each owner of a present gradient, whether the result is in the bucket or in the caller's memory.
-    states: Vec<GradientState>,
+    pub(super) states: Vec<GradientState>,
     /// The number of missing gradients of each bucket.
-    missing: Vec<usize>,
+    pub(super) missing: Vec<usize>,
     /// The first bucket that is not reduced.
-    next: usize,
+    pub(super) next: usize,
     /// Owners in the order in which their gradients were passed.
     pub(super) arrived: Vec<usize>,
-    /// The factor of this rank's gradients in a mean.
-    weight: f64,
+    /// The weights of the ranks in a mean; empty if they are equal.
+    pub(super) weights: Vec<f64>,
     pub(super) has_data: bool,
     /// The number of examples of all ranks.
-    examples: Option<usize>,
+    pub(super) examples: Option<usize>,
     /// The first owner of this rank whose gradient is not finite, with the number of its step.
     pub(super) non_finite: Option<(u64, usize)>,
     /// The reason why this rank has no part in the result.
     pub(super) refusal: Option<Error>,
     /// The reason why the ranks cannot end the step together.
-    failure: Option<Error>,
+    pub(super) failure: Option<Error>,
 }
 
 /// A copy of the error for another caller.
@@ -61,159 +57,12 @@ fn again(error: &Error) -> Error {
     }
 }
 
-impl<'c, M: ReducerMemory> Reducer<'c, M> {
-    /// Sets the number of the next step, which ranks compare: the number of the program's step, or of the example that it begins with. A
-    /// rank that has left out a step is then an error on every rank. Without it, steps are numbered from 1 as they begin, and a rank that
-    /// has left one out is not found before its next call that is not a step: its gradients are reduced with the other ranks' gradients of
-    /// the step before.
-    pub fn at(&mut self, number: u64) -> &mut Self {
-        self.next_number = number;
-        self
-    }
-
-    /// Begins a step on every rank: all must call it.
-    ///
-    /// # Errors
-    /// * [`Error::NotFinite`] for an earlier step, with [`NonFinite::Report`], the default; the next call begins a step;
-    /// * [`Error::InvalidArgument`] if the last step was left without an end, by a caught panic for example: it ends now, as
-    ///   [`Step::refuse`] would end it;
-    /// * in the second step, which may reassign the buckets: [`Error::OutOfMemory`] or `Error::Cuda`, and on the other ranks
-    ///   [`Error::InvalidArgument`] that quotes it;
-    /// * errors of the communicator.
-    pub fn step(&mut self) -> Result<Step<'_, 'c, M>> {
-        self.begin()?;
-        self.with_number()
-    }
-
-    /// Ends a step that was left, reports an earlier one, and numbers the next one.
-    fn begin(&mut self) -> Result<()> {
-        if self.under_way.is_some() {
-            let reason = format!("step {} was left without `finish`: it has ended without a result", self.number);
-            return Err(Step { reducer: self }.refuse(Error::InvalidArgument { operation: OPERATION, reason }));
-        }
-        if let Some(found) = self.reported.take() {
-            return Err(self.not_finite(found));
-        }
-        self.number = self.next_number;
-        self.next_number = self.number.wrapping_add(1);
-        Ok(())
-    }
-
-    /// The operation of the present step.
-    pub(super) fn operation(&self) -> Operation {
-        Operation::ReducerStep { number: self.number }
-    }
-
-    pub(super) fn not_finite(&self, found: NonFiniteGradient) -> Error {
-        let NonFiniteGradient { step, rank, parameter } = found;
-        Error::NotFinite { operation: OPERATION, step, rank, parameter: self.parameters[parameter].name.clone() }
-    }
-
-    fn with_number(&mut self) -> Result<Step<'_, 'c, M>> {
-        let _scope = scope::within(self.operation());
-        self.divide_anew();
-        self.prepare()?;
-        self.forget_results();
-        // A failure is one of the step, so that every rank gets an error.
-        let (moments, refusal) = match self.records_times.then(|| Moments::begin(&self.lanes)).transpose() {
-            Ok(moments) => (moments, None),
-            Err(error) => (None, Some(error)),
-        };
-        self.moments = moments;
-        let count = self.parameters.len();
-        self.under_way = Some(Progress {
-            present: vec![false; count],
-            lent: vec![false; count],
-            states: vec![GradientState::Skipped; count],
-            missing: self.buckets.iter().map(|bucket| bucket.members.len()).collect(),
-            next: 0,
-            arrived: Vec::new(),
-            weight: 1.0,
-            has_data: true,
-            examples: None,
-            non_finite: None,
-            refusal,
-            failure: None,
-        });
-        Ok(Step { reducer: self })
-    }
-
-    /// Begins a step in which this rank's gradients are means over `examples` examples, a number that may differ between ranks: with
-    /// [`Reduction::Mean`] the reduced gradients are the mean over the examples of all ranks, as if one rank had all of them. 0 means that
-    /// this rank has no more data: it passes no gradient, and continues to call this until there is no step. `None` on every rank when all
-    /// data are used up, or with [`UnevenEnds::Stop`] when one rank's data are. The hosts wait for each other.
-    ///
-    /// ```
-    /// use gradsync::comm::{Ranks, local};
-    /// use gradsync::train::{Parameter, Reducer, ReducerOptions};
-    /// use gradsync::DType;
-    ///
-    /// // Rank 0 has batches of 4 and 4 examples, rank 1 one of 2.
-    /// let batches = [vec![4, 4], vec![2]];
-    /// let means = local::run(2, |comm| {
-    ///     let parameters = [Parameter::new("weight", [1], DType::F32)];
-    ///     let mut reducer = Reducer::new(&comm, parameters, ReducerOptions::default())?;
-    ///     let (mut means, mut batches) = (Vec::new(), batches[comm.rank()].iter());
-    ///     loop {
-    ///         let examples = batches.next().copied().unwrap_or(0);
-    ///         let Some(mut step) = reducer.step_of(examples)? else { break };
-    ///         if examples > 0 {
-    ///             step.ready(0, &[comm.rank() as f32])?;
-    ///         }
-    ///         let reduced = step.finish()?;
-    ///         let gradient = reducer.gradient(0).map(|gradient| gradient.to_vec::<f32>()).transpose()?;
-    ///         means.push((reduced.examples(), gradient));
-    ///     }
-    ///     Ok::<_, gradsync::Error>(means)
-    /// })?;
-    /// assert_eq!(means[0], [(Some(6), Some(vec![2.0 / 6.0])), (Some(4), Some(vec![0.0]))]);
-    /// assert_eq!(means[0], means[1]);
-    /// # Ok::<(), gradsync::Error>(())
-    /// ```
-    ///
-    /// Sums and Adasum are not weighted; a rank without data adds zeros to them. Where numbers are equal, results have the bits of
-    /// [`step`](Self::step); otherwise each rank's gradients are multiplied by `examples × ranks / examples of all ranks` before the mean,
-    /// and rounded once more. All ranks must call the same one of the two functions.
-    ///
-    /// # Errors
-    /// The errors of [`step`](Self::step). A rank with sums over micro-batches that passes 0 examples is refused at the end of the step.
-    pub fn step_of(&mut self, examples: usize) -> Result<Option<Step<'_, 'c, M>>> {
-        self.begin()?;
-        let scope = scope::within(self.operation());
-        let ranks = self.comm.world_size();
-        let all = if ranks == 1 { vec![examples as u64] } else { gather(self.comm, &[examples as u64])? };
-        let total: u128 = all.iter().map(|&examples| u128::from(examples)).sum();
-        let stops = self.options.uneven == UnevenEnds::Stop && all.contains(&0);
-        if total == 0 || stops {
-            return Ok(None);
-        }
-        let Ok(sum) = usize::try_from(total) else {
-            let reason = format!("the ranks' batches have {total} examples, more than memory has addresses");
-            return Err(Error::InvalidArgument { operation: OPERATION, reason });
-        };
-        let weighs = matches!(self.options.reduction, Reduction::Mean) && examples > 0;
-        let weight = (examples as u128 * ranks as u128) as f64 / total as f64;
-        drop(scope);
-        let has_sums = self.accumulated.contains(&true);
-        let mut step = self.with_number()?;
-        let progress = step.progress();
-        progress.has_data = examples > 0;
-        progress.examples = Some(sum);
-        progress.weight = if weighs { weight } else { 1.0 };
-        if !progress.has_data && has_sums {
-            let reason = "this rank passes 0 examples to `step_of`, and has sums over micro-batches: pass their number of examples, or discard the sums".into();
-            progress.refusal = Some(Error::InvalidArgument { operation: OPERATION, reason });
-        }
-        Ok(Some(step))
-    }
-}
-
 impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
-    fn under_way(&self) -> &Progress {
+    pub(super) fn under_way(&self) -> &Progress {
         self.reducer.under_way.as_ref().expect("a step is under way until it is over")
     }
 
-    fn progress(&mut self) -> &mut Progress {
+    pub(super) fn progress(&mut self) -> &mut Progress {
         self.reducer.under_way.as_mut().expect("a step is under way until it is over")
     }
 
@@ -429,13 +278,9 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         while progress.next < buckets.len() && (all || progress.missing[progress.next] == 0) {
             let bucket = &mut buckets[progress.next];
             let mut run = || {
-                if progress.weight != 1.0 {
-                    let buffer = bucket.buffer.as_mut().expect("allocated where there are several ranks");
-                    M::scale_in_place(M::arena_mut(lanes, buffer), progress.weight)?;
-                }
                 M::fork(lanes)?;
                 let begin = moments.is_some().then(|| M::moment(lanes, Lane::Reductions)).transpose()?;
-                bucket.reduce(lanes, *number)?;
+                bucket.reduce(lanes, *number, &progress.weights)?;
                 if let Some((moments, begin)) = moments.as_mut().zip(begin) {
                     moments.bucket(lanes, bucket.bytes(), begin)?;
                 }
@@ -511,173 +356,6 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
             progress.non_finite = progress.non_finite.or(found);
         }
         Ok(())
-    }
-
-    /// Exchanges the lists of the ranks' gradients; returns the states of all gradients, and the first gradient that is not finite.
-    fn vote(&mut self) -> Result<(Vec<GradientState>, Option<NonFiniteGradient>)> {
-        let comm = self.reducer.comm;
-        if let Some((present, _)) = &self.reducer.fixed {
-            let progress = self.under_way();
-            let differs = |owner: &usize| progress.has_data && present[*owner] != progress.present[*owner];
-            if let Some(owner) = (0..present.len()).find(differs) {
-                let text = if present[owner] {
-                    "has no gradient on this rank, and had one in the first step"
-                } else {
-                    "has a gradient on this rank, and had none in the first step"
-                };
-                let text =
-                    format!("{text}: with `static_graph` each rank has gradients of the same parameters in every step");
-                let error = self.reducer.refused(owner, &text);
-                self.progress().refusal.get_or_insert(error);
-            }
-        }
-        let plan = Plan::of(self.reducer.operation());
-        match &self.reducer.fixed {
-            // No host waits for another one, so that an error of one rank can only end the communicator, through a call that the others
-            // do not make.
-            Some((_, states)) if !self.reducer.votes_always() => {
-                let (progress, states) = (self.under_way(), states.clone());
-                let found = progress.non_finite.map(|(step, parameter)| {
-                    self.reducer.not_finite(NonFiniteGradient { step, rank: Some(comm.rank()), parameter })
-                });
-                return match self.progress().refusal.take().or(found) {
-                    Some(error) => agree(comm, &plan, Err(error)),
-                    None => Ok((states, None)),
-                };
-            }
-            _ => {}
-        }
-        let is_first = self.reducer.order == Order::Unknown;
-        let words = self.words(is_first);
-        let all = if comm.world_size() == 1 { words } else { gather(comm, &words)? };
-        let votes: Vec<Vote<'_>> = all.chunks_exact(all.len() / comm.world_size()).map(Vote).collect();
-        if votes.iter().any(Vote::refuses) {
-            let refusal = self.progress().refusal.take();
-            return match comm.world_size() {
-                1 => Err(refusal.expect("the only rank refuses")),
-                _ => agree(comm, &plan, refusal.map_or(Ok(()), Err)).map(|()| (Vec::new(), None)),
-            };
-        }
-        self.check_absent(&votes)?;
-        let found = votes.iter().enumerate().find_map(|(rank, vote)| vote.non_finite(rank));
-        let states = match comm.world_size() {
-            1 => self.states_of(|owner| self.under_way().states[owner]),
-            _ => self.states_of(|owner| match votes.iter().any(|vote| vote.has(owner)) {
-                true => GradientState::Reduced,
-                false => GradientState::Skipped,
-            }),
-        };
-        if is_first && comm.world_size() > 1 {
-            self.reducer.order = Order::Agreed(self.reducer.order_of(&votes));
-        }
-        if self.reducer.options.static_graph && self.reducer.fixed.is_none() {
-            self.reducer.fixed = Some((self.under_way().present.clone(), states.clone()));
-        }
-        Ok((states, found))
-    }
-
-    /// Treats gradients that are not finite as the options say. Every rank comes to the same conclusion.
-    fn judge(
-        &mut self,
-        (states, found): (Vec<GradientState>, Option<NonFiniteGradient>),
-    ) -> Result<(Vec<GradientState>, Option<NonFiniteGradient>)> {
-        let found = match found {
-            None => self.reducer.non_finite_result(&states)?,
-            found => found,
-        };
-        let Some(found) = found else { return Ok((states, None)) };
-        let reducer = &mut *self.reducer;
-        let is_of_this_step = found.step == reducer.number;
-        match reducer.options.non_finite {
-            NonFinite::Report if is_of_this_step => {
-                reducer.reported = Some(found);
-                Ok((states, None))
-            }
-            NonFinite::Report | NonFinite::Error => Err(reducer.not_finite(found)),
-            NonFinite::Skip => {
-                let error = reducer.not_finite(found);
-                tracing::warn!(%error, "the step is skipped on every rank");
-                Ok((self.states_of(|_| GradientState::Skipped), Some(found)))
-            }
-        }
-    }
-
-    /// The states of all parameters, given the states of the trained ones.
-    fn states_of(&self, trained: impl Fn(usize) -> GradientState) -> Vec<GradientState> {
-        let state = |(owner, parameter): (usize, &super::Parameter)| match parameter.is_trained {
-            false => GradientState::NotTrained,
-            true => trained(owner),
-        };
-        self.reducer.parameters.iter().enumerate().map(state).collect()
-    }
-
-    /// Refuses absent gradients, if the options do. Every rank sees the same votes.
-    fn check_absent(&self, votes: &[Vote<'_>]) -> Result<()> {
-        let (reducer, count) = (&*self.reducer, self.reducer.parameters.len());
-        let has_any = |vote: &Vote<'_>| (0..count).any(|owner| vote.has(owner));
-        let absent = reducer.options.absent;
-        let with_data = || votes.iter().enumerate().filter(|(_, vote)| vote.has_data());
-        if absent != AbsentGradients::ZerosOfWholeRanks && votes.iter().any(has_any) {
-            if let Some((rank, _)) = with_data().find(|(_, vote)| !has_any(vote)) {
-                let reason = format!(
-                    "rank {rank} has no gradient in step {}, and other ranks have: its loss depends on no parameter of the reducer. A rank \
-                     without examples calls `step_of(0)`; for ranks that add zeros on purpose there is `AbsentGradients::ZerosOfWholeRanks`",
-                    reducer.number
-                );
-                return Err(Error::InvalidArgument { operation: OPERATION, reason });
-            }
-        }
-        if absent != AbsentGradients::Error {
-            return Ok(());
-        }
-        for (rank, vote) in with_data() {
-            let lacks = |owner: &usize| reducer.places[*owner].is_some() && !vote.has(*owner);
-            if let Some(owner) = (0..count).find(lacks) {
-                return Err(reducer.refused(owner, &format!("has no gradient on rank {rank}")));
-            }
-        }
-        Ok(())
-    }
-
-    /// This rank's vote.
-    fn words(&self, with_order: bool) -> Vec<u64> {
-        Vote::words(self.under_way(), with_order)
-    }
-}
-
-impl<M: ReducerMemory> Reducer<'_, M> {
-    /// Whether the ranks vote in every step, also if each step has the same gradients: hosts that wait for the reduction anyway do, and so
-    /// do hosts that look at the gradients.
-    fn votes_always(&self) -> bool {
-        M::HOST_WAITS || self.options.non_finite != NonFinite::Report
-    }
-
-    /// The order of gradients on the lowest rank that had data, with the parameters that it did not use at the end.
-    fn order_of(&self, votes: &[Vote<'_>]) -> Vec<usize> {
-        let count = self.parameters.len();
-        let order = votes.iter().find(|vote| vote.has_data()).map_or(&[][..], |vote| vote.order(count));
-        let mut order: Vec<usize> =
-            order.iter().map(|&owner| owner as usize).take_while(|&owner| owner < count).collect();
-        let rest: Vec<usize> =
-            (0..count).filter(|owner| self.places[*owner].is_some() && !order.contains(owner)).collect();
-        order.extend(rest);
-        order
-    }
-
-    /// The first parameter whose reduced gradient is not finite. A mean of finite numbers is finite.
-    fn non_finite_result(&self, states: &[GradientState]) -> Result<Option<NonFiniteGradient>> {
-        if self.comm.world_size() == 1 || self.options.reduction == Reduction::Mean || !self.votes_always() {
-            return Ok(None);
-        }
-        let reduced = |owner: &usize| self.places[*owner].is_some() && states[*owner] == GradientState::Reduced;
-        for owner in (0..states.len()).filter(reduced) {
-            let place = self.places[owner].expect("filtered");
-            let gradient = self.buckets[place.bucket].gradient(&self.lanes, place.tensor).expect("allocated");
-            if !M::all_finite(gradient.data())? {
-                return Ok(Some(NonFiniteGradient { step: self.number, rank: None, parameter: owner }));
-            }
-        }
-        Ok(None)
     }
 }
 

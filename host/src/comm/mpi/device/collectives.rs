@@ -7,7 +7,7 @@ use super::windows::{Piece, Windows};
 use super::{BLOCK_BYTES, MpiDeviceCommunicator, copy, pointer};
 use crate::comm::message_passing::{Transfer, part_len};
 use crate::comm::reduction::Reduction;
-use crate::comm::{Ranks, ReduceOp, Scaling};
+use crate::comm::{Ranks, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSlice, Queue};
 use crate::error::{Call, Operation, Result};
 
@@ -37,20 +37,19 @@ impl MpiDeviceCommunicator {
     /// Both belong to the same queue; the output is borrowed mutably by the caller, and is the input or disjoint from it.
     pub(super) unsafe fn all_reduce_any(
         &self,
+        operation: Operation,
         input: DeviceSlice<'_>,
         output: DeviceSlice<'_>,
-        op: ReduceOp,
-        scaling: Scaling,
+        reduction: Reduction<'_>,
     ) -> Result<()> {
-        let (Scaling { before, after }, operation) = (scaling, scaling.operation(op));
         let (queue, len, dtype, world_size) = (input.queue(), input.len(), input.dtype(), self.world_size());
         self.admit(queue, operation)?;
         let transfer = self.comm.ranks.agree(Call::new(operation, len, dtype))?;
-        if world_size == 1 && scaling == Scaling::NONE {
+        if world_size == 1 && reduction.keeps_one_rank() {
             // SAFETY: the output is borrowed mutably, and is the input or apart, as the caller promises.
             return unsafe { copy(input, output) };
         }
-        let (size, reduction) = (dtype.size_bytes(), Reduction { dtype, op, before, after });
+        let size = dtype.size_bytes();
         let part = part_len(len, BLOCK_BYTES / size, world_size);
         let window = part * world_size;
         let range = |index: usize| (index * window, window.min(len - index * window));

@@ -56,6 +56,7 @@ use super::MpiCommunicator;
 use crate::call::{scope, setters};
 use crate::comm::collective::one_queue;
 use crate::comm::message_passing::{Half, Incoming, Outgoing, Scratch, SetUp, exchange};
+use crate::comm::reduction::Reduction;
 use crate::comm::{Collective, Communicator, Operands, Ranks, Split};
 use crate::driver::{CudaError, DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Call, Error, Operation, Result};
@@ -262,11 +263,19 @@ impl Communicator<Cuda> for MpiDeviceCommunicator {
             let len = data.len() / world_size;
             rank * len..(rank + 1) * len
         };
+        let operation = collective.operation();
         match collective {
             Collective::AllReduce { operands, op, scaling } => {
                 let (input, output) = operands.views();
+                let reduction = Reduction::scaled(input.dtype(), op, scaling);
                 // SAFETY: see above.
-                unsafe { self.all_reduce_any(input, output, op, scaling) }
+                unsafe { self.all_reduce_any(operation, input, output, reduction) }
+            }
+            Collective::WeightedMean { operands, weights } => {
+                let (input, output) = operands.views();
+                let reduction = Reduction::weighted(input.dtype(), weights);
+                // SAFETY: see above.
+                unsafe { self.all_reduce_any(operation, input, output, reduction) }
             }
             Collective::ReduceScatter { operands, op } => {
                 let is_in_place = matches!(operands, Operands::InPlace(_));

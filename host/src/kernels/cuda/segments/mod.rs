@@ -437,6 +437,32 @@ impl SegmentWorkspace {
     /// # Errors
     /// The errors of [`gram`](Self::gram), and [`Error::LengthMismatch`] for a destination of another length.
     pub fn combine(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+        let weights = pointer(self.weights.as_slice());
+        self.combine_weighted(weights, dst, vectors)
+    }
+
+    /// Like [`combine`](Self::combine), with other weights on the device: `layers × P` numbers of `f64`.
+    ///
+    /// # Errors
+    /// The errors of [`combine`](Self::combine), and [`Error::LengthMismatch`] for another number of weights.
+    pub(crate) fn combine_by(
+        &mut self,
+        weights: &DeviceBuffer,
+        dst: DeviceSliceMut<'_>,
+        vectors: &[DeviceSlice<'_>],
+    ) -> Result<()> {
+        let (weights, count) = (weights.as_slice(), self.layer_count() * self.world_size);
+        same_len("combine", ("weights", weights.len()), ("layers × ranks", count))?;
+        self.queue.check_same("combine", weights.queue())?;
+        self.combine_weighted(pointer(weights), dst, vectors)
+    }
+
+    fn combine_weighted(
+        &mut self,
+        weights: Argument,
+        dst: DeviceSliceMut<'_>,
+        vectors: &[DeviceSlice<'_>],
+    ) -> Result<()> {
         let (dtype, table) = self.vectors("combine", vectors)?;
         self.check_destination("combine", &dst)?;
         let grid = self.grids.of_sums(dtype);
@@ -444,7 +470,7 @@ impl SegmentWorkspace {
             pointer_mut(&dst),
             (&table).into(),
             self.world_size.into(),
-            pointer(self.weights.as_slice()),
+            weights,
             pointer(self.cancelled.as_slice()),
             grid.spans(),
             self.count.into(),
@@ -452,7 +478,7 @@ impl SegmentWorkspace {
         ];
         let to = dst.as_slice().dtype();
         let name = format!("combine_{dtype}_{to}{}", combine_suffix(self.world_size, to == dtype));
-        // SAFETY: vectors and destination are checked; weights and spans belong to this object.
+        // SAFETY: vectors and destination are checked, and weights if they are the caller's; the spans belong to this object.
         Ok(unsafe { self.queue.launch(&name, grid.chunks, &arguments) }?)
     }
 
