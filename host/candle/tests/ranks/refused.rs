@@ -39,6 +39,7 @@ fn dtype<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     .unwrap_err();
     let text = error.to_string();
     assert!(text.contains("\"counter\"") && text.contains("U32"), "{text}");
+    assert_eq!(format!("{error:?}"), text, "what a `main` that returns it prints");
     match error {
         Error::DType { .. } => assert!(is_last(comm)),
         Error::OtherRank { rank, .. } => assert!(rank == comm.world_size() - 1 && !is_last(comm)),
