@@ -30,6 +30,7 @@ pub(crate) use elementwise::{accumulate_chunk, cast_chunk, scale_in_place};
 pub(crate) use fingerprint::{CHUNK_BYTES, fingerprints_of_chunks};
 pub(crate) use fingerprint::{fingerprint, fingerprint_of_words};
 pub use many::{accumulate_all, cast_all, zero_all};
+pub(crate) use pack::pack_checked;
 pub use pack::{pack, unpack};
 pub(crate) use products::add_gram;
 #[doc(hidden)]

@@ -2,9 +2,10 @@
 
 use super::bucket::Place;
 use super::memory::{Lane, ReducerMemory};
-use super::options::{AbsentGradients, UnevenEnds};
-use super::report::{GradientState, Reduced};
+use super::options::{AbsentGradients, NonFinite, UnevenEnds};
+use super::report::{GradientState, NonFiniteGradient, Reduced};
 use super::times::Moments;
+use super::vote::Vote;
 use super::{OPERATION, Order, Reducer};
 use crate::agreement::{Plan, agree, gather};
 use crate::call::scope;
@@ -12,38 +13,43 @@ use crate::error::{Error, Operation, Result};
 use crate::memory::{Host, TensorView, TensorViewMut};
 use crate::train::Reduction;
 
-/// Bits of a vote's first word.
-const REFUSES: u64 = 1;
-const HAS_DATA: u64 = 2;
-/// The filler at the end of a list of parameters that is shorter than others.
-const NOTHING: u64 = u64::MAX;
-
 /// A step under way. [`finish`](Self::finish) ends it.
 ///
 /// Dropping it instead is an error of the step on every rank: this rank then takes part in the collectives that the others wait for, with
-/// zeros. In a thread that panics it does not take part.
+/// zeros. A step that a caught panic or [`std::mem::forget`] has left ends in the same way when the next one begins: that call returns the
+/// error. Until then the other ranks wait.
 #[must_use = "the other ranks wait for the gradients of this step"]
 #[derive(Debug)]
 pub struct Step<'r, 'c, M: ReducerMemory = Host> {
     reducer: &'r mut Reducer<'c, M>,
+}
+
+/// The progress of a step. It belongs to the reducer, which therefore knows of a step that was left.
+#[derive(Debug)]
+pub(super) struct Progress {
     /// For each owner, whether its gradient is in.
-    present: Vec<bool>,
+    pub(super) present: Vec<bool>,
+    /// For each owner, whether the caller has had the memory of its gradient in the bucket.
+    lent: Vec<bool>,
+    /// For each owner of a present gradient, whether the result is in the bucket or in the caller's memory.
+    states: Vec<GradientState>,
     /// The number of missing gradients of each bucket.
     missing: Vec<usize>,
     /// The first bucket that is not reduced.
     next: usize,
     /// Owners in the order in which their gradients were passed.
-    arrived: Vec<usize>,
+    pub(super) arrived: Vec<usize>,
     /// The factor of this rank's gradients in a mean.
     weight: f64,
-    has_data: bool,
+    pub(super) has_data: bool,
     /// The number of examples of all ranks.
     examples: Option<usize>,
+    /// The first owner of this rank whose gradient is not finite, with the number of its step.
+    pub(super) non_finite: Option<(u64, usize)>,
     /// The reason why this rank has no part in the result.
-    refusal: Option<Error>,
+    pub(super) refusal: Option<Error>,
     /// The reason why the ranks cannot end the step together.
     failure: Option<Error>,
-    is_over: bool,
 }
 
 /// A copy of the error for another caller.
@@ -56,13 +62,55 @@ fn again(error: &Error) -> Error {
 }
 
 impl<'c, M: ReducerMemory> Reducer<'c, M> {
+    /// Sets the number of the next step, which ranks compare: the number of the program's step, or of the example that it begins with. A
+    /// rank that has left out a step is then an error on every rank. Without it, steps are numbered from 1 as they begin, and a rank that
+    /// has left one out is not found before its next call that is not a step: its gradients are reduced with the other ranks' gradients of
+    /// the step before.
+    pub fn at(&mut self, number: u64) -> &mut Self {
+        self.next_number = number;
+        self
+    }
+
     /// Begins a step on every rank: all must call it.
     ///
     /// # Errors
-    /// In the second step, which may reassign the buckets: [`Error::OutOfMemory`] or `Error::Cuda`, and on the other ranks
-    /// [`Error::InvalidArgument`] that quotes it. Errors of the communicator.
+    /// * [`Error::NotFinite`] for an earlier step, with [`NonFinite::Report`], the default; the next call begins a step;
+    /// * [`Error::InvalidArgument`] if the last step was left without an end, by a caught panic for example: it ends now, as
+    ///   [`Step::refuse`] would end it;
+    /// * in the second step, which may reassign the buckets: [`Error::OutOfMemory`] or `Error::Cuda`, and on the other ranks
+    ///   [`Error::InvalidArgument`] that quotes it;
+    /// * errors of the communicator.
     pub fn step(&mut self) -> Result<Step<'_, 'c, M>> {
-        let _scope = scope::within(Operation::ReducerStep);
+        self.begin()?;
+        self.with_number()
+    }
+
+    /// Ends a step that was left, reports an earlier one, and numbers the next one.
+    fn begin(&mut self) -> Result<()> {
+        if self.under_way.is_some() {
+            let reason = format!("step {} was left without `finish`: it has ended without a result", self.number);
+            return Err(Step { reducer: self }.refuse(Error::InvalidArgument { operation: OPERATION, reason }));
+        }
+        if let Some(found) = self.reported.take() {
+            return Err(self.not_finite(found));
+        }
+        self.number = self.next_number;
+        self.next_number = self.number.wrapping_add(1);
+        Ok(())
+    }
+
+    /// The operation of the present step.
+    pub(super) fn operation(&self) -> Operation {
+        Operation::ReducerStep { number: self.number }
+    }
+
+    pub(super) fn not_finite(&self, found: NonFiniteGradient) -> Error {
+        let NonFiniteGradient { step, rank, parameter } = found;
+        Error::NotFinite { operation: OPERATION, step, rank, parameter: self.parameters[parameter].name.clone() }
+    }
+
+    fn with_number(&mut self) -> Result<Step<'_, 'c, M>> {
+        let _scope = scope::within(self.operation());
         self.divide_anew();
         self.prepare()?;
         self.forget_results();
@@ -72,20 +120,22 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
             Err(error) => (None, Some(error)),
         };
         self.moments = moments;
-        let missing = self.buckets.iter().map(|bucket| bucket.members.len()).collect();
-        Ok(Step {
-            present: vec![false; self.parameters.len()],
-            missing,
+        let count = self.parameters.len();
+        self.under_way = Some(Progress {
+            present: vec![false; count],
+            lent: vec![false; count],
+            states: vec![GradientState::Skipped; count],
+            missing: self.buckets.iter().map(|bucket| bucket.members.len()).collect(),
             next: 0,
             arrived: Vec::new(),
             weight: 1.0,
             has_data: true,
             examples: None,
+            non_finite: None,
             refusal,
             failure: None,
-            is_over: false,
-            reducer: self,
-        })
+        });
+        Ok(Step { reducer: self })
     }
 
     /// Begins a step in which this rank's gradients are means over `examples` examples, a number that may differ between ranks: with
@@ -128,7 +178,8 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
     /// # Errors
     /// The errors of [`step`](Self::step). A rank with sums over micro-batches that passes 0 examples is refused at the end of the step.
     pub fn step_of(&mut self, examples: usize) -> Result<Option<Step<'_, 'c, M>>> {
-        let scope = scope::within(Operation::ReducerStep);
+        self.begin()?;
+        let scope = scope::within(self.operation());
         let ranks = self.comm.world_size();
         let all = if ranks == 1 { vec![examples as u64] } else { gather(self.comm, &[examples as u64])? };
         let total: u128 = all.iter().map(|&examples| u128::from(examples)).sum();
@@ -143,19 +194,29 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         let weighs = matches!(self.options.reduction, Reduction::Mean) && examples > 0;
         let weight = (examples as u128 * ranks as u128) as f64 / total as f64;
         drop(scope);
-        let mut step = self.step()?;
-        step.has_data = examples > 0;
-        step.examples = Some(sum);
-        step.weight = if weighs { weight } else { 1.0 };
-        if !step.has_data && step.reducer.accumulated.contains(&true) {
-            let reason = "it has sums over micro-batches, and says that it has no examples".into();
-            step.refusal = Some(Error::InvalidArgument { operation: OPERATION, reason });
+        let has_sums = self.accumulated.contains(&true);
+        let mut step = self.with_number()?;
+        let progress = step.progress();
+        progress.has_data = examples > 0;
+        progress.examples = Some(sum);
+        progress.weight = if weighs { weight } else { 1.0 };
+        if !progress.has_data && has_sums {
+            let reason = "this rank passes 0 examples to `step_of`, and has sums over micro-batches: pass their number of examples, or discard the sums".into();
+            progress.refusal = Some(Error::InvalidArgument { operation: OPERATION, reason });
         }
         Ok(Some(step))
     }
 }
 
 impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
+    fn under_way(&self) -> &Progress {
+        self.reducer.under_way.as_ref().expect("a step is under way until it is over")
+    }
+
+    fn progress(&mut self) -> &mut Progress {
+        self.reducer.under_way.as_mut().expect("a step is under way until it is over")
+    }
+
     /// Passes the gradient of a parameter, by its number, in the declared shape and dtype. It is copied; on GPUs in the order of its queue.
     /// On host memory, the buckets that it completes are reduced when this returns.
     ///
@@ -188,25 +249,31 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     pub fn gradient_mut(&mut self, parameter: usize) -> Result<TensorViewMut<'_, M>> {
         let place = self.place_to_write(parameter);
         let place = self.refuse_unless(place)?;
+        let owner = self.reducer.owners[parameter];
+        self.progress().lent[owner] = true;
         let Reducer { buckets, lanes, parameters, comm, .. } = &mut *self.reducer;
         let buffer = buckets[place.bucket].allocated((lanes, comm.world_size()), parameters)?;
         let (range, shape) = (buffer.segments()[place.tensor].clone(), buffer.shape(place.tensor).to_vec());
         TensorViewMut::of(M::range_mut(M::arena_mut(lanes, buffer), range), shape.into())
     }
 
-    /// Passes a gradient that was computed in its [bucket](Self::gradient_mut).
+    /// Passes a gradient that was computed in its bucket, in the memory that [`gradient_mut`](Self::gradient_mut) has returned in this step.
     ///
     /// # Errors
-    /// The errors of [`ready`](Self::ready).
+    /// The errors of [`ready`](Self::ready), and [`Error::InvalidArgument`] if `gradient_mut` was not called for the parameter in this
+    /// step: the bucket still has the last step's result.
     pub fn ready_in_place(&mut self, parameter: usize) -> Result<()> {
-        let place = self.place_to_write(parameter);
+        let place = self.place_to_write(parameter).and_then(|place| {
+            if self.under_way().lent[self.reducer.owners[parameter]] {
+                return Ok(place);
+            }
+            let text = "was not computed in its bucket in this step: write it to `gradient_mut`, or pass it to `ready`";
+            Err(self.reducer.refused(parameter, text))
+        });
         let place = self.refuse_unless(place)?;
-        let reducer = &mut *self.reducer;
-        if reducer.buckets[place.bucket].buffer.is_none() {
-            let error = reducer.refused(parameter, "is handed in as if in its place, which nobody has asked for");
-            return self.refuse_unless(Err(error));
-        }
-        reducer.states[reducer.owners[parameter]] = GradientState::Reduced;
+        self.look_for_non_finite(place.bucket, &[place.tensor]);
+        let owner = self.reducer.owners[parameter];
+        self.progress().states[owner] = GradientState::Reduced;
         self.arrive([parameter])
     }
 
@@ -218,10 +285,11 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     /// All errors are returned on every rank, without a result:
     /// * the error of a rank that was refused a gradient, or has dropped its step; on the other ranks [`Error::InvalidArgument`] that names
     ///   the rank and quotes it;
-    /// * with [`AbsentGradients::Error`], [`Error::InvalidArgument`] naming a rank and a parameter whose gradient it lacks;
+    /// * [`Error::InvalidArgument`] naming a rank that has examples and no gradient at all, while another rank has one, or with
+    ///   [`AbsentGradients::Error`](super::AbsentGradients::Error) a rank and a parameter whose gradient it lacks;
+    /// * [`Error::NotFinite`] for this step, with [`NonFinite::Error`];
     /// * errors of the communicator, including a mismatch if steps have to be alike and differ on a rank.
     pub fn finish(mut self) -> Result<Reduced> {
-        self.is_over = true;
         self.complete()
     }
 
@@ -229,8 +297,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     /// collectives that the other ranks wait for. Every rank's step ends without a result, as [`finish`](Self::finish) describes, and the
     /// other ranks' error names this rank and quotes the reason. Returns the error, or the error of a failed communicator.
     pub fn refuse(mut self, error: Error) -> Error {
-        self.refusal.get_or_insert(error);
-        self.is_over = true;
+        self.progress().refusal.get_or_insert(error);
         match self.complete() {
             Err(error) => error,
             Ok(_) => unreachable!("a refusal ends every rank's step"),
@@ -249,10 +316,10 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     }
 
     fn check_wanted(&self, parameter: usize, owner: usize) -> Result<()> {
-        if self.present[owner] {
+        if self.under_way().present[owner] {
             return Err(self.reducer.refused(parameter, "has two gradients in one step"));
         }
-        if !self.has_data {
+        if !self.under_way().has_data {
             return Err(self.reducer.refused(parameter, "has a gradient on a rank without examples"));
         }
         Ok(())
@@ -261,14 +328,14 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     /// Records an error of this rank for the end of the step.
     fn refuse_unless<T>(&mut self, outcome: Result<T>) -> Result<T> {
         if let Err(error) = &outcome {
-            self.refusal.get_or_insert_with(|| again(error));
+            self.progress().refusal.get_or_insert_with(|| again(error));
         }
         outcome
     }
 
     /// Checks gradients, and copies them into the buckets.
     fn take(&mut self, gradients: &[(usize, TensorView<'_, M>)]) -> Result<()> {
-        let mut seen = vec![false; self.present.len()];
+        let mut seen = vec![false; self.reducer.parameters.len()];
         for (parameter, gradient) in gradients {
             let owner = self.reducer.check(*parameter, gradient)?;
             self.check_wanted(*parameter, owner)?;
@@ -286,38 +353,52 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
             let owners: Vec<usize> = summed.iter().map(|(parameter, _)| reducer.owners[*parameter]).collect();
             self.take_sums(&owners)?;
         }
-        let reducer = &mut *self.reducer;
-        let mut of_buckets: Vec<Vec<(usize, M::Slice<'_>)>> = vec![Vec::new(); reducer.buckets.len()];
+        let Reducer { buckets, lanes, owners, places, under_way, number, options, .. } = &mut *self.reducer;
+        let is_checked = M::HOST_WAITS || options.non_finite != NonFinite::Report;
+        let progress = under_way.as_mut().expect("under way");
+        let mut of_buckets: Vec<Vec<(usize, M::Slice<'_>)>> = vec![Vec::new(); buckets.len()];
         for (parameter, gradient) in plain {
-            let owner = reducer.owners[*parameter];
+            let owner = owners[*parameter];
             if is_alone {
-                reducer.states[owner] = GradientState::Unchanged;
+                progress.states[owner] = GradientState::Unchanged;
+                let is_finite = !is_checked || M::all_finite(gradient.data())?;
+                progress.found(*number, (!is_finite).then_some(owner));
             } else {
-                let Place { bucket, tensor } = reducer.places[owner].expect("checked");
+                progress.states[owner] = GradientState::Reduced;
+                let Place { bucket, tensor } = places[owner].expect("checked");
                 of_buckets[bucket].push((tensor, gradient.data()));
             }
         }
-        for (bucket, of_bucket) in reducer.buckets.iter_mut().zip(&of_buckets) {
+        for (bucket, of_bucket) in buckets.iter_mut().zip(&of_buckets) {
             if !of_bucket.is_empty() {
-                bucket.pack(&reducer.lanes, of_bucket)?;
+                let found = bucket.pack(lanes, of_bucket)?;
+                progress.found(*number, found);
             }
         }
         Ok(())
     }
 
+    /// Looks at gradients that were not copied into their bucket, but are there.
+    fn look_for_non_finite(&mut self, bucket: usize, tensors: &[usize]) {
+        let Reducer { buckets, lanes, under_way, number, .. } = &mut *self.reducer;
+        let found = buckets[bucket].find_non_finite(lanes, tensors);
+        under_way.as_mut().expect("under way").found(*number, found);
+    }
+
     /// Moves the sums over micro-batches of these owners into the buckets.
     fn take_sums(&mut self, owners: &[usize]) -> Result<()> {
-        let reducer = &mut *self.reducer;
-        let with = (&reducer.lanes, reducer.comm.world_size());
-        for (index, bucket) in reducer.buckets.iter_mut().enumerate() {
+        for index in 0..self.reducer.buckets.len() {
+            let reducer = &mut *self.reducer;
             let place = |owner: &usize| reducer.places[*owner].filter(|place| place.bucket == index);
             let mut tensors: Vec<usize> = owners.iter().filter_map(place).map(|place| place.tensor).collect();
             tensors.sort_unstable();
             if !tensors.is_empty() {
-                bucket.take_sums(with, &reducer.parameters, &tensors)?;
+                let with = (&reducer.lanes, reducer.comm.world_size());
+                reducer.buckets[index].take_sums(with, &reducer.parameters, &tensors)?;
+                self.look_for_non_finite(index, &tensors);
             }
         }
-        owners.iter().for_each(|&owner| reducer.states[owner] = GradientState::Reduced);
+        owners.iter().for_each(|&owner| self.progress().states[owner] = GradientState::Reduced);
         Ok(())
     }
 
@@ -325,56 +406,59 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     fn arrive(&mut self, parameters: impl IntoIterator<Item = usize>) -> Result<()> {
         for parameter in parameters {
             let owner = self.reducer.owners[parameter];
-            self.present[owner] = true;
-            self.arrived.push(owner);
-            self.missing[self.reducer.places[owner].expect("checked").bucket] -= 1;
+            let bucket = self.reducer.places[owner].expect("checked").bucket;
+            let progress = self.progress();
+            progress.present[owner] = true;
+            progress.arrived.push(owner);
+            progress.missing[bucket] -= 1;
         }
         if self.reducer.order == Order::OfBuckets { self.reduce(false) } else { Ok(()) }
     }
 
     /// Reduces the buckets whose turn it is, or all remaining ones.
     fn reduce(&mut self, all: bool) -> Result<()> {
-        if let Some(error) = &self.failure {
+        let _scope = scope::within(self.reducer.operation());
+        let Reducer { buckets, lanes, comm, moments, under_way, number, .. } = &mut *self.reducer;
+        let progress = under_way.as_mut().expect("under way");
+        if let Some(error) = &progress.failure {
             return Err(again(error));
         }
-        let _scope = scope::within(Operation::ReducerStep);
-        let Reducer { buckets, lanes, comm, moments, .. } = &mut *self.reducer;
         if comm.world_size() == 1 {
             return Ok(());
         }
-        while self.next < buckets.len() && (all || self.missing[self.next] == 0) {
-            let bucket = &mut buckets[self.next];
-            let buffer = bucket.buffer.as_mut().expect("allocated where there are several ranks");
+        while progress.next < buckets.len() && (all || progress.missing[progress.next] == 0) {
+            let bucket = &mut buckets[progress.next];
             let mut run = || {
-                if self.weight != 1.0 {
-                    M::scale_in_place(M::arena_mut(lanes, buffer), self.weight)?;
+                if progress.weight != 1.0 {
+                    let buffer = bucket.buffer.as_mut().expect("allocated where there are several ranks");
+                    M::scale_in_place(M::arena_mut(lanes, buffer), progress.weight)?;
                 }
                 M::fork(lanes)?;
                 let begin = moments.is_some().then(|| M::moment(lanes, Lane::Reductions)).transpose()?;
-                bucket.reduction.as_mut().expect("prepared").run(buffer)?;
+                bucket.reduce(lanes, *number)?;
                 if let Some((moments, begin)) = moments.as_mut().zip(begin) {
-                    let bytes = buffer.table().arena_len() * buffer.dtype().size_bytes();
-                    moments.bucket(lanes, bytes, begin)?;
+                    moments.bucket(lanes, bucket.bytes(), begin)?;
                 }
                 Ok(())
             };
             if let Err(error) = run() {
-                self.failure = Some(again(&error));
+                progress.failure = Some(again(&error));
                 return Err(error);
             }
-            self.next += 1;
+            progress.next += 1;
         }
         Ok(())
     }
 
     /// Fills the buckets with sums over micro-batches without a gradient in this step, and with zeros for absent gradients.
     fn fill(&mut self) -> Result<()> {
-        let owned = |owner: &usize| self.reducer.places[*owner].is_some() && !self.present[*owner];
-        let absent: Vec<usize> = (0..self.present.len()).filter(owned).collect();
+        let progress = self.under_way();
+        let owned = |owner: &usize| self.reducer.places[*owner].is_some() && !progress.present[*owner];
+        let absent: Vec<usize> = (0..progress.present.len()).filter(owned).collect();
         let (summed, unused): (Vec<usize>, Vec<usize>) =
-            absent.into_iter().partition(|&owner| self.reducer.accumulated[owner] && self.has_data);
+            absent.into_iter().partition(|&owner| self.reducer.accumulated[owner] && progress.has_data);
         self.take_sums(&summed)?;
-        summed.into_iter().for_each(|owner| self.present[owner] = true);
+        summed.into_iter().for_each(|owner| self.progress().present[owner] = true);
         if self.reducer.comm.world_size() == 1 {
             return Ok(());
         }
@@ -389,7 +473,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     }
 
     fn complete(&mut self) -> Result<Reduced> {
-        let _scope = scope::within(Operation::ReducerStep);
+        let _scope = scope::within(self.reducer.operation());
         let filled = self.fill();
         let _ = self.refuse_unless(filled);
         let Reducer { lanes, moments, .. } = &mut *self.reducer;
@@ -397,103 +481,159 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         let _ = self.refuse_unless(recorded);
         let reduced = self.reduce(true);
         let joined = M::join(&self.reducer.lanes);
-        let voted = reduced.and_then(|()| self.vote());
-        self.reducer.accumulated.fill(false);
-        let outcome = voted.and_then(|states| joined.map(|()| states));
+        let checked = if reduced.is_ok() { self.end_checks() } else { Ok(()) };
+        let _ = self.refuse_unless(checked);
+        let outcome = reduced.and_then(|()| self.vote()).and_then(|states| joined.map(|()| states));
+        let outcome = outcome.and_then(|states| self.judge(states));
+        let examples = self.under_way().examples;
+        let reducer = &mut *self.reducer;
+        reducer.under_way = None;
+        reducer.accumulated.fill(false);
         match outcome {
-            Ok(states) => {
-                self.reducer.states.clone_from(&states);
-                Ok(Reduced { owners: self.reducer.owners.clone(), states, examples: self.examples })
+            Ok((states, non_finite)) => {
+                reducer.states.clone_from(&states);
+                Ok(Reduced { owners: reducer.owners.clone(), states, examples, non_finite })
             }
             Err(error) => {
-                self.reducer.forget_results();
+                reducer.forget_results();
                 Err(error)
             }
         }
     }
 
-    /// Exchanges the lists of the ranks' gradients; returns the states of all gradients.
-    fn vote(&mut self) -> Result<Vec<GradientState>> {
-        let comm = self.reducer.comm;
-        let plan = Plan::of(Operation::ReducerStep);
-        if comm.world_size() == 1 {
-            return self.states_alone();
+    /// Collects the checks of buckets; waits for them, if the options need them in this step.
+    fn end_checks(&mut self) -> Result<()> {
+        let Reducer { buckets, lanes, under_way, options, .. } = &mut *self.reducer;
+        let waits = options.non_finite != NonFinite::Report;
+        let progress = under_way.as_mut().expect("under way");
+        for bucket in buckets {
+            let found = bucket.end_check(lanes, waits)?;
+            progress.non_finite = progress.non_finite.or(found);
         }
-        if let Some((present, states)) = &self.reducer.fixed {
-            // No rank waits for this rank's vote, so a step that differs can only end the communicator, through a call that the others do
-            // not make.
-            let differs = (0..present.len()).find(|&owner| self.has_data && present[owner] != self.present[owner]);
-            let differs = differs.map(|owner| {
-                self.reducer
-                    .refused(owner, "has not a gradient where it had one in the first step, or the other way round")
-            });
-            return match self.refusal.take().or(differs) {
-                Some(error) => agree(comm, &plan, Err(error)),
-                None => Ok(states.clone()),
-            };
+        Ok(())
+    }
+
+    /// Exchanges the lists of the ranks' gradients; returns the states of all gradients, and the first gradient that is not finite.
+    fn vote(&mut self) -> Result<(Vec<GradientState>, Option<NonFiniteGradient>)> {
+        let comm = self.reducer.comm;
+        if let Some((present, _)) = &self.reducer.fixed {
+            let progress = self.under_way();
+            let differs = |owner: &usize| progress.has_data && present[*owner] != progress.present[*owner];
+            if let Some(owner) = (0..present.len()).find(differs) {
+                let text = if present[owner] {
+                    "has no gradient on this rank, and had one in the first step"
+                } else {
+                    "has a gradient on this rank, and had none in the first step"
+                };
+                let text =
+                    format!("{text}: with `static_graph` each rank has gradients of the same parameters in every step");
+                let error = self.reducer.refused(owner, &text);
+                self.progress().refusal.get_or_insert(error);
+            }
+        }
+        let plan = Plan::of(self.reducer.operation());
+        match &self.reducer.fixed {
+            // No host waits for another one, so that an error of one rank can only end the communicator, through a call that the others
+            // do not make.
+            Some((_, states)) if !self.reducer.votes_always() => {
+                let (progress, states) = (self.under_way(), states.clone());
+                let found = progress.non_finite.map(|(step, parameter)| {
+                    self.reducer.not_finite(NonFiniteGradient { step, rank: Some(comm.rank()), parameter })
+                });
+                return match self.progress().refusal.take().or(found) {
+                    Some(error) => agree(comm, &plan, Err(error)),
+                    None => Ok((states, None)),
+                };
+            }
+            _ => {}
         }
         let is_first = self.reducer.order == Order::Unknown;
-        let all = gather(comm, &self.words(is_first))?;
+        let words = self.words(is_first);
+        let all = if comm.world_size() == 1 { words } else { gather(comm, &words)? };
         let votes: Vec<Vote<'_>> = all.chunks_exact(all.len() / comm.world_size()).map(Vote).collect();
         if votes.iter().any(Vote::refuses) {
-            return agree(comm, &plan, self.refusal.take().map_or(Ok(()), Err)).map(|()| Vec::new());
+            let refusal = self.progress().refusal.take();
+            return match comm.world_size() {
+                1 => Err(refusal.expect("the only rank refuses")),
+                _ => agree(comm, &plan, refusal.map_or(Ok(()), Err)).map(|()| (Vec::new(), None)),
+            };
         }
         self.check_absent(&votes)?;
-        let states = self.states_of(|owner| votes.iter().any(|vote| vote.has(owner)));
-        if is_first {
-            let count = self.present.len();
-            let order = votes.iter().find(|vote| vote.has_data()).map_or(&[][..], |vote| vote.order(count));
-            let mut order: Vec<usize> =
-                order.iter().map(|&owner| owner as usize).take_while(|&owner| owner < count).collect();
-            let rest = (0..count).filter(|owner| self.reducer.places[*owner].is_some() && !order.contains(owner));
-            let rest: Vec<usize> = rest.collect();
-            order.extend(rest);
-            self.reducer.order = Order::Agreed(order);
+        let found = votes.iter().enumerate().find_map(|(rank, vote)| vote.non_finite(rank));
+        let states = match comm.world_size() {
+            1 => self.states_of(|owner| self.under_way().states[owner]),
+            _ => self.states_of(|owner| match votes.iter().any(|vote| vote.has(owner)) {
+                true => GradientState::Reduced,
+                false => GradientState::Skipped,
+            }),
+        };
+        if is_first && comm.world_size() > 1 {
+            self.reducer.order = Order::Agreed(self.reducer.order_of(&votes));
         }
-        if self.reducer.options.static_graph {
-            self.reducer.fixed = Some((self.present.clone(), states.clone()));
+        if self.reducer.options.static_graph && self.reducer.fixed.is_none() {
+            self.reducer.fixed = Some((self.under_way().present.clone(), states.clone()));
         }
-        Ok(states)
+        Ok((states, found))
     }
 
-    fn states_alone(&mut self) -> Result<Vec<GradientState>> {
-        if let Some(error) = self.refusal.take() {
-            return Err(error);
+    /// Treats gradients that are not finite as the options say. Every rank comes to the same conclusion.
+    fn judge(
+        &mut self,
+        (states, found): (Vec<GradientState>, Option<NonFiniteGradient>),
+    ) -> Result<(Vec<GradientState>, Option<NonFiniteGradient>)> {
+        let found = match found {
+            None => self.reducer.non_finite_result(&states)?,
+            found => found,
+        };
+        let Some(found) = found else { return Ok((states, None)) };
+        let reducer = &mut *self.reducer;
+        let is_of_this_step = found.step == reducer.number;
+        match reducer.options.non_finite {
+            NonFinite::Report if is_of_this_step => {
+                reducer.reported = Some(found);
+                Ok((states, None))
+            }
+            NonFinite::Report | NonFinite::Error => Err(reducer.not_finite(found)),
+            NonFinite::Skip => {
+                let error = reducer.not_finite(found);
+                tracing::warn!(%error, "the step is skipped on every rank");
+                Ok((self.states_of(|_| GradientState::Skipped), Some(found)))
+            }
         }
-        let present: Vec<bool> = self.present.clone();
-        let words = self.words(false);
-        self.check_absent(&[Vote(&words)])?;
-        let states = std::mem::take(&mut self.reducer.states);
-        self.reducer.states = states.clone();
-        Ok(states
-            .into_iter()
-            .zip(present)
-            .map(|(state, present)| match state {
-                GradientState::NotTrained => state,
-                _ if present => state,
-                _ => GradientState::Skipped,
-            })
-            .collect())
     }
 
-    fn states_of(&self, is_used: impl Fn(usize) -> bool) -> Vec<GradientState> {
+    /// The states of all parameters, given the states of the trained ones.
+    fn states_of(&self, trained: impl Fn(usize) -> GradientState) -> Vec<GradientState> {
         let state = |(owner, parameter): (usize, &super::Parameter)| match parameter.is_trained {
             false => GradientState::NotTrained,
-            true if is_used(owner) => GradientState::Reduced,
-            true => GradientState::Skipped,
+            true => trained(owner),
         };
         self.reducer.parameters.iter().enumerate().map(state).collect()
     }
 
     /// Refuses absent gradients, if the options do. Every rank sees the same votes.
     fn check_absent(&self, votes: &[Vote<'_>]) -> Result<()> {
-        if self.reducer.options.absent != AbsentGradients::Error {
+        let (reducer, count) = (&*self.reducer, self.reducer.parameters.len());
+        let has_any = |vote: &Vote<'_>| (0..count).any(|owner| vote.has(owner));
+        let absent = reducer.options.absent;
+        let with_data = || votes.iter().enumerate().filter(|(_, vote)| vote.has_data());
+        if absent != AbsentGradients::ZerosOfWholeRanks && votes.iter().any(has_any) {
+            if let Some((rank, _)) = with_data().find(|(_, vote)| !has_any(vote)) {
+                let reason = format!(
+                    "rank {rank} has no gradient in step {}, and other ranks have: its loss depends on no parameter of the reducer. A rank \
+                     without examples calls `step_of(0)`; for ranks that add zeros on purpose there is `AbsentGradients::ZerosOfWholeRanks`",
+                    reducer.number
+                );
+                return Err(Error::InvalidArgument { operation: OPERATION, reason });
+            }
+        }
+        if absent != AbsentGradients::Error {
             return Ok(());
         }
-        for (rank, vote) in votes.iter().enumerate().filter(|(_, vote)| vote.has_data()) {
-            let lacks = |owner: &usize| self.reducer.places[*owner].is_some() && !vote.has(*owner);
-            if let Some(owner) = (0..self.present.len()).find(lacks) {
-                return Err(self.reducer.refused(owner, &format!("has no gradient on rank {rank}")));
+        for (rank, vote) in with_data() {
+            let lacks = |owner: &usize| reducer.places[*owner].is_some() && !vote.has(*owner);
+            if let Some(owner) = (0..count).find(lacks) {
+                return Err(reducer.refused(owner, &format!("has no gradient on rank {rank}")));
             }
         }
         Ok(())
@@ -501,48 +641,60 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
 
     /// This rank's vote.
     fn words(&self, with_order: bool) -> Vec<u64> {
-        let flag = |bit: u64, is_set: bool| if is_set { bit } else { 0 };
-        let mut words = vec![flag(REFUSES, self.refusal.is_some()) | flag(HAS_DATA, self.has_data)];
-        let bits = |owners: &[bool]| owners.iter().rev().fold(0, |word, &bit| word << 1 | u64::from(bit));
-        words.extend(self.present.chunks(u64::BITS as usize).map(bits));
-        if with_order {
-            words.extend(self.arrived.iter().map(|&owner| owner as u64));
-            let absent = self.present.len() - self.arrived.len();
-            words.extend(std::iter::repeat_n(NOTHING, absent));
-        }
-        words
+        Vote::words(self.under_way(), with_order)
     }
 }
 
-/// The message of a rank at the end of a step: flags, a bit for each gradient that it had, and in the first step their order.
-struct Vote<'a>(&'a [u64]);
-
-impl Vote<'_> {
-    fn refuses(&self) -> bool {
-        self.0[0] & REFUSES != 0
+impl<M: ReducerMemory> Reducer<'_, M> {
+    /// Whether the ranks vote in every step, also if each step has the same gradients: hosts that wait for the reduction anyway do, and so
+    /// do hosts that look at the gradients.
+    fn votes_always(&self) -> bool {
+        M::HOST_WAITS || self.options.non_finite != NonFinite::Report
     }
 
-    fn has_data(&self) -> bool {
-        self.0[0] & HAS_DATA != 0
+    /// The order of gradients on the lowest rank that had data, with the parameters that it did not use at the end.
+    fn order_of(&self, votes: &[Vote<'_>]) -> Vec<usize> {
+        let count = self.parameters.len();
+        let order = votes.iter().find(|vote| vote.has_data()).map_or(&[][..], |vote| vote.order(count));
+        let mut order: Vec<usize> =
+            order.iter().map(|&owner| owner as usize).take_while(|&owner| owner < count).collect();
+        let rest: Vec<usize> =
+            (0..count).filter(|owner| self.places[*owner].is_some() && !order.contains(owner)).collect();
+        order.extend(rest);
+        order
     }
 
-    fn has(&self, owner: usize) -> bool {
-        let bits = u64::BITS as usize;
-        self.0[1 + owner / bits] >> (owner % bits) & 1 != 0
+    /// The first parameter whose reduced gradient is not finite. A mean of finite numbers is finite.
+    fn non_finite_result(&self, states: &[GradientState]) -> Result<Option<NonFiniteGradient>> {
+        if self.comm.world_size() == 1 || self.options.reduction == Reduction::Mean || !self.votes_always() {
+            return Ok(None);
+        }
+        let reduced = |owner: &usize| self.places[*owner].is_some() && states[*owner] == GradientState::Reduced;
+        for owner in (0..states.len()).filter(reduced) {
+            let place = self.places[owner].expect("filtered");
+            let gradient = self.buckets[place.bucket].gradient(&self.lanes, place.tensor).expect("allocated");
+            if !M::all_finite(gradient.data())? {
+                return Ok(Some(NonFiniteGradient { step: self.number, rank: None, parameter: owner }));
+            }
+        }
+        Ok(None)
     }
+}
 
-    fn order(&self, count: usize) -> &[u64] {
-        &self.0[self.0.len() - count..]
+impl Progress {
+    /// Records an owner whose gradient of this step is not finite.
+    fn found(&mut self, step: u64, owner: Option<usize>) {
+        self.non_finite = self.non_finite.or(owner.map(|owner| (step, owner)));
     }
 }
 
 impl<M: ReducerMemory> Drop for Step<'_, '_, M> {
     fn drop(&mut self) {
-        if self.is_over || std::thread::panicking() {
+        if self.reducer.under_way.is_none() || std::thread::panicking() {
             return;
         }
         let reason = "it has left a step without finishing it".into();
-        self.refusal.get_or_insert(Error::InvalidArgument { operation: OPERATION, reason });
+        self.progress().refusal.get_or_insert(Error::InvalidArgument { operation: OPERATION, reason });
         if let Err(error) = self.complete() {
             tracing::warn!(%error, "a step ended without a result");
         }
