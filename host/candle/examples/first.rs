@@ -22,7 +22,7 @@ fn train<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) -> Result
     for step in 1..=100 {
         let examples = Tensor::rand(-1f32, 1f32, (32, 8), device)?; // each rank has its own
         let loss = mse(&model.forward(&examples)?, &examples.sum_keepdim(1)?)?;
-        let gradients = parallel.backward(&loss)?; // instead of `loss.backward()`: means over ranks
+        let gradients = parallel.at(step).backward(&loss)?; // instead of `loss.backward()`: means over ranks
         optimizer.step(&gradients)?;
         let loss = mean_over_ranks(comm, loss.to_scalar::<f32>()?.into(), 1)?.expect("a loss");
         if step % 20 == 0 && comm.rank() == 0 {

@@ -87,7 +87,7 @@ pub(crate) fn train<M: TensorMemory>(comm: &dyn Communicator<M>, on: &Device, te
             indices.next_epoch()?;
         }
         let loss = model.loss(text, &indices.next_batch(BATCH))?;
-        let mut gradients = parallel.backward(&loss)?; // the mean over all ranks
+        let mut gradients = parallel.at(step as u64).backward(&loss)?; // the mean over all ranks
         parallel.clip_gradients(&mut gradients, 1.0)?;
         optimizer.step(&gradients)?;
         if step % 50 == 0 || step == end {

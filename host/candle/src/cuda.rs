@@ -131,7 +131,9 @@ fn borrow<T: CudaDType + DeviceRepr>(
     layout: &Layout,
     body: &mut dyn FnMut(Part) -> candle_core::Result<()>,
 ) -> candle_core::Result<()> {
-    let Some(dtype) = memory::dtype(storage.dtype()) else { bail!("only tensors of f64, f32, f16 and bf16 can be reduced") };
+    let Some(dtype) = memory::dtype(storage.dtype()) else {
+        bail!("only tensors of f64, f32, f16 and bf16 can be reduced")
+    };
     let slice = storage.as_cuda_slice_mut::<T>()?;
     // The guard records the end of the work when it is dropped.
     let (address, _guard) = slice.device_ptr_mut(&context.stream);
@@ -176,8 +178,12 @@ impl SharedCommunicator {
         storage: &CudaStorage,
         layout: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
-        let Some(dtype) = memory::dtype(storage.dtype()) else { bail!("{}: only tensors of f64, f32, f16 and bf16 can be passed", step.name()) };
-        let Some((begin, end)) = layout.contiguous_offsets() else { bail!("{}: the tensor is not contiguous", step.name()) };
+        let Some(dtype) = memory::dtype(storage.dtype()) else {
+            bail!("{}: only tensors of f64, f32, f16 and bf16 can be passed", step.name())
+        };
+        let Some((begin, end)) = layout.contiguous_offsets() else {
+            bail!("{}: the tensor is not contiguous", step.name())
+        };
         let comm = self.comm.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let mut dims = layout.dims().to_vec();

@@ -7,7 +7,7 @@ use candle_core::{Storage, Tensor, TensorId, Var};
 use gradsync::TensorView;
 use gradsync::comm::Communicator;
 use gradsync::memory::Host;
-use gradsync::train::{GradientState, Parameter, Reduced, Reducer, Start, Step, StepTimes};
+use gradsync::train::{GradientState, NonFiniteGradient, Parameter, Reduced, Reducer, Start, Step, StepTimes};
 
 use crate::declared::{Declared, shared_by_threads};
 use crate::error::{Error, Result, on_every_rank};
@@ -55,7 +55,8 @@ const BACKWARD: &str = "backward";
 ///
 /// The gradient of a variable is absent from the store if no rank has one or if it is [declared as frozen](Variables::with_frozen):
 /// candle's optimizers do not change such variables, not even by weight decay. A rank without a gradient where others have one counts as
-/// zeros ([`AbsentGradients`](gradsync::train::AbsentGradients)). A variable with two names is one variable.
+/// zeros; a rank without any, while others have some, is an error ([`AbsentGradients`](gradsync::train::AbsentGradients)). A variable with
+/// two names is one variable. [`NonFinite`](gradsync::train::NonFinite) says what becomes of gradients with NaN or infinities.
 ///
 /// # Variables of the graph
 ///
@@ -84,6 +85,7 @@ pub struct DataParallel<'c, M: TensorMemory = Host> {
     is_shared: Vec<bool>,
     /// For each variable, whether a step had a gradient of it, on any rank.
     had_gradient: Vec<bool>,
+    non_finite: Option<NonFiniteGradient>,
 }
 
 impl<'c, M: TensorMemory> DataParallel<'c, M> {
@@ -110,7 +112,9 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         let reducer = M::reducer(&context, comm, parameters, options)?;
         let is_shared = shared_by_threads("DataParallel::new", comm, &variables)?;
         let (declared, had_gradient) = (Declared::new(&variables), vec![false; is_shared.len()]);
-        let parallel = Self { reducer, context, comm, variables, numbers, declared, is_shared, had_gradient };
+        let non_finite = None;
+        let parallel =
+            Self { reducer, context, comm, variables, numbers, declared, is_shared, had_gradient, non_finite };
         match start {
             Start::Compare => parallel.compare_all()?,
             _ => parallel.broadcast()?,
@@ -132,6 +136,13 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     pub fn buckets(&self) -> Vec<Vec<&str>> {
         let name = |index: &usize| &self.variables.reduced()[*index].name[..];
         self.reducer.buckets().map(|bucket| bucket.iter().map(name).collect()).collect()
+    }
+
+    /// Sets the number of the next step, which ranks compare, so that a rank that has left out a step is an error on every rank: see
+    /// [`Reducer::at`]. The number of the program's step is one: `parallel.at(step).backward(&loss)`.
+    pub fn at(&mut self, number: u64) -> &mut Self {
+        self.reducer.at(number);
+        self
     }
 
     /// Computes the gradients of a loss, reduced over ranks, for `optimizer.step`. Gradients of earlier [`accumulate`](Self::accumulate)
@@ -180,6 +191,13 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     /// Discards the gradients of the micro-batches since the last step.
     pub fn discard_accumulated(&mut self) {
         self.reducer.discard_accumulated();
+    }
+
+    /// The reason why the last step has no gradients on any rank, with
+    /// [`NonFinite::Skip`](gradsync::train::NonFinite::Skip): a gradient with NaN or infinities. The number of its parameter counts in the
+    /// order of [`Variables::iter`].
+    pub fn non_finite(&self) -> Option<NonFiniteGradient> {
+        self.non_finite
     }
 
     /// Chooses whether later steps record [when](Self::times) their buckets are reduced ([`Reducer::record_times`]).
@@ -252,6 +270,7 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     /// Copies reduced gradients to the memory of candle's gradients, and removes gradients of variables without a result.
     fn take_back(&mut self, reduced: &Reduced, gradients: Gradients) -> Result<GradStore> {
         let Gradients { mut store, .. } = gradients;
+        self.non_finite = reduced.non_finite();
         let variables = self.variables.reduced();
         let mut with_result = Vec::new();
         for (number, Variable { var, .. }) in variables.iter().enumerate() {

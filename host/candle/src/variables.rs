@@ -63,7 +63,7 @@ impl Variable {
 impl Variables {
     /// Declares variables as not trained, by their names: frozen layers, the base of a LoRA, running means. Their gradients are neither
     /// reduced nor kept, and optimizers do not change them. A variable that has no gradient on any rank is also left unchanged without
-    /// this.
+    /// this. Running means differ between ranks: [`average_buffers`](crate::DataParallel::average_buffers) makes them equal.
     #[must_use]
     pub fn with_frozen(self, is_frozen: impl Fn(&str) -> bool) -> Self {
         self.with_role(Role::Frozen, is_frozen)

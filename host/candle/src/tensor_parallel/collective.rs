@@ -49,8 +49,7 @@ pub(crate) fn part(step: Step, dims: &[usize], rank: usize, world_size: usize) -
             Ok((rank * rows * row..(rank + 1) * rows * row, own))
         }
         _ => bail!(
-            "{}: the first dimension of {dims:?}, in which the divided one was moved to the front, cannot be divided evenly among \
-             {world_size} ranks",
+            "{}: a dimension cannot be divided evenly among {world_size} ranks: the shape is {dims:?}, with that dimension first",
             step.name()
         ),
     }
@@ -90,7 +89,9 @@ impl CustomOp1 for Collective {
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let Some((begin, end)) = layout.contiguous_offsets() else { bail!("{}: the tensor is not contiguous", self.name()) };
+        let Some((begin, end)) = layout.contiguous_offsets() else {
+            bail!("{}: the tensor is not contiguous", self.name())
+        };
         macro_rules! run {
             ($data:ident, $kind:ident) => {{
                 let (data, shape) = self.on_host(&$data[begin..end], layout.dims())?;

@@ -12,6 +12,7 @@ mod declared;
 mod gpt;
 mod refused;
 mod replicas;
+mod steps;
 mod tensor_parallel;
 
 use std::process::Command;
@@ -43,7 +44,7 @@ fn on_ranks_of(world_sizes: &'static [usize], cases: Vec<Case>) {
 /// All cases of several ranks on the host.
 fn on_host() -> impl Iterator<Item = Case> {
     let cases = data_parallel::on_host().into_iter().chain(replicas::on_host());
-    cases.chain(declared::all()).chain(refused::all())
+    cases.chain(declared::all()).chain(steps::all()).chain(refused::all())
 }
 
 /// An owned communicator, the argument of groups.
@@ -62,6 +63,11 @@ fn refusals_are_errors_of_all_ranks() {
 #[test]
 fn variables_that_a_loss_depends_on() {
     on_ranks_of(&[1, 2, 3], declared::all());
+}
+
+#[test]
+fn steps_that_differ_between_ranks() {
+    on_ranks_of(&[1, 2, 3], steps::on_host());
 }
 
 #[test]
@@ -129,7 +135,7 @@ fn rank_of_an_nccl_job() {
         failed.extend((!has_passed).then_some(name));
     };
     let mut cases = data_parallel::all();
-    cases.extend(replicas::all().into_iter().chain(declared::all()));
+    cases.extend(replicas::all().into_iter().chain(declared::all()).chain(steps::all()));
     cases.extend([gpt::of_gradients(), gpt::of_learning()]);
     if comm.world_size() > 1 {
         cases.extend(refused::all()); // which need ranks that differ

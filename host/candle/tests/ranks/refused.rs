@@ -86,8 +86,9 @@ fn loss<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
         let text = parallel.backward(&loss.sum_all().unwrap()).unwrap_err().to_string();
         let names_rank = text.contains(&format!("rank {}", comm.world_size() - 1));
         assert!(text.contains("backward") && (is_last(comm) || names_rank), "{text}");
-        let reduced = parallel.backward(&(var.as_tensor() * comm.rank() as f64).unwrap().sum_all().unwrap()).unwrap();
-        let mean = (comm.world_size() - 1) as f64 / 2.0;
+        let reduced =
+            parallel.backward(&(var.as_tensor() * (comm.rank() + 1) as f64).unwrap().sum_all().unwrap()).unwrap();
+        let mean = (comm.world_size() + 1) as f64 / 2.0;
         assert_eq!(values(reduced.get(&var).unwrap()), [mean; 8]);
     }
 }

@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{BatchNorm, ModuleT, Optimizer, SGD, VarBuilder, VarMap, batch_norm};
-use gradsync::comm::Communicator;
+use gradsync::comm::{Communicator, Ranks, local};
 use gradsync::train::{Reduction, Start};
-use gradsync_candle::{DataParallel, DataParallelOptions, TensorMemory, Variables};
+use gradsync_candle::{DataParallel, DataParallelOptions, Error, TensorMemory, Variables};
 
 use crate::Case;
 use crate::allocations::{LARGE, during};
@@ -195,4 +195,17 @@ fn in_place(comm: &dyn Communicator, device: &Device) {
     let parallel = DataParallel::new(all, comm, Reduction::Mean).unwrap();
     let (_, copies) = during(|| parallel.broadcast().unwrap());
     assert_eq!(copies, 0);
+}
+
+#[test]
+fn new_with_another_start_on_one_rank() {
+    let texts = local::run(3, |comm| {
+        let all: Variables = [("one", Var::ones(2, DType::F32, &Device::Cpu)?)].into_iter().collect();
+        let start = if comm.rank() == 1 { Start::Compare } else { Start::Broadcast };
+        let options = DataParallelOptions::default().with_start(start);
+        Ok::<_, Error>(DataParallel::new(all, &comm, options).unwrap_err().to_string())
+    });
+    for text in texts.unwrap() {
+        assert!(text.contains("rank 1") && text.contains("broadcast") && text.contains("compare"), "{text}");
+    }
 }
