@@ -7,7 +7,9 @@ use candle_core::{Storage, Tensor, TensorId, Var};
 use gradsync::TensorView;
 use gradsync::comm::Communicator;
 use gradsync::memory::Host;
-use gradsync::train::{GradientState, NonFiniteGradient, Parameter, Reduced, Reducer, Start, Step, StepTimes};
+use gradsync::train::{
+    AbsentGradients, GradientState, NonFinite, NonFiniteGradient, Parameter, Reduced, Reducer, Start, Step, StepTimes,
+};
 
 use crate::declared::{Declared, shared_by_threads};
 use crate::error::{Error, Result, on_every_rank};
@@ -60,17 +62,17 @@ const BACKWARD: &str = "backward";
 ///
 /// # Variables of the graph
 ///
-/// A loss may depend on variables that were [declared](Variables), and on those of other `DataParallel`s of this process, whose gradients are
-/// left out of the store: a generator's loss passes through the critic's variables, and its optimizer changes none of them. Any other
-/// variable is an error that describes it, since each rank would train it alone: of a layer that was made after `new`, for example. A
-/// variable that a rank shall train alone is [declared as local](Variables::with_local), and its gradient is left in the store as candle
-/// has computed it.
+/// A loss may depend on variables that were [declared](Variables), and on variables of other `DataParallel`s of this process, whose
+/// gradients are removed from the store: a generator's loss passes through the critic's variables, and its optimizer changes none of them.
+/// Any other variable is an error that describes it, since each rank would train it alone: the weight of a layer that was made after `new`,
+/// for example. A variable that a rank shall train alone is [declared as local](Variables::with_local), and its gradient stays in the store
+/// as candle has computed it.
 ///
 /// # Errors on all ranks
 ///
-/// If a rank cannot take part, because candle has refused an operation, or a gradient has another shape or dtype than its variable, every
-/// rank's call returns an error: that rank its own, the others one that names the rank and quotes it. No gradient was reduced then, and the
-/// next step can run. After errors of the communicator no step can run.
+/// If a rank cannot take part, because candle has refused an operation, its loss depends on a variable that was not declared, or a gradient
+/// has another shape or dtype than its variable, every rank's call returns an error: that rank its own, the others one that names the rank
+/// and quotes it. No gradient was reduced then, and the next step can run. After errors of the communicator no step can run.
 #[derive(Debug)]
 pub struct DataParallel<'c, M: TensorMemory = Host> {
     // The reducer uses the streams of the context, and is dropped first.
@@ -86,6 +88,7 @@ pub struct DataParallel<'c, M: TensorMemory = Host> {
     /// For each variable, whether a step had a gradient of it, on any rank.
     had_gradient: Vec<bool>,
     non_finite: Option<NonFiniteGradient>,
+    has_sums: bool,
 }
 
 impl<'c, M: TensorMemory> DataParallel<'c, M> {
@@ -97,8 +100,8 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     /// # Errors
     /// All errors are returned on every rank: [`Error::Device`], [`Error::DType`], [`Error::Storage`] and [`Error::PerThreadStream`] on the
     /// rank where they occur, and [`Error::OtherRank`] on the others; errors of [`Reducer::new`], which name the variable and the ranks
-    /// that differ in name, shape or dtype; ranks that are threads and share a variable, unless it is frozen and all share it; the errors of
-    /// [`broadcast`](Self::broadcast) or, of all variables, of [`compare`](Self::compare).
+    /// that differ in name, shape or dtype; an error for ranks that are threads and share a variable, unless it is frozen and all share it;
+    /// the errors of [`broadcast`](Self::broadcast) or, for all variables, of [`compare`](Self::compare).
     pub fn new(
         variables: impl Into<Variables>,
         comm: &'c dyn Communicator<M>,
@@ -111,10 +114,18 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         let ((parameters, numbers), context) = on_every_rank(comm, prepared)?;
         let reducer = M::reducer(&context, comm, parameters, options)?;
         let is_shared = shared_by_threads("DataParallel::new", comm, &variables)?;
-        let (declared, had_gradient) = (Declared::new(&variables), vec![false; is_shared.len()]);
-        let non_finite = None;
-        let parallel =
-            Self { reducer, context, comm, variables, numbers, declared, is_shared, had_gradient, non_finite };
+        let parallel = Self {
+            reducer,
+            context,
+            comm,
+            declared: Declared::new(&variables),
+            variables,
+            numbers,
+            had_gradient: vec![false; is_shared.len()],
+            is_shared,
+            non_finite: None,
+            has_sums: false,
+        };
         match start {
             Start::Compare => parallel.compare_all()?,
             _ => parallel.broadcast()?,
@@ -153,7 +164,11 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     /// [`Step::finish`], which depend on the options.
     pub fn backward(&mut self, loss: &Tensor) -> Result<GradStore> {
         let computed = self.compute(loss);
+        if self.reduces_nothing() {
+            return Ok(computed?.store);
+        }
         let step = self.reducer.step()?;
+        self.has_sums = false;
         let (reduced, gradients) = end(&self.context, &self.variables, step, computed)?;
         self.take_back(&reduced, gradients)
     }
@@ -171,7 +186,11 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
             None => Ok(Gradients { store: GradStore::default(), order: Vec::new() }),
         };
         let examples = batch.map_or(0, |(_, examples)| examples);
+        if self.reduces_nothing() && examples > 0 {
+            return Ok(Some(computed?.store));
+        }
         let Some(step) = self.reducer.step_of(examples)? else { return Ok(None) };
+        self.has_sums = false;
         let (reduced, gradients) = end(&self.context, &self.variables, step, computed)?;
         self.take_back(&reduced, gradients).map(Some)
     }
@@ -184,6 +203,7 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     /// [`Reducer::accumulate`]. The sums are unchanged then.
     pub fn accumulate(&mut self, loss: &Tensor) -> Result<()> {
         let gradients = self.compute(loss)?;
+        self.has_sums = true;
         let Self { reducer, context, variables, .. } = self;
         gradients.hand_in(context, variables, |views| reducer.accumulate(views))
     }
@@ -191,6 +211,7 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     /// Discards the gradients of the micro-batches since the last step.
     pub fn discard_accumulated(&mut self) {
         self.reducer.discard_accumulated();
+        self.has_sums = false;
     }
 
     /// The reason why the last step has no gradients on any rank, with
@@ -217,6 +238,14 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     pub(crate) fn parts(&self) -> (&M::Context, impl Iterator<Item = (usize, &Variable)>) {
         let is_first = |(number, variable): &(usize, &Variable)| self.numbers[&variable.var.id()] == *number;
         (&self.context, self.variables.reduced().iter().enumerate().filter(is_first))
+    }
+
+    /// Whether candle's gradients are the result as they are: on a single GPU, unless the options need a look at them.
+    fn reduces_nothing(&self) -> bool {
+        let options = self.reducer.options();
+        let looks =
+            M::HOST_WAITS || options.absent == AbsentGradients::Error || options.non_finite != NonFinite::Report;
+        self.comm.world_size() == 1 && !self.has_sums && !looks
     }
 
     /// Whether threads that are ranks share a variable, by its number.
