@@ -27,8 +27,8 @@ pub enum AbsentGradients {
 ///
 /// On host memory they are found while gradients are copied into buckets; gradients that were computed in their bucket or added up over
 /// micro-batches are read once more, and so are the results of sums and of Adasum, which can leave the range of their dtype though all
-/// gradients are finite. On GPUs each bucket is read once more before its reduction, and with one
-/// rank, which has no buckets, gradients are read unless they are only reported.
+/// gradients are finite. On GPUs each bucket is read once more before its reduction. A single rank has no buckets: its gradients are read,
+/// but on a GPU only if they are not merely reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NonFinite {
