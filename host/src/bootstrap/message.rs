@@ -78,6 +78,12 @@ pub(super) struct Network {
     pub(super) addresses: Vec<Option<IpAddr>>,
 }
 
+/// The failure of a rank that has sent bytes which no rank of this version sends, or whose bytes were changed on the way.
+pub(super) fn violation(rank: usize, error: &std::io::Error) -> CommError {
+    let reason = format!("its messages violate the protocol, so its connection was closed: {error}");
+    CommError::Transport { operation: Operation::Exchange, rank, reason }
+}
+
 /// Truncates the text of a failure to the limit of a message.
 pub(super) fn bounded(mut failure: CommError) -> CommError {
     if let CommError::InvalidCall { reason, .. } | CommError::Transport { reason, .. } = &mut failure {

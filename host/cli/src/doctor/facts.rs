@@ -19,6 +19,14 @@ pub(super) struct Facts {
     pub(super) local_rank: Option<usize>,
     pub(super) local_world_size: Option<usize>,
     pub(super) host: String,
+    /// The machine, by the boot of its kernel, which containers share; the host where that is unknown.
+    pub(super) machine: String,
+    /// The PID namespace; none where there are no such namespaces.
+    pub(super) pid_namespace: Option<String>,
+    /// Whether `GRADSYNC_PROCESS_MESSAGES_ONLY` keeps ranks from sharing memory.
+    pub(super) uses_messages_only: bool,
+    /// The ordinal of the rank's GPU among those that it sees.
+    pub(super) device: usize,
     pub(super) pid: u32,
     pub(super) version: String,
     pub(super) features: Vec<String>,
@@ -56,12 +64,17 @@ impl Facts {
         let machine = Machine::look();
         let version_of = |found: &crate::info::Found| found.version.clone().or_else(|| found.name.clone());
         let cores = machine.cpu.threads;
+        let host = gethostname::gethostname().to_string_lossy().into_owned();
         Facts {
             rank,
             world_size,
             local_rank: launch.local_rank,
             local_world_size: launch.local_world_size,
-            host: gethostname::gethostname().to_string_lossy().into_owned(),
+            machine: named_machine().or_else(booted).unwrap_or_else(|| host.clone()),
+            host,
+            pid_namespace: fs::read_link("/proc/self/ns/pid").ok().map(|link| link.display().to_string()),
+            uses_messages_only: number("GRADSYNC_PROCESS_MESSAGES_ONLY").is_some_and(|value| value != 0),
+            device: launch.device() as usize,
             pid: std::process::id(),
             version: machine.version.into(),
             features: machine.features.iter().map(|&feature| feature.to_owned()).collect(),
@@ -84,10 +97,18 @@ impl Facts {
         }
     }
 
-    /// The GPU with the index `LOCAL_RANK`, if this rank sees that many.
+    /// The rank's GPU, if this rank sees that many.
     pub(super) fn gpu(&self) -> Option<&str> {
-        self.gpus.get(self.local_rank.unwrap_or(0)).map(String::as_str)
+        self.gpus.get(self.device).map(String::as_str)
     }
+}
+
+fn named_machine() -> Option<String> {
+    std::env::var("GRADSYNC_HOSTID").ok().filter(|name| !name.is_empty())
+}
+
+fn booted() -> Option<String> {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned())
 }
 
 /// The names in a folder, in order; none if there is no such folder.
@@ -142,6 +163,7 @@ fn mpi_launcher() -> Option<&'static str> {
     let is_set = |name: &str| std::env::var_os(name).is_some();
     match () {
         () if is_set("OMPI_COMM_WORLD_RANK") => Some("Open MPI"),
+        () if is_set("MV2_COMM_WORLD_RANK") => Some("MVAPICH2"),
         () if is_set("MPI_LOCALRANKID") || is_set("PMI_RANK") => Some("MPICH or Intel MPI"),
         () => None,
     }

@@ -21,7 +21,8 @@ use std::time::Duration;
 use self::pending::{CollectiveCall, Region, Transfer};
 use self::rendezvous::Rendezvous;
 use super::collective::{check_peer, check_shards};
-use super::{Collective, Communicator, DEFAULT_DEADLINE, Operands, Ranks, gather_words_by};
+use super::{Collective, Communicator, Operands, Ranks, gather_words_by};
+use crate::bootstrap::call_deadline;
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::memory::{SharedWindows, WireSlice, WireSliceMut, Work};
 use crate::slice::SliceMut;
@@ -38,10 +39,11 @@ use crate::trace::Recorder;
 /// # Errors
 /// [`Error::InvalidArgument`] for 0 ranks.
 pub fn group(world_size: usize) -> Result<Vec<LocalCommunicator>> {
-    group_with_deadline(world_size, DEFAULT_DEADLINE)
+    group_with_deadline(world_size, call_deadline()?)
 }
 
-/// Like [`group`], but every call waits for the other ranks at most `deadline` instead of [`DEFAULT_DEADLINE`].
+/// Like [`group`], but every call waits for the other ranks at most `deadline` instead of `GRADSYNC_DEADLINE` or
+/// [`DEFAULT_DEADLINE`](super::DEFAULT_DEADLINE).
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for 0 ranks.
@@ -109,10 +111,11 @@ pub fn run_each<T: Send>(
     world_size: usize,
     body: impl Fn(LocalCommunicator) -> T + Sync,
 ) -> Result<Vec<std::thread::Result<T>>> {
-    run_each_with_deadline(world_size, DEFAULT_DEADLINE, body)
+    run_each_with_deadline(world_size, call_deadline()?, body)
 }
 
-/// Like [`run_each`], but every call of a communicator waits for the other ranks at most `deadline` instead of [`DEFAULT_DEADLINE`].
+/// Like [`run_each`], but every call of a communicator waits for the other ranks at most `deadline` instead of `GRADSYNC_DEADLINE` or
+/// [`DEFAULT_DEADLINE`](super::DEFAULT_DEADLINE).
 /// `body` itself has no time limit.
 ///
 /// # Errors

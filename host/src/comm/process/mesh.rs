@@ -38,12 +38,14 @@ pub(super) struct Peer {
     pub(super) connection: Connection,
     /// The number of the process, if this process can read its memory.
     pub(super) process: Option<u32>,
+    /// The first violation of the protocol by the other process; its connection counts as ended.
+    pub(super) violation: Option<String>,
     groups: HashMap<u64, Messages>,
 }
 
 impl Peer {
     pub(super) fn new(connection: Connection, process: Option<u32>) -> Self {
-        Self { connection, process, groups: HashMap::new() }
+        Self { connection, process, violation: None, groups: HashMap::new() }
     }
 
     /// The messages of a group.
@@ -97,6 +99,7 @@ impl Peer {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the connection to a rank is given up");
+                    self.violation.get_or_insert(error.to_string());
                     break;
                 }
             }
@@ -185,8 +188,7 @@ impl Drop for Mesh {
             std::thread::sleep(Duration::from_micros(100));
         }
         peers.iter_mut().for_each(|peer| peer.connection.finish());
-        let mut networks: VecDeque<&mut Peer> =
-            peers.into_iter().filter(|peer| peer.connection.leaves_machine()).collect();
+        let mut networks: VecDeque<&mut Peer> = peers.into_iter().filter(|peer| peer.connection.is_network()).collect();
         // A socket that is closed with unread bytes resets the connection, and bytes in flight to the other end are lost.
         while start.elapsed() < LINGER && !networks.is_empty() {
             networks.retain_mut(|peer| {
