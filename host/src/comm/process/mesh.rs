@@ -199,3 +199,31 @@ impl Drop for Mesh {
         }
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::bootstrap::Socket;
+
+    #[test]
+    fn bytes_that_are_no_frame_are_a_violation_and_more_than_the_end_of_a_connection() {
+        let connected = || {
+            let (own, other) = UnixStream::pair().expect("a pair");
+            own.set_nonblocking(true).expect("a socket");
+            let peer = crate::bootstrap::Peer { socket: Socket::Local(own), session: None, is_here: true };
+            (Peer::new(Connection::new(peer), None), other)
+        };
+        let (mut peer, mut other) = connected();
+        other.write_all(&[0xff; 64]).expect("room for a few bytes");
+        peer.progress();
+        assert!(peer.connection.has_ended());
+        assert!(peer.violation.is_some_and(|violation| violation.contains("no rank of this version sends")));
+        let (mut peer, other) = connected();
+        drop(other);
+        peer.progress();
+        assert!(peer.connection.has_ended() && peer.violation.is_none());
+    }
+}
