@@ -80,6 +80,7 @@ mod trust;
 mod unauthenticated;
 
 pub use self::environment::Launch;
+pub(crate) use self::environment::WORLD_SIZE_LIMIT;
 pub use self::member::Member;
 #[cfg(unix)]
 pub(crate) use self::mesh::{Peer, Peers, Socket};

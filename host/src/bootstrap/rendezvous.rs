@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::client::{self, Invitation};
-use super::environment::{self, Launch, MOST_RANKS};
+use super::environment::{self, Launch, WORLD_SIZE_LIMIT};
 use super::file::{self, RendezvousFile};
 use super::gathering::{Applicant, InProcess};
 use super::hosts::OWN_NAME_TIME;
@@ -178,8 +178,8 @@ impl Rendezvous {
         if rank >= world_size {
             return Err(BootstrapError::RankOutOfRange { rank, world_size }.into());
         }
-        if world_size > MOST_RANKS {
-            return Err(BootstrapError::WorldSizeOutOfRange { world_size, most: MOST_RANKS }.into());
+        if world_size > WORLD_SIZE_LIMIT {
+            return Err(BootstrapError::WorldSizeOutOfRange { world_size, most: WORLD_SIZE_LIMIT }.into());
         }
         let user_deadline = environment::join_deadline()?;
         call_deadline()?;

@@ -27,9 +27,10 @@ fn ranks_get_the_variables_of_torchrun_and_a_secret() {
 /// The launch runs inside a job of another launcher, which has set its own variables.
 #[test]
 fn variables_of_other_launchers_are_removed() {
-    let names = ["variables", "SLURM_PROCID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "RANK"];
+    let names = ["variables", "SLURM_PROCID", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "RANK"];
     let mut command = launch(&["-n", "2"], &names);
     command.env("SLURM_PROCID", "0").env("SLURM_NTASKS", "1").env("OMPI_COMM_WORLD_RANK", "5").env("RANK", "7");
+    command.env("TORCHELASTIC_RUN_ID", "none").env("TORCHELASTIC_USE_AGENT_STORE", "True");
     let job = Finished::of(&mut command).succeeded("inside another job");
     assert_eq!(sorted(&job.stdout), ["[0] - - - 0", "[1] - - - 1"]);
 }

@@ -8,7 +8,7 @@ use crate::error::BootstrapError;
 
 /// The most ranks of a group: rank 0 holds a connection and two threads for each. A larger number is a mistake, and the memory for so many
 /// ranks might not exist.
-pub(in crate::bootstrap) const MOST_RANKS: usize = 1 << 16;
+pub(crate) const WORLD_SIZE_LIMIT: usize = 1 << 16;
 
 /// The variables of one launcher, or of launchers that share some. Of several names for one number, the first that is set counts.
 struct Family {
@@ -169,8 +169,8 @@ impl Family {
             }
         }
         for number in [Some(numbers.world_size), numbers.local_world_size, numbers.local_rank].into_iter().flatten() {
-            if number.value > MOST_RANKS {
-                let reason = format!("a group has at most {MOST_RANKS} ranks");
+            if number.value > WORLD_SIZE_LIMIT {
+                let reason = format!("a group has at most {WORLD_SIZE_LIMIT} ranks");
                 return Err(invalid(number.variable, number.value.to_string(), reason));
             }
         }
@@ -216,7 +216,7 @@ fn conflict(inner: &Numbers, outer: &Numbers, family: &Family) -> BootstrapError
 fn number(variable: &'static str, text: String) -> Result<Setting, BootstrapError> {
     match text.parse() {
         Ok(value) => Ok(Setting { variable, value }),
-        Err(_) => Err(invalid(variable, text, format!("it must be a whole number from 0 to {MOST_RANKS}"))),
+        Err(_) => Err(invalid(variable, text, format!("it must be a whole number from 0 to {WORLD_SIZE_LIMIT}"))),
     }
 }
 

@@ -7,7 +7,7 @@ mod torchrun;
 use std::time::Duration;
 
 pub(super) use self::address::host;
-pub(super) use self::family::MOST_RANKS;
+pub(crate) use self::family::WORLD_SIZE_LIMIT;
 use self::family::invalid;
 use self::torchrun::Torchrun;
 use crate::error::BootstrapError;

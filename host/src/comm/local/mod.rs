@@ -22,7 +22,7 @@ use self::pending::{CollectiveCall, Region, Transfer};
 use self::rendezvous::Rendezvous;
 use super::collective::{check_peer, check_shards};
 use super::{Collective, Communicator, Operands, Ranks, gather_words_by};
-use crate::bootstrap::call_deadline;
+use crate::bootstrap::{WORLD_SIZE_LIMIT, call_deadline};
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::memory::{SharedWindows, WireSlice, WireSliceMut, Work};
 use crate::slice::SliceMut;
@@ -37,7 +37,7 @@ use crate::trace::Recorder;
 /// for each rank.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for 0 ranks.
+/// [`Error::InvalidArgument`] for 0 ranks, and for more than 65536.
 pub fn group(world_size: usize) -> Result<Vec<LocalCommunicator>> {
     group_with_deadline(world_size, call_deadline()?)
 }
@@ -46,10 +46,14 @@ pub fn group(world_size: usize) -> Result<Vec<LocalCommunicator>> {
 /// [`DEFAULT_DEADLINE`](super::DEFAULT_DEADLINE).
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for 0 ranks.
+/// [`Error::InvalidArgument`] for 0 ranks, and for more than 65536.
 pub fn group_with_deadline(world_size: usize, deadline: Duration) -> Result<Vec<LocalCommunicator>> {
     if world_size == 0 {
         return Err(Error::InvalidArgument { operation: "local group", reason: "the world size is 0".into() });
+    }
+    if world_size > WORLD_SIZE_LIMIT {
+        let reason = format!("the world size is {world_size}, and a group has at most {WORLD_SIZE_LIMIT} ranks");
+        return Err(Error::InvalidArgument { operation: "local group", reason });
     }
     let recorders = Recorder::of_threads("threads", world_size);
     let shared = Arc::new(Rendezvous::new(world_size, deadline, recorders));
@@ -106,7 +110,7 @@ pub fn run<T: Send, E: Send + From<Error>>(
 /// Like [`run`], but returns each rank's result separately: the return value of its thread, or the payload of its panic.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for 0 ranks.
+/// [`Error::InvalidArgument`] for 0 ranks, and for more than 65536.
 pub fn run_each<T: Send>(
     world_size: usize,
     body: impl Fn(LocalCommunicator) -> T + Sync,
@@ -119,7 +123,7 @@ pub fn run_each<T: Send>(
 /// `body` itself has no time limit.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for 0 ranks.
+/// [`Error::InvalidArgument`] for 0 ranks, and for more than 65536.
 pub fn run_each_with_deadline<T: Send>(
     world_size: usize,
     deadline: Duration,
