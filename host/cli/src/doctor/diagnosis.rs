@@ -159,7 +159,8 @@ fn places(ranks: &[Facts], found: &mut Vec<Problem>) {
 
 fn gpus(ranks: &[Facts], found: &mut Vec<Problem>) {
     let with_gpus: Vec<Facts> = ranks.iter().filter(|rank| !rank.gpus.is_empty()).cloned().collect();
-    for ((host, gpu), of) in by(&with_gpus, |rank| (rank.host.clone(), rank.gpu().map(str::to_owned))) {
+    let place = |rank: &Facts| (rank.host.clone(), rank.gpu().map(str::to_owned), rank.gpu_identifier.clone());
+    for ((host, gpu, _), of) in by(&with_gpus, place) {
         match gpu {
             Some(gpu) if of.len() > 1 => {
                 let remedy = "give each rank a GPU of its own: a LOCAL_RANK from its launcher, or CUDA_VISIBLE_DEVICES";
@@ -289,6 +290,7 @@ mod tests {
             features: vec!["cuda".into()],
             address: None,
             gpus: vec!["0".into(), "1".into()],
+            gpu_identifier: None,
             unreachable_gpus: Vec::new(),
             nccl: Some("2.28".into()),
             mpi: Some("Open MPI v4".into()),
@@ -344,8 +346,7 @@ mod tests {
             let found = of(change, offset);
             assert!(found.len() == 1 && found[0].problem.contains(words), "{words}: {found:?}");
         }
-        let few = facts(0);
-        let few = [Facts { memory_bytes: Some(1 << 29), ..few.clone() }, Facts { rank: 1, local_rank: Some(1), ..few }];
+        let few = [0, 1].map(|rank| Facts { memory_bytes: Some(1 << 29), ..facts(rank) });
         let same = [Offset { seconds: 0.0, uncertainty: 0.0 }; 2];
         let found = problems(&few, &same, &[Exchange::Memory, Exchange::Memory]);
         assert!(found[0].problem.contains("may use 536870912 bytes of memory, less than 1073741824"), "{found:?}");
@@ -353,6 +354,14 @@ mod tests {
         assert!(
             unknown.iter().any(|found| found.problem.contains("=ib of rank 1 fits no interface of node: eth0, lo"))
         );
+        // Tasks of a scheduler that see one GPU each are on different ones, although each has the number 0.
+        let one = [0, 1].map(|rank| Facts {
+            gpus: vec!["0".into()],
+            device: 0,
+            gpu_identifier: Some(rank.to_string()),
+            ..facts(rank)
+        });
+        assert_eq!(problems(&one, &same, &[Exchange::Memory, Exchange::Memory]), []);
         // Two ranks with one number are on one GPU as well.
         assert_eq!(of(|rank| (rank.local_rank, rank.device) = (Some(0), 0), 0.0).len(), 2);
     }

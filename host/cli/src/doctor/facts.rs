@@ -34,6 +34,8 @@ pub(super) struct Facts {
     pub(super) address: Option<String>,
     /// The GPUs that this rank sees, by their numbers or identifiers on the machine.
     pub(super) gpus: Vec<String>,
+    /// The identifier of the rank's GPU, if the build has CUDA. Schedulers that give every task a GPU of its own may number each of them 0.
+    pub(super) gpu_identifier: Option<String>,
     /// Pairs of device numbers: a GPU of this rank, and a peer on the machine whose memory it cannot access. Empty where this is unknown.
     pub(super) unreachable_gpus: Vec<(u32, u32)>,
     pub(super) nccl: Option<String>,
@@ -80,6 +82,7 @@ impl Facts {
             features: machine.features.iter().map(|&feature| feature.to_owned()).collect(),
             address: launch.master.as_ref().and_then(|(host, port)| own_address(host, *port)),
             gpus: visible_gpus(),
+            gpu_identifier: gpu_identifier(launch.device()),
             unreachable_gpus: unreachable_gpus(machine.gpus.len()),
             nccl: version_of(&machine.nccl),
             mpi: version_of(&machine.mpi),
@@ -145,6 +148,17 @@ fn visible_gpus() -> Vec<String> {
     let mut numbers: Vec<u32> = entries.filter_map(|entry| number(entry.path())).collect();
     numbers.sort_unstable();
     numbers.into_iter().map(|number| number.to_string()).collect()
+}
+
+#[cfg(feature = "cuda")]
+fn gpu_identifier(device: u32) -> Option<String> {
+    let uuid = gradsync::driver::Device::new(device).and_then(|device| device.uuid()).ok()?;
+    Some(uuid.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu_identifier(_: u32) -> Option<String> {
+    None
 }
 
 #[cfg(feature = "cuda")]
