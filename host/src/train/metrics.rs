@@ -10,6 +10,8 @@ use crate::error::{Operation, Result, same_len};
 use crate::memory::{Host, Memory};
 
 const OPERATION: &str = "running mean";
+/// The factor of sums that may be larger than every `f64`: a sum of as many values as there can be, times this, is in range.
+const SHRINK: f64 = 1.0 / (1u128 << 64) as f64;
 const TENSORS: [(&str, [usize; 1]); 2] = [("sum", [1]), ("value", [1])];
 
 /// Computes the mean of the values of all ranks. Each rank passes the `sum` of its values and their number, `count`; the sums are added in
@@ -28,18 +30,27 @@ const TENSORS: [(&str, [usize; 1]); 2] = [("sum", [1]), ("value", [1])];
 /// # Errors
 /// The errors of a collective.
 pub fn mean_over_ranks<R: Ranks + ?Sized>(ranks: &R, sum: f64, count: u64) -> Result<Option<f64>> {
+    mean_of_sums(ranks, sum, count, 1.0)
+}
+
+/// The mean of values whose sums were multiplied by `factor`, a power of two.
+fn mean_of_sums<R: Ranks + ?Sized>(ranks: &R, sum: f64, count: u64, factor: f64) -> Result<Option<f64>> {
     let _scope = scope::within(Operation::MeanOverRanks);
     let own = [sum.to_bits(), count];
     let all = if ranks.world_size() == 1 { own.to_vec() } else { gather(ranks, &own)? };
     let count: u128 = all.chunks_exact(2).map(|rank| u128::from(rank[1])).sum();
     // A rank without values adds nothing, for any `sum`.
-    let counted = all.chunks_exact(2).filter(|rank| rank[1] > 0);
-    let sum: f64 = counted.map(|rank| f64::from_bits(rank[0])).sum();
-    Ok((count > 0).then(|| sum / count as f64))
+    let sums = all.chunks_exact(2).filter(|rank| rank[1] > 0).map(|rank| f64::from_bits(rank[0]));
+    let mut mean = sums.clone().sum::<f64>() / (count as f64 * factor);
+    if !mean.is_finite() {
+        // The sum may leave the range of `f64` where the mean does not.
+        mean = sums.map(|sum| sum * SHRINK).sum::<f64>() / (count as f64 * factor * SHRINK);
+    }
+    Ok((count > 0).then_some(mean))
 }
 
 /// A mean over many batches and all ranks, weighted by the numbers of examples. Values are added in the memory where they are, in `f64`: on
-/// a GPU nothing is copied to the host before the mean is requested.
+/// a GPU nothing is copied to the host before the mean is requested. No sum overflows; values below 1e-288 lose digits.
 ///
 /// ```
 /// use gradsync::comm::local;
@@ -93,7 +104,7 @@ impl<M: ReducerMemory> RunningMean<M> {
             return Ok(());
         }
         let (sum, mut value) = self.numbers.two_tensors_mut(0, 1);
-        M::scale(value.data_mut(), mean, count as f64)?;
+        M::scale(value.data_mut(), mean, count as f64 * SHRINK)?;
         M::accumulate(sum.into_data(), value.data())?;
         self.count += count;
         Ok(())
@@ -116,7 +127,7 @@ impl<M: ReducerMemory> RunningMean<M> {
             1 => sum?,
             _ => crate::agreement::all_prepared(Operation::MeanOverRanks, ranks, sum)?,
         };
-        mean_over_ranks(ranks, sum, self.count)
+        mean_of_sums(ranks, sum, self.count, SHRINK)
     }
 
     /// Resets the mean to no examples.
