@@ -52,8 +52,8 @@ impl Expected {
 
 /// The reduction with factors of one vector per rank, as [`NcclCommunicator`](gradsync::comm::nccl::NcclCommunicator) documents it. Maxima
 /// and minima are exact, with the roundings of the `scale` kernel where there are factors; sums and means are within the bound of
-/// [`ScaledSum`]. A mean's `1/P` multiplies the inputs where the dtype is f32 or f64 or P is a power of two; otherwise the next smaller power of
-/// two does, and the rest multiplies the result.
+/// [`ScaledSum`]. A mean's `1/P` multiplies the inputs where the dtype is f32 or f64 or P is a power of two; otherwise the next smaller
+/// power of two does, and the rest multiplies the result.
 pub(crate) fn reduced(op: ReduceOp, format: Format, scaling: Scaling, inputs: &[Vec<f64>]) -> Rc<Expected> {
     let (len, world_size) = (inputs[0].len(), inputs.len());
     let column = |index: usize| inputs.iter().map(move |input| input[index]);
