@@ -131,8 +131,8 @@ use crate::sys::nccl::{RedOp, Version};
 ///
 /// Operations are those of [`Communicator`], on slices of any queue of its device. Small sums and means are added by this crate's kernels in `f64` in
 /// rank order ([small sums](self#small-sums)); for all others, NCCL computes sums in the dtype of the data, in an order that depends on the length and on the machine, but is equal on all ranks and from run to run on the same machine. Means are sums
-/// times `1/P`, applied by NCCL to the inputs if the dtype is f32 or f64 or `P` is a power of two, and by a pass over the result
-/// otherwise, so that no mean is off by the rounding of its factor. `Max` and `Min` of NaN are unspecified.
+/// times `1/P`, applied by NCCL to the inputs if the dtype is f32 or f64 or `P` is a power of two, and otherwise by the next
+/// smaller power of two before and a pass over the result, so that no mean is off by the rounding of its factor, and no sum overflows. `Max` and `Min` of NaN are unspecified.
 ///
 /// Dropping it waits for its operations, at most until their deadline, and destroys the communicator; a rank that panics aborts it. Of
 /// ranks that are threads of one process, the last one to be dropped destroys NCCL's part of all of them. A [`Graph`] with its operations
