@@ -61,8 +61,8 @@ pub(crate) struct Launch {
     #[arg(skip)]
     pub(super) is_plain: bool,
 
-    /// The program with its arguments.
-    #[arg(last = true, required = true, num_args = 1.., value_name = "PROGRAM")]
+    /// The program with its arguments, behind all options of the launcher; `--` may stand before it.
+    #[arg(trailing_var_arg = true, required = true, num_args = 1.., value_name = "PROGRAM")]
     pub(super) program: Vec<OsString>,
 }
 

@@ -4,6 +4,12 @@ use std::time::Duration;
 
 /// The interval of checks of the folder of traces, for ranks that report a failure and continue.
 pub(super) const LOOK_FOR_TRACES: Duration = Duration::from_millis(200);
+/// How long reading and writing of the folders of traces may take beyond that.
+pub(super) const READING: Duration = Duration::from_secs(2);
+/// The time that a rank has to end by itself which has panicked or lost its connections, as other ranks report. A panic prints a backtrace.
+pub(super) const DEPARTURE: Duration = Duration::from_secs(3);
+/// The interval of checks of processes that ranks have left behind.
+pub(super) const LOOK_FOR_ORPHANS: Duration = Duration::from_millis(20);
 /// The time that ranks have to write the requested traces.
 pub(super) const TRACES: Duration = Duration::from_millis(500);
 /// The time that the last lines of a rank may take after its end, if a process that it has started holds its pipes.
