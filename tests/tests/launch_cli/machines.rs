@@ -131,6 +131,8 @@ fn machines_need_a_secret_that_others_cannot_read() {
     let meeting = Meeting::new();
     meeting.set_mode(0o644);
     refused(gradsync(&base).arg("--secret-file").arg(meeting.file()).args(["--", "true"]), &["mode 0644", "chmod 600"]);
+    let pipe = gradsync_tests::programs::fifo(meeting.folder.path());
+    refused(gradsync(&base).arg("--secret-file").arg(pipe).args(["--", "true"]), &["pipe: it is no regular file"]);
     refused(gradsync(&base).env("GRADSYNC_SECRET", "guess").args(["--", "true"]), &["gradsync-secret-"]);
     let beyond = ["launch", "-n", "1", "--node-rank", "1", "--", "true"];
     refused(&mut gradsync(&beyond), &["--node-rank 1 must be less than --nodes 1"]);

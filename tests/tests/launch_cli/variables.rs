@@ -1,10 +1,13 @@
 //! The variables of ranks, and each rank's share of the machine's cores.
 
 use std::collections::HashSet;
+use std::path::Path;
+use std::process::Command;
 
 use gradsync_tests::programs::Finished;
 
-use crate::job::{launch, run, sorted};
+use crate::job::{RANK, launch, run, sorted};
+use crate::program::binary;
 
 #[test]
 fn ranks_get_the_variables_of_torchrun_and_a_secret() {
@@ -55,4 +58,26 @@ fn affinity_binds_each_rank_to_processors_of_its_own() {
 #[test]
 fn ranks_join_by_their_variables() {
     run(&["-n", "4"], &["join"]).succeeded("a group of four");
+}
+
+/// In a network namespace of its own, the loopback device has the address of IPv6 alone.
+#[test]
+fn ranks_join_where_loopback_has_ipv6_alone() {
+    let inside = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--net", "sh", "-c", script]).args([binary(), Path::new(RANK)]);
+        command.env_remove("GRADSYNC_TRACE_DIR");
+        Finished::of(&mut command)
+    };
+    let set_up = "ip link set lo up && ip address del 127.0.0.1/8 dev lo && ip address show dev lo | grep -q ::1";
+    if inside(set_up).code != Some(0) {
+        eprintln!(
+            "not tested: this machine permits no network namespace (`unshare --net`), lacks `ip`, or has no IPv6"
+        );
+        return;
+    }
+    let job = inside(&format!("{set_up} && exec \"$0\" launch -n 2 -- \"$1\" join")).succeeded("two ranks");
+    assert_eq!(job.stderr, "");
+    let job = inside(&format!("{set_up} && exec \"$0\" launch -n 2 -- \"$1\" variables MASTER_ADDR"));
+    assert_eq!(sorted(&job.stdout), ["[0] ::1", "[1] ::1"], "{}", job.stderr);
 }

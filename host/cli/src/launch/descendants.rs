@@ -130,7 +130,8 @@ fn variable(pid: Pid, name: &str) -> Option<String> {
     String::from_utf8(environment.split(|byte| *byte == 0).find_map(value)?).ok()
 }
 
-fn rank_of(pid: Pid, job: &str) -> Option<usize> {
+/// The rank of this job that has started a process, by the environment of the process.
+pub(super) fn rank_of(pid: Pid, job: &str) -> Option<usize> {
     let is_of_job = variable(pid, gradsync::trace::JOB).as_deref() == Some(job);
     variable(pid, "RANK").filter(|_| is_of_job)?.parse().ok()
 }

@@ -1,11 +1,12 @@
 //! One start of all ranks of this machine, until the last of them has ended.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use gradsync::comm::Departure;
+use gradsync::trace::RankTrace;
 use gradsync_cli::messages::{complain, say};
 use gradsync_cli::text::{one_line, shown};
 use rustix::process::Pid;
@@ -17,7 +18,7 @@ use super::machines::Machines;
 use super::nodes::Nodes;
 use super::output::Places;
 use super::rank::{Common, Rank};
-use super::records::{LateRank, Records};
+use super::records::{LateRank, Records, has_failure};
 use super::signals::{ENDING, Event, Listener};
 use super::status::{self, PANIC, Status};
 use super::timing::{DEPARTURE, LAST_LINES, LOOK_FOR_ORPHANS, LOOK_FOR_TRACES, RECORDS, SIMULTANEOUS};
@@ -288,7 +289,7 @@ impl<'a> Generation<'a> {
             None => format!("rank {} panicked, and still runs", rank.number),
         };
         let code = rank.status.map_or(PANIC, Status::code);
-        let is_follower = !has_panicked && traces.get(&rank.number).is_some_and(super::records::has_failure);
+        let is_follower = !has_panicked && traces.get(&rank.number).is_some_and(has_failure);
         self.blamed = Some(Blamed { rank: rank.number, code, is_follower });
         if !self.launch.is_plain {
             let all = if self.machines.is_some() { "on this machine" } else { "of all" };
@@ -301,7 +302,7 @@ impl<'a> Generation<'a> {
     }
 
     /// The first rank that has failed by itself, by the order of the ends.
-    fn first_to_fail(&self, traces: &std::collections::BTreeMap<usize, gradsync::trace::RankTrace>) -> Option<usize> {
+    fn first_to_fail(&self, traces: &BTreeMap<usize, RankTrace>) -> Option<usize> {
         let mut failed: Vec<&Rank> = self.ranks.iter().filter(|rank| rank.has_failed()).collect();
         failed.sort_by_key(|rank| rank.ended);
         let numbers: Vec<usize> = failed.iter().map(|rank| rank.number).collect();
@@ -425,6 +426,8 @@ impl<'a> Generation<'a> {
         self.late = self.records.request();
         let is_stopped = |rank: &&Rank| {
             let asked = self.late.iter().filter(|late| late.rank == rank.number).filter_map(|late| late.process);
+            // In another PID namespace the number belongs to another process.
+            let asked = asked.filter(|&pid| descendants::rank_of(pid, &self.job) == Some(rank.number));
             rank.is_running() && asked.chain([rank.pid]).any(descendants::is_stopped)
         };
         self.stopped = self.ranks.iter().filter(is_stopped).map(|rank| rank.number).collect();

@@ -212,9 +212,12 @@ fn look_for_failures(
 ) -> io::Result<Sender<()>> {
     let (looking, stop) = channel();
     let look = move || {
+        let mut seen = BTreeMap::new();
         while stop.recv_timeout(LOOK_FOR_TRACES) == Err(RecvTimeoutError::Timeout) {
-            let written = ranks.clone().filter(|&rank| files.version(rank).is_some());
-            let failed = written.filter_map(|rank| files.read(rank)).filter(has_failure);
+            let versions = ranks.clone().filter_map(|rank| Some((rank, files.version(rank)?)));
+            let written = versions.filter(|&(rank, version)| seen.insert(rank, version) != Some(version));
+            let written: Vec<usize> = written.map(|(rank, _)| rank).collect();
+            let failed = written.into_iter().filter_map(|rank| files.read(rank)).filter(has_failure);
             if let Some(first) = failed.min_by(|left, right| left.written.total_cmp(&right.written)) {
                 // Nobody listens only if the launcher ends.
                 let _ = events.send(Event::Reported(generation, first.rank, first.reason));

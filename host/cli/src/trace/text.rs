@@ -6,7 +6,7 @@ use std::fmt;
 use gradsync::trace::CallState;
 use gradsync_cli::text::one_line;
 
-use super::analysis::{Analysis, Difference, Last, Wait, Who};
+use super::analysis::{Analysis, Cause, Difference, Last, Wait, Who};
 
 /// Ranks as text: `rank 3`, `ranks 0, 2 to 5`.
 fn ranks(ranks: &[Who]) -> String {
@@ -72,15 +72,18 @@ impl fmt::Display for Analysis {
 }
 
 impl Analysis {
-    /// The last calls of ranks about which no wait and no cause has told, each with its ranks and the longest time.
+    /// The last calls of ranks about which no other line has told, each with its ranks and the longest time.
     fn last_with_news(&self) -> Vec<(Vec<Who>, Last)> {
-        let waits =
-            self.waits.iter().flat_map(|wait| wait.waiting.iter().map(move |rank| (*rank, &wait.group, wait.sequence)));
-        let causes = self
-            .causes
-            .iter()
-            .filter_map(|cause| cause.call.as_ref().map(|(group, number)| (cause.rank, group, *number)));
-        let told: HashSet<_> = waits.chain(causes).collect();
+        let mut told = HashSet::new();
+        for Wait { waiting, group, sequence, .. } in &self.waits {
+            told.extend(waiting.iter().map(|rank| (*rank, group, *sequence)));
+        }
+        for Difference { calls, group, sequence, .. } in &self.differences {
+            told.extend(calls.iter().flat_map(|(_, ranks)| ranks).map(|rank| (*rank, group, *sequence)));
+        }
+        for Cause { rank, call, .. } in &self.causes {
+            told.extend(call.iter().map(|(group, sequence)| (*rank, group, *sequence)));
+        }
         let (mut found, mut indices) = (Vec::<(Vec<Who>, Last)>::new(), HashMap::new());
         for last in self.last.iter().filter(|last| !told.contains(&(last.rank, &last.group, last.sequence))) {
             let Last { rank, group, call, sequence, state, seconds } = last;
