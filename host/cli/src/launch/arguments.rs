@@ -49,7 +49,7 @@ pub(crate) struct Launch {
     #[arg(long, requires = "log_dir")]
     pub(super) quiet: bool,
 
-    /// Seconds from SIGTERM to SIGKILL, for ranks that have to end.
+    /// Seconds from SIGTERM to SIGKILL, for ranks that have to end and for processes that ranks leave behind.
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS", value_parser = seconds)]
     pub(super) grace: f64,
 

@@ -19,6 +19,7 @@ mod generation;
 mod guard;
 mod machines;
 mod nodes;
+mod outcome;
 mod output;
 mod rank;
 mod records;
@@ -35,9 +36,10 @@ use rustix::process::{Resource, getrlimit};
 
 pub(crate) use self::arguments::Launch;
 use self::descendants::Descendants;
-use self::generation::{Generation, Outcome};
+use self::generation::Generation;
 pub(crate) use self::guard::Guard;
 use self::nodes::Nodes;
+use self::outcome::Outcome;
 use self::signals::Listener;
 
 impl Launch {
