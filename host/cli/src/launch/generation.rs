@@ -1,6 +1,6 @@
 //! One start of all ranks of this machine, until the last of them has ended.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use super::rank::{Common, Rank};
 use super::records::{LateRank, Records, has_failure};
 use super::signals::{ENDING, Event, Listener};
 use super::status::{self, PANIC, Status};
-use super::timing::{DEPARTURE, LAST_LINES, LOOK_FOR_ORPHANS, LOOK_FOR_TRACES, SIMULTANEOUS};
+use super::timing::{DEPARTURE, KILL, LAST_LINES, LOOK_FOR_ORPHANS, LOOK_FOR_TRACES, SIMULTANEOUS};
 use super::{Launch, affinity};
 use crate::trace::Blamed;
 
@@ -37,9 +37,10 @@ pub(super) struct Generation<'a> {
     pub(super) descendants: &'a Descendants,
     /// The number of this start.
     pub(super) job: String,
-    /// The processes and process groups that ranks have left behind and that were told to end; those that are killed.
+    /// The processes and process groups that ranks have left behind and that were told to end.
     pub(super) told: HashSet<Pid>,
-    pub(super) killed: HashSet<Pid>,
+    /// Those that were killed, and when; no time once the launcher does not wait for them any more.
+    pub(super) killed: HashMap<Pid, Option<Instant>>,
     /// Whether processes are left that no rank is known for.
     pub(super) has_orphans: bool,
     /// The launchers of several machines.
@@ -89,7 +90,7 @@ impl<'a> Generation<'a> {
             descendants,
             job: place.job.clone(),
             told: HashSet::new(),
-            killed: HashSet::new(),
+            killed: HashMap::new(),
             has_orphans: false,
             machines,
             ending: None,
@@ -131,6 +132,7 @@ impl<'a> Generation<'a> {
             self.end_orphans()?;
             let is_over = self.ranks.iter().all(|rank| rank.is_over) && !self.has_orphans;
             if is_over && !self.awaits_machines() {
+                self.await_output();
                 return Ok(self.outcome());
             }
             match self.events.next(self.patience()) {
@@ -139,6 +141,12 @@ impl<'a> Generation<'a> {
             }
             self.kill_late_ones();
         }
+    }
+
+    /// Waits for the last lines of all ranks. A process that this launcher may not end can hold the pipes open.
+    fn await_output(&self) {
+        let end = Instant::now() + LAST_LINES;
+        self.ranks.iter().for_each(|rank| rank.output.wait(end.saturating_duration_since(Instant::now())));
     }
 
     fn handle(&mut self, event: Event) -> Result<(), String> {
@@ -183,14 +191,15 @@ impl<'a> Generation<'a> {
     fn end_orphans(&mut self) -> Result<(), String> {
         let ranks = self.ranks.iter().filter(|rank| !rank.is_over).map(|rank| rank.pid);
         let known = ranks.chain([self.guard.pid()]).collect();
-        let orphans = self.descendants.orphans(&known, &self.job);
+        let mut orphans = self.descendants.orphans(&known, &self.job);
+        orphans.retain(|orphan| !self.has_given_up(orphan));
         let owner = |orphan: &Orphan| self.ranks.iter().position(|rank| orphan.is_of(rank.number, rank.pid));
         let owned: Vec<(Orphan, Option<usize>)> = orphans.into_iter().map(|orphan| (orphan, owner(&orphan))).collect();
         let are_all_ended = !self.ranks.iter().any(Rank::is_running);
         self.has_orphans = are_all_ended && !owned.is_empty();
         for (index, rank) in self.ranks.iter_mut().enumerate() {
             if !rank.is_running() && !rank.is_over && owned.iter().all(|(_, owner)| *owner != Some(index)) {
-                rank.reap(LAST_LINES).map_err(|error| format!("rank {}: {error}", rank.number))?;
+                rank.reap().map_err(|error| format!("rank {}: {error}", rank.number))?;
                 self.guard.remove(rank.pid);
             }
         }
@@ -203,13 +212,25 @@ impl<'a> Generation<'a> {
         Ok(())
     }
 
+    /// Whether a process stays although it was killed: another user's, as after `sudo`, or one that the kernel cannot end now.
+    fn has_given_up(&mut self, orphan: &Orphan) -> bool {
+        let Some(killed) = self.killed.get_mut(&orphan.pid()) else { return false };
+        if killed.is_some_and(|killed| killed.elapsed() > KILL) {
+            say("warning", format_args!("process {} cannot be ended, and stays", orphan.pid().as_raw_nonzero()));
+            *killed = None;
+        }
+        killed.is_none()
+    }
+
     fn end_orphan(&mut self, orphan: Orphan, owner: Option<usize>) {
         let rank = owner.map(|owner| &self.ranks[owner]);
         let grace = Duration::from_secs_f64(self.launch.grace);
         let ended = rank.map_or_else(|| self.ranks.iter().filter_map(|rank| rank.ended).max(), |rank| rank.ended);
         let ending = self.ending.as_ref().map(|(_, end)| *end);
         if ending.or(ended.map(|ended| ended + grace)).is_none_or(|end| end <= Instant::now()) {
-            if self.killed.insert(orphan.pid()) && !grace.is_zero() {
+            let is_first = !self.killed.contains_key(&orphan.pid());
+            self.killed.entry(orphan.pid()).or_insert_with(|| Some(Instant::now()));
+            if is_first && !grace.is_zero() {
                 let of = rank.map(|rank| format!("of rank {}, ", rank.number)).unwrap_or_default();
                 let (pid, grace) = (orphan.pid().as_raw_nonzero(), self.launch.grace);
                 say("warning", format_args!("process {pid}, {of}has not ended within {grace} s, and is killed"));
@@ -422,18 +443,20 @@ impl Drop for Generation<'_> {
         const TIMES: usize = 500;
         self.ranks.iter().for_each(|rank| rank.signal_group(libc::SIGKILL));
         for rank in self.ranks.iter_mut().filter(|rank| !rank.is_over) {
-            if let Err(error) = rank.reap(LAST_LINES) {
+            if let Err(error) = rank.reap() {
                 tracing::warn!(%error, rank = rank.number, "a rank was not reaped");
             }
         }
         let known = HashSet::from([self.guard.pid()]);
         for _ in 0..TIMES {
-            let orphans = self.descendants.orphans(&known, &self.job);
+            let mut orphans = self.descendants.orphans(&known, &self.job);
+            orphans.retain(|orphan| self.killed.get(&orphan.pid()) != Some(&None));
             if orphans.is_empty() {
                 break;
             }
             orphans.iter().for_each(|orphan| orphan.signal(libc::SIGKILL));
             thread::sleep(Duration::from_millis(10));
         }
+        self.await_output();
     }
 }

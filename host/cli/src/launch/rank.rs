@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use gradsync_cli::text::shown;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, set_parent_process_death_signal, waitid};
@@ -30,7 +30,7 @@ pub(super) struct Rank {
     pub(super) status: Option<Status>,
     /// When the process has ended.
     pub(super) ended: Option<Instant>,
-    /// Whether nothing is left of it: the process, the processes that it has started, and its output.
+    /// Whether nothing is left of it: the process, and the processes that it has started.
     pub(super) is_over: bool,
 }
 
@@ -135,12 +135,10 @@ impl Rank {
         self.ended = Some(Instant::now());
     }
 
-    /// Called when the process has ended and nothing that it has started is left: reaps it, and waits for the rest of its output.
-    pub(super) fn reap(&mut self, last_lines: Duration) -> io::Result<()> {
+    /// Called when the process has ended and nothing that it is known to have started is left.
+    pub(super) fn reap(&mut self) -> io::Result<()> {
         self.signal_group(libc::SIGKILL);
         self.is_over = true;
-        self.process.wait()?;
-        self.output.wait(last_lines);
-        Ok(())
+        self.process.wait().map(drop)
     }
 }
