@@ -72,7 +72,8 @@ fn gradsync_grace(script: &str, grace: &str) -> std::process::Command {
 /// The shell ends at SIGTERM at once; its program has the rest of the grace period.
 #[test]
 fn a_program_in_a_wrapper_script_gets_sigterm() {
-    let program = "trap 'sleep 0.3; echo saved; exit 0' TERM; echo ready; sleep 1000 & wait";
+    // The pause is for the shell's copy that becomes `sleep`: until then it has the shell's trap.
+    let program = "trap 'sleep 0.3; echo saved; exit 0' TERM; sleep 1000 & sleep 0.2; echo ready; wait";
     let mut command = gradsync(&["launch", "-n", "1", "--", "sh", "-c", "sh -c \"$0\"; true", program]);
     heed_signals(&mut command);
     let mut job = Running::start(command);
@@ -80,6 +81,40 @@ fn a_program_in_a_wrapper_script_gets_sigterm() {
     job.signal(Signal::TERM);
     assert_eq!(job.lines(1), ["[0] saved"]);
     assert_eq!(job.end().0, Some(128 + 15));
+}
+
+/// The same where the program ignores SIGTERM: it is killed after the grace period.
+#[test]
+fn a_program_in_a_wrapper_script_is_killed_after_the_grace_period() {
+    let start = Instant::now();
+    let program = "trap '' TERM; echo process $$; while :; do sleep 1; done";
+    let mut command = gradsync_grace("sh -c \"$0\"; true", "0.5");
+    heed_signals(command.arg(program));
+    let mut job = Running::start(command);
+    let programs = processes(&job.lines(1));
+    job.signal(Signal::TERM);
+    let (code, stderr) = job.end();
+    assert_eq!(code, Some(128 + 15), "{stderr}");
+    assert!(stderr.contains("of rank 0, has not ended within 0.5 s, and is killed"), "{stderr}");
+    assert_gone(&programs);
+    assert!(start.elapsed() < PLENTY / 3, "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_second_signal_kills_at_once() {
+    let start = Instant::now();
+    let script = "trap '' TERM; setsid sleep 1000 & echo helper $!; while :; do sleep 1; done";
+    let mut job = shells(script);
+    let helpers = processes(&job.lines(2));
+    job.signal(Signal::TERM);
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    job.signal(Signal::TERM);
+    let (code, stderr) = job.end();
+    assert_eq!(code, Some(128 + 15), "{stderr}");
+    assert!(stderr.contains("SIGTERM again: the ranks are killed"), "{stderr}");
+    assert!(!stderr.contains("has not ended within"), "{stderr}");
+    assert_gone(&helpers);
+    assert!(start.elapsed() < PLENTY / 3, "{:?}", start.elapsed());
 }
 
 /// As process 1 of a container, or of a process whose parent has ended.

@@ -39,7 +39,7 @@ pub(super) struct Generation<'a> {
     pub(super) job: String,
     /// The processes and process groups that ranks have left behind and that were told to end.
     pub(super) told: HashSet<Pid>,
-    /// Those that were killed, and when; no time once the launcher does not wait for them any more.
+    /// Those that were killed, and ranks that were, and when; no time once the launcher does not wait for them any more.
     pub(super) killed: HashMap<Pid, Option<Instant>>,
     /// Whether processes are left that no rank is known for.
     pub(super) has_orphans: bool,
@@ -47,6 +47,8 @@ pub(super) struct Generation<'a> {
     pub(super) machines: Option<Arc<Machines>>,
     /// Why the ranks are being ended, and when those that still run are killed.
     pub(super) ending: Option<(Cause, Instant)>,
+    /// Whether a second signal has ended the grace period.
+    pub(super) is_hurried: bool,
     /// While ranks are being ended, the ranks that had ended before.
     pub(super) ended_before: Option<Vec<usize>>,
     pub(super) are_all_done: bool,
@@ -94,6 +96,7 @@ impl<'a> Generation<'a> {
             has_orphans: false,
             machines,
             ending: None,
+            is_hurried: false,
             ended_before: None,
             are_all_done: false,
             blamed: None,
@@ -171,7 +174,7 @@ impl<'a> Generation<'a> {
         let has_left = |rank: &Rank| !rank.is_running() && !rank.is_over;
         let look = if self.has_orphans || self.ranks.iter().any(has_left) { LOOK_FOR_ORPHANS } else { LOOK_FOR_TRACES };
         let kill = self.ending.as_ref().map(|(_, end)| end.saturating_duration_since(Instant::now()));
-        kill.map_or(look, |kill| kill.clamp(Duration::from_millis(1), look))
+        kill.filter(|kill| !kill.is_zero()).map_or(look, |kill| kill.min(look))
     }
 
     fn ended(&mut self, index: usize, status: Status) -> Result<(), String> {
@@ -230,7 +233,7 @@ impl<'a> Generation<'a> {
         if ending.or(ended.map(|ended| ended + grace)).is_none_or(|end| end <= Instant::now()) {
             let is_first = !self.killed.contains_key(&orphan.pid());
             self.killed.entry(orphan.pid()).or_insert_with(|| Some(Instant::now()));
-            if is_first && !grace.is_zero() {
+            if is_first && !grace.is_zero() && !self.is_hurried {
                 let of = rank.map(|rank| format!("of rank {}, ", rank.number)).unwrap_or_default();
                 let (pid, grace) = (orphan.pid().as_raw_nonzero(), self.launch.grace);
                 say("warning", format_args!("process {pid}, {of}has not ended within {grace} s, and is killed"));
@@ -364,6 +367,7 @@ impl<'a> Generation<'a> {
                 say("info", format_args!("{name} again: the ranks are killed"));
                 self.ranks.iter().for_each(|rank| rank.signal(libc::SIGKILL));
                 self.ending.iter_mut().for_each(|(_, end)| *end = Instant::now());
+                self.is_hurried = true;
             }
             _ if ENDING.contains(&signal) => {
                 say("info", format_args!("{name} is passed on to the ranks"));
@@ -405,16 +409,14 @@ impl<'a> Generation<'a> {
     }
 
     fn kill_late_ones(&mut self) {
-        let Some((_, end)) = &mut self.ending else { return };
-        if Instant::now() < *end {
+        if self.ending.as_ref().is_none_or(|(_, end)| Instant::now() < *end) {
             return;
         }
-        *end = Instant::now() + Duration::from_secs(1);
         for rank in self.ranks.iter().filter(|rank| rank.is_running()) {
-            say(
-                "warning",
-                format_args!("rank {} has not ended within {} s, and is killed", rank.number, self.launch.grace),
-            );
+            if self.killed.insert(rank.pid, Some(Instant::now())).is_none() && !self.is_hurried {
+                let (rank, grace) = (rank.number, self.launch.grace);
+                say("warning", format_args!("rank {rank} has not ended within {grace} s, and is killed"));
+            }
             rank.signal(libc::SIGKILL);
         }
     }
