@@ -19,7 +19,8 @@ pub(super) fn save(directory: &Path, trace: &RankTrace) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     let text = serde_json::to_vec(trace)?;
     permits(text.len())?;
-    let unfinished = directory.join(format!(".rank-{}.{}.part", trace.rank, std::process::id()));
+    let name = file_name(trace.rank, trace.job.as_deref());
+    let unfinished = directory.join(format!(".{name}.{}.part", std::process::id()));
     // A killed process with the same id may have left such a file.
     match fs::remove_file(&unfinished) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -30,8 +31,7 @@ pub(super) fn save(directory: &Path, trace: &RankTrace) -> io::Result<()> {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     let written = options.open(&unfinished).and_then(|mut file| file.write_all(&text));
-    let destination = directory.join(file_name(trace.rank, trace.job.as_deref()));
-    let renamed = written.and_then(|()| fs::rename(&unfinished, destination));
+    let renamed = written.and_then(|()| fs::rename(&unfinished, directory.join(name)));
     if renamed.is_err() {
         // The first error is reported.
         let _ = fs::remove_file(&unfinished);

@@ -154,6 +154,10 @@ impl Records {
 
 impl Drop for Records {
     fn drop(&mut self) {
+        // The private folder is removed as a whole.
+        if let Some(files) = self.files.clone().filter(|files| Some(&*files.folder) != self.private()) {
+            self.within(Duration::ZERO, move || files.remove_unfinished());
+        }
         // An empty report ends the reader.
         self.reports.iter_mut().for_each(|reports| _ = reports.write_all(b"\n"));
     }

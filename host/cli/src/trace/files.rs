@@ -101,6 +101,17 @@ impl JobFiles {
         Some((metadata.ino(), metadata.mtime(), metadata.mtime_nsec()))
     }
 
+    /// Removes the files that ranks of the job had not finished when they were ended.
+    pub(crate) fn remove_unfinished(&self) {
+        let is_unfinished = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            name.starts_with(".rank-") && name.contains(&format!(".{}.json.", self.job)) && name.ends_with(".part")
+        };
+        let paths = fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        // A file that cannot be removed does no harm: it is no record.
+        paths.filter(is_unfinished).for_each(|path| _ = fs::remove_file(path));
+    }
+
     /// The trace of a rank, if it has written one. A file that is no trace of this job counts as none.
     pub(crate) fn read(&self, rank: usize) -> Option<RankTrace> {
         let trace = read_file(&self.path(rank)).ok()?;
@@ -147,6 +158,10 @@ mod tests {
         // A file of that name with another content is no record of the job.
         write(folder.path(), "rank-1.b2.json", &trace(1, Some("a1"), 9.0));
         assert!(files.read(1).is_none() && files.version(1).is_some());
+        let unfinished = [".rank-1.b2.json.7.part", ".rank-1.a1.json.7.part", ".rank-1.json.7.part"];
+        unfinished.iter().for_each(|name| fs::write(folder.path().join(name), "{").unwrap());
+        files.remove_unfinished();
+        assert_eq!(unfinished.map(|name| folder.path().join(name).exists()), [false, true, true]);
     }
 
     #[test]
