@@ -11,6 +11,7 @@ mod info;
 #[cfg(target_os = "linux")]
 mod launch;
 mod reduce;
+mod regular;
 mod trace;
 
 use std::process::ExitCode;

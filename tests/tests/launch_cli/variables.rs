@@ -1,6 +1,7 @@
 //! The variables of ranks, and each rank's share of the machine's cores.
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::process::Command;
 
 use gradsync::bootstrap::Secret;
@@ -8,6 +9,7 @@ use gradsync_tests::programs::Finished;
 
 use crate::doctor::free_port;
 use crate::job::{RANK, launch, run, sorted};
+use crate::program::binary;
 
 #[test]
 fn ranks_get_the_variables_of_torchrun_and_a_secret() {
@@ -94,4 +96,26 @@ fn while_ranks_are_missing_rank_0_says_so() {
     let lonely = start("3", &secrets[0]).join().unwrap();
     let line = lonely.stderr.lines().find(|line| line.starts_with("gradsync: rank 3 is looking")).unwrap_or_default();
     assert!(line.contains(&format!("127.0.0.1:{port}")) && line.contains("refused"), "{}", lonely.stderr);
+}
+
+/// In a network namespace of its own, the loopback device has the address of IPv6 alone.
+#[test]
+fn ranks_join_where_loopback_has_ipv6_alone() {
+    let inside = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--net", "sh", "-c", script]).args([binary(), Path::new(RANK)]);
+        command.env_remove("GRADSYNC_TRACE_DIR");
+        Finished::of(&mut command)
+    };
+    let set_up = "ip link set lo up && ip address del 127.0.0.1/8 dev lo && ip address show dev lo | grep -q ::1";
+    if inside(set_up).code != Some(0) {
+        eprintln!(
+            "not tested: this machine permits no network namespace (`unshare --net`), lacks `ip`, or has no IPv6"
+        );
+        return;
+    }
+    let job = inside(&format!("{set_up} && exec \"$0\" launch -n 2 -- \"$1\" join")).succeeded("two ranks");
+    assert_eq!(job.stderr, "");
+    let job = inside(&format!("{set_up} && exec \"$0\" launch -n 2 -- \"$1\" variables MASTER_ADDR"));
+    assert_eq!(sorted(&job.stdout), ["[0] ::1", "[1] ::1"], "{}", job.stderr);
 }

@@ -99,9 +99,9 @@ impl Doctor {
     /// Starts the ranks, each of which is this command without `-n`.
     #[cfg(target_os = "linux")]
     fn launch(&self, ranks: u32) -> Result<ExitCode, String> {
-        let program = std::env::current_exe().map_err(|error| error.to_string())?;
+        // This very program, even if another file has its name by now.
         let mut arguments =
-            vec![program.into(), "doctor".into(), "--deadline".into(), self.deadline.to_string().into()];
+            vec!["/proc/self/exe".into(), "doctor".into(), "--deadline".into(), self.deadline.to_string().into()];
         arguments.extend(self.json.then(|| "--json".into()));
         crate::launch::Launch::of(ranks, arguments).run()
     }

@@ -67,11 +67,37 @@ fn row(rank: &Facts, clock: Offset, exchange: &Exchange) -> [String; 14] {
         exchange.word().into(),
         rank.gpu().unwrap_or("none").to_owned(),
         or_none(&rank.nccl),
-        or_none(&rank.mpi),
+        rank.mpi.as_deref().map_or_else(|| "none".into(), mpi),
         format!("{} of {}", rank.threads, rank.cores),
         clock,
         rank.descriptors.map_or_else(|| "unlimited".into(), |count| count.to_string()),
         mebibytes(rank.memory_bytes, "unknown"),
         mebibytes(rank.shared_memory_bytes, "none"),
     ]
+}
+
+/// Name and version of an MPI library. Implementations add packages, commits and dates behind a comma or after spaces.
+fn mpi(library: &str) -> String {
+    const LONGEST: usize = 32;
+    let first = library.split(',').next().unwrap_or_default().replace("Version:", " ").replace("Library", " ");
+    first.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(LONGEST).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mpi_shows_name_and_version() {
+        let shown = [
+            (
+                "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4, May 26, 2022",
+                "Open MPI v4.1.4",
+            ),
+            ("MPICH Version:      4.0.2", "MPICH 4.0.2"),
+            ("Intel(R) MPI Library 2021.11 for Linux* OS", "Intel(R) MPI 2021.11 for Linux* "),
+            ("libmpi.so.40", "libmpi.so.40"),
+        ];
+        shown.iter().for_each(|(library, expected)| assert_eq!(mpi(library), *expected));
+    }
 }

@@ -49,7 +49,7 @@ pub(crate) struct Launch {
     #[arg(long, requires = "log_dir")]
     pub(super) quiet: bool,
 
-    /// Seconds from SIGTERM to SIGKILL, for ranks that have to end.
+    /// Seconds from SIGTERM to SIGKILL, for ranks that have to end and for processes that ranks leave behind.
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS", value_parser = seconds)]
     pub(super) grace: f64,
 
@@ -65,8 +65,8 @@ pub(crate) struct Launch {
     #[arg(skip)]
     pub(super) is_plain: bool,
 
-    /// The program with its arguments.
-    #[arg(last = true, required = true, num_args = 1.., value_name = "PROGRAM")]
+    /// The program with its arguments, behind all options of the launcher; `--` may stand before it.
+    #[arg(trailing_var_arg = true, required = true, num_args = 1.., value_name = "PROGRAM")]
     pub(super) program: Vec<OsString>,
 }
 
