@@ -1,10 +1,25 @@
-//! The errors of this crate, by kind; each message names the operation and the offending values.
+//! The errors of this crate, by kind; each message names the operation and the offending values. `Debug` of an error is its message too.
 //!
 //! This module only defines errors: the operations detect them, before they write anything.
+
+/// Implements `Debug` of errors as their text. `fn main() -> Result<(), Error>` and `unwrap` print `Debug`, and the texts name the remedies;
+/// the fields stay open to `match`.
+macro_rules! debug_as_text {
+    ($($error:ty),+) => {
+        $(impl std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Display::fmt(self, f)
+            }
+        })+
+    };
+}
+pub(crate) use debug_as_text;
 
 mod bootstrap;
 #[cfg(feature = "mpi")]
 mod mpi;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 
@@ -25,7 +40,7 @@ pub use crate::sys::nccl::{NcclError, Version};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The reason why an operation was refused or failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Two operands that must have the same number of elements do not.
@@ -125,6 +140,8 @@ pub enum Error {
     Nccl(#[from] crate::sys::nccl::NcclError),
 }
 
+debug_as_text!(Error, Disagreement, CommError, BootstrapError);
+
 /// Refuses operands of different lengths.
 pub(crate) fn same_len(operation: &'static str, left: (&str, usize), right: (&str, usize)) -> Result<()> {
     if left.1 == right.1 {
@@ -140,7 +157,7 @@ pub(crate) fn same_len(operation: &'static str, left: (&str, usize), right: (&st
 }
 
 /// The first difference between the calls of two ranks; equal on every rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Disagreement {
     /// The left rank's call, with the arguments that are part of its name.
@@ -201,7 +218,7 @@ impl std::fmt::Display for Departure {
 /// The first failure is permanent: every rank's call in progress and every later call return it, with the operation that the rank's
 /// caller called, which is not necessarily the step that failed. Drop the communicator and make a new group to continue. Only
 /// [`InvalidPeer`](Self::InvalidPeer) of a transfer leaves the group usable.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum CommError {
     /// Two ranks made calls that do not match. Every rank gets the same pair if all are in collectives.

@@ -1,7 +1,7 @@
 //! [`MpiError`]: the errors of using MPI outside collectives.
 
 /// The reason why MPI cannot be used, or the error that it returned.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MpiError {
     /// The process has finalised MPI, after which it cannot be used again (MPI-4.1, 11.2.2).
@@ -43,3 +43,5 @@ pub enum MpiError {
         text: String,
     },
 }
+
+super::debug_as_text!(MpiError);

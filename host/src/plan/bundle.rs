@@ -384,7 +384,7 @@ fn refused(reason: String) -> Error {
 }
 
 /// The fault of bytes that are no header of a bundle. Offsets are in bytes from the start of the header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the messages describe the fields
 pub enum HeaderError {
@@ -434,6 +434,8 @@ pub enum HeaderError {
     #[error("the header at byte 24 states {found} bytes of payload, and its tensors have {needed}")]
     PayloadLength { found: u64, needed: u64 },
 }
+
+crate::error::debug_as_text!(HeaderError);
 
 impl From<HeaderError> for Error {
     fn from(error: HeaderError) -> Self {
