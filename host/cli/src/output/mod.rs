@@ -109,6 +109,11 @@ impl Destination {
         Ok(Self { path: path.to_owned(), place })
     }
 
+    /// The path as the user named it, or "standard output", as one line of text.
+    pub fn shown(&self) -> String {
+        name(&self.path).to_string()
+    }
+
     /// Whether it is the standard output, to which nothing else can be written then.
     pub fn is_stdout(&self) -> bool {
         self.place == Place::Stdout
