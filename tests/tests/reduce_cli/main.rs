@@ -1,6 +1,8 @@
 //! The program `gradsync reduce`: results against the oracle, its JSON, and every invalid file, which it has to refuse without leaving
 //! anything behind.
 
+#![forbid(unsafe_code)]
+
 mod bad_files;
 mod bad_tensors;
 mod bits;

@@ -5,6 +5,7 @@
 //! is the standard output.
 
 mod part;
+#[allow(unsafe_code, reason = "it asks how a signal is handled")]
 mod signals;
 
 use std::fmt::Display;
