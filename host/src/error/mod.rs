@@ -274,7 +274,9 @@ pub enum CommError {
         reason: String,
     },
     /// The peer of a call does not exist, or is this rank itself where another rank is needed.
-    #[error("{operation}: rank {peer} is not a peer of rank {rank} in a world of {world_size}")]
+    #[error(
+        "{operation}: rank {rank} cannot exchange with rank {peer}: that must be another one of the {world_size} ranks"
+    )]
     InvalidPeer {
         /// The operation.
         operation: Operation,

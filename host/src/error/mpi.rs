@@ -17,7 +17,9 @@ pub enum MpiError {
         found: &'static str,
     },
     /// The communicator connects two groups, and a collective of this crate runs in one.
-    #[error("an intercommunicator cannot carry this crate's collectives")]
+    #[error(
+        "this is an intercommunicator, and collectives need an intracommunicator, such as MPI_Intercomm_merge makes"
+    )]
     Intercommunicator,
     /// A rank did not arrive in time when this communicator was duplicated before. MPI still waits for that rank, and cannot make a
     /// second duplicate meanwhile.

@@ -66,7 +66,9 @@ impl BundleLayout {
         for (index, &bytes) in byte_sizes.iter().enumerate() {
             let place = place_after(len, bytes as u64).filter(|place| place.end <= isize::MAX as u64);
             let place = place.ok_or_else(|| {
-                refused(format!("tensor {index} has {bytes} bytes, which the {len} before it do not leave room for"))
+                refused(format!(
+                    "tensor {index} has {bytes} bytes: with the {len} before it, they exceed the address space"
+                ))
             })?;
             len = place.end;
             places.push(place.start as usize..place.end as usize);

@@ -34,7 +34,7 @@ fn zip(name: &str) -> Vec<u8> {
 
 #[test]
 fn a_pointer_of_git_lfs_or_git_annex_is_to_be_fetched() {
-    let lfs = "version https://git-lfs.github.com/spec/v1\noid sha256:4cac19622fc3ada9c0fdeadb33f88f367b541f38b89102a3f1261ac81fd5bcb5\nsize 1234\n";
+    let lfs = format!("version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 1234\n", "4cac1962".repeat(8));
     is_called(lfs.as_bytes(), &["Git LFS pointer", "git lfs pull"]);
     is_called(b"/annex/objects/SHA256E-s1234--4cac1962.safetensors\n", &["git-annex", "git annex get"]);
 }
@@ -52,7 +52,8 @@ fn pages_and_messages_of_servers_are_to_be_downloaded_again() {
 
 #[test]
 fn an_index_names_the_files_that_are_to_be_reduced() {
-    let index = r#"{"metadata":{"total_size":8},"weight_map":{"a":"model-00002-of-00002.safetensors","b":"model-00001-of-00002.safetensors"}}"#;
+    let [first, second] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    let index = format!(r#"{{"metadata":{{"total_size":8}},"weight_map":{{"a":"{second}","b":"{first}"}}}}"#);
     is_called(index.as_bytes(), &["index", "model-00001-of-00002.safetensors", "each"]);
     let mut long = String::from("{\"weight_map\": {");
     for tensor in 0..40_000 {
@@ -79,6 +80,7 @@ fn other_containers_of_tensors_are_to_be_converted() {
     is_called(&followed(b"GGUF\x03\0\0\0\x23\x01\0\0\0\0\0\0"), &["GGUF", "convert"]);
     is_called(&followed(b"\x89HDF\r\n\x1a\n"), &["HDF5", "convert"]);
     is_called(&followed(b"\x08\x08\x12\x07pytorch"), &["ONNX", "convert"]);
+    is_called(&followed(b"\x08\x01\x12\x91\x3c"), &["TensorFlow", "convert"]);
 }
 
 #[test]

@@ -28,8 +28,8 @@ const BEGINNINGS: [(&[u8], &str); 19] = [
     (b"\x80\x05", PICKLE),
     (b"\xff\xfe", "text in UTF-16, perhaps a binary file that a shell has converted: copy the file itself"),
 ];
-const PICKLE: &str = "a Python pickle, as old versions of torch.save write it: load it by torch.load, and save its tensors by \
-                      safetensors.torch.save_file";
+const PICKLE: &str = "a Python pickle, as old versions of torch.save write it: load it by torch.load, and save its \
+                      tensors by safetensors.torch.save_file";
 /// Where the header of a tar archive has its mark.
 const TAR_MARK: usize = 257;
 /// The number of characters of a text that an error repeats.
@@ -51,9 +51,11 @@ pub(super) fn recognised(beginning: &[u8]) -> Option<String> {
     if beginning.get(TAR_MARK..).is_some_and(|rest| rest.starts_with(b"ustar")) {
         return Some("a tar archive: unpack it first, by `tar -xf`".into());
     }
-    // The version of the format, and then the name of the program that has written the file.
-    if matches!(beginning, [0x08, 1..=31, 0x12, ..]) {
-        return Some("an ONNX model: convert its tensors to safetensors".into());
+    // The number of the format's version, and then a field of bytes.
+    match beginning {
+        [0x08, 1, 0x12, ..] => return Some("a SavedModel of TensorFlow: convert its tensors to safetensors".into()),
+        [0x08, 2..=31, 0x12, ..] => return Some("an ONNX model: convert its tensors to safetensors".into()),
+        _ => {}
     }
     let known = BEGINNINGS.iter().find(|(bytes, _)| beginning.starts_with(bytes));
     known.map(|(_, what)| (*what).to_owned()).or_else(|| text(beginning))
@@ -124,7 +126,7 @@ fn json(text: &str) -> Option<String> {
     let files: Vec<String> = files.iter().flatten().take(2).map(|file| shown(file).to_string()).collect();
     let files = if files.is_empty() { String::new() } else { format!(" ({}, ...)", files.join(", ")) };
     Some(format!(
-        "the index of a checkpoint that is divided into several files{files}: reduce each of these by itself, with the file \
-         of that name of every rank"
+        "the index of a checkpoint that is divided into several files{files}: reduce each of these by itself, with the \
+         file of that name of every rank"
     ))
 }

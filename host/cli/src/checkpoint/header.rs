@@ -59,9 +59,8 @@ pub(super) fn of(input: &Input, limits: &HeaderLimits) -> Result<Vec<u8>, FileEr
     input.read(&mut len, 0)?;
     let len = u64::from_le_bytes(len);
     if len > rest {
-        let reason = format!(
-            "its header is said to have {len} bytes, and the file has {in_file}, so that it was cut short or is no such file"
-        );
+        let reason =
+            format!("its header is said to have {len} bytes, and the file has {in_file}, as if it was cut short");
         return Err(input.malformed(reason));
     }
     let limit = limits.max_header_bytes;

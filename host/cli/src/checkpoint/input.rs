@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 use super::FileError;
 use super::formats;
 
@@ -17,6 +19,17 @@ use super::formats;
 const TICK: Duration = Duration::from_millis(12);
 /// The number of bytes by which another format is recognised.
 const BEGINNING: u64 = 1 << 20;
+
+/// Lets this process hold so many inputs open, as far as the system's hard limit goes.
+pub(super) fn allow_open(inputs: usize) {
+    /// The descriptors of everything else.
+    const OTHERS: u64 = 64;
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < inputs as u64 + OTHERS) {
+        // Where this fails, so does the opening of the first file beyond the limit, with its name.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    }
+}
 
 /// An open input.
 pub(super) struct Input {
@@ -104,6 +117,25 @@ impl Input {
         match formats::recognised(&beginning) {
             Some(what) => FileError::OtherFormat { path, what },
             None => FileError::Malformed { path, reason },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The time of a modification may be that of the modification before, unless the reader has waited in between.
+    #[test]
+    fn a_file_that_is_written_to_right_after_it_was_made_and_opened_has_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("input");
+        for _ in 0..40 {
+            fs::write(&path, b"first").unwrap();
+            let input = Input::open(&path).unwrap();
+            assert!(input.check().is_ok());
+            fs::write(&path, b"other").unwrap();
+            assert!(matches!(input.check(), Err(FileError::Changed { .. })));
         }
     }
 }

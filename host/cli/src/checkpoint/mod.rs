@@ -68,6 +68,7 @@ impl Checkpoints {
     /// Opens one file for each rank.
     pub(crate) fn open(paths: &[PathBuf], limits: &HeaderLimits, other: OtherDTypes) -> Result<Self, FileError> {
         let (first, others) = paths.split_first().expect("clap requires an input");
+        input::allow_open(paths.len());
         let input = Input::open(first)?;
         let listing = Listing::read(&input, limits, other)?;
         listing.check_places(&input)?;
