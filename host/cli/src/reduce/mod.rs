@@ -149,7 +149,9 @@ impl Reduce {
         let ranks = Checkpoints::open(&self.inputs, &self.limits, self.other_dtypes)?;
         let progress = self.progress_bar(&ranks);
         let source = Source::new(&ranks, &progress);
-        ranks.check_copied(&mut source.pieces())?;
+        // Whatever else is wrong, or seems to be well, is of no meaning if an input has been changed: here, and after the reduction.
+        let copied = ranks.check_copied(&mut source.pieces());
+        ranks.check().and(copied)?;
         // Wide dtypes come first, as in the format's own writer: every tensor is then aligned in the file.
         let mut order: Vec<u32> = (0..ranks.tensors.len() as u32).collect();
         order.sort_by_key(|tensor| Reverse(self.written(ranks.tensors.dtype(*tensor as usize)).bitsize()));
@@ -157,7 +159,6 @@ impl Reduce {
         let backend = processor.name();
         let reduction = OfflineReduction::new(&source, self.offline_op(), self.scale, processor)?;
         let mut output = destination.open()?;
-        // Whatever else is wrong, or seems to be well, is of no meaning if an input has been changed.
         let found = self.write(&source, &order, reduction, &mut output).and_then(|tensors| {
             let inputs = tensors.not_finite().map(|tensor| Ok(non_finite::inputs(&source, tensor)?));
             let inputs: Vec<Vec<NotFinite>> = inputs.collect::<Result<_, ReduceError>>()?;
