@@ -52,12 +52,11 @@ impl Checkpoints {
         let size = (tensor.dtype.bitsize() / 8).max(1);
         let place = place / size * size;
         let value = |bytes: &[u8]| value(tensor.dtype, &bytes[place..bytes.len().min(place + size)]);
+        let element = (piece.start + place) * 8 / tensor.dtype.bitsize();
         FileError::OtherValue {
             path: self.path(rank).to_owned(),
             tensor: tensor.name.to_owned(),
-            dtype: tensor.dtype,
-            element: (piece.start + place) * 8 / tensor.dtype.bitsize(),
-            found: value(found),
+            found: format!("{} {} at element {element}", tensor.dtype, value(found)),
             first: self.path(0).to_owned(),
             expected: value(expected),
         }

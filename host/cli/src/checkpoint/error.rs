@@ -23,20 +23,12 @@ pub(crate) enum FileError {
     )]
     OtherDType { path: PathBuf, tensor: String, dtype: Dtype },
     #[error(
-        "{}: tensor {tensor:?} ({dtype}) is {found} at element {element}, and {expected} in {}: it cannot be copied; \
+        "{}: tensor {tensor:?} is {found}, but in {} that is {expected}: it cannot be copied; \
          --other-dtypes skip leaves it out",
         shown(path),
         shown(first)
     )]
-    OtherValue {
-        path: PathBuf,
-        tensor: String,
-        dtype: Dtype,
-        element: usize,
-        found: String,
-        first: PathBuf,
-        expected: String,
-    },
+    OtherValue { path: PathBuf, tensor: String, found: String, first: PathBuf, expected: String },
     #[error("{}: tensor {tensor:?} is missing; {} has it", shown(path), shown(first))]
     MissingTensor { path: PathBuf, tensor: String, first: PathBuf },
     #[error("{}: tensor {tensor:?} is not in {}", shown(path), shown(first))]

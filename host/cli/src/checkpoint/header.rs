@@ -59,8 +59,9 @@ pub(super) fn of(input: &Input, limits: &HeaderLimits) -> Result<Vec<u8>, FileEr
     input.read(&mut len, 0)?;
     let len = u64::from_le_bytes(len);
     if len > rest {
-        let reason =
-            format!("its header is said to have {len} bytes, and the file has {in_file}, as if it was cut short");
+        let reason = format!(
+            "its header is said to have {len} bytes, and the file has {in_file}; it was cut short, or is of another format"
+        );
         return Err(input.malformed(reason));
     }
     let limit = limits.max_header_bytes;

@@ -34,9 +34,9 @@ pub(crate) use self::writer::write_header;
 pub(crate) enum OtherDTypes {
     /// An error that names the first one.
     Refuse,
-    /// The result has them unchanged; an error unless they are equal, bit for bit, in all files.
+    /// Take them over unchanged; an error unless they are equal, bit for bit, in all files.
     Copy,
-    /// The result does not have them.
+    /// Leave them out; files may differ in them.
     Skip,
 }
 

@@ -105,7 +105,7 @@ pub(crate) struct Reduce {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReduceError {
     #[error(transparent)]
-    File(#[from] FileError),
+    File(Box<FileError>),
     #[error(transparent)]
     Output(#[from] OutputError),
     #[error(transparent)]
@@ -124,6 +124,12 @@ pub(crate) enum ReduceError {
     NotFinite { tensor: String, cause: String, output: PathBuf },
     #[error("--fail-on-non-finite writes to regular files only, and nothing written to {} could be taken back", shown(.0))]
     CannotTakeBack(PathBuf),
+}
+
+impl From<FileError> for ReduceError {
+    fn from(error: FileError) -> Self {
+        ReduceError::File(error.into())
+    }
 }
 
 impl ReduceError {
