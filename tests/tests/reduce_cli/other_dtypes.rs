@@ -15,8 +15,11 @@ fn written(ranks: &Ranks, name: &str) -> Option<(String, Vec<usize>, Vec<u8>)> {
     Some((view.dtype().to_string(), view.shape().to_vec(), view.data().to_vec()))
 }
 
+/// Name, dtype, shape, and the data of each rank in turn.
+type Other = (&'static str, &'static str, &'static [usize], Vec<Vec<u8>>);
+
 /// Each rank's file: a weight of f32 and `others`, whose data begin at a place that is misaligned for some of them.
-fn with(others: &[(&str, &str, &[usize], Vec<Vec<u8>>)], ranks: usize) -> Ranks {
+fn with(others: &[Other], ranks: usize) -> Ranks {
     let files = Ranks::new(&vec![vec![]; ranks]);
     for (rank, path) in files.inputs.iter().enumerate() {
         let mut data = Array::new(Format::F32, &[1.0 + rank as f64, 2.0]).to_bytes();
@@ -31,7 +34,7 @@ fn with(others: &[(&str, &str, &[usize], Vec<Vec<u8>>)], ranks: usize) -> Ranks 
     files
 }
 
-fn counter(steps: &[i64]) -> (&'static str, &'static str, &'static [usize], Vec<Vec<u8>>) {
+fn counter(steps: &[i64]) -> Other {
     ("bn.num_batches_tracked", "I64", &[], steps.iter().map(|step| step.to_le_bytes().to_vec()).collect())
 }
 
