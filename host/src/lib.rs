@@ -73,6 +73,8 @@
 //!   compiler and libclang.
 //! * `nvtx`: ranges of sends and receives, for profilers such as Nsight Systems.
 
+// The compiler proves that the examples need no unsafe code.
+#![doc(test(attr(forbid(unsafe_code))))]
 // On docs.rs, which has a nightly compiler, each item shows the feature that it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

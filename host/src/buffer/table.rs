@@ -121,7 +121,9 @@ impl TensorTable {
         if self.fingerprint() == fingerprint {
             return Ok(());
         }
-        let reason = "the buffer has other tensors than the one that this was made for".into();
+        let reason = "the buffer has other tensors than the one for which the operation was made: \
+                      make the operation anew for it"
+            .into();
         Err(Error::InvalidArgument { operation, reason })
     }
 

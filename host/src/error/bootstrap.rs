@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// The reason why a process does not know its rank, or why ranks did not form a group.
 ///
 /// Rank 0 sends the reason of a refusal to the ranks concerned, so most of these errors have the same values on every rank.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum BootstrapError {
     /// No known launcher has started this process.

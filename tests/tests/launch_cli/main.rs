@@ -1,4 +1,6 @@
 //! `gradsync launch`, `gradsync trace` and `gradsync doctor`, with ranks that are processes of this machine.
+
+#![forbid(unsafe_code)]
 #![cfg(target_os = "linux")]
 
 #[path = "../reduce_cli/program.rs"]

@@ -1,6 +1,7 @@
 //! The process transport, without MPI: this program starts itself again for every rank, as the test [`launch::rank`] with a role in a
 //! variable.
 
+#![deny(unsafe_code)]
 #![cfg(unix)]
 
 mod faults;

@@ -585,7 +585,7 @@ mod tests {
         unsafe { ranks[0].own().entry(1).write([255; ENTRY_BYTES]) };
         ranks[1].publish(&call(5), Payload::EMPTY).unwrap();
         let Record::Failed { error, .. } = ranks[1].entry(0).record else { panic!("it was readable") };
-        assert!(error.to_string().contains("rank 0 failed: it speaks another language"), "{error}");
+        assert!(error.to_string().contains("rank 0 failed: its message cannot be read"), "{error}");
         assert!(ranks[1].call_ahead(0).is_none());
     }
 }

@@ -248,7 +248,7 @@ impl<'a> ExposureEpoch<'a> {
         while !handshake.has_failed() {
             self.note(self.listen());
             if wait.is_over() {
-                let reason = "it says that it has failed, and not with what".into();
+                let reason = "it failed, and has not told the reason within the deadline".into();
                 let error = CommError::Transport { operation: Operation::SharedWindows, rank: peer, reason };
                 self.note(Err(Failure { error, is_unreported: true }));
             }

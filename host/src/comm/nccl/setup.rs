@@ -177,7 +177,7 @@ fn exchange(member: &Member, hello: &Hello, deadline: Duration) -> Result<Vec<He
     let all = member.all_gather(&bytes, deadline)?;
     let read = |(rank, bytes): (usize, Vec<u8>)| {
         postcard::from_bytes(&bytes).map_err(|error| {
-            let reason = format!("it speaks another language, perhaps another version of this crate: {error}");
+            let reason = format!("its message cannot be read, perhaps as it has another version of gradsync: {error}");
             CommError::Transport { operation: Operation::SetUp, rank, reason }.into()
         })
     };

@@ -186,6 +186,8 @@ fn check_op(op: ReduceOp) -> Result<()> {
     if matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
         return Ok(());
     }
-    let reason = format!("{op} has no order of additions; the transport's own is reproducible");
+    let reason = format!(
+        "{op} has no order of additions, as it adds nothing: call all_reduce, whose bits are the same in every run"
+    );
     Err(Error::InvalidArgument { operation: OPERATION, reason })
 }

@@ -512,8 +512,10 @@ impl SegmentWorkspace {
     pub fn read_totals(&self, count: usize) -> Result<Vec<f64>> {
         let capacity = self.totals.as_slice().len();
         if self.layer_count().checked_mul(count).is_none_or(|wanted| wanted > capacity) {
-            let reason =
-                format!("{count} numbers for each of {} layers, and there are {capacity} in all", self.layer_count());
+            let reason = format!(
+                "{count} numbers for each of {} layers are asked for, and at most {capacity} in all were computed",
+                self.layer_count()
+            );
             return Err(Error::InvalidArgument { operation: "read_totals", reason });
         }
         let mut totals = vec![0.0; self.layer_count() * count];

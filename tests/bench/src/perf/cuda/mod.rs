@@ -10,6 +10,7 @@ pub(crate) mod kernels;
 pub(crate) mod launch;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
+#[allow(unsafe_code, reason = "NCCL's own calls, the baseline")]
 mod plain;
 pub(crate) mod ranks;
 pub(crate) mod tensors;

@@ -1,6 +1,7 @@
 //! The machine of a run, as its report describes it: versions, and clocks at the time of the run.
 
 #[cfg(feature = "cuda")]
+#[allow(unsafe_code, reason = "NVIDIA's library")]
 mod nvml;
 
 use std::fs;
