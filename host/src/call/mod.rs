@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::arguments::setters;
 pub use self::arguments::{AdasumOptions, Algorithm, Granularity, GroupKind, Pass, ReduceOp, WithinNode};
-pub(crate) use self::compared::{Value, Visit};
+pub(crate) use self::compared::{Digest, LineBytes, Value, Visit};
 use crate::dtype::DataType;
 
 /// A rank's call of a communicator, as the other ranks' errors quote it.
@@ -128,7 +128,7 @@ pub enum Operation {
     OrderedAllReduce(ReduceOp),
     /// The launch of recorded work, with the collectives in it.
     Graph,
-    /// An agreement from an earlier call, identified by its hash.
+    /// An agreement from an earlier call, identified by its number: all ranks make their agreements in the same order.
     Agreed {
         agreement: u64,
     },
@@ -247,7 +247,7 @@ impl fmt::Display for Operation {
             Operation::Send { peer } => write!(f, "(to rank {peer})"),
             Operation::Recv { peer } => write!(f, "(from rank {peer})"),
             Operation::SendRecv { to, from } => write!(f, "(to rank {to}, from rank {from})"),
-            Operation::Agreed { agreement } => write!(f, " (hash {agreement:016x})"),
+            Operation::Agreed { agreement } => write!(f, " (number {agreement})"),
             Operation::AdasumAllReduce(options) => write!(f, "({})", Options(*options)),
             Operation::HierarchicalAdasumAllReduce(within_node, options) => match within_node {
                 WithinNode::Reduce(op) => write!(f, "({op} within nodes, {})", Options(*options)),
