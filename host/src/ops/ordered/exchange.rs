@@ -46,16 +46,23 @@ impl Exchange {
 
     /// Replaces every rank's data by their reduction.
     pub(super) fn run(&mut self, comm: &dyn Communicator<Cuda>, mut data: DeviceSliceMut<'_>) -> Result<()> {
-        let Some(mut narrow) = self.narrow.take() else {
-            return self.reduce(comm, data);
-        };
-        let outcome = cast(narrow.as_mut_slice(), data.as_slice())
-            .and_then(|()| self.reduce(comm, narrow.as_mut_slice()))
-            .and_then(|()| cast(data.reborrow(), narrow.as_slice()));
-        self.narrow = Some(narrow);
-        outcome
+        let Self { shard_len, layers, received, narrow } = self;
+        let mut steps = Steps { shard_len: *shard_len, layers, received };
+        let Some(narrow) = narrow else { return steps.reduce(comm, data) };
+        cast(narrow.as_mut_slice(), data.as_slice())?;
+        steps.reduce(comm, narrow.as_mut_slice())?;
+        cast(data.reborrow(), narrow.as_slice())
     }
+}
 
+/// The workspace of a reduction in the dtype of the wire.
+struct Steps<'w> {
+    shard_len: usize,
+    layers: &'w mut SegmentWorkspace,
+    received: &'w mut DeviceBuffer,
+}
+
+impl Steps<'_> {
     /// Reduces data in the dtype of the wire.
     fn reduce(&mut self, comm: &dyn Communicator<Cuda>, mut data: DeviceSliceMut<'_>) -> Result<()> {
         let (rank, world_size) = (comm.rank(), comm.world_size());

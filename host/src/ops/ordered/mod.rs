@@ -134,6 +134,7 @@ impl<'c> OrderedAllReduce<'c> {
         match &mut self.steps {
             Steps::Peers(connection) => {
                 connection.check(OPERATION, buffer)?;
+                let _held = buffer.queue().hold();
                 connection.keep_for_recording(buffer.queue())?;
                 let call = Call::new(operation, buffer.len(), buffer.dtype());
                 let factor = factor(self.op, self.comm.world_size());
