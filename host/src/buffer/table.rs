@@ -198,7 +198,7 @@ pub(crate) mod tests {
         const FIRST: &str = "weights, first";
         const HIGH: u64 = 1 << 26;
         const LOW: u64 = 0xffff_ffff;
-        let product = |len: usize| ((len as u64 ^ KEYS[0]) & LOW) as i128 * i128::from(KEYS[0] >> 32);
+        let product = |len: usize| i128::from((len as u64 ^ KEYS[0]) & LOW) * i128::from(KEYS[0] >> 32);
         // The words of both lists at the places of the other keys.
         let lack = product(LENS[1]) - product(LENS[0]);
         let mut halves = [[0; 2]; 2];
