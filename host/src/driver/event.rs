@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use super::{CudaError, Queue, check};
+use super::{CudaError, Queue, check, recording};
 use crate::sys::cuda::{self, Status};
 
 /// A CUDA event without its queue. The context must be current in every call, and when it is dropped.
@@ -87,6 +87,12 @@ impl Event {
     /// Whether the event belongs to `queue`.
     pub(crate) fn is_of(&self, queue: &Queue) -> bool {
         self.queue.is_same(queue)
+    }
+
+    /// Whether the event may be part of a recording under way.
+    pub(super) fn may_be_recorded(&self) -> bool {
+        // A recording that has become invalid is one too.
+        recording::exist() && self.queue.is_capturing().unwrap_or(true)
     }
 
     /// Moves the event to the end of its queue.

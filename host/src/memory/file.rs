@@ -225,6 +225,11 @@ impl Mapped {
         unsafe { self.map.as_ptr().cast::<u64>().read_volatile() == self.number }
     }
 
+    /// The number of bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.map.len() - HEADER_BYTES
+    }
+
     /// The address of the bytes in this process.
     pub(crate) fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr().wrapping_add(HEADER_BYTES)

@@ -77,11 +77,8 @@
 //! unspecified contents when the error is returned. Use results only after `synchronize` has returned without an error: waiting for the
 //! queue by other means does not wait for the comparison. The error is final, so a program cannot continue after counts have differed.
 //!
-//! Between ranks that are threads of one process, NCCL may write to the peer's memory directly, up to the writer's count. So if a
-//! communicator has two ranks in one process, every call of NCCL waits until it has been compared, whatever [`NcclOptions::checks`] is.
-//!
 //! Work that is recorded into a CUDA graph is compared before it is recorded. A launch by [`launch`](NcclCommunicator::launch) is one
-//! call, [`Operation::Graph`], whatever the graph contains.
+//! call, [`Operation::Graph`], with the number of the recording: launching different recordings is a mismatch.
 //!
 //! The cost, measured over loopback on 2 x86 cores that were busy with other work too, as medians: 0.1 to 0.2 µs of the host's time a
 //! call, and 3 to 28 µs for the 14 calls of a step that follow each other, where the thread that writes to the connection must be woken;
@@ -89,6 +86,25 @@
 //! call takes 0.6 ms for them on 2 ranks and 3.8 ms on 8. `synchronize` requests the confirmation while the queue runs; if the queue is
 //! done sooner, it takes as long as a message to rank 0 and back, 0.06 ms on 2 ranks and 0.2 to 0.4 ms on 8. Rank 0's process handled 0.2
 //! million records a second of 2 ranks, and 0.7 million of 8. To bound the memory, a host that is 4096 calls ahead of another rank waits.
+//!
+//! # Without checks
+//!
+//! With [`NcclOptions::checks`]` = false`, calls that differ hang until the deadline, or give wrong numbers, but memory stays safe:
+//!
+//! * Between processes, NCCL's kernels send data through NCCL's own buffers, and use this rank's operands only up to this rank's count. A
+//!   call of another length, dtype or root never reaches beyond them.
+//! * Between threads of one process, and between buffers that NCCL registers because a graph names them, NCCL writes to the peer's memory
+//!   directly, up to the writer's count. So these calls wait until they have been compared, whatever the option: calls of NCCL by ranks
+//!   that share a process, and calls of NCCL that are recorded, once, while they are recorded.
+//! * Launches of graphs with calls of NCCL are compared too. They wait for that only where ranks share a process, or where a communicator
+//!   has several recordings in which NCCL may have registered buffers; in both cases [`Graph::launch`] refuses the graph. NCCL may register
+//!   memory of `cuMemAlloc`, which this crate allocates, before 2.24 and with `NCCL_LEGACY_CUDA_REGISTER=1`; other memory always; and no
+//!   memory with `NCCL_GRAPH_REGISTER=0`.
+//! * The kernels of this crate write only to memory that all ranks have agreed on, within its size, and are never compared.
+//!
+//! So without checks, ranks that are threads of one process may use several communicators in different orders, as long as their calls are
+//! launches of this crate's kernels: [small sums](self#small-sums), and [`OrderedAllReduce`](crate::ops::OrderedAllReduce) and
+//! [`Adasum`](crate::ops::Adasum) by peers. Calls of NCCL need the same order on all ranks.
 
 mod companions;
 mod group;
@@ -98,6 +114,7 @@ mod low_latency;
 mod options;
 mod primitive;
 mod raw;
+mod recorded;
 mod scaling;
 mod session;
 mod setup;
@@ -113,6 +130,7 @@ pub use self::group::Group;
 use self::low_latency::LowLatency;
 pub use self::options::NcclOptions;
 use self::primitive::{Primitive, Reduction};
+use self::recorded::Recorded;
 use self::scaling::{is_exact, scale_in_place};
 use self::session::{Failure, Session};
 use self::watch::End;
@@ -247,8 +265,10 @@ impl NcclCommunicator {
     }
 
     /// Launches a graph in which collectives of this communicator, or kernels that wait for kernels of other ranks, were recorded. The
-    /// launch is one call of [`Operation::Graph`]: it is compared with the calls of the other ranks, and given up after the deadline if
-    /// one of them does not launch.
+    /// launch is one call of [`Operation::Graph`] with the number of the recording: it is compared with the calls of the other ranks, and
+    /// given up after the deadline if one of them does not launch. If calls of NCCL by other communicators are in the graph, their ranks
+    /// compare the launch too. With [checks](self#checks) or [without](self#without-checks), all ranks launch the same recordings in the
+    /// same order.
     ///
     /// # Errors
     /// The errors of a collective, and of [`Graph::launch`].
@@ -264,9 +284,10 @@ impl NcclCommunicator {
     /// # Safety
     /// As [`Session::submit`].
     unsafe fn submit(&self, queue: &Queue, calls: &[Call], primitives: &[Primitive]) -> Result<()> {
-        self.keep_for_recording(queue)?;
+        let _held = queue.hold();
+        let recorded = self.recorded(queue)?;
         // SAFETY: the caller's promise.
-        unsafe { self.session.submit(queue, calls, primitives) }
+        unsafe { self.session.submit((queue, recorded.as_deref()), calls, primitives) }
     }
 
     /// Submits one operation.
@@ -279,10 +300,12 @@ impl NcclCommunicator {
         unsafe { self.submit(queue, &[call], primitives) }
     }
 
-    /// Keeps the communicator alive while `queue` is recording: NCCL's communicator must outlive graphs with its operations, because
-    /// destroying it waits for them.
-    fn keep_for_recording(&self, queue: &Queue) -> Result<()> {
-        Ok(queue.keep_for_recording(|| self.end.clone())?)
+    /// This communicator's part of the recording of the queue's work, if there is one. It keeps the communicator alive: NCCL's communicator
+    /// must outlive graphs with its operations, because destroying it waits for them. The caller holds the queue.
+    fn recorded(&self, queue: &Queue) -> Result<Option<Arc<Recorded>>> {
+        let is_own = |part: &Recorded| Arc::ptr_eq(&part.session, &self.session);
+        let make = || Recorded::new(self.session.clone(), self.end.clone());
+        Ok(queue.part_of_recording(is_own, make, Recorded::launch_waits)?)
     }
 
     fn world(&self) -> usize {
@@ -445,7 +468,7 @@ impl Ledger for NcclCommunicator {
     fn recall(&self, agreement: u64) -> Result<()> {
         let operation = Operation::Agreed { agreement };
         self.session.check(scope::called(operation))?;
-        self.session.announce(&[Call::without_data(operation)])
+        if self.session.compares_calls() { self.session.announce(&[Call::without_data(operation)]) } else { Ok(()) }
     }
 }
 
@@ -579,7 +602,8 @@ unsafe impl PeerMemory for NcclCommunicator {
     }
 
     fn run_kernels(&self, call: Call, queue: &Queue, launch: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        self.keep_for_recording(queue)?;
-        self.session.admit_kernels(queue, call, false, launch)
+        let _held = queue.hold();
+        let recorded = self.recorded(queue)?;
+        self.session.admit_kernels((queue, recorded.as_deref()), call, launch)
     }
 }

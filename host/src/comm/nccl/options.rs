@@ -22,9 +22,8 @@ pub struct NcclOptions {
     /// `GRADSYNC_DEADLINE` (in seconds) or [`DEFAULT_DEADLINE`] by default.
     pub deadline: Duration,
     /// Whether ranks compare every call with each other (see the [module](super#checks)), so that a mismatch is an error that names two
-    /// ranks' calls, instead of a hang or a wrong result. On by default; must be equal on all ranks. Ranks that are threads of one
-    /// process always compare the calls of NCCL, and wait for the comparison. Without checks, recorded collectives need
-    /// `NCCL_GRAPH_REGISTER=0` in the environment if counts may differ, because NCCL writes to the registered buffers of its peers.
+    /// ranks' calls, instead of a hang or a wrong result. On by default; must be equal on all ranks. Calls by which NCCL could write
+    /// beyond the memory of a peer are compared in any case ([without checks](super#without-checks)).
     pub checks: bool,
     /// Whether calls of NCCL may block the host (see the [module](super)). True by default.
     pub blocking: bool,

@@ -117,8 +117,13 @@ fn host() -> String {
 }
 
 /// Whether a numeric variable of NCCL is set and not 0.
-fn is_on(variable: Option<&str>) -> bool {
+pub(super) fn is_on(variable: Option<&str>) -> bool {
     variable.is_some_and(|value| value.trim().parse::<i64>().is_ok_and(|value| value != 0))
+}
+
+/// Whether a numeric variable of NCCL is set to 0.
+pub(super) fn is_off(variable: Option<&str>) -> bool {
+    variable.is_some_and(|value| value.trim().parse::<i64>().is_ok_and(|value| value == 0))
 }
 
 fn neighbours(hellos: &[Hello], rank: usize, parent: Sharers) -> Neighbours {

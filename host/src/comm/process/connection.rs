@@ -173,8 +173,10 @@ impl Connection {
         header[4] = kind as u8;
         header[8..].copy_from_slice(&group.to_le_bytes());
         if let Some(lanes) = self.lanes.as_ref().filter(|_| self.queue.is_empty()) {
-            if lanes.outward.write(&[&header, payload[0], payload[1]]) {
-                return;
+            match lanes.outward.write(&[&header, payload[0], payload[1]]) {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => return self.give_up(&error),
             }
         }
         let begin = self.queue.len();
@@ -192,7 +194,7 @@ impl Connection {
         while !self.queue.is_empty() && !self.has_ended {
             let (bytes, _) = self.queue.as_slices();
             let written = match &self.lanes {
-                Some(lanes) => Ok(lanes.outward.write_some(bytes)),
+                Some(lanes) => lanes.outward.write_some(bytes),
                 None => write(&self.socket, bytes),
             };
             match written {
@@ -200,6 +202,7 @@ impl Connection {
                 Ok(written) => drop(self.queue.drain(..written)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::InvalidData => return self.give_up(&error),
                 Err(_) => {
                     // Bytes that the other process has sent can still be read.
                     self.queue.clear();
@@ -216,7 +219,9 @@ impl Connection {
             self.taken = 0;
         }
         if let Some(lanes) = &self.lanes {
-            lanes.inward.read(&mut self.received);
+            if let Err(error) = lanes.inward.read(&mut self.received) {
+                self.give_up(&error);
+            }
             return;
         }
         while !self.has_ended {
@@ -238,6 +243,15 @@ impl Connection {
                 }
             }
         }
+    }
+
+    /// Ends the connection, because the other process does what no rank of this version does.
+    fn give_up(&mut self, error: &io::Error) {
+        if !self.has_ended {
+            tracing::warn!(%error, "the connection to a rank is given up");
+        }
+        self.has_ended = true;
+        self.queue.clear();
     }
 
     /// Records the end of the other process, if it has ended, and receives its last bytes.

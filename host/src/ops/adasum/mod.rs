@@ -13,6 +13,7 @@ mod shared_memory;
 mod tree;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use gradsync_device::math::adasum::Criterion;
 
@@ -28,7 +29,7 @@ pub use self::object::{Adasum, AdasumMemory};
 #[cfg(feature = "cuda")]
 use self::tree::Tree;
 use crate::agreement::same_plan;
-use crate::buffer::{GradientBuffer, Parts};
+use crate::buffer::{GradientBuffer, Parts, TensorTable};
 use crate::call::Value;
 use crate::call::scope;
 use crate::comm::Communicator;
@@ -156,7 +157,7 @@ impl AdasumMemory for Host {
 /// The properties of buffers in host memory that the ranks have agreed on, and the report of the last reduction.
 #[derive(Debug)]
 struct MadeFor {
-    fingerprint: u64,
+    table: Arc<TensorTable>,
     memory: &'static str,
     report: AdasumReport,
 }
@@ -168,12 +169,12 @@ impl MadeFor {
             Algorithm::Tree => AdasumReport::of_tree(),
             _ => AdasumReport::of_gram(vec![0.0; layers * vectors], layers, 0),
         };
-        Self { fingerprint: buffer.table().fingerprint(), memory: memory_kind(buffer), report }
+        Self { table: buffer.shared_table(), memory: memory_kind(buffer), report }
     }
 
     /// Refuses a buffer that differs from the buffer that the ranks agreed on.
     fn check(&self, operation: &'static str, buffer: &GradientBuffer) -> Result<()> {
-        buffer.table().check_made_for(operation, self.fingerprint)?;
+        buffer.table().check_made_for(operation, &self.table)?;
         let (made_for, found) = (self.memory, memory_kind(buffer));
         if made_for == found {
             return Ok(());
@@ -288,6 +289,30 @@ fn for_tensors(of_layers: &[f64], width: usize, tensors: usize) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::Algorithm;
+    use crate::buffer::table::tests::{LENS, colliding};
+    use crate::comm::local;
+    use crate::dtype::DType;
+    use crate::ops::{Adasum, AdasumOptions};
+    use crate::{Error, GradientBuffer};
+
+    #[test]
+    fn an_adasum_made_for_128_elements_refuses_a_buffer_that_collides_in_a_fast_hash() {
+        let run = local::run(2, |comm| {
+            let [small, large] = colliding();
+            let mut large = GradientBuffer::new(DType::F32, 2, large)?;
+            let mut adasum = Adasum::new(&comm, &GradientBuffer::new(DType::F32, 2, small)?, AdasumOptions::default())?;
+            assert_eq!(large.segments()[0].len(), LENS[1]);
+            large.tensor_mut(0).copy_from_slice(&vec![1.0f32; LENS[1]])?;
+            let error = adasum.all_reduce(&mut large).expect_err("made for other tensors");
+            assert!(
+                matches!(&error, Error::InvalidArgument { reason, .. } if reason.contains("other tensors")),
+                "{error}"
+            );
+            assert_eq!(large.tensor(0).to_vec::<f32>()?, vec![1.0; LENS[1]]);
+            Ok::<_, Error>(())
+        });
+        run.unwrap();
+    }
 
     #[test]
     fn gram_until_its_products_cost_and_the_tree_where_it_can() {

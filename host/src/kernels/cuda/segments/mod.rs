@@ -233,6 +233,8 @@ impl SegmentWorkspace {
     /// # Errors
     /// The errors of [`dots`](Self::dots), and [`Error::LengthMismatch`] unless there are as many vectors as ranks.
     pub fn gram(&mut self, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+        let queue = self.queue.clone();
+        let _held = queue.hold();
         let (dtype, table) = self.vectors("gram", vectors)?;
         self.dtype = dtype;
         let ranks = self.world_size;
@@ -373,6 +375,8 @@ impl SegmentWorkspace {
     /// Computes the sums of the two sides of a pair on the device, `[u·v, |u|², |v|²]` or for `f64` the slices of those, as number `place`
     /// of such groups of sums, for cancelled layers; others are not read. The pairs below it must have been set.
     fn tree_dots(&mut self, vectors: &[DeviceSlice<'_>], pair: Pair, place: usize) -> Result<()> {
+        let queue = self.queue.clone();
+        let _held = queue.hold();
         let (dtype, table) = self.vectors("tree_dots", vectors)?;
         let own = [
             (&table).into(),
@@ -413,6 +417,8 @@ impl SegmentWorkspace {
 
     /// Writes the roots of the combination trees of cancelled layers, once all pairs are set; leaves other layers unchanged.
     fn tree_combine(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+        let queue = self.queue.clone();
+        let _held = queue.hold();
         let (dtype, table) = self.vectors("tree_combine", vectors)?;
         self.check_destination("tree_combine", &dst)?;
         let grid = self.grids.of_sums(dtype);
@@ -463,6 +469,8 @@ impl SegmentWorkspace {
         dst: DeviceSliceMut<'_>,
         vectors: &[DeviceSlice<'_>],
     ) -> Result<()> {
+        let queue = self.queue.clone();
+        let _held = queue.hold();
         let (dtype, table) = self.vectors("combine", vectors)?;
         self.check_destination("combine", &dst)?;
         let grid = self.grids.of_sums(dtype);
@@ -569,7 +577,7 @@ impl SegmentWorkspace {
         Ok(dtype)
     }
 
-    /// Checks one vector per rank; returns their dtype, and their addresses on the device.
+    /// Checks one vector per rank; returns their dtype, and their addresses on the device, for a launch by a call that holds the queue.
     fn vectors(&mut self, operation: &'static str, vectors: &[DeviceSlice<'_>]) -> Result<(DType, Table)> {
         same_len(operation, ("ranks", self.world_size), ("vectors", vectors.len()))?;
         let dtype = self.check(operation, vectors)?;

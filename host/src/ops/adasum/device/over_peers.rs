@@ -40,6 +40,7 @@ impl Peers {
 
     pub(super) fn run(&mut self, comm: &dyn Communicator<Cuda>, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         self.connection.check(OPERATION, buffer)?;
+        let _held = buffer.queue().hold();
         self.connection.keep_for_recording(buffer.queue())?;
         let (len, dtype) = (buffer.table().arena_len(), buffer.table().dtype());
         let (layers, group) = (&mut self.layers, &self.connection.group);
