@@ -3,6 +3,7 @@
 //! All ranks of a communicator run a case, which leaves the communicator usable.
 
 mod absent;
+mod faults;
 mod refused;
 mod weights;
 
@@ -33,6 +34,11 @@ pub const ALL: &[Case] = &[
     Case { name: "equal gradients of different numbers of examples", run: weights::equal_gradients },
     Case { name: "ranks that stop together", run: absent::stop },
     Case { name: "steps that are alike", run: absent::alike },
+    Case { name: "steps that a rank has left", run: faults::left_steps },
+    Case { name: "gradients of an earlier step", run: faults::stale_gradients },
+    Case { name: "ranks without any gradient", run: faults::whole_ranks },
+    Case { name: "gradients that are not finite", run: faults::non_finite },
+    Case { name: "numbers out of range", run: faults::out_of_range },
     Case { name: "refused gradients are errors of all ranks", run: refused::refusals },
     Case { name: "ranks that disagree about their parameters", run: refused::disagreements },
 ];

@@ -6,6 +6,8 @@
 //! gradsync launch -n 1 -- target/release/examples/cost
 //! ```
 
+#![forbid(unsafe_code)]
+
 use std::time::Instant;
 
 use candle_core::backprop::GradStore;
@@ -51,7 +53,6 @@ fn measure<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) -> Resu
         var.set(&plain.data().lock().expect("no thread panics")[name])?;
     }
     let mut parallel = DataParallel::new(&reduced, comm, ReducerOptions::default())?;
-    parallel.broadcast()?;
     let mut optimizers = [AdamW::new_lr(plain.all_vars(), 1e-3)?, AdamW::new_lr(reduced.all_vars(), 1e-3)?];
     let (mut without, mut with) = (Vec::new(), Vec::new());
     for _ in 0..=BLOCKS {

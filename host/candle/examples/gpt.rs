@@ -5,12 +5,14 @@
 //! gradsync launch -n 4 -- target/release/examples/gpt text.txt 500
 //! ```
 
+#![forbid(unsafe_code)]
+
 pub(crate) mod join;
 
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::{AdamW, Module, Optimizer, VarBuilder, VarMap, embedding, linear, loss, ops, rms_norm};
 use gradsync::comm::Communicator;
-use gradsync::train::{ReducerOptions, ShardOptions, ShardedIndices, Tail, mean_over_ranks};
+use gradsync::train::{Reduction, ShardOptions, ShardedIndices, Tail, mean_over_ranks};
 use gradsync_candle::{DataParallel, Result, TensorMemory};
 
 /// The number of bytes that the model sees at once.
@@ -76,8 +78,7 @@ pub(crate) fn train<M: TensorMemory>(comm: &dyn Communicator<M>, on: &Device, te
     let (trained, tested) = (windows - windows / 10, windows / 10);
     let variables = VarMap::new();
     let model = Gpt::new(VarBuilder::from_varmap(&variables, DType::F32, on))?;
-    let mut parallel = DataParallel::new(&variables, comm, ReducerOptions::default())?;
-    parallel.broadcast()?; // ranks have different random weights
+    let mut parallel = DataParallel::new(&variables, comm, Reduction::Mean)?; // all start from rank 0's weights
     let mut optimizer = AdamW::new_lr(variables.all_vars(), 1e-3)?;
     let mut indices = ShardedIndices::new(trained, rank, world_size, ShardOptions::default())?;
     let start = std::time::Instant::now();
@@ -86,7 +87,7 @@ pub(crate) fn train<M: TensorMemory>(comm: &dyn Communicator<M>, on: &Device, te
             indices.next_epoch()?;
         }
         let loss = model.loss(text, &indices.next_batch(BATCH))?;
-        let mut gradients = parallel.backward(&loss)?; // the mean over all ranks
+        let mut gradients = parallel.at(step as u64).backward(&loss)?; // the mean over all ranks
         parallel.clip_gradients(&mut gradients, 1.0)?;
         optimizer.step(&gradients)?;
         if step % 50 == 0 || step == end {

@@ -1,11 +1,12 @@
 //! Clipping of reduced gradients by their global norm (PyTorch's `clip_grad_norm_`).
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Device, Tensor};
 
 use crate::data_parallel::DataParallel;
 use crate::error::{Error, Result};
 use crate::memory::{GROUP, TensorMemory, check, lend};
+use crate::variables::Variable;
 
 impl<M: TensorMemory> DataParallel<'_, M> {
     /// Multiplies all gradients by `max_norm / norm` if `norm`, the root of the sum of the squares of all elements, is larger than
@@ -13,8 +14,9 @@ impl<M: TensorMemory> DataParallel<'_, M> {
     /// host does not wait.
     ///
     /// The gradients must be the result of [`backward`](Self::backward); they are the same on all ranks, and so are the clipped ones.
-    /// Nothing is communicated. On CPUs squares are added in `f64` in a fixed order. If a gradient is not finite, the norm is not, and
-    /// gradients are NaN or zero afterwards: check the norm before the optimizer's step where that may happen.
+    /// Gradients of [local](crate::Variables::with_local) variables are neither counted nor multiplied. Nothing is communicated. On CPUs
+    /// squares are added in `f64` in a fixed order. If a gradient is not finite, the norm is not, and gradients are NaN or zero afterwards:
+    /// check the norm before the optimizer's step where that may happen.
     ///
     /// # Errors
     /// [`Error::Number`] for a `max_norm` that is not positive and finite; [`Error::Storage`] for gradients that are not contiguous or
@@ -24,8 +26,14 @@ impl<M: TensorMemory> DataParallel<'_, M> {
             return Err(Error::Number { name: "max_norm", value: max_norm, needs: "positive and finite" });
         }
         let (context, variables) = self.parts();
-        let present = |(name, var): (_, &'_ Var)| gradients.get(var).map(|gradient| ((name, gradient), var.clone()));
-        let (tensors, vars): (Vec<(&str, &Tensor)>, Vec<Var>) = variables.filter_map(present).unzip();
+        let mut tensors: Vec<(&str, &Tensor)> = Vec::new();
+        let mut vars = Vec::new();
+        for (_, Variable { name, var, .. }) in variables {
+            if let Some(gradient) = gradients.get(var) {
+                tensors.push((name, gradient));
+                vars.push(var.clone());
+            }
+        }
         check(&tensors)?;
         let (norm, clipped) = M::clip(context, &tensors, max_norm)?;
         for (var, gradient) in vars.into_iter().zip(clipped) {

@@ -36,7 +36,7 @@ impl Streams {
     fn new(device: &Device, is_forked: bool) -> Result<Self> {
         let Device::Cuda(cuda) = device else {
             let wanted = "the memory of a GPU".into();
-            return Err(Error::Device { name: "the first of all".into(), found: device.location(), wanted });
+            return Err(Error::Device { name: "the first one".into(), found: device.location(), wanted });
         };
         let stream = cuda.cuda_stream();
         let ordinal = stream.context().ordinal();
@@ -98,7 +98,7 @@ impl TensorMemory for Cuda {
             DType::F32 => borrow::<f32>(context, storage, layout, body),
             DType::F16 => borrow::<gradsync::f16>(context, storage, layout, body),
             DType::BF16 => borrow::<gradsync::bf16>(context, storage, layout, body),
-            _ => bail!("elements that are not reduced"),
+            _ => bail!("only tensors of f64, f32, f16 and bf16 can be reduced"),
         }
     }
 
@@ -131,7 +131,9 @@ fn borrow<T: CudaDType + DeviceRepr>(
     layout: &Layout,
     body: &mut dyn FnMut(Part) -> candle_core::Result<()>,
 ) -> candle_core::Result<()> {
-    let Some(dtype) = memory::dtype(storage.dtype()) else { bail!("elements that are not reduced") };
+    let Some(dtype) = memory::dtype(storage.dtype()) else {
+        bail!("only tensors of f64, f32, f16 and bf16 can be reduced")
+    };
     let slice = storage.as_cuda_slice_mut::<T>()?;
     // The guard records the end of the work when it is dropped.
     let (address, _guard) = slice.device_ptr_mut(&context.stream);
@@ -166,7 +168,7 @@ impl SharedCommunicator {
             DType::F32 => self.typed::<f32>(step, storage, layout),
             DType::F16 => self.typed::<gradsync::f16>(step, storage, layout),
             DType::BF16 => self.typed::<gradsync::bf16>(step, storage, layout),
-            _ => bail!("{}: tensors of f64, f32, f16 and bf16 only", step.name()),
+            _ => bail!("{}: only tensors of f64, f32, f16 and bf16 can be passed", step.name()),
         }
     }
 
@@ -176,8 +178,12 @@ impl SharedCommunicator {
         storage: &CudaStorage,
         layout: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
-        let Some(dtype) = memory::dtype(storage.dtype()) else { bail!("{}: another dtype", step.name()) };
-        let Some((begin, end)) = layout.contiguous_offsets() else { bail!("{}: not contiguous", step.name()) };
+        let Some(dtype) = memory::dtype(storage.dtype()) else {
+            bail!("{}: only tensors of f64, f32, f16 and bf16 can be passed", step.name())
+        };
+        let Some((begin, end)) = layout.contiguous_offsets() else {
+            bail!("{}: the tensor is not contiguous", step.name())
+        };
         let comm = self.comm.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let mut dims = layout.dims().to_vec();

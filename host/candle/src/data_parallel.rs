@@ -8,12 +8,13 @@ use gradsync::TensorView;
 use gradsync::comm::Communicator;
 use gradsync::memory::Host;
 use gradsync::train::{
-    AbsentGradients, GradientState, Parameter, Reduced, Reducer, ReducerOptions, Step, StepTimes, broadcast_parameters,
-    compare_parameters,
+    AbsentGradients, GradientState, NonFinite, NonFiniteGradient, Parameter, Reduced, Reducer, Start, Step, StepTimes,
 };
 
+use crate::declared::{Declared, shared_by_threads};
 use crate::error::{Error, Result, on_every_rank};
 use crate::memory::{self, GROUP, TensorMemory, lend, storage_key};
+use crate::options::DataParallelOptions;
 use crate::variables::{Variable, Variables};
 
 const BACKWARD: &str = "backward";
@@ -24,14 +25,14 @@ const BACKWARD: &str = "backward";
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{AdamW, Module, Optimizer, VarBuilder, VarMap, linear, loss::mse};
 /// use gradsync::comm::{Ranks, local};
-/// use gradsync::train::{ReducerOptions, Reduction};
+/// use gradsync::train::Reduction;
 /// use gradsync_candle::{DataParallel, Error};
 ///
 /// let weights = local::run(2, |comm| {
 ///     let variables = VarMap::new();
 ///     let model = linear(3, 1, VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
-///     let mut parallel = DataParallel::new(&variables, &comm, ReducerOptions::from(Reduction::Mean))?;
-///     parallel.broadcast()?; // every rank has made other random weights
+///     // Every rank has made other random weights; all continue with rank 0's.
+///     let mut parallel = DataParallel::new(&variables, &comm, Reduction::Mean)?;
 ///     let mut optimizer = AdamW::new_lr(variables.all_vars(), 0.1)?;
 ///     for step in 0..3 {
 ///         let examples = Tensor::full((step + comm.rank()) as f32, (4, 3), &Device::Cpu)?;
@@ -56,13 +57,22 @@ const BACKWARD: &str = "backward";
 ///
 /// The gradient of a variable is absent from the store if no rank has one or if it is [declared as frozen](Variables::with_frozen):
 /// candle's optimizers do not change such variables, not even by weight decay. A rank without a gradient where others have one counts as
-/// zeros ([`AbsentGradients`]). A variable with two names is one variable.
+/// zeros; a rank without any, while others have some, is an error ([`AbsentGradients`](gradsync::train::AbsentGradients)). A variable with
+/// two names is one variable. [`NonFinite`](gradsync::train::NonFinite) says what becomes of gradients with NaN or infinities.
+///
+/// # Variables of the graph
+///
+/// A loss may depend on variables that were [declared](Variables), and on variables of other `DataParallel`s of this process, whose
+/// gradients are removed from the store: a generator's loss passes through the critic's variables, and its optimizer changes none of them.
+/// Any other variable is an error that describes it, since each rank would train it alone: the weight of a layer that was made after `new`,
+/// for example. A variable that a rank shall train alone is [declared as local](Variables::with_local), and its gradient stays in the store
+/// as candle has computed it.
 ///
 /// # Errors on all ranks
 ///
-/// If a rank cannot take part, because candle has refused an operation, or a gradient has another shape or dtype than its variable, every
-/// rank's call returns an error: that rank its own, the others one that names the rank and quotes it. No gradient was reduced then, and the
-/// next step can run. After errors of the communicator no step can run.
+/// If a rank cannot take part, because candle has refused an operation, its loss depends on a variable that was not declared, or a gradient
+/// has another shape or dtype than its variable, every rank's call returns an error: that rank its own, the others one that names the rank
+/// and quotes it. No gradient was reduced then, and the next step can run. After errors of the communicator no step can run.
 #[derive(Debug)]
 pub struct DataParallel<'c, M: TensorMemory = Host> {
     // The reducer uses the streams of the context, and is dropped first.
@@ -72,30 +82,55 @@ pub struct DataParallel<'c, M: TensorMemory = Host> {
     variables: Variables,
     /// The number of each variable by its tensor; the number of its first name, if it has several.
     numbers: HashMap<TensorId, usize>,
+    declared: Declared,
+    /// For each variable, whether threads that are ranks share it.
+    is_shared: Vec<bool>,
+    /// For each variable, whether a step had a gradient of it, on any rank.
+    had_gradient: Vec<bool>,
+    non_finite: Option<NonFiniteGradient>,
     has_sums: bool,
 }
 
 impl<'c, M: TensorMemory> DataParallel<'c, M> {
     /// Creates it for the variables of a model, from a [`VarMap`](candle_nn::VarMap) or by [name](Variables), on the CPU or on the GPU of a
-    /// communicator in device memory. All ranks must call it, with the same variables. They keep their values: see
-    /// [`broadcast`](Self::broadcast).
+    /// communicator in device memory. All ranks must call it, with the same variables. Every rank then takes rank 0's values, of frozen
+    /// variables too, in place and without a copy of the model: candle's generator for CPUs cannot be seeded, so initial weights differ.
+    /// [`Start::Compare`] refuses other values instead.
     ///
     /// # Errors
     /// All errors are returned on every rank: [`Error::Device`], [`Error::DType`], [`Error::Storage`] and [`Error::PerThreadStream`] on the
     /// rank where they occur, and [`Error::OtherRank`] on the others; errors of [`Reducer::new`], which name the variable and the ranks
-    /// that differ in name, shape or dtype.
+    /// that differ in name, shape or dtype; an error for ranks that are threads and share a variable, unless it is frozen and all share it;
+    /// the errors of [`broadcast`](Self::broadcast) or, for all variables, of [`compare`](Self::compare).
     pub fn new(
         variables: impl Into<Variables>,
         comm: &'c dyn Communicator<M>,
-        options: impl Into<ReducerOptions>,
+        options: impl Into<DataParallelOptions>,
     ) -> Result<Self> {
-        let (variables, options) = (variables.into(), options.into());
-        let device = variables.as_slice().first().map_or(candle_core::Device::Cpu, |first| first.var.device().clone());
+        let (variables, DataParallelOptions { reducer: options, start }) = (variables.into(), options.into());
+        let device = variables.reduced().first().map_or(candle_core::Device::Cpu, |first| first.var.device().clone());
         let prepared = declare::<M>(&variables, &device)
             .and_then(|declared| Ok((declared, M::context(&device, options.overlap && comm.world_size() > 1)?)));
         let ((parameters, numbers), context) = on_every_rank(comm, prepared)?;
         let reducer = M::reducer(&context, comm, parameters, options)?;
-        Ok(Self { reducer, context, comm, variables, numbers, has_sums: false })
+        let is_shared = shared_by_threads("DataParallel::new", comm, &variables)?;
+        let parallel = Self {
+            reducer,
+            context,
+            comm,
+            declared: Declared::new(&variables),
+            variables,
+            numbers,
+            had_gradient: vec![false; is_shared.len()],
+            is_shared,
+            non_finite: None,
+            has_sums: false,
+        };
+        match start {
+            Start::Compare => parallel.compare_all()?,
+            _ => parallel.broadcast()?,
+        }
+        Ok(parallel)
     }
 
     /// The variables, by name.
@@ -110,43 +145,27 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
 
     /// The names of the variables in each bucket, in the order in which buckets are reduced. The assignment is final after the second step.
     pub fn buckets(&self) -> Vec<Vec<&str>> {
-        let name = |index: &usize| &self.variables.as_slice()[*index].name[..];
+        let name = |index: &usize| &self.variables.reduced()[*index].name[..];
         self.reducer.buckets().map(|bucket| bucket.iter().map(name).collect()).collect()
     }
 
-    /// Replaces all variables on every rank by the variables of rank 0, frozen ones included. It must be called once at the start: candle's
-    /// generator for CPUs cannot be seeded, so the ranks' initial weights differ. The moments of candle's optimizers are zeros on all ranks
-    /// at that time.
-    ///
-    /// # Errors
-    /// The errors of [`broadcast_parameters`].
-    pub fn broadcast(&self) -> Result<()> {
-        self.in_groups(|names, data| {
-            let mut tensors: Vec<_> = names.iter().copied().zip(data).collect();
-            broadcast_parameters(self.comm, &mut tensors, 0)
-        })
-    }
-
-    /// Refuses variables whose bits differ between ranks; for use at checkpoints, for example.
-    ///
-    /// # Errors
-    /// The errors of [`compare_parameters`], on every rank, which name the ranks and the variable that differ.
-    pub fn compare(&self) -> Result<()> {
-        self.in_groups(|names, data| {
-            let tensors: Vec<_> = names.iter().copied().zip(data.iter().map(M::as_slice)).collect();
-            compare_parameters(self.comm, &tensors)
-        })
+    /// Sets the number of the next step, which ranks compare, so that a rank that has left out a step is an error on every rank: see
+    /// [`Reducer::at`]. The number of the program's step is one: `parallel.at(step).backward(&loss)`.
+    pub fn at(&mut self, number: u64) -> &mut Self {
+        self.reducer.at(number);
+        self
     }
 
     /// Computes the gradients of a loss, reduced over ranks, for `optimizer.step`. Gradients of earlier [`accumulate`](Self::accumulate)
     /// calls are added. All ranks must call it.
     ///
     /// # Errors
-    /// See [above](Self#errors-on-all-ranks); with [`AbsentGradients::Error`], an error that names a rank and a variable without gradient.
+    /// See [above](Self#errors-on-all-ranks), among them a variable that [was not declared](Self#variables-of-the-graph); the errors of
+    /// [`Step::finish`], which depend on the options.
     pub fn backward(&mut self, loss: &Tensor) -> Result<GradStore> {
         let computed = self.compute(loss);
         if self.reduces_nothing() {
-            return self.alone(computed?);
+            return Ok(computed?.store);
         }
         let step = self.reducer.step()?;
         self.has_sums = false;
@@ -168,7 +187,7 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         };
         let examples = batch.map_or(0, |(_, examples)| examples);
         if self.reduces_nothing() && examples > 0 {
-            return self.alone(computed?).map(Some);
+            return Ok(Some(computed?.store));
         }
         let Some(step) = self.reducer.step_of(examples)? else { return Ok(None) };
         self.has_sums = false;
@@ -180,19 +199,26 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     /// [`backward`](Self::backward) reduces the sums. Nothing is divided by the number of micro-batches: divide the loss.
     ///
     /// # Errors
-    /// On this rank alone: candle's errors, and the errors of [`Reducer::accumulate`].
+    /// On this rank alone: candle's errors, a variable that [was not declared](Self#variables-of-the-graph), and the errors of
+    /// [`Reducer::accumulate`]. The sums are unchanged then.
     pub fn accumulate(&mut self, loss: &Tensor) -> Result<()> {
         let gradients = self.compute(loss)?;
-        let Self { reducer, context, variables, .. } = self;
-        let hand_in = gradients.hand_in(context, variables, |views| reducer.accumulate(views));
         self.has_sums = true;
-        hand_in
+        let Self { reducer, context, variables, .. } = self;
+        gradients.hand_in(context, variables, |views| reducer.accumulate(views))
     }
 
     /// Discards the gradients of the micro-batches since the last step.
     pub fn discard_accumulated(&mut self) {
         self.reducer.discard_accumulated();
         self.has_sums = false;
+    }
+
+    /// The reason why the last step has no gradients on any rank, with
+    /// [`NonFinite::Skip`](gradsync::train::NonFinite::Skip): a gradient with NaN or infinities. The number of its parameter counts in the
+    /// order of [`Variables::iter`].
+    pub fn non_finite(&self) -> Option<NonFiniteGradient> {
+        self.non_finite
     }
 
     /// Chooses whether later steps record [when](Self::times) their buckets are reduced ([`Reducer::record_times`]).
@@ -208,56 +234,45 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         Ok(self.reducer.times()?)
     }
 
-    /// The context, and each variable once with its first name, for operations on reduced gradients.
-    pub(crate) fn parts(&self) -> (&M::Context, impl Iterator<Item = (&str, &Var)>) {
-        let first = |(number, variable): (usize, &'_ Variable)| self.numbers[&variable.var.id()] == number;
-        let owned =
-            self.variables.as_slice().iter().enumerate().filter(move |(number, variable)| first((*number, variable)));
-        (&self.context, owned.map(|(_, variable)| (&variable.name[..], &variable.var)))
+    /// The context, and each reduced variable once with its number and its first name, for operations on variables and gradients.
+    pub(crate) fn parts(&self) -> (&M::Context, impl Iterator<Item = (usize, &Variable)>) {
+        let is_first = |(number, variable): &(usize, &Variable)| self.numbers[&variable.var.id()] == *number;
+        (&self.context, self.variables.reduced().iter().enumerate().filter(is_first))
     }
 
-    /// Passes all variables, each once, to `body`, a group at a time.
-    fn in_groups(&self, mut body: impl FnMut(&[&str], Vec<M::SliceMut<'_>>) -> gradsync::Result<()>) -> Result<()> {
-        let (context, owned) = self.parts();
-        let tensors: Vec<(&str, &Tensor)> = owned.map(|(name, var)| (name, var.as_tensor())).collect();
-        for group in tensors.chunks(GROUP) {
-            let names: Vec<&str> = group.iter().map(|(name, _)| *name).collect();
-            lend::<M, _>(context, group, |data| body(&names, data))?;
-        }
-        Ok(())
-    }
-
-    /// Whether candle's gradients are the result without a reduction.
+    /// Whether candle's gradients are the result as they are: on a single GPU, unless the options need a look at them.
     fn reduces_nothing(&self) -> bool {
-        self.comm.world_size() == 1 && !self.has_sums
+        let options = self.reducer.options();
+        let looks =
+            M::HOST_WAITS || options.absent == AbsentGradients::Error || options.non_finite != NonFinite::Report;
+        self.comm.world_size() == 1 && !self.has_sums && !looks
     }
 
-    /// The gradients of a single rank.
-    fn alone(&self, gradients: Gradients) -> Result<GradStore> {
-        if self.reducer.options().absent == AbsentGradients::Error {
-            let wanted = |(number, variable): &(usize, &Variable)| {
-                variable.is_trained
-                    && self.numbers[&variable.var.id()] == *number
-                    && gradients.store.get(&variable.var).is_none()
-            };
-            if let Some((number, Variable { name, .. })) = self.variables.as_slice().iter().enumerate().find(wanted) {
-                let reason = format!("parameter {number}, {name:?}, has no gradient on rank 0");
-                return Err(gradsync::Error::InvalidArgument { operation: BACKWARD, reason }.into());
-            }
-        }
-        Ok(gradients.store)
+    /// Whether threads that are ranks share a variable, by its number.
+    pub(crate) fn is_shared(&self, number: usize) -> bool {
+        self.is_shared[number]
+    }
+
+    /// Whether gradients change a variable, by its number: it is declared as trained, and has had a gradient, once any variable has.
+    pub(crate) fn is_trained(&self, number: usize) -> bool {
+        let had_gradient = self.had_gradient[number] || !self.had_gradient.contains(&true);
+        self.variables.reduced()[number].is_trained() && had_gradient
     }
 
     /// Computes candle's gradients, for trained variables alone, in the order in which they were computed, each with its own storage.
     fn compute(&self, loss: &Tensor) -> Result<Gradients> {
+        let nodes = loss.sorted_nodes();
+        let others = self.declared.others(BACKWARD, &self.variables, &nodes)?;
         let mut store = loss.backward()?;
-        let variables = self.variables.as_slice();
-        for variable in variables.iter().filter(|variable| !variable.is_trained) {
-            store.remove(&variable.var);
+        let variables = self.variables.reduced();
+        let frozen =
+            variables.iter().filter(|variable| !variable.is_trained()).map(|variable| variable.var.as_tensor());
+        for variable in frozen.chain(others) {
+            store.remove(variable);
         }
         let mut order = Vec::new();
         let mut keys = HashSet::new();
-        for number in loss.sorted_nodes().into_iter().filter_map(|node| self.numbers.get(&node.id()).copied()) {
+        for number in nodes.into_iter().filter_map(|node| self.numbers.get(&node.id()).copied()) {
             let Variable { name, var, .. } = &variables[number];
             let Some(gradient) = store.get(var) else { continue };
             if gradient.dtype() != var.dtype() || gradient.shape() != var.shape() {
@@ -281,14 +296,23 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         Ok(Gradients { store, order })
     }
 
-    /// Copies reduced gradients to the memory of candle's gradients.
-    fn take_back(&self, reduced: &Reduced, gradients: Gradients) -> Result<GradStore> {
+    /// Copies reduced gradients to the memory of candle's gradients, and removes gradients of variables without a result.
+    fn take_back(&mut self, reduced: &Reduced, gradients: Gradients) -> Result<GradStore> {
         let Gradients { mut store, .. } = gradients;
-        let variables = self.variables.as_slice();
-        let has_result =
-            |number: &usize| self.reducer.owner(*number) == *number && reduced.state(*number) == GradientState::Reduced;
-        let numbers: Vec<usize> = (0..variables.len()).filter(has_result).collect();
-        for group in numbers.chunks(GROUP) {
+        self.non_finite = reduced.non_finite();
+        let variables = self.variables.reduced();
+        let mut with_result = Vec::new();
+        for (number, Variable { var, .. }) in variables.iter().enumerate() {
+            match reduced.state(number) {
+                state if !state.has_gradient() => drop(store.remove(var)),
+                state => {
+                    self.had_gradient[number] = true;
+                    let is_first = self.reducer.owner(number) == number;
+                    with_result.extend((is_first && state == GradientState::Reduced).then_some(number));
+                }
+            }
+        }
+        for group in with_result.chunks(GROUP) {
             for &number in group {
                 let Variable { var, .. } = &variables[number];
                 if store.get(var).is_none() {
@@ -322,7 +346,7 @@ impl Gradients {
         variables: &Variables,
         mut take: impl FnMut(&[(usize, TensorView<'_, M>)]) -> gradsync::Result<()>,
     ) -> Result<()> {
-        let variables = variables.as_slice();
+        let variables = variables.reduced();
         for group in self.order.chunks(GROUP) {
             let tensors: Vec<(&str, &Tensor)> = group
                 .iter()
@@ -363,7 +387,8 @@ type Numbers = HashMap<TensorId, usize>;
 fn declare<M: TensorMemory>(variables: &Variables, device: &candle_core::Device) -> Result<(Vec<Parameter>, Numbers)> {
     let mut numbers = HashMap::new();
     let mut parameters = Vec::new();
-    for (number, Variable { name, var, is_trained }) in variables.as_slice().iter().enumerate() {
+    for (number, variable) in variables.reduced().iter().enumerate() {
+        let Variable { name, var, .. } = variable;
         if !M::has(var.device(), device) {
             let wanted = M::name(device);
             return Err(Error::Device { name: name.clone(), found: var.device().location(), wanted });
@@ -376,8 +401,14 @@ fn declare<M: TensorMemory>(variables: &Variables, device: &candle_core::Device)
             return Err(Error::Storage { name: name.clone(), shape, reason: "is not contiguous" });
         }
         numbers.entry(var.id()).or_insert(number);
-        let parameter = Parameter::new(name.clone(), var.dims(), dtype).with_trained(*is_trained);
+        let parameter = Parameter::new(name.clone(), var.dims(), dtype).with_trained(variable.is_trained());
         parameters.push(parameter.with_storage(Some(bytes(var))));
+    }
+    if let Some(Variable { name, var, .. }) =
+        variables.local().iter().find(|local| numbers.contains_key(&local.var.id()))
+    {
+        let shape = var.dims().to_vec();
+        return Err(Error::Storage { name: name.clone(), shape, reason: "is local, and has another name that is not" });
     }
     Ok((parameters, numbers))
 }

@@ -1,13 +1,16 @@
 //! [`Error`]: errors of candle and of gradsync, and refusals of this crate.
 
+use std::fmt;
+
 use candle_core::{DType, DeviceLocation};
 use gradsync::comm::Ranks;
 
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The reason why a call was refused or failed.
-#[derive(Debug, thiserror::Error)]
+/// The reason why a call was refused or failed. `Debug` shows the same text as `Display`: programs whose `main` returns a [`Result`] print
+/// it.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Ranks disagree, are missing or late, or one rank failed; the other ranks have this error too.
@@ -17,7 +20,7 @@ pub enum Error {
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
     /// Another rank failed before this call began.
-    #[error("rank {rank} refuses: {reason}")]
+    #[error("rank {rank} cannot take part in this call, so no rank does: {reason}")]
     OtherRank {
         /// The number of that rank.
         rank: usize,
@@ -75,6 +78,12 @@ pub enum Error {
         /// The number of the device.
         ordinal: usize,
     },
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// For training loops that return candle's errors.

@@ -2,14 +2,14 @@
 //!
 //! | here | contents |
 //! |---|---|
-//! | [`DataParallel`] | `backward` with gradients reduced over ranks, accumulation, the same start, clipping |
-//! | [`Variables`] | the variables of a model by name, and which of them are frozen |
+//! | [`DataParallel`] | the same start, `backward` with gradients reduced over ranks, accumulation, clipping, averages of buffers |
+//! | [`Variables`] | the variables of a model by name, and which of them are frozen or local |
 //! | [`tensor_parallel`] | collectives with gradients, and linear layers that are divided over ranks |
 //!
 //! A program for one rank needs five changes for many ranks:
 //!
 //! 1. Ranks: [`gradsync::comm`] has threads, MPI processes and GPUs over NCCL.
-//! 2. [`DataParallel::new`] of the model's `VarMap`, and [`DataParallel::broadcast`], since every rank makes other random weights.
+//! 2. [`DataParallel::new`] of the model's `VarMap`, after all layers: all ranks continue with rank 0's weights.
 //! 3. Examples: [`ShardedIndices`](gradsync::train::ShardedIndices) says which ones are this rank's.
 //! 4. [`DataParallel::backward`] in the place of `loss.backward()`; candle's optimizers take its result.
 //! 5. Losses and metrics: [`mean_over_ranks`](gradsync::train::mean_over_ranks).
@@ -29,12 +29,19 @@
 //! communicator is for device memory. `Device::new_cuda` computes on the per-thread default stream, for which other threads cannot wait; an
 //! error names and refuses it.
 
+#![deny(unsafe_code)] // but in the modules that lend candle's memory
+
 mod clip;
 #[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
 mod cuda;
 mod data_parallel;
+mod declared;
 mod error;
+#[allow(unsafe_code)]
 mod memory;
+mod options;
+mod replicas;
 pub mod tensor_parallel;
 mod variables;
 
@@ -43,6 +50,7 @@ pub use error::{Error, Result};
 pub use memory::TensorMemory;
 #[doc(hidden)]
 pub use memory::{Borrowed, Part};
+pub use options::DataParallelOptions;
 pub use variables::Variables;
 
 /// Compiles and runs the program in the README.

@@ -219,7 +219,7 @@ impl TensorMemory for Host {
             CpuStorage::F32(data) => (data[range].as_mut_ptr().cast(), gradsync::DType::F32),
             CpuStorage::F16(data) => (data[range].as_mut_ptr().cast(), gradsync::DType::F16),
             CpuStorage::BF16(data) => (data[range].as_mut_ptr().cast(), gradsync::DType::BF16),
-            _ => candle_core::bail!("elements that are not reduced"),
+            _ => candle_core::bail!("only tensors of f64, f32, f16 and bf16 can be reduced"),
         };
         body(Part { address, dtype, len })
     }

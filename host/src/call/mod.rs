@@ -56,9 +56,19 @@ impl Call {
     }
 
     /// Whether these calls of a collective on two ranks match. The operations that the calls are steps of are not compared here: each
-    /// operation compares its own arguments, and can then return an error and still be used afterwards.
+    /// operation compares its own arguments, and can then return an error and still be used afterwards. Steps of a reducer are the
+    /// exception: with buckets of one length, only the number of the step tells a bucket from the same bucket of another step.
     pub(crate) fn fits(&self, other: &Self) -> bool {
-        (self.operation, self.len, self.dtype) == (other.operation, other.len, other.dtype)
+        let compared = |call: &Self| (call.operation, call.len, call.dtype, call.reducer_step());
+        compared(self) == compared(other)
+    }
+
+    /// The number of the reducer's step that this call belongs to.
+    fn reducer_step(&self) -> Option<u64> {
+        match self.within {
+            Some(Operation::ReducerStep { number }) => Some(number),
+            _ => None,
+        }
     }
 
     fn is_step(&self) -> bool {
@@ -150,12 +160,16 @@ pub enum Operation {
     TrainingStep,
     /// The making of a [`Reducer`](crate::train::Reducer), and the preparation of its buckets.
     Reducer,
-    /// A step of a [`Reducer`](crate::train::Reducer).
-    ReducerStep,
+    /// A step of a [`Reducer`](crate::train::Reducer), with the number that ranks compare ([`Reducer::at`](crate::train::Reducer::at)).
+    ReducerStep {
+        number: u64,
+    },
     /// [`broadcast_parameters`](crate::train::broadcast_parameters).
     BroadcastParameters,
     /// [`compare_parameters`](crate::train::compare_parameters).
     CompareParameters,
+    /// [`ShardedIndices::position`](crate::train::ShardedIndices::position).
+    Position,
     /// [`mean_over_ranks`](crate::train::mean_over_ranks).
     MeanOverRanks,
     /// The making of a [`ZeroPartition`](crate::plan::zero).
@@ -216,9 +230,10 @@ impl Operation {
             Operation::HierarchicalAdasumAllReduce(..) => "hierarchical_adasum_all_reduce",
             Operation::TrainingStep => "training step",
             Operation::Reducer => "reducer",
-            Operation::ReducerStep => "reducer step",
+            Operation::ReducerStep { .. } => "reducer step",
             Operation::BroadcastParameters => "broadcast_parameters",
             Operation::CompareParameters => "compare_parameters",
+            Operation::Position => "position",
             Operation::MeanOverRanks => "mean_over_ranks",
             Operation::ZeroPartition => "ZeRO partition",
             Operation::AllReduceTensors(_) => "all_reduce_tensors",
@@ -251,6 +266,7 @@ impl fmt::Display for Operation {
             }
             Operation::WeightedAllReduce { weights } => write!(f, "(mean, weights with the hash {weights:016x})"),
             Operation::Broadcast { root } => write!(f, "(root {root})"),
+            Operation::ReducerStep { number } => write!(f, " {number}"),
             Operation::Send { peer } => write!(f, "(to rank {peer})"),
             Operation::Recv { peer } => write!(f, "(from rank {peer})"),
             Operation::SendRecv { to, from } => write!(f, "(to rank {to}, from rank {from})"),

@@ -7,7 +7,7 @@ use super::ReduceOp;
 use crate::driver::{DeviceSlice, Queue};
 use crate::dtype::DType;
 use crate::error::{Call, CommError, Error, Operation, Result, same_len};
-use crate::kernels::cpu::fingerprint;
+use crate::kernels::cpu::Fingerprint;
 #[cfg(feature = "cuda")]
 use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut};
 use crate::memory::{Host, Memory};
@@ -128,7 +128,7 @@ impl<M: Memory> Collective<'_, M> {
         match self {
             Self::AllReduce { op, scaling, .. } => scaling.operation(*op),
             Self::WeightedMean { weights, .. } => {
-                Operation::WeightedAllReduce { weights: fingerprint((*weights).into()) }
+                Operation::WeightedAllReduce { weights: Fingerprint::of_finite((*weights).into()).hash() }
             }
             Self::ReduceScatter { op, .. } => Operation::ReduceScatter(*op),
             Self::AllGather { .. } => Operation::AllGather,

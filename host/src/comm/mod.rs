@@ -23,8 +23,8 @@
 //!
 //! Every transport has a deadline: a call that has waited this long for other ranks fails with a [`CommError::Timeout`] that names the
 //! missing ranks. Over MPI, messages of more than 2 MiB have none once data move; where ranks share memory, reductions, `all_gather` and
-//! `all_to_all` of host memory take no messages. The deadline is a [`Duration`](std::time::Duration): [`DEFAULT_DEADLINE`], unless
-//! another is given when the communicator is made. Groups that are split off keep it.
+//! `all_to_all` of host memory take no messages. The deadline is a [`Duration`](std::time::Duration): `GRADSYNC_DEADLINE` (in
+//! seconds) or [`DEFAULT_DEADLINE`], unless another is given when the communicator is made. Groups that are split off keep it.
 //!
 //! | made by | with another deadline |
 //! |---|---|

@@ -110,6 +110,12 @@ impl Pinned {
         self.copied[index].record(queue.raw_stream())
     }
 
+    /// Whether a block's copies are over. Does not wait.
+    pub(crate) fn is_done(&self, index: usize) -> Result<bool, CudaError> {
+        self.queue.make_current()?;
+        self.copied[index].is_done()
+    }
+
     /// Waits until a block's copies are over.
     pub(crate) fn wait(&self, index: usize) -> Result<(), CudaError> {
         self.queue.make_current()?;
@@ -128,12 +134,6 @@ impl Pinned {
     pub(crate) fn make_queue_wait(&self, queue: &Queue, index: usize) -> Result<(), CudaError> {
         self.queue.make_current()?;
         self.copied[index].make_stream_wait(queue.raw_stream())
-    }
-
-    /// Whether a block's copies are over. Does not wait.
-    pub(crate) fn is_done(&self, index: usize) -> Result<bool, CudaError> {
-        self.queue.make_current()?;
-        self.copied[index].is_done()
     }
 }
 

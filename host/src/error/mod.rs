@@ -72,6 +72,18 @@ pub enum Error {
         /// The reason, with the value.
         reason: String,
     },
+    /// Gradients, or their reduction, have NaN or infinities. The same on every rank.
+    #[error("{operation}: {}", not_finite(*step, *rank, parameter))]
+    NotFinite {
+        /// The operation that found them.
+        operation: &'static str,
+        /// The number of the step in which they occurred.
+        step: u64,
+        /// The first rank whose own gradient has them; `None` if all ranks' gradients are finite and only their reduction is not.
+        rank: Option<usize>,
+        /// The name of the first such parameter of that rank.
+        parameter: String,
+    },
     /// The system gave no memory for a buffer.
     #[error("{operation}: no memory for {bytes} bytes")]
     OutOfMemory {
@@ -123,6 +135,16 @@ pub enum Error {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Nccl(#[from] crate::sys::nccl::NcclError),
+}
+
+fn not_finite(step: u64, rank: Option<usize>, parameter: &str) -> String {
+    match rank {
+        Some(rank) => format!("in step {step} the gradient of {parameter:?} on rank {rank} has NaN or infinities"),
+        None => format!(
+            "in step {step} the reduced gradient of {parameter:?} has NaN or infinities, although every rank's own is finite: \
+             the reduction leaves the range of its dtype"
+        ),
+    }
 }
 
 /// Refuses operands of different lengths.

@@ -117,7 +117,7 @@ impl Open {
         let (file, descriptor) = system::create(file_bytes as u64)?;
         let map = map(&file, file_bytes)?;
         system::reserve(&file, &map)?;
-        let handle = FileHandle { process: std::process::id(), descriptor, number: u64::from_ne_bytes(number) };
+        let handle = FileHandle { process: system::own_number(), descriptor, number: u64::from_ne_bytes(number) };
         // SAFETY: the address is within the header, aligned, and only this function uses it.
         unsafe { map.as_mut_ptr().cast::<u64>().write_volatile(handle.number) };
         Ok((map, Self { handle, bytes, file }))
@@ -259,6 +259,13 @@ mod system {
 
     const NAME: &str = "gradsync";
 
+    /// The number of this process in the PID namespace of `/proc`, by which other processes find it there. It differs from the own number in
+    /// a PID namespace without a `/proc` of its own.
+    pub(super) fn own_number() -> u32 {
+        let link = std::fs::read_link("/proc/self").ok();
+        link.and_then(|link| link.to_str()?.parse().ok()).unwrap_or_else(std::process::id)
+    }
+
     /// Creates a file of `bytes` zeros; returns it with its descriptor in this process.
     pub(super) fn create(bytes: u64) -> io::Result<(File, u32)> {
         // A signal would end a process that writes a longer file than this limit.
@@ -341,6 +348,10 @@ mod system {
     use std::io;
 
     use memmap2::MmapRaw;
+
+    pub(super) fn own_number() -> u32 {
+        std::process::id()
+    }
 
     pub(super) fn create(_: u64) -> io::Result<(File, u32)> {
         Err(io::ErrorKind::Unsupported.into())

@@ -19,8 +19,23 @@ pub struct CudaError {
     pub text: String,
 }
 
+/// The codes with which MPS refuses a client while its server ends one that was killed or that failed.
+const AFTER_A_KILL: [u32; 5] = [46, 805, 806, 807, 999];
+const MPS_REMEDY: &str = " (this process is a client of MPS, whose server refuses new clients while it ends one that was killed: wait some \
+    seconds and start again; if it stays so, end the server by `echo quit | nvidia-cuda-mps-control` and start it anew)";
+
+/// Whether the driver takes this process for a client of CUDA's Multi-Process Service: there is a daemon's pipe.
+fn is_client_of_mps() -> bool {
+    let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").unwrap_or_else(|| "/tmp/nvidia-mps".into());
+    std::path::Path::new(&folder).join("control").exists()
+}
+
 impl CudaError {
     pub(crate) fn of(call: String, status: cuda::Status) -> Self {
-        CudaError { call, code: status.0, text: status.text() }
+        let mut text = status.text();
+        if is_client_of_mps() && AFTER_A_KILL.contains(&status.0) {
+            text += MPS_REMEDY;
+        }
+        CudaError { call, code: status.0, text }
     }
 }

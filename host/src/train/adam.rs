@@ -2,14 +2,20 @@
 //!
 //! It computes steps, and never writes a weight.
 
-use super::blocks::{check_numbers, check_operands, for_blocks, new_state, state_dtype, state_limit};
+use super::blocks::{
+    BAD_GRADIENTS, BAD_STATE, check_numbers, check_operands, for_blocks, new_state, state_dtype, state_limit,
+};
 use super::optimizer::{DeltaOptimizer, Range, check_options};
 use super::same_tensors;
 use crate::buffer::GradientBuffer;
 use crate::call::setters;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 const OPERATION: &str = "adam";
+
+/// The largest moment. The bias correction divides moments by 1 - βᵗ, which is at least 2⁻⁵³, and the quotient must stay finite: an
+/// infinite second moment would make steps of 0. Only moments in `f64` can be larger.
+const LARGEST_MOMENT: f64 = f64::MAX / (1_u64 << 54) as f64;
 
 /// The options of [`Adam`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -77,7 +83,7 @@ impl Adam {
     /// Creates an optimizer before its first step.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming an option out of its range.
+    /// [`Error::InvalidArgument`] naming an option out of its range.
     pub fn new(options: AdamOptions) -> Result<Self> {
         options.check()?;
         Ok(Self { options, moments: None, steps: 0 })
@@ -86,9 +92,9 @@ impl Adam {
     /// Restores a saved optimizer: first and second moments after a number of steps.
     ///
     /// # Errors
-    /// The errors of [`new`](Self::new); [`Error::LengthMismatch`](crate::Error::LengthMismatch),
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) or [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) if the moments
-    /// have different tensors; [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a moment that is not finite.
+    /// The errors of [`new`](Self::new); [`Error::LengthMismatch`] or [`Error::InvalidArgument`] if the moments have different tensors;
+    /// [`Error::InvalidArgument`] naming a moment that is not finite or above 9.9e291, or a second moment below 0, which no mean of squares
+    /// is.
     pub fn with_moments(
         options: AdamOptions,
         first: GradientBuffer,
@@ -96,8 +102,8 @@ impl Adam {
         steps: u64,
     ) -> Result<Self> {
         same_tensors(OPERATION, ("first moments", first.table()), ("second moments", second.table()))?;
-        check_numbers(OPERATION, "the first moments", &first, f64::MAX)?;
-        check_numbers(OPERATION, "the second moments", &second, f64::MAX)?;
+        check_numbers(OPERATION, ("the first moments", BAD_STATE), &first, -LARGEST_MOMENT..=LARGEST_MOMENT)?;
+        check_numbers(OPERATION, ("the second moments", BAD_STATE), &second, 0.0..=LARGEST_MOMENT)?;
         Ok(Self { moments: Some([first, second]), steps, ..Self::new(options)? })
     }
 
@@ -131,10 +137,9 @@ impl DeltaOptimizer for Adam {
     /// Computes the step; see the trait.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch), [`Error::InvalidArgument`](crate::Error::InvalidArgument) or
-    /// [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) for buffers whose tensors differ from each other or from the moments;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a gradient that is not finite, or whose square may overflow the
-    /// moments (1.3e19 for `f32`). Nothing is written then.
+    /// [`Error::LengthMismatch`] or [`Error::InvalidArgument`] for buffers whose tensors differ from each other or from the moments;
+    /// [`Error::InvalidArgument`] naming a gradient that is not finite, or whose square may overflow the moments (above 1.3e19 for moments
+    /// in `f32`, 9.9e145 in `f64`), or after so many steps that they cannot be counted. Nothing is written then.
     fn deltas(
         &mut self,
         gradients: &GradientBuffer,
@@ -150,15 +155,22 @@ impl DeltaOptimizer for Adam {
             Some(moments) => moments.each_ref().map(GradientBuffer::dtype),
             None => [state_dtype(operands); 2],
         };
-        let limit = state_limit(first).min(state_limit(second).sqrt());
-        check_numbers(OPERATION, "the gradients", gradients, limit)?;
+        let limit = state_limit(first).min(state_limit(second).min(LARGEST_MOMENT).sqrt());
+        check_numbers(OPERATION, ("the gradients", BAD_GRADIENTS), gradients, -limit..=limit)?;
+        let Some(steps) = self.steps.checked_add(1) else {
+            let reason = format!(
+                "{} steps were made before, and no step can follow: the state was not saved by Adam",
+                self.steps
+            );
+            return Err(Error::InvalidArgument { operation: OPERATION, reason });
+        };
         let [first, second] = match &mut self.moments {
             Some(moments) => moments,
             none => none.insert([new_state(operands)?, new_state(operands)?]),
         };
-        self.steps += 1;
+        self.steps = steps;
         let AdamOptions { rate, beta1, beta2, epsilon, weight_decay, bias_correction } = self.options;
-        let steps = self.steps as f64;
+        let steps = steps as f64;
         let [lack1, lack2] = [beta1, beta2].map(|beta| if bias_correction { 1.0 - beta.powf(steps) } else { 1.0 });
         for_blocks(gradients, weights, [first, second], deltas, |block| {
             let [first, second] = block.states;

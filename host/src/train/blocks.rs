@@ -3,6 +3,8 @@
 //!
 //! For the optimizers, whose operands may all have different dtypes. This module knows no formula.
 
+use std::ops::RangeInclusive;
+
 use gradsync_device::math::Element as Formula;
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -107,6 +109,12 @@ pub(super) fn state_dtype(operands: [&GradientBuffer; 3]) -> DType {
     if is_wide { DType::F64 } else { DType::F32 }
 }
 
+/// The advice for gradients that a state cannot take.
+pub(super) const BAD_GRADIENTS: &str = "the optimizer's state would keep such a number in all later steps. Skip this step, as `Stepper` \
+     does for NaN and infinities, or make the loss smaller";
+/// The advice for a restored state that no optimizer has saved.
+pub(super) const BAD_STATE: &str = "restore the state of an earlier checkpoint, or begin with a new optimizer";
+
 /// Allocates a state of zeros.
 pub(super) fn new_state(operands: [&GradientBuffer; 3]) -> Result<GradientBuffer> {
     zeros_like(operands[0].table(), state_dtype(operands), 1)
@@ -124,13 +132,19 @@ pub(super) fn state_limit(dtype: DType) -> f64 {
     largest / 2.0
 }
 
-/// Refuses a buffer with a number that is not finite, or larger than `limit`, since a state would keep it for ever.
+/// Refuses a buffer with a number that is not in `range`, or NaN, since a state would keep it for ever. The error ends with `advice`.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] naming the number and its tensor.
-pub(super) fn check_numbers(operation: &'static str, name: &str, buffer: &GradientBuffer, limit: f64) -> Result<()> {
+pub(super) fn check_numbers(
+    operation: &'static str,
+    (name, advice): (&str, &str),
+    buffer: &GradientBuffer,
+    range: RangeInclusive<f64>,
+) -> Result<()> {
+    let (least, most) = range.into_inner();
     for index in 0..buffer.tensor_count() {
-        let fits = |value: f64| value.abs() <= limit;
+        let fits = |value: f64| (value >= least) & (value <= most);
         let wrong = with_typed!(Slice, buffer.tensor(index).data(), data => {
             let chunks = storage(data).par_chunks(BLOCKS * BLOCK_LEN);
             // Whole chunks are checked first, without a branch for each number.
@@ -139,7 +153,8 @@ pub(super) fn check_numbers(operation: &'static str, name: &str, buffer: &Gradie
         });
         if let Some(value) = wrong {
             let tensor = buffer.name(index);
-            let reason = format!("{name} of {tensor:?} have {value:e}, and must be from {:e} to {limit:e}", -limit);
+            let reason =
+                format!("{name} of {tensor:?} have {value:e}, and must be from {least:e} to {most:e}: {advice}");
             return Err(Error::InvalidArgument { operation, reason });
         }
     }

@@ -6,16 +6,18 @@ use crate::buffer::GradientBuffer;
 use crate::call::scope;
 use crate::comm::Ranks;
 use crate::dtype::DType;
-use crate::error::{Operation, Result, same_len};
+use crate::error::{Error, Operation, Result, same_len};
 use crate::memory::{Host, Memory};
 
 const OPERATION: &str = "running mean";
-/// The factor of sums that may be larger than every `f64`: a sum of as many values as there can be, times this, is in range.
-const SHRINK: f64 = 1.0 / (1u128 << 64) as f64;
-const TENSORS: [(&str, [usize; 1]); 2] = [("sum", [1]), ("value", [1])];
+/// The sum of all values, the value that is added, and the sum of the `f64` values times [`SMALL`].
+const TENSORS: [(&str, [usize; 1]); 3] = [("sum", [1]), ("value", [1]), ("small sum", [1])];
+/// 2⁻¹²⁸: sums of numbers times this factor stay finite, and the product is exact for every number that matters beside such a sum.
+const SMALL: f64 = 0.5 / (1_u128 << 127) as f64;
 
 /// Computes the mean of the values of all ranks. Each rank passes the `sum` of its values and their number, `count`; the sums are added in
-/// rank order in `f64` and divided by the total count. `None`, on every rank, if all counts are 0. The host waits for the other ranks.
+/// rank order in `f64` and divided by the total count; a mean inside the range of `f64` is right although that sum is outside. `None`, on
+/// every rank, if all counts are 0. The host waits for the other ranks.
 ///
 /// ```
 /// use gradsync::comm::{Ranks, local};
@@ -30,27 +32,29 @@ const TENSORS: [(&str, [usize; 1]); 2] = [("sum", [1]), ("value", [1])];
 /// # Errors
 /// The errors of a collective.
 pub fn mean_over_ranks<R: Ranks + ?Sized>(ranks: &R, sum: f64, count: u64) -> Result<Option<f64>> {
-    mean_of_sums(ranks, sum, count, 1.0)
+    mean(ranks, [sum, sum * SMALL], count)
 }
 
-/// The mean of values whose sums were multiplied by `factor`, a power of two.
-fn mean_of_sums<R: Ranks + ?Sized>(ranks: &R, sum: f64, count: u64, factor: f64) -> Result<Option<f64>> {
+/// The mean over all ranks, given this rank's sum, and the sum times [`SMALL`], which is used only where a sum is not finite.
+fn mean<R: Ranks + ?Sized>(ranks: &R, [sum, small]: [f64; 2], count: u64) -> Result<Option<f64>> {
     let _scope = scope::within(Operation::MeanOverRanks);
-    let own = [sum.to_bits(), count];
+    let own = [sum.to_bits(), small.to_bits(), count];
     let all = if ranks.world_size() == 1 { own.to_vec() } else { gather(ranks, &own)? };
-    let count: u128 = all.chunks_exact(2).map(|rank| u128::from(rank[1])).sum();
-    // A rank without values adds nothing, for any `sum`.
-    let sums = all.chunks_exact(2).filter(|rank| rank[1] > 0).map(|rank| f64::from_bits(rank[0]));
-    let mut mean = sums.clone().sum::<f64>() / (count as f64 * factor);
-    if !mean.is_finite() {
-        // The sum may leave the range of `f64` where the mean does not.
-        mean = sums.map(|sum| sum * SHRINK).sum::<f64>() / (count as f64 * factor * SHRINK);
+    let count: u128 = all.chunks_exact(3).map(|rank| u128::from(rank[2])).sum();
+    if count == 0 {
+        return Ok(None);
     }
-    Ok((count > 0).then_some(mean))
+    // A rank without values adds nothing, for any `sum`.
+    let total = |place: usize| -> f64 {
+        all.chunks_exact(3).filter(|rank| rank[2] > 0).map(|rank| f64::from_bits(rank[place])).sum()
+    };
+    let sum = total(0);
+    let mean = if sum.is_finite() { sum / count as f64 } else { total(1) / count as f64 / SMALL };
+    Ok(Some(mean))
 }
 
 /// A mean over many batches and all ranks, weighted by the numbers of examples. Values are added in the memory where they are, in `f64`: on
-/// a GPU nothing is copied to the host before the mean is requested. No sum overflows; values below 1e-288 lose digits.
+/// a GPU nothing is copied to the host before the mean is requested.
 ///
 /// ```
 /// use gradsync::comm::local;
@@ -75,7 +79,7 @@ impl RunningMean {
     /// Creates a mean of values in host memory.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// [`Error::OutOfMemory`].
     pub fn new() -> Result<Self> {
         Ok(Self { numbers: GradientBuffer::new(DType::F64, 1, TENSORS)?, count: 0 })
     }
@@ -96,17 +100,29 @@ impl<M: ReducerMemory> RunningMean<M> {
     /// Adds the mean of `count` examples, which is one element. On a GPU the call is asynchronous.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) for any other number of elements; `Error::Cuda`. Nothing is added then.
+    /// [`Error::LengthMismatch`] for any other number of elements; [`Error::InvalidArgument`] if the examples are more than a `u64` counts;
+    /// nothing is added then. `Error::Cuda`.
     pub fn add<'a>(&mut self, mean: impl Into<M::Slice<'a>>, count: u64) -> Result<()> {
         let mean = mean.into();
         same_len(OPERATION, ("a value", 1), ("the mean of a batch", M::len(mean)))?;
         if count == 0 {
             return Ok(());
         }
-        let (sum, mut value) = self.numbers.two_tensors_mut(0, 1);
-        M::scale(value.data_mut(), mean, count as f64 * SHRINK)?;
-        M::accumulate(sum.into_data(), value.data())?;
-        self.count += count;
+        let Some(total) = self.count.checked_add(count) else {
+            let reason = format!("{count} examples after {} are more than can be counted; call `reset`", self.count);
+            return Err(Error::InvalidArgument { operation: OPERATION, reason });
+        };
+        let mut add = |place: usize, factor: f64| {
+            let (sum, mut value) = self.numbers.two_tensors_mut(place, 1);
+            M::scale(value.data_mut(), mean, factor)?;
+            M::accumulate(sum.into_data(), value.data())
+        };
+        if M::dtype(mean) == DType::F64 {
+            // Values of other dtypes are so small that no sum of them leaves the range of `f64`.
+            add(2, count as f64 * SMALL)?;
+        }
+        add(0, count as f64)?;
+        self.count = total;
         Ok(())
     }
 
@@ -121,13 +137,21 @@ impl<M: ReducerMemory> RunningMean<M> {
     /// # Errors
     /// `Error::Cuda`; the errors of a collective.
     pub fn over_ranks<R: Ranks + ?Sized>(&self, ranks: &R) -> Result<Option<f64>> {
-        let sum = M::read_f64(self.numbers.tensor(0).data());
+        let sums = self.sums();
         let _scope = scope::within(Operation::MeanOverRanks);
-        let sum = match ranks.world_size() {
-            1 => sum?,
-            _ => crate::agreement::all_prepared(Operation::MeanOverRanks, ranks, sum)?,
+        let sums = match ranks.world_size() {
+            1 => sums?,
+            _ => crate::agreement::all_prepared(Operation::MeanOverRanks, ranks, sums)?,
         };
-        mean_of_sums(ranks, sum, self.count, SHRINK)
+        mean(ranks, sums, self.count)
+    }
+
+    /// The sum of all values, and the same times [`SMALL`].
+    fn sums(&self) -> Result<[f64; 2]> {
+        let read = |place: usize| M::read_f64(self.numbers.tensor(place).data());
+        let sum = read(0)?;
+        let small = if sum.is_finite() { sum * SMALL } else { read(2)? };
+        Ok([sum, small])
     }
 
     /// Resets the mean to no examples.

@@ -4,7 +4,7 @@
 //! | here | contents |
 //! |---|---|
 //! | [`Reducer`] | gradients of any program reduced in buckets while they are computed, in host memory and on GPUs |
-//! | [`Stepper`] | one step: check, reduce, optimize, apply; skipped on all ranks where numbers are not finite |
+//! | [`Stepper`] | one step, from rank 0's weights on: check, reduce, optimize, apply; skipped on all ranks where numbers are not finite |
 //! | [`Reduction`], [`StepOptions`] | mean, sum or Adasum, and how |
 //! | [`Sgd`], [`Adam`], [`DeltaOptimizer`] | optimizers, and the trait for one of your own |
 //!
@@ -28,8 +28,8 @@ pub use metrics::{RunningMean, mean_over_ranks};
 pub use optimizer::DeltaOptimizer;
 pub use random::RankSeeds;
 pub use reducer::{
-    AbsentGradients, BucketTimes, GradientState, NonFinite, Parameter, Reduced, Reducer, ReducerOptions, Step,
-    StepTimes, UnevenEnds,
+    AbsentGradients, BucketTimes, GradientState, NonFinite, NonFiniteGradient, Parameter, Reduced, Reducer,
+    ReducerOptions, Step, StepTimes, UnevenEnds,
 };
 #[doc(hidden)]
 pub use reducer::{BucketReduction, ReducerMemory};
@@ -62,8 +62,11 @@ fn same_tensors(operation: &'static str, left: (&str, &TensorTable), right: (&st
             return Err(Error::InvalidArgument { operation, reason });
         }
         if left.shape(index) != right.shape(index) {
-            let (left, right) = (left.shape(index).to_vec(), right.shape(index).to_vec());
-            return Err(Error::ShapeMismatch { operation, left, right });
+            let (left, right) = (left.shape(index), right.shape(index));
+            let reason = format!(
+                "tensor {ours:?} has shape {left:?} among the {left_name} and {right:?} among the {right_name}"
+            );
+            return Err(Error::InvalidArgument { operation, reason });
         }
     }
     Ok(())

@@ -2,7 +2,9 @@
 //!
 //! It computes steps, and never writes a weight.
 
-use super::blocks::{check_numbers, check_operands, for_blocks, new_state, state_dtype, state_limit};
+use super::blocks::{
+    BAD_GRADIENTS, BAD_STATE, check_numbers, check_operands, for_blocks, new_state, state_dtype, state_limit,
+};
 use super::optimizer::{DeltaOptimizer, Range, check_options};
 use crate::buffer::GradientBuffer;
 use crate::call::setters;
@@ -62,7 +64,7 @@ impl Sgd {
     /// The errors of [`new`](Self::new), and [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a velocity that is not
     /// finite.
     pub fn with_velocity(options: SgdOptions, velocity: GradientBuffer) -> Result<Self> {
-        check_numbers(OPERATION, "the velocities", &velocity, f64::MAX)?;
+        check_numbers(OPERATION, ("the velocities", BAD_STATE), &velocity, -f64::MAX..=f64::MAX)?;
         Ok(Self { velocity: Some(velocity), ..Self::new(options)? })
     }
 
@@ -91,10 +93,9 @@ impl DeltaOptimizer for Sgd {
     /// Computes the step; see the trait.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch), [`Error::InvalidArgument`](crate::Error::InvalidArgument) or
-    /// [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) for buffers whose tensors differ from each other or from the velocity; with
-    /// momentum, [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a gradient that is not finite, or so large that a sum of
-    /// such gradients may overflow the velocity. Nothing is written then.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) or [`Error::InvalidArgument`](crate::Error::InvalidArgument) for buffers
+    /// whose tensors differ from each other or from the velocity; with momentum, [`Error::InvalidArgument`](crate::Error::InvalidArgument)
+    /// naming a gradient that is not finite, or so large that a sum of such gradients may overflow the velocity. Nothing is written then.
     fn deltas(
         &mut self,
         gradients: &GradientBuffer,
@@ -115,7 +116,8 @@ impl DeltaOptimizer for Sgd {
         }
         let operands = [gradients, weights, &*deltas];
         let dtype = self.velocity.as_ref().map_or(state_dtype(operands), GradientBuffer::dtype);
-        check_numbers(OPERATION, "the gradients", gradients, (1.0 - momentum) * state_limit(dtype))?;
+        let limit = (1.0 - momentum) * state_limit(dtype);
+        check_numbers(OPERATION, ("the gradients", BAD_GRADIENTS), gradients, -limit..=limit)?;
         let velocity = match &mut self.velocity {
             Some(velocity) => velocity,
             none => none.insert(new_state(operands)?),

@@ -2,17 +2,18 @@
 //! still equal.
 
 use super::reducer::ReducerMemory;
-use super::same_bits::check_fingerprints;
+use super::same_bits::{check_fingerprints, check_finite};
 use crate::agreement::{Plan, agree, gather};
 use crate::call::{Value, scope};
 use crate::comm::{Collective, Communicator, Ranks};
 use crate::error::{Error, Operation, Result};
+use crate::kernels::cpu::Fingerprint;
 use crate::memory::Memory;
 
 /// The number of collectives per group call; NCCL is slow with large groups.
 const GROUP: usize = 128;
 
-/// How the ranks' weights become equal before the first step of a [`Stepper`](super::Stepper), or in gradsync-candle's `DataParallel::new`.
+/// How the ranks' weights become equal in the first step of a [`Stepper`](super::Stepper), or in gradsync-candle's `DataParallel::new`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Start {
@@ -118,25 +119,39 @@ pub fn broadcast_numbers<R: Ranks + ?Sized>(ranks: &R, numbers: &mut [u64], root
     Ok(())
 }
 
-/// Refuses tensors whose bits differ between ranks: for use at checkpoints, and whenever ranks may have diverged. Ranks exchange at most 8
-/// bytes per tensor; on GPUs the tensors are copied to the host.
+/// Refuses tensors whose bits differ between ranks, and tensors with NaN or infinities: for use at checkpoints, and whenever ranks may have
+/// diverged. Parameters that are NaN on all ranks are equal, and no checkpoint to continue from, so they are an error too; tensors in which
+/// infinities belong, such as masks of attention, are no parameters and are left out by the caller.
+///
+/// Ranks exchange at most 16 bytes per tensor. Tensors are read once; on several GPUs they are copied to the host for that.
 ///
 /// # Errors
 /// [`Error::Disagreement`] in the cases of [`broadcast_parameters`]; [`Error::InvalidArgument`] on every rank, naming the ranks that differ
-/// from most of the others and the first tensor that differs; `Error::Cuda`; errors of the communicator.
+/// from most of the others and the first tensor that differs, or a tensor that is equal on all ranks and its first number that is not
+/// finite; `Error::Cuda`; errors of the communicator.
 pub fn compare_parameters<M: ReducerMemory>(
     comm: &dyn Communicator<M>,
     tensors: &[(&str, M::Slice<'_>)],
 ) -> Result<()> {
-    const ADVICE: (&str, &str) = ("the parameters", "Broadcast one rank's parameters before the first step");
+    const ADVICE: (&str, &str) = (
+        "the parameters",
+        "Call `broadcast_parameters` before the first step, and apply the same gradients with the same options on every rank",
+    );
     let operation = Operation::CompareParameters;
     let _scope = scope::within(operation);
+    let name = |index: usize| tensors[index].0;
     if comm.world_size() == 1 {
-        return Ok(());
+        // There is nothing to compare, so that only tensors that are not finite are read on the host.
+        let fingerprint = |&(_, data): &(_, M::Slice<'_>)| match M::all_finite(data)? {
+            true => Ok(Fingerprint::default()),
+            false => M::fingerprint(data),
+        };
+        let fingerprints = tensors.iter().map(fingerprint).collect::<Result<Vec<_>>>()?;
+        return check_finite(operation.name(), ADVICE.0, &fingerprints, &name);
     }
     let described = tensors.iter().map(|&(name, data)| (name.to_owned(), M::len(data), M::dtype(data)));
     agree_on(comm, operation, None, described)?;
-    let fingerprints: Result<Vec<u64>> = tensors.iter().map(|&(_, data)| M::fingerprint(data)).collect();
+    let fingerprints: Result<Vec<Fingerprint>> = tensors.iter().map(|&(_, data)| M::fingerprint(data)).collect();
     let fingerprints = agree(comm, &Plan::of(operation), fingerprints)?;
-    check_fingerprints(operation.name(), comm, ADVICE, &fingerprints, &|index| tensors[index].0)
+    check_fingerprints(operation.name(), comm, ADVICE, &fingerprints, &name)
 }

@@ -4,26 +4,30 @@
 //! ONNX Runtime builds the latter as a graph (its Adasum optimizer graph builder), Horovod as its delta optimizers. This module only orders
 //! the parts of a step: arithmetic is in `kernels`, the parts are in `ops`, and the optimizer is the caller's choice.
 
+use super::Start;
 use super::optimizer::DeltaOptimizer;
 use super::same_bits::check_same_bits;
 use super::{same_tensors, zeros_like};
 use crate::agreement::{Plan, agree, all_prepared};
 use crate::buffer::GradientBuffer;
-use crate::call::scope;
-use crate::call::{Value, setters};
+use crate::call::{Value, scope, setters};
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
-use crate::kernels::cpu;
+use crate::kernels::cpu::{self, Fingerprint};
 use crate::ops::{AdasumOptions, AdasumReport, Nodes, adasum_all_reduce, check_nodes, in_place_accumulate};
 
 const OPERATION: &str = "training step";
 
 /// The names of compared numbers in errors, each with advice for the case that they differ.
-const WEIGHTS: (&str, &str) = ("the weights", "Broadcast one rank's weights before the first step");
+const WEIGHTS: (&str, &str) = (
+    "the weights",
+    "Load the same weights on every rank, or set `start` to `Start::Broadcast` to take those of rank 0",
+);
 const DELTAS: (&str, &str) = (
     "the optimizers' steps",
-    "After a mean or a sum of gradients, optimizers need equal options and states on all ranks",
+    "After a mean or a sum of gradients, optimizers need equal options and states on all ranks: load the same checkpoint of the \
+     optimizer on every rank",
 );
 
 /// The reduction over ranks in a step.
@@ -55,14 +59,17 @@ pub struct StepOptions {
     pub accumulation_steps: usize,
     /// The dtype of the optimizers' steps, also in their exchange by Adasum; `None`, the default, for the dtype of the weights.
     pub delta_dtype: Option<DType>,
-    /// Whether ranks verify that their weights are the same, bit for bit: the first step compares weights, and with a mean or a sum every
-    /// step compares the optimizers' deltas. True by default.
-    pub compare_weights: bool,
+    /// How the weights of all ranks become equal in the first step, or by [`Stepper::start`]: [`Start::Broadcast`], which makes them
+    /// rank 0's, by default.
+    pub start: Start,
+    /// Whether ranks verify in every step with a mean or a sum that their optimizers' deltas are the same, bit for bit, so that weights
+    /// stay equal. True by default.
+    pub compare_deltas: bool,
 }
 
 impl From<Reduction> for StepOptions {
     fn from(reduction: Reduction) -> Self {
-        Self { reduction, accumulation_steps: 1, delta_dtype: None, compare_weights: true }
+        Self { reduction, accumulation_steps: 1, delta_dtype: None, start: Start::Broadcast, compare_deltas: true }
     }
 }
 
@@ -71,7 +78,8 @@ impl StepOptions {
         with_reduction(reduction: Reduction),
         with_accumulation_steps(accumulation_steps: usize),
         with_delta_dtype(delta_dtype: Option<DType>),
-        with_compare_weights(compare_weights: bool),
+        with_start(start: Start),
+        with_compare_deltas(compare_deltas: bool),
     }
 }
 
@@ -82,7 +90,7 @@ impl StepOptions {
 pub enum StepOutcome {
     /// The weights have changed.
     Applied,
-    /// There were NaN or infinities in gradients. No optimizer ran and no weight changed.
+    /// There were NaN or infinities in gradients. No optimizer ran, and no weight changed since the ranks' weights became equal.
     GradientsNotFinite {
         /// The ranks with such gradients; or, where all gradients were finite and only their sum or mean was not, the ranks
         /// that share this sum or mean.
@@ -115,7 +123,8 @@ pub struct StepReport {
 
 /// Runs training steps: the ranks' gradients become one step of all ranks' weights.
 ///
-/// In each step, in this order:
+/// In the first step, before weights are used, or by [`start`](Self::start), the ranks' weights become equal: every rank takes rank 0's, in
+/// place, or, with [`Start::Compare`], weights that differ are refused. In each step, in this order:
 ///
 /// 1. the gradients, divided by `accumulation_steps`, in a copy unless that changes nothing;
 /// 2. their mean or sum over all ranks; for Adasum, with [nodes](Self::on_nodes), their mean over the ranks of a node;
@@ -127,10 +136,10 @@ pub struct StepReport {
 /// 8. the deltas are added to the weights, each tensor with one rounding.
 ///
 /// Weights with the same bits on all ranks stay so. With Adasum the optimizers' states may differ: they diverge, and a checkpoint must
-/// contain each of them. With a mean or a sum the optimizers' options and states have to be equal, and deltas that differ are refused. The
-/// first step compares the groups and the weights. Comparing weights or deltas reads them once, about 0.1 s for 1 GB on two cores, and
-/// sends 8 bytes per rank. Buffers may have any world size and different dtypes. Unlike ONNX Runtime, this does not clip gradients; the
-/// optimizer can.
+/// contain each of them. With a mean or a sum the optimizers' options and states have to be equal, and deltas that differ are refused.
+/// States are not broadcast: [`broadcast_parameters`](super::broadcast_parameters) does that where one rank has read a checkpoint.
+/// Comparing weights or deltas reads them once, about 0.1 s for 1 GB on two cores, and sends 8 bytes per rank. Buffers may have any world
+/// size and different dtypes. Unlike ONNX Runtime, this does not clip gradients; the optimizer can.
 ///
 /// ```
 /// use gradsync::comm::{Ranks, local};
@@ -160,13 +169,14 @@ pub struct Stepper<'c> {
     pub options: StepOptions,
     all: &'c dyn Communicator,
     nodes: Option<Nodes<'c>>,
-    is_first: bool,
+    /// Whether the ranks' weights have become equal.
+    has_started: bool,
 }
 
 impl<'c> Stepper<'c> {
     /// Creates a stepper for the ranks of `comm`, before their first step.
     pub fn new(comm: &'c dyn Communicator, options: impl Into<StepOptions>) -> Self {
-        Self { options: options.into(), all: comm, nodes: None, is_first: true }
+        Self { options: options.into(), all: comm, nodes: None, has_started: false }
     }
 
     /// Creates a stepper for ranks in nodes: the gradients of a node are averaged before [`Reduction::Adasum`] combines the nodes' steps. A
@@ -175,21 +185,39 @@ impl<'c> Stepper<'c> {
         Self { nodes: Some(nodes), ..Self::new(nodes.all, options) }
     }
 
+    /// Makes the ranks' weights equal now, as [`StepOptions::start`] says, instead of in the first step. All ranks must call it.
+    ///
+    /// A program whose ranks begin with different weights calls it before it computes the first gradients, which belong to each rank's own
+    /// weights otherwise. It may be called again later, when one rank has read other weights.
+    ///
+    /// # Errors
+    /// On every rank, before anything is changed: [`Error::Disagreement`] if ranks have different tensors, dtypes or options;
+    /// [`Error::InvalidArgument`] if the nodes' groups do not form a grid of `all`'s ranks, and with [`Start::Compare`] if weights differ,
+    /// or are equal and not finite. Errors of the communicators, after which weights of ranks other than 0 are unspecified.
+    pub fn start(&mut self, weights: &mut GradientBuffer) -> Result<()> {
+        let _scope = scope::within(Operation::TrainingStep).with_tensors(weights.table().tensor_count());
+        let lines =
+            [("call", Value::Words("start")), ("start", self.start_words()), ("ranks per node", self.node_size())];
+        let plan = Plan { lines: &lines, tables: &[("weights", weights.table())], ..Plan::of(Operation::TrainingStep) };
+        agree(self.all, &plan, Ok(()))?;
+        self.make_equal(weights)
+    }
+
     /// Runs one step. All ranks must call it.
     ///
     /// # Errors
     /// The following errors are returned on every rank, before anything is changed:
     /// * [`Error::Disagreement`] if ranks have different tensors, dtypes or options;
-    /// * [`Error::InvalidArgument`] for 0 accumulation steps, and in the first step if the nodes' groups do not form a grid of `all`'s ranks,
-    ///   or weights differ (naming all ranks that do);
-    /// * [`Error::LengthMismatch`], [`Error::InvalidArgument`] or [`Error::ShapeMismatch`] if gradients and weights have
-    ///   different tensors, and [`Error::OutOfMemory`], each on the rank that fails; on the others
-    ///   [`Error::InvalidArgument`] that quotes it;
+    /// * [`Error::InvalidArgument`] for 0 accumulation steps, and in the first step if the nodes' groups do not form a grid of `all`'s
+    ///   ranks; with [`Start::Compare`] also if weights differ (naming all ranks that do), or are equal and not finite;
+    /// * [`Error::LengthMismatch`] or [`Error::InvalidArgument`] if gradients and weights have different tensors, and
+    ///   [`Error::OutOfMemory`], each on the rank that fails; on the others [`Error::InvalidArgument`] that quotes it;
     /// * [`Error::UnsupportedWorldSize`] in the cases of [`adasum_all_reduce`].
     ///
     /// Later: the optimizer's own error on the rank where it failed, and [`Error::InvalidArgument`] that quotes it on all other ranks;
     /// [`Error::InvalidArgument`] on every rank, naming all ranks whose deltas differ, where they must be equal; errors of the
-    /// communicators. No error changes the weights; the state of an optimizer changes once it has run.
+    /// communicators. No error changes the weights, but in the first step they have become rank 0's by then; and if that broadcast fails,
+    /// weights of ranks other than 0 are unspecified. The state of an optimizer changes once it has run.
     pub fn step(
         &mut self,
         gradients: &GradientBuffer,
@@ -225,8 +253,8 @@ impl<'c> Stepper<'c> {
             tracing::debug!(?ranks, "the step is not finite: no weight moves");
             return Ok(StepReport { outcome: StepOutcome::DeltasNotFinite, adasum });
         }
-        if self.options.compare_weights && adasum.is_none() {
-            check_same_bits(OPERATION, self.all, DELTAS, &deltas)?;
+        if self.options.compare_deltas && adasum.is_none() {
+            check_same_bits(OPERATION, self.all, DELTAS, &deltas, Fingerprint::of_finite)?;
         }
         for index in 0..weights.tensor_count() {
             in_place_accumulate(weights.tensor_mut(index), deltas.tensor(index), None)?;
@@ -234,42 +262,59 @@ impl<'c> Stepper<'c> {
         Ok(StepReport { outcome: StepOutcome::Applied, adasum })
     }
 
-    /// Compares the arguments of all ranks; returns a copy of the gradients, divided, if they change before the optimizer.
-    fn begin(&mut self, gradients: &GradientBuffer, weights: &GradientBuffer) -> Result<Option<GradientBuffer>> {
-        let (options, is_first) = (self.options, self.is_first);
-        let node_size = self.nodes.map(|nodes| nodes.node.world_size());
+    /// Compares the arguments of all ranks, and makes their weights equal in the first step; returns a copy of the gradients, divided, if
+    /// they change before the optimizer.
+    fn begin(&mut self, gradients: &GradientBuffer, weights: &mut GradientBuffer) -> Result<Option<GradientBuffer>> {
+        let options = self.options;
         let reduction = match options.reduction {
             Reduction::Mean => Operation::AllReduce(ReduceOp::Mean),
             Reduction::Sum => Operation::AllReduce(ReduceOp::Sum),
             Reduction::Adasum(options) => Operation::AdasumAllReduce(options),
         };
         let lines = [
+            ("call", Value::Words("step")),
             ("reduction", Value::Operation(reduction)),
             ("accumulation_steps", Value::Number(options.accumulation_steps)),
             ("delta_dtype", options.delta_dtype.map_or(Value::Words("that of the weights"), Value::DType)),
-            ("compare_weights", Value::Words(if options.compare_weights { "true" } else { "false" })),
-            ("ranks per node", node_size.map_or(Value::Words("no nodes"), Value::Number)),
-            ("steps made before", Value::Words(if is_first { "none" } else { "some" })),
+            ("start", self.start_words()),
+            ("compare_deltas", Value::Words(if options.compare_deltas { "true" } else { "false" })),
+            ("ranks per node", self.node_size()),
+            ("steps or a start before", Value::Words(if self.has_started { "some" } else { "none" })),
         ];
         let tables = [("gradients", gradients.table()), ("weights", weights.table())];
         let plan = Plan { lines: &lines, tables: &tables, ..Plan::of(Operation::TrainingStep) };
         let prepared = self.check(gradients, weights).and_then(|()| self.divided(gradients));
         let copy = agree(self.all, &plan, prepared)?;
-        if is_first {
-            if let Some(nodes) = self.nodes {
-                check_nodes(OPERATION, nodes)?;
-            }
-            if options.compare_weights {
-                check_same_bits(OPERATION, self.all, WEIGHTS, weights)?;
-            }
-            self.is_first = false;
+        if !self.has_started {
+            self.make_equal(weights)?;
         }
         Ok(copy)
     }
 
+    /// Makes the ranks' weights equal, or refuses different ones; the ranks have compared their arguments.
+    fn make_equal(&mut self, weights: &mut GradientBuffer) -> Result<()> {
+        if let Some(nodes) = self.nodes {
+            check_nodes(OPERATION, nodes)?;
+        }
+        match self.options.start {
+            Start::Broadcast => self.all.broadcast(weights.as_mut_slice(), 0)?,
+            Start::Compare => check_same_bits(OPERATION, self.all, WEIGHTS, weights, Fingerprint::of)?,
+        }
+        self.has_started = true;
+        Ok(())
+    }
+
+    fn start_words(&self) -> Value<'static> {
+        Value::Words(if self.options.start == Start::Broadcast { "broadcast" } else { "compare" })
+    }
+
+    fn node_size(&self) -> Value<'static> {
+        self.nodes.map_or(Value::Words("no nodes"), |nodes| Value::Number(nodes.node.world_size()))
+    }
+
     fn check(&self, gradients: &GradientBuffer, weights: &GradientBuffer) -> Result<()> {
         if self.options.accumulation_steps == 0 {
-            let reason = "there are 0 accumulation steps, and must be at least 1".into();
+            let reason = "`accumulation_steps` is 0, and must be at least 1: the number of micro-batches whose gradients were added".into();
             return Err(Error::InvalidArgument { operation: OPERATION, reason });
         }
         if let Reduction::Adasum(options) = self.options.reduction {

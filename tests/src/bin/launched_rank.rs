@@ -34,6 +34,17 @@ fn main() {
         }
         ["abort", rank] if is(rank) => std::process::abort(),
         ["join"] => drop(join(&launch)),
+        ["join", "by variables"] => match launch.join() {
+            Ok(member) => {
+                let ranks = member.all_gather(launch.rank.to_string().as_bytes(), PLENTY).unwrap();
+                let ranks: Vec<_> = ranks.iter().map(|rank| String::from_utf8_lossy(rank)).collect();
+                println!("rank {} of {} has met ranks {}", launch.rank, launch.world_size, ranks.join(", "));
+            }
+            Err(error) => {
+                eprintln!("{error}");
+                exit(6);
+            }
+        },
         ["join", "once more"] => {
             let member = join(&launch);
             if std::env::var("GRADSYNC_GENERATION").as_deref() == Ok("0") && launch.rank == 1 {

@@ -14,6 +14,8 @@ mod processes;
 mod refusals;
 mod rendezvous_file;
 #[cfg(target_os = "linux")]
+mod resources;
+#[cfg(target_os = "linux")]
 mod signals;
 mod splitting;
 mod unauthenticated;

@@ -7,8 +7,8 @@ use gradsync::driver::{DeviceBuffer, Graph, Queue};
 use gradsync::memory::{Cuda, PeerMemory};
 use gradsync::ops::{AdasumOptions, Algorithm};
 use gradsync::train::{
-    AbsentGradients, GradientState, Parameter, Reducer, ReducerOptions, Reduction, RunningMean, broadcast_parameters,
-    compare_parameters,
+    AbsentGradients, GradientState, NonFinite, Parameter, Reducer, ReducerOptions, Reduction, RunningMean,
+    broadcast_parameters, compare_parameters,
 };
 use gradsync::{DType, Error, TensorView};
 use gradsync_tests::array::{Array, dtype};
@@ -46,6 +46,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     report.case("sums over micro-batches", || micro_batches(queue, &comm));
     report.case("absent gradients, and unequal numbers of examples", || absent(queue, &comm));
     report.case("refused gradients are errors of all ranks", || refusals(queue, &comm));
+    report.case("gradients that are not finite", || non_finite(queue, &comm));
     report.case("a recorded step", || recorded(queue, &comm));
     report.case("the same start, and means over ranks", || start(queue, &comm));
 }
@@ -336,6 +337,53 @@ fn refusals(queue: &Queue, comm: &NcclCommunicator) {
     comm.synchronize(queue).unwrap();
 }
 
+/// NaN and infinities of one rank, with each option. A host that does not wait learns of them in a later step, at most five steps later.
+fn non_finite(queue: &Queue, comm: &NcclCommunicator) {
+    let wrong = comm.world_size() - 1;
+    for (format, value) in [(Format::F32, f64::NAN), (Format::F16, f64::INFINITY), (Format::F64, f64::NEG_INFINITY)] {
+        for option in [NonFinite::Report, NonFinite::Error, NonFinite::Skip] {
+            if option == NonFinite::Report && comm.world_size() == 1 {
+                continue; // One rank has no buckets, and its host does not wait.
+            }
+            // 1e200 is finite, and its square is not.
+            let ordinary = if format == Format::F64 { 1e200 } else { 1.0 };
+            let options = ReducerOptions::default().with_bucket_bytes(1000).with_non_finite(option);
+            let mut reducer = Reducing::on_queue(queue, comm, parameters(format), options).unwrap();
+            let mut run = |number: u64| {
+                let mut step = reducer.at(number).step()?;
+                for index in 0..SHAPES.len() {
+                    let mut own = vec![ordinary; len(index)];
+                    if (index, number) == (4, 3) && comm.rank() == wrong {
+                        own[69_999] = value;
+                    }
+                    step.ready(index, view(&on_device(queue, format, &own), index))?;
+                }
+                step.finish()
+            };
+            let named = |error: Error| match error {
+                Error::NotFinite { step: 3, rank: Some(rank), parameter, .. } => {
+                    assert_eq!((rank, &parameter[..]), (wrong, "4"));
+                }
+                other => panic!("{option:?}: {other}"),
+            };
+            for number in 1..3 {
+                assert!(run(number).unwrap().state(4).has_gradient());
+            }
+            match option {
+                NonFinite::Error => named(run(3).unwrap_err()),
+                NonFinite::Skip => {
+                    let reduced = run(3).unwrap();
+                    assert_eq!(reduced.non_finite().map(|found| found.parameter), Some(4));
+                    assert!(!reduced.state(0).has_gradient());
+                }
+                _ => named((3..10).find_map(|number| run(number).err()).expect("the report comes within some steps")),
+            }
+            assert!(run(20).unwrap().state(4).has_gradient());
+        }
+    }
+    comm.synchronize(queue).unwrap();
+}
+
 /// Copies into buckets, reductions in the other queue and copies of the results are recorded once: three launches give the results of three
 /// plain steps.
 fn recorded(queue: &Queue, comm: &NcclCommunicator) {
@@ -400,7 +448,7 @@ fn start(queue: &Queue, comm: &NcclCommunicator) {
             tensors[6].1 = on_device(queue, Format::BF16, &own(last + 1, 6));
         }
         let error = compare(&tensors).unwrap_err().to_string();
-        assert!(error.contains(&format!(r#"on rank {last} "6" is the first tensor that does"#)), "{error}");
+        assert!(error.contains(&format!(r#"on rank {last} "6" is the first tensor that differs"#)), "{error}");
     }
     let mut loss = RunningMean::<Cuda>::on_queue(queue).unwrap();
     for count in 1..4 {

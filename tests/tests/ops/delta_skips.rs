@@ -165,14 +165,14 @@ fn refusals_are_everywhere_and_change_nothing() {
     guarded(60, || {
         let plain = StepOptions::from(adasum());
         let tree = AdasumOptions::default().with_algorithm(Algorithm::Tree);
-        refused(&["0 accumulation steps"], |_| (vec![3], vec![3], plain.with_accumulation_steps(0)));
+        refused(&["`accumulation_steps` is 0"], |_| (vec![3], vec![3], plain.with_accumulation_steps(0)));
         refused(&["power of two", "3"], |_| (vec![3], vec![3], plain.with_reduction(Reduction::Adasum(tree))));
         refused(&["[3]", "[4]"], |_| (vec![3], vec![4], plain));
         refused(&["gradients has 1", "weights has 2"], |_| (vec![3], vec![3, 3], plain));
         refused(&["rank 0", "rank 1"], |rank| (vec![3 + rank % 2], vec![3 + rank % 2], plain));
         refused(&["[3]", "[4]"], |rank| (vec![3], vec![3 + rank % 2], plain));
         refused(&["rank 0", "rank 1"], |rank| (vec![3], vec![3], plain.with_accumulation_steps(1 + rank % 2)));
-        refused(&["0 accumulation steps"], |rank| (vec![3], vec![3], plain.with_accumulation_steps(1 - rank % 2)));
+        refused(&["`accumulation_steps` is 0"], |rank| (vec![3], vec![3], plain.with_accumulation_steps(1 - rank % 2)));
         refused(&["rank 0 has adasum_all_reduce(Auto, per tensor), rank 1 has all_reduce(mean)"], |rank| {
             let reduction = if rank == 1 { Reduction::Mean } else { adasum() };
             (vec![3], vec![3], plain.with_reduction(reduction))

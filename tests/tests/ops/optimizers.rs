@@ -286,12 +286,60 @@ fn gradients_that_would_poison_a_state_are_refused() {
     let plain = step(&mut Sgd::new(SgdOptions::default().with_rate(0.5)).unwrap(), 3e38).unwrap();
     assert!(plain.iter().all(|delta| delta.is_finite()));
     // The moments come from a checkpoint that is spoiled already.
-    for (first, second) in [(f64::NAN, 1.0), (1.0, f64::INFINITY)] {
+    for (first, second) in [(f64::NAN, 1.0), (1.0, f64::INFINITY), (1.0, -1e-30), (1.0, -1.0), (1.0, f64::NEG_INFINITY)]
+    {
         let error = Adam::with_moments(AdamOptions::default(), of(first), of(second), 1).unwrap_err().to_string();
-        assert!(error.contains("moments of \"t0\" have"), "{error}");
+        let (name, value) = if first == 1.0 { ("second", second) } else { ("first", first) };
+        let words = format!("the {name} moments of \"t0\" have {:e}", f64::from(value as f32));
+        assert!(error.contains(&words), "{error}");
     }
+    for negative in [-0.0, -1.0] {
+        let first = Adam::with_moments(AdamOptions::default(), of(negative), of(1.0), 1);
+        assert!(first.is_ok(), "first moments have any sign");
+    }
+    assert!(Adam::with_moments(AdamOptions::default(), of(1.0), of(-0.0), 1).is_ok());
     let error = Sgd::with_velocity(SgdOptions::default().with_rate(0.5).with_momentum(0.9), of(f64::NAN))
         .unwrap_err()
         .to_string();
     assert!(error.contains("velocities of \"t0\" have NaN"), "{error}");
+}
+
+/// The bias correction of second moments near the largest `f64` would make them infinite, and the step zero.
+#[test]
+fn moments_that_their_correction_would_overflow_are_refused() {
+    let of = |value: f64| filled(Format::F64, &[3], |_, len| vec![value; len]);
+    let options = AdamOptions::default().with_rate(1.0).with_beta2(1.0 - f64::EPSILON / 2.0);
+    for second in [1e293, f64::MAX] {
+        let error = Adam::with_moments(options, of(1.0), of(second), 0).unwrap_err().to_string();
+        assert!(error.contains(&format!("the second moments of \"t0\" have {second:e}")), "{error}");
+    }
+    assert!(Adam::with_moments(options, of(-1e293), of(1.0), 0).is_err());
+    let step = |adam: &mut Adam, gradient: f64| {
+        let mut deltas = of(0.0);
+        adam.deltas(&of(gradient), &of(0.0), &mut deltas).map(|()| flat(&deltas))
+    };
+    // The largest gradients have steps that are neither 0 nor infinite, with the smallest correction there is, and after a change of it.
+    let mut adam = Adam::new(options).unwrap();
+    assert!(step(&mut adam, 1e146).is_err());
+    for _ in 0..3 {
+        assert!(step(&mut adam, 9.9e145).unwrap().iter().all(|delta| (-1.001..-0.999).contains(delta)));
+        adam.set_options(AdamOptions::default().with_rate(1.0).with_beta2(0.0)).unwrap();
+    }
+    adam.set_options(options).unwrap();
+    assert!(step(&mut adam, 9.9e145).unwrap().iter().all(|delta| *delta < 0.0 && delta.is_finite()));
+}
+
+/// The number of steps ends in an error that changes nothing.
+#[test]
+fn steps_beyond_the_last_number_are_refused() {
+    let of = |value: f64| filled(Format::F32, &[3], |_, len| vec![value; len]);
+    let mut adam = Adam::with_moments(AdamOptions::default(), of(0.5), of(1.0), u64::MAX - 1).unwrap();
+    let step = |adam: &mut Adam| adam.deltas(&of(1.0), &of(0.0), &mut of(0.0));
+    step(&mut adam).unwrap();
+    let moments = |adam: &Adam| adam.moments().unwrap().map(flat);
+    let before = moments(&adam);
+    let error = step(&mut adam).unwrap_err();
+    assert!(matches!(error, Error::InvalidArgument { .. }), "{error:?}");
+    assert!(error.to_string().contains("18446744073709551615 steps"), "{error}");
+    assert_eq!((adam.steps(), moments(&adam)), (u64::MAX, before));
 }

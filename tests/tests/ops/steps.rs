@@ -1,9 +1,9 @@
-//! Steps by mean and sum, and the comparison of weights and groups in the first step of any kind.
+//! Steps by mean and sum, and the first step of any kind: the ranks' weights become equal or are compared, and so are the groups.
 
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Communicator, Ranks, Split};
 use gradsync::ops::Nodes;
-use gradsync::train::{Adam, AdamOptions, Reduction, StepOptions, StepOutcome, Stepper};
+use gradsync::train::{Adam, AdamOptions, DeltaOptimizer, Reduction, Start, StepOptions, StepOutcome, Stepper};
 use gradsync::{Error, GradientBuffer};
 use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::oracle::{Format, elementwise, reduce};
@@ -147,7 +147,7 @@ fn weights_that_differ_are_refused_with_the_ranks_named() {
             cases.into_iter().flat_map(|case| all().map(|reduction| (case, reduction)))
         {
             let text = agreed(words, world_size, |comm| {
-                let mut stepper = Stepper::new(&comm, reduction);
+                let mut stepper = Stepper::new(&comm, StepOptions::from(reduction).with_start(Start::Compare));
                 let (gradients, mut odd) = (random(Format::F32, comm.rank()), weights(others.contains(&comm.rank())));
                 let before = patterns_of(odd.as_slice());
                 let error = stepper.step(&gradients, &mut odd, &mut sgd(0.1)).expect_err("weights differ");
@@ -189,20 +189,197 @@ fn optimizers_that_differ_are_refused_where_they_would_part_the_weights() {
     });
 }
 
-/// Values between tensors are not compared, and callers can disable the comparison.
+/// Values between tensors are not compared.
 #[test]
-fn weights_that_may_differ() {
+fn gaps_that_differ_are_no_difference() {
     guarded(20, || {
         let outcomes = on_ranks(2, |comm| {
             let mut gaps = weights(false);
             gradsync_tests::array::fill_gaps(&mut gaps, comm.rank() as f64);
-            let gradients = random(Format::F32, 1);
-            let report = Stepper::new(&comm, adasum()).step(&gradients, &mut gaps, &mut sgd(0.1)).unwrap();
-            let options = StepOptions::from(adasum()).with_compare_weights(false);
-            let mut odd = weights(comm.rank() == 1);
-            [report, Stepper::new(&comm, options).step(&gradients, &mut odd, &mut sgd(0.1)).unwrap()]
+            let options = StepOptions::from(adasum()).with_start(Start::Compare);
+            Stepper::new(&comm, options).step(&random(Format::F32, 1), &mut gaps, &mut sgd(0.1)).unwrap().outcome
         });
-        assert!(outcomes.iter().flatten().all(|report| report.outcome == StepOutcome::Applied));
+        assert!(outcomes.iter().all(|outcome| *outcome == StepOutcome::Applied));
+    });
+}
+
+/// Weights that are NaN on all ranks are equal, and no weights to start from.
+#[test]
+fn equal_weights_that_are_not_finite_are_refused_by_name() {
+    guarded(20, || {
+        for world_size in [1, 2, 3] {
+            let text = agreed("NaN", world_size, |comm| {
+                let mut weights = random(Format::F32, 77);
+                let place = weights.segments()[1].start + 5;
+                write(weights.as_mut_slice(), place, &[f64::NAN]);
+                let options = StepOptions::from(Reduction::Mean).with_start(Start::Compare);
+                let gradients = random(Format::F32, comm.rank());
+                Stepper::new(&comm, options).step(&gradients, &mut weights, &mut sgd(0.1)).unwrap_err().to_string()
+            });
+            assert!(
+                text.contains(r#"the weights are equal on all ranks but not finite: element 5 of "t1" is NaN"#),
+                "{text}"
+            );
+        }
+    });
+}
+
+/// An optimizer that fails unless it gets the weights of rank 0: its steps depend on weights, as those with weight decay do.
+struct Decay;
+
+impl DeltaOptimizer for Decay {
+    fn deltas(
+        &mut self,
+        _: &GradientBuffer,
+        weights: &GradientBuffer,
+        deltas: &mut GradientBuffer,
+    ) -> gradsync::Result<()> {
+        if patterns_of(weights.as_slice()) != patterns_of(random(Format::F32, 70).as_slice()) {
+            return Err(Error::InvalidArgument { operation: "decay", reason: "weights of another rank".into() });
+        }
+        for index in 0..weights.tensor_count() {
+            gradsync::kernels::cpu::scale(deltas.tensor_mut(index).into_data(), weights.tensor(index).data(), -0.5)?;
+        }
+        Ok(())
+    }
+}
+
+/// Ranks whose initial weights differ train one model, the one of rank 0, from the first step on, for every kind of reduction, with and
+/// without nodes; later steps broadcast nothing.
+#[test]
+fn ranks_start_from_the_weights_of_rank_0() {
+    guarded(120, || {
+        let train = |mut stepper: Stepper<'_>, rank: usize, own: usize| {
+            let mut weights = random(Format::F32, 70 + own);
+            let report = stepper.step(&random(Format::F32, rank), &mut weights, &mut Decay).unwrap();
+            assert_eq!(report.outcome, StepOutcome::Applied);
+            let first = patterns_of(weights.as_slice());
+            let mut other = random(Format::F32, 80 + rank);
+            let (options, before) = (stepper.options, flat(&other));
+            stepper.options = options.with_compare_deltas(false);
+            let report = stepper.step(&random(Format::F32, 90), &mut other, &mut sgd(0.0)).unwrap();
+            assert_eq!(
+                (report.outcome, flat(&other)),
+                (StepOutcome::Applied, before),
+                "a broadcast in the second step"
+            );
+            first
+        };
+        for reduction in all() {
+            for world_size in [1, 2, 3, 4] {
+                let of = |is_odd: bool| {
+                    agreed("start", world_size, |comm| {
+                        train(Stepper::new(&comm, reduction), comm.rank(), if is_odd { comm.rank() } else { 0 })
+                    })
+                };
+                assert_eq!(of(true), of(false), "{reduction:?} on {world_size}");
+            }
+            let of = |is_odd: bool| {
+                on_nodes(2, 2, |nodes| {
+                    let rank = nodes.all.rank();
+                    train(Stepper::on_nodes(nodes, reduction), rank, if is_odd { rank } else { 0 })
+                })
+            };
+            let [odd, equal] = [true, false].map(of);
+            assert!(
+                odd.iter().chain(&equal).flatten().all(|weights| *weights == equal[0][0]),
+                "{reduction:?} on nodes"
+            );
+        }
+    });
+}
+
+/// What is refused leaves every rank its own weights, and the next step without an error is the first one.
+#[test]
+fn a_refused_first_step_broadcasts_nothing() {
+    guarded(60, || {
+        for reduction in all() {
+            agreed("refused", 3, |comm| {
+                let own = random(Format::F32, 70 + comm.rank());
+                let mut weights = random(Format::F32, 70 + comm.rank());
+                let (gradients, plain) = (random(Format::F32, comm.rank()), StepOptions::from(reduction));
+                let mut stepper = Stepper::new(&comm, plain.with_accumulation_steps(usize::from(comm.rank() != 1)));
+                let mut refused = |stepper: &mut Stepper<'_>, gradients: &GradientBuffer, words: &str| {
+                    let error = stepper.step(gradients, &mut weights, &mut Decay).expect_err(words).to_string();
+                    assert!(error.contains(words), "{error}");
+                    assert_eq!(patterns_of(weights.as_slice()), patterns_of(own.as_slice()), "weights moved");
+                };
+                refused(&mut stepper, &gradients, "`accumulation_steps` is 0");
+                stepper.options = plain;
+                let short = filled(Format::F32, &[5], |_, len| vec![1.0; len]);
+                refused(&mut stepper, if comm.rank() == 2 { &short } else { &gradients }, "gradients");
+                stepper.options = plain.with_start(if comm.rank() == 2 { Start::Compare } else { Start::Broadcast });
+                refused(&mut stepper, &gradients, "ranks disagree on start: rank 0 has broadcast, rank 2 has compare");
+                stepper.options = plain.with_start(Start::Compare);
+                refused(&mut stepper, &gradients, "the weights of ranks [1, 2] differ from those of rank 0");
+                stepper.options = plain;
+                let report = stepper.step(&gradients, &mut weights, &mut Decay).unwrap();
+                assert_eq!(report.outcome, StepOutcome::Applied);
+                patterns_of(weights.as_slice())
+            });
+        }
+    });
+}
+
+/// `start` makes weights equal before the first gradients are computed, the first step then leaves them alone, and a later call makes them
+/// equal again.
+#[test]
+fn a_start_makes_weights_equal_before_the_first_step_and_again() {
+    guarded(60, || {
+        let equal = patterns_of(random(Format::F32, 70).as_slice());
+        let run = |mut stepper: Stepper<'_>, rank: usize| {
+            let mut weights = random(Format::F32, 70 + rank);
+            stepper.options.start = Start::Compare;
+            let error = stepper.start(&mut weights).map_err(|error| error.to_string());
+            stepper.options.start = Start::Broadcast;
+            stepper.start(&mut weights).unwrap();
+            assert_eq!(patterns_of(weights.as_slice()), equal);
+            // The first step does not broadcast again.
+            let mut own = random(Format::F32, 80 + rank);
+            let outcome = stepper.step(&random(Format::F32, 1), &mut own, &mut sgd(0.0)).unwrap().outcome;
+            assert_eq!((outcome, flat(&own)), (StepOutcome::Applied, flat(&random(Format::F32, 80 + rank))));
+            stepper.start(&mut own).unwrap();
+            assert_eq!(flat(&own), flat(&random(Format::F32, 80)));
+            error
+        };
+        for world_size in [1, 2, 4] {
+            let outcome = agreed("start", world_size, |comm| run(Stepper::new(&comm, Reduction::Mean), comm.rank()));
+            assert_eq!(outcome.is_err(), world_size > 1, "{outcome:?}");
+        }
+        for outcome in
+            on_nodes(2, 2, |nodes| run(Stepper::on_nodes(nodes, adasum()), nodes.all.rank())).into_iter().flatten()
+        {
+            assert!(outcome.unwrap_err().contains("the weights of ranks [1, 2, 3] differ from those of rank 0"));
+        }
+        let texts = on_ranks(2, |comm| {
+            let (mut stepper, mut weights) = (Stepper::new(&comm, Reduction::Mean), random(Format::F32, 70));
+            let outcome = match comm.rank() {
+                0 => stepper.start(&mut weights),
+                _ => stepper.step(&random(Format::F32, 1), &mut weights, &mut sgd(0.1)).map(drop),
+            };
+            outcome.unwrap_err().to_string()
+        });
+        for text in texts {
+            assert_eq!(text, "training step: ranks disagree on call: rank 0 has start, rank 1 has step");
+        }
+    });
+}
+
+/// A first step that is skipped has made the weights equal all the same, and the optimizer of the next one gets them.
+#[test]
+fn a_skipped_first_step_is_a_start() {
+    guarded(20, || {
+        agreed("skipped", 3, |comm| {
+            let mut weights = random(Format::F32, 70 + comm.rank());
+            let mut stepper = Stepper::new(&comm, Reduction::Mean);
+            let mut gradients = random(Format::F32, comm.rank());
+            write(gradients.as_mut_slice(), 0, &[if comm.rank() == 1 { f64::NAN } else { 1.0 }]);
+            let report = stepper.step(&gradients, &mut weights, &mut Decay).unwrap();
+            assert_eq!(report.outcome, StepOutcome::GradientsNotFinite { ranks: vec![1] });
+            let report = stepper.step(&random(Format::F32, comm.rank()), &mut weights, &mut Decay).unwrap();
+            assert_eq!(report.outcome, StepOutcome::Applied);
+            patterns_of(weights.as_slice())
+        });
     });
 }
 

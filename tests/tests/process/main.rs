@@ -8,6 +8,8 @@ mod launch;
 mod machines;
 #[path = "../message_passing/mod.rs"]
 mod message_passing;
+#[cfg(target_os = "linux")]
+mod namespaces;
 mod set_up;
 mod suite;
 mod threads;

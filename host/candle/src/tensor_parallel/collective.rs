@@ -49,7 +49,7 @@ pub(crate) fn part(step: Step, dims: &[usize], rank: usize, world_size: usize) -
             Ok((rank * rows * row..(rank + 1) * rows * row, own))
         }
         _ => bail!(
-            "{}: a dimension of {dims:?} (the divided one first) is not divided by {world_size} ranks",
+            "{}: a dimension cannot be divided evenly among {world_size} ranks: the shape is {dims:?}, with that dimension first",
             step.name()
         ),
     }
@@ -89,7 +89,9 @@ impl CustomOp1 for Collective {
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let Some((begin, end)) = layout.contiguous_offsets() else { bail!("{}: not contiguous", self.name()) };
+        let Some((begin, end)) = layout.contiguous_offsets() else {
+            bail!("{}: the tensor is not contiguous", self.name())
+        };
         macro_rules! run {
             ($data:ident, $kind:ident) => {{
                 let (data, shape) = self.on_host(&$data[begin..end], layout.dims())?;
@@ -101,7 +103,7 @@ impl CustomOp1 for Collective {
             CpuStorage::F32(data) => run!(data, F32),
             CpuStorage::F16(data) => run!(data, F16),
             CpuStorage::BF16(data) => run!(data, BF16),
-            _ => bail!("{}: tensors of f64, f32, f16 and bf16 only", self.name()),
+            _ => bail!("{}: only tensors of f64, f32, f16 and bf16 can be passed", self.name()),
         }
     }
 

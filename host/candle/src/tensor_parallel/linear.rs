@@ -32,7 +32,7 @@ fn part(name: &str, len: usize, group: &TensorParallel) -> crate::Result<usize> 
     if len.is_multiple_of(world_size) {
         return Ok(len / world_size);
     }
-    Err(Error::Layer(format!("rank {}: {len} {name} are not divided by {world_size} ranks", group.rank())))
+    Err(Error::Layer(format!("rank {}: {len} {name} cannot be divided evenly among {world_size} ranks", group.rank())))
 }
 
 fn check_weight(weight: &Tensor) -> crate::Result<(usize, usize)> {
@@ -44,7 +44,7 @@ fn check_weight(weight: &Tensor) -> crate::Result<(usize, usize)> {
 fn check_bias(bias: Option<&Tensor>, outputs: usize) -> crate::Result<()> {
     match bias {
         Some(bias) if bias.dims() != [outputs] => {
-            Err(Error::Layer(format!("a bias has the shape {:?}, and the layer {outputs} outputs", bias.dims())))
+            Err(Error::Layer(format!("a bias has the shape {:?}, and the layer has {outputs} outputs", bias.dims())))
         }
         _ => Ok(()),
     }

@@ -40,7 +40,6 @@ fn gradients<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
         |variables: &VarMap, dtype| example::Gpt::new(VarBuilder::from_varmap(variables, dtype, device)).unwrap();
     let (wide_model, narrow_model) = (model(&wide, DType::F64), model(&narrow, DType::F32));
     let mut parallel = DataParallel::new(&wide, comm, ReducerOptions::default()).unwrap();
-    parallel.broadcast().unwrap();
     let named = |variables: &VarMap, name: &str| variables.data().lock().unwrap()[name].clone();
     let names: Vec<String> = parallel.variables().iter().map(|(name, _)| name.to_owned()).collect();
     for name in &names {

@@ -3,10 +3,16 @@
 //! Where possible, numbers are integers over powers of two, few enough that no sum and no product is rounded: then the ranks' results equal
 //! the results of one rank bit for bit, and no tolerance is needed.
 
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)] // an allocator
 mod allocations;
 mod data_parallel;
+mod declared;
 mod gpt;
 mod refused;
+mod replicas;
+mod steps;
 mod tensor_parallel;
 
 use std::process::Command;
@@ -35,6 +41,12 @@ fn on_ranks_of(world_sizes: &'static [usize], cases: Vec<Case>) {
     });
 }
 
+/// All cases of several ranks on the host.
+fn on_host() -> impl Iterator<Item = Case> {
+    let cases = data_parallel::on_host().into_iter().chain(replicas::on_host());
+    cases.chain(declared::all()).chain(steps::all()).chain(refused::all())
+}
+
 /// An owned communicator, the argument of groups.
 type Owned = Box<dyn Communicator + Send>;
 
@@ -49,6 +61,21 @@ fn refusals_are_errors_of_all_ranks() {
 }
 
 #[test]
+fn variables_that_a_loss_depends_on() {
+    on_ranks_of(&[1, 2, 3], declared::all());
+}
+
+#[test]
+fn steps_that_differ_between_ranks() {
+    on_ranks_of(&[1, 2, 3], steps::on_host());
+}
+
+#[test]
+fn the_same_variables_on_all_ranks() {
+    on_ranks_of(&[1, 2, 3, 4], replicas::on_host());
+}
+
+#[test]
 fn a_gpt_on_several_ranks() {
     on_ranks_of(&[2, 4], vec![gpt::of_gradients()]);
     on_ranks_of(&[2], vec![gpt::of_learning()]);
@@ -57,7 +84,7 @@ fn a_gpt_on_several_ranks() {
 #[test]
 fn ranks_that_connect_as_processes() {
     guarded(240, || {
-        for case in data_parallel::on_host().into_iter().chain(refused::all()) {
+        for case in on_host() {
             println!("{}", case.name);
             on_processes(2, DEFAULT_DEADLINE, |comm| (case.run)(&comm, &Device::Cpu));
         }
@@ -79,7 +106,7 @@ fn layers_divided_over_ranks() {
 #[test]
 fn rank_of_an_mpi_job() {
     let comm = gradsync::comm::mpi::MpiCommunicator::world().unwrap();
-    for case in data_parallel::on_host().into_iter().chain(refused::all()).chain([gpt::of_gradients()]) {
+    for case in on_host().chain([gpt::of_gradients()]) {
         (case.run)(&comm, &Device::Cpu);
     }
     tensor_parallel::on_host(Box::new(comm));
@@ -108,6 +135,7 @@ fn rank_of_an_nccl_job() {
         failed.extend((!has_passed).then_some(name));
     };
     let mut cases = data_parallel::all();
+    cases.extend(replicas::all().into_iter().chain(declared::all()).chain(steps::all()));
     cases.extend([gpt::of_gradients(), gpt::of_learning()]);
     if comm.world_size() > 1 {
         cases.extend(refused::all()); // which need ranks that differ

@@ -39,6 +39,7 @@ fn dtype<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     .unwrap_err();
     let text = error.to_string();
     assert!(text.contains("\"counter\"") && text.contains("U32"), "{text}");
+    assert_eq!(format!("{error:?}"), text, "what a `main` that returns it prints");
     match error {
         Error::DType { .. } => assert!(is_last(comm)),
         Error::OtherRank { rank, .. } => assert!(rank == comm.world_size() - 1 && !is_last(comm)),
@@ -85,8 +86,9 @@ fn loss<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
         let text = parallel.backward(&loss.sum_all().unwrap()).unwrap_err().to_string();
         let names_rank = text.contains(&format!("rank {}", comm.world_size() - 1));
         assert!(text.contains("backward") && (is_last(comm) || names_rank), "{text}");
-        let reduced = parallel.backward(&(var.as_tensor() * comm.rank() as f64).unwrap().sum_all().unwrap()).unwrap();
-        let mean = (comm.world_size() - 1) as f64 / 2.0;
+        let reduced =
+            parallel.backward(&(var.as_tensor() * (comm.rank() + 1) as f64).unwrap().sum_all().unwrap()).unwrap();
+        let mean = (comm.world_size() + 1) as f64 / 2.0;
         assert_eq!(values(reduced.get(&var).unwrap()), [mean; 8]);
     }
 }

@@ -204,7 +204,7 @@ fn refused(group: &TensorParallel, device: &Device) {
             .scatter(&integers(&[world_size + 1], DType::F32, 1, device), 0)
             .unwrap_err()
             .to_string()
-            .contains("not divided")
+            .contains("cannot be divided evenly")
     );
     assert!(group.all_reduce(&Tensor::zeros(2, DType::U32, device).unwrap()).is_err());
     assert_eq!(

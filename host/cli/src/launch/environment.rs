@@ -28,6 +28,8 @@ pub(super) struct Place {
     /// The number of earlier starts of the job.
     pub(super) generation: u32,
     pub(super) restarts: u32,
+    /// The variables of deadlines, in seconds, that the command line sets.
+    pub(super) deadlines: [(&'static str, Option<f64>); 2],
 }
 
 impl Place {
@@ -51,6 +53,9 @@ impl Place {
         ];
         for (name, value) in numbers {
             command.env(name, value.to_string());
+        }
+        for (name, seconds) in self.deadlines {
+            seconds.iter().for_each(|seconds| _ = command.env(name, seconds.to_string()));
         }
         command.env("MASTER_ADDR", &self.address).env("GRADSYNC_SECRET", self.secret.reveal());
         command.env(gradsync::trace::DIRECTORY, traces);

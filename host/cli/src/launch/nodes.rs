@@ -80,6 +80,7 @@ impl Nodes {
             secret,
             generation,
             restarts: launch.restarts,
+            deadlines: [("GRADSYNC_JOIN_DEADLINE", launch.join_deadline), ("GRADSYNC_DEADLINE", launch.deadline)],
         };
         let Some(Meeting { host, port, secret }) = &self.meeting else {
             let secret = Secret::generate().map_err(|error| error.to_string())?;
@@ -92,9 +93,11 @@ impl Nodes {
             };
             return Ok((place(address, port, secret), None));
         };
-        let rendezvous = Rendezvous::tcp(host.clone(), *port, secret.clone())
-            .with_generation(u64::from(generation))
-            .with_deadline(Duration::from_secs_f64(launch.join_deadline));
+        let mut rendezvous =
+            Rendezvous::tcp(host.clone(), *port, secret.clone()).with_generation(u64::from(generation));
+        if let Some(seconds) = launch.join_deadline {
+            rendezvous = rendezvous.with_deadline(Duration::from_secs_f64(seconds));
+        }
         let (own, count) = (self.own, self.count);
         let member =
             events.run(move || rendezvous.join(own, count)).map_err(|error| format!("machine {own}: {error}"))?;

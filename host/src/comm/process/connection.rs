@@ -61,6 +61,8 @@ struct Window {
 pub(super) struct Connection {
     socket: Socket,
     session: Option<Session>,
+    /// Whether the other process is on this machine.
+    is_here: bool,
     lanes: Option<Lanes>,
     /// Bytes that wait for room in the lane or socket.
     queue: VecDeque<u8>,
@@ -73,11 +75,12 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(peer: Peer) -> Self {
-        let Peer { socket, session } = peer;
+        let Peer { socket, session, is_here } = peer;
         let (queue, received) = (VecDeque::new(), Vec::new());
         Connection {
             socket,
             session,
+            is_here,
             lanes: None,
             queue,
             received,
@@ -87,9 +90,10 @@ impl Connection {
         }
     }
 
-    /// Sends all later frames through lanes; both ends have to do so.
+    /// Sends all later frames through lanes; both ends have to do so. Frames in memory need no tags.
     pub(super) fn set_lanes(&mut self, lanes: Lanes) {
         self.lanes = Some(lanes);
+        self.session = None;
     }
 
     pub(super) fn lanes(&self) -> Option<&Lanes> {
@@ -98,6 +102,11 @@ impl Connection {
 
     /// Whether the other process is on another machine.
     pub(super) fn leaves_machine(&self) -> bool {
+        !self.is_here
+    }
+
+    /// Whether the socket is a network's, which loses bytes in flight when it is closed early.
+    pub(super) fn is_network(&self) -> bool {
         matches!(self.socket, Socket::Network(_))
     }
 

@@ -3,6 +3,8 @@
 //! They support every pair of dtypes. The working precision is `f64` if one of the two is `f64`, else `f32`; results are rounded once, to
 //! nearest with ties to even. NaN and infinities propagate as in IEEE 754, and subnormals are kept.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use gradsync_device::math::{Element as Formula, elementwise};
 use rayon::prelude::*;
 
@@ -134,6 +136,27 @@ pub fn cast(dst: SliceMut<'_>, src: Slice<'_>) -> Result<()> {
         }));
     });
     Ok(())
+}
+
+/// Like [`cast`], and returns whether every element of `dst` is finite then. Elements are checked while they are in the cache.
+///
+/// # Errors
+/// The errors of [`cast`].
+pub(crate) fn cast_checked(dst: SliceMut<'_>, src: Slice<'_>) -> Result<bool> {
+    /// Elements that are copied and then checked: few enough for the second-level cache.
+    const NEAR: usize = 1 << 14;
+    same_len("cast", ("destination", dst.len()), ("source", src.len()))?;
+    let is_finite = AtomicBool::new(true);
+    zip_chunks(dst, src, |mut dst, src| {
+        for near in pieces(0..src.len(), NEAR) {
+            let mut copied = dst.reborrow().range_mut(near.clone());
+            cast(copied.reborrow(), src.range(near)).expect("equal lengths");
+            if !all_finite(copied.as_slice()) {
+                is_finite.store(false, Ordering::Relaxed);
+            }
+        }
+    });
+    Ok(is_finite.into_inner())
 }
 
 /// Computes `sum[i] = T(sum[i] + value[i])`: both are widened to the working precision, added, and rounded once.

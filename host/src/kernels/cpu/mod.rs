@@ -27,9 +27,12 @@ pub(crate) use combine::{Operand, combine_in_place};
 pub use elementwise::{accumulate, all_finite, cast, scale, zero};
 pub(crate) use elementwise::{accumulate_chunk, cast_chunk, scale_in_place};
 #[cfg(feature = "cuda")]
-pub(crate) use fingerprint::{CHUNK_BYTES, fingerprints_of_chunks};
-pub(crate) use fingerprint::{fingerprint, fingerprint_of_words};
+pub(crate) use fingerprint::CHUNK_BYTES;
+#[doc(hidden)]
+pub use fingerprint::Fingerprint;
+pub(crate) use fingerprint::fingerprint_of_words;
 pub use many::{accumulate_all, cast_all, zero_all};
+pub(crate) use pack::pack_checked;
 pub use pack::{pack, unpack};
 pub(crate) use products::add_gram;
 #[doc(hidden)]

@@ -1,6 +1,7 @@
-//! [`pack`] and [`unpack`]: copies of many tensors into one arena and back, with casts.
+//! [`pack`], [`pack_checked`] and [`unpack`]: copies of many tensors into one arena and back, with casts.
 
 use super::cast;
+use super::elementwise::cast_checked;
 use crate::error::Result;
 use crate::kernels::{Overlap, check_places};
 use crate::slice::{Slice, SliceMut};
@@ -19,6 +20,21 @@ pub fn pack(dst: SliceMut<'_>, offsets: &[usize], sources: &[Slice<'_>]) -> Resu
         cast(dst.reborrow().range_mut(offset..offset + source.len()), *source)?;
     }
     Ok(())
+}
+
+/// Like [`pack`], and returns the first source with an element that is NaN or infinite in the arena.
+///
+/// # Errors
+/// The errors of [`pack`].
+pub(crate) fn pack_checked(dst: SliceMut<'_>, offsets: &[usize], sources: &[Slice<'_>]) -> Result<Option<usize>> {
+    let mut dst = dst;
+    check_places("pack", dst.len(), offsets, sources.iter().map(Slice::len), Overlap::Refused)?;
+    let mut first = None;
+    for (index, (&offset, source)) in offsets.iter().zip(sources).enumerate() {
+        let is_finite = cast_checked(dst.reborrow().range_mut(offset..offset + source.len()), *source)?;
+        first = first.or((!is_finite).then_some(index));
+    }
+    Ok(first)
 }
 
 /// Copies each destination from its offset in the arena, in elements, with the numerics of [`cast`](super::cast).

@@ -3,11 +3,13 @@
 use super::memory::{BucketReduction, ReducerMemory};
 use super::parameter::Parameter;
 use crate::buffer::GradientBuffer;
+use crate::comm::Communicator;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::KernelMemory;
 use crate::memory::{Memory, TensorView};
 use crate::plan::buckets;
+use crate::train::Reduction;
 
 /// The position of a gradient: bucket, and tensor in the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,12 +44,13 @@ pub(super) struct Bucket<'c, M: ReducerMemory> {
     pub(super) buffer: Option<GradientBuffer<M>>,
     /// The sums over micro-batches, where their dtype is wider than the buffer's.
     sums: Option<GradientBuffer<M>>,
-    pub(super) reduction: Option<Box<dyn BucketReduction<M> + 'c>>,
+    reduction: Option<Box<dyn BucketReduction<M> + 'c>>,
+    check: Option<M::Check>,
 }
 
-impl<M: ReducerMemory> Bucket<'_, M> {
+impl<'c, M: ReducerMemory> Bucket<'c, M> {
     pub(super) fn new(plan: buckets::Bucket<Kind>) -> Self {
-        Self { kind: plan.kind, members: plan.members, buffer: None, sums: None, reduction: None }
+        Self { kind: plan.kind, members: plan.members, buffer: None, sums: None, reduction: None, check: None }
     }
 
     /// Allocates a buffer of these gradients, if there is none.
@@ -121,12 +124,55 @@ impl<M: ReducerMemory> Bucket<'_, M> {
         outcome
     }
 
-    /// Copies gradients into the buffer that is reduced.
-    pub(super) fn pack(&mut self, lanes: &M::Lanes, gradients: &[(usize, M::Slice<'_>)]) -> Result<()> {
+    /// Copies gradients into the buffer that is reduced; returns the first parameter whose gradient is not finite there, where the memory
+    /// knows at once.
+    pub(super) fn pack(&mut self, lanes: &M::Lanes, gradients: &[(usize, M::Slice<'_>)]) -> Result<Option<usize>> {
         let buffer = self.buffer.as_mut().expect("allocated where there are several ranks");
         let offsets: Vec<usize> = gradients.iter().map(|(tensor, _)| buffer.segments()[*tensor].start).collect();
         let sources: Vec<_> = gradients.iter().map(|(_, gradient)| *gradient).collect();
-        M::pack(M::arena_mut(lanes, buffer), &offsets, &sources)
+        let found = M::pack_checked(M::arena_mut(lanes, buffer), &offsets, &sources)?;
+        Ok(found.map(|index| self.members[gradients[index].0]))
+    }
+
+    /// The first parameter of these tensors whose gradient in the buffer is not finite, where the memory knows at once.
+    pub(super) fn find_non_finite(&self, lanes: &M::Lanes, tensors: &[usize]) -> Option<usize> {
+        let buffer = self.buffer.as_ref()?;
+        let data = |&tensor: &usize| M::range(M::arena(lanes, buffer), buffer.segments()[tensor].clone());
+        let data: Vec<_> = tensors.iter().map(data).collect();
+        M::find_non_finite(&data).map(|index| self.members[tensors[index]])
+    }
+
+    /// Prepares the reduction, with all ranks, and the check for gradients that are not finite.
+    pub(super) fn prepare(
+        &mut self,
+        comm: &'c dyn Communicator<M>,
+        lanes: &M::Lanes,
+        (reduction, ordered): (Reduction, bool),
+    ) -> Result<()> {
+        let buffer = self.buffer.as_ref().expect("allocated");
+        self.reduction = Some(M::reduction(comm, buffer, reduction, ordered)?);
+        self.check = M::check_of(lanes, buffer)?;
+        Ok(())
+    }
+
+    /// Replaces every rank's buffer by the reduction, in the step of this number; a mean has these weights of the ranks, or none.
+    pub(super) fn reduce(&mut self, lanes: &M::Lanes, step: u64, weights: &[f64]) -> Result<()> {
+        let buffer = self.buffer.as_mut().expect("allocated where there are several ranks");
+        if let Some(check) = &mut self.check {
+            M::begin_check(check, lanes, buffer, step)?;
+        }
+        self.reduction.as_mut().expect("prepared").run(buffer, weights)
+    }
+
+    /// The step and the parameter of the first gradient that a check has found since the last call; with `waits`, all checks are over then.
+    pub(super) fn end_check(&mut self, lanes: &M::Lanes, waits: bool) -> Result<Option<(u64, usize)>> {
+        let Some(check) = &mut self.check else { return Ok(None) };
+        Ok(M::end_check(check, lanes, waits)?.map(|(step, tensor)| (step, self.members[tensor])))
+    }
+
+    /// The size of the buffer in bytes, with the gaps between its tensors.
+    pub(super) fn bytes(&self) -> usize {
+        self.buffer.as_ref().map_or(0, |buffer| buffer.table().arena_len() * buffer.dtype().size_bytes())
     }
 
     /// Sets gradients to zero. Tensors ascend.

@@ -1,13 +1,16 @@
 //! Reducers of gradients in the memory of GPUs, with a queue for reductions besides the queue that computes gradients.
 
+use std::collections::VecDeque;
+
 use super::memory::{BucketReduction, Lane, ReducerMemory, plain};
 use super::{Parameter, Reducer, ReducerOptions};
 use crate::buffer::GradientBuffer;
 use crate::comm::{Communicator, ReduceOp};
-use crate::driver::{DeviceSlice, DeviceSliceMut, Event, Queue};
+use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Event, Pinned, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernels::{cpu, cuda};
+use crate::kernels::cpu;
+use crate::kernels::cuda::{self, SegmentWorkspace};
 use crate::memory::{Cuda, HostBuffer};
 use crate::ops::OrderedAllReduce;
 use crate::train::Reduction;
@@ -41,9 +44,59 @@ impl Drop for Lanes {
     }
 }
 
+/// The check of a bucket for NaN and infinities: the squared norms of its tensors, computed before each reduction and copied to the host
+/// behind it. The squares of f16, bf16 and f32 cannot leave the range of f64; gradients of f64 are multiplied by zeros instead.
+#[derive(Debug)]
+pub struct NormCheck {
+    norms: SegmentWorkspace,
+    /// As many zeros as the bucket has elements of f64.
+    zeros: Option<DeviceBuffer>,
+    /// The norms of some steps, so that the host can be that many steps ahead of the device.
+    copies: Pinned,
+    /// The blocks in use with the numbers of their steps, oldest first.
+    pending: VecDeque<(usize, u64)>,
+    next: usize,
+}
+
+impl NormCheck {
+    /// The steps by which a host can be ahead of its device.
+    const AHEAD: usize = 4;
+
+    fn new(queue: &Queue, bucket: &GradientBuffer<Cuda>) -> Result<Self> {
+        let len = bucket.as_slice().len();
+        let zeros = (bucket.dtype() == DType::F64).then(|| DeviceBuffer::zeroed(queue, DType::F64, len)).transpose()?;
+        let bytes = bucket.segments().len() * Self::sums(zeros.is_some()) * size_of::<f64>();
+        let copies = Pinned::new(queue, Self::AHEAD, bytes.max(1))?;
+        let norms = SegmentWorkspace::new(queue, len, bucket.segments(), 1)?;
+        Ok(Self { norms, zeros, copies, pending: VecDeque::new(), next: 0 })
+    }
+
+    /// The sums of each tensor.
+    fn sums(is_product: bool) -> usize {
+        if is_product { 3 } else { 1 }
+    }
+
+    /// Waits for the oldest check; returns its first tensor with a sum that is not finite.
+    fn oldest(&mut self) -> Result<Option<(u64, usize)>> {
+        let Some(&(block, step)) = self.pending.front() else { return Ok(None) };
+        self.copies.wait(block)?;
+        self.pending.pop_front();
+        let sums = Self::sums(self.zeros.is_some());
+        // SAFETY: the block has as many sums for each layer, aligned as pages are; its copies are over.
+        let block = unsafe {
+            std::slice::from_raw_parts(self.copies.block(block).cast::<f64>(), self.norms.layer_count() * sums)
+        };
+        let found = block.chunks_exact(sums).position(|sums| !sums[0].is_finite());
+        Ok(found.map(|tensor| (step, tensor)))
+    }
+}
+
 impl<'c> Reducer<'c, Cuda> {
     /// Creates a reducer of gradients on a GPU, which belong to this queue. Buckets are reduced in a separate queue, unless there is one
     /// rank or the options disable that. All ranks must call it, with the same parameters in the same order.
+    ///
+    /// Each bucket is read once more before its reduction, to find gradients that are not finite ([`NonFinite`](super::NonFinite)); not
+    /// within a recorded graph.
     ///
     /// Steps can be recorded as a graph ([`Queue::capture`]) from the third step on, if steps are [alike](ReducerOptions::static_graph) and
     /// gradients keep the addresses that they had in the recording.
@@ -79,6 +132,8 @@ impl BucketReduction<Cuda> for OrderedAllReduce<'_> {
 impl ReducerMemory for Cuda {
     type Lanes = Lanes;
     type Moment = Event;
+    type Check = NormCheck;
+    const HOST_WAITS: bool = false;
 
     fn bucket<'n>(
         lanes: &Lanes,
@@ -124,22 +179,75 @@ impl ReducerMemory for Cuda {
         Ok(to.seconds_since(from)?)
     }
 
+    fn pack_checked(
+        arena: DeviceSliceMut<'_>,
+        offsets: &[usize],
+        sources: &[DeviceSlice<'_>],
+    ) -> Result<Option<usize>> {
+        cuda::pack(arena, offsets, sources).map(|()| None)
+    }
+
+    fn find_non_finite(_: &[DeviceSlice<'_>]) -> Option<usize> {
+        None
+    }
+
+    fn check_of(lanes: &Lanes, bucket: &GradientBuffer<Self>) -> Result<Option<NormCheck>> {
+        NormCheck::new(lanes.reductions(), bucket).map(Some)
+    }
+
+    /// Within a recording nothing is checked: the host does not see the runs of a graph.
+    fn begin_check(check: &mut NormCheck, lanes: &Lanes, bucket: &GradientBuffer<Self>, step: u64) -> Result<()> {
+        let queue = lanes.reductions();
+        if queue.capture_id()?.is_some() {
+            return Ok(());
+        }
+        let data = bucket.as_slice();
+        match &check.zeros {
+            Some(zeros) => check.norms.dots(data, zeros.as_slice())?,
+            None => check.norms.squared_norms(data)?,
+        }
+        let block = check.next;
+        check.next = (block + 1) % NormCheck::AHEAD;
+        let totals = check.norms.totals(NormCheck::sums(check.zeros.is_some()));
+        // SAFETY: the totals live as long as the check, which waits for its copies; a block is used again only when its copy is over.
+        unsafe { check.copies.fetch(queue, block, 0, totals.address(), totals.len() * size_of::<f64>()) }?;
+        check.copies.mark(queue, block)?;
+        check.pending.push_back((block, step));
+        Ok(())
+    }
+
+    fn end_check(check: &mut NormCheck, lanes: &Lanes, waits: bool) -> Result<Option<(u64, usize)>> {
+        // A recording allows no question about events.
+        if lanes.reductions().capture_id()?.is_some() {
+            return Ok(None);
+        }
+        let mut first = None;
+        while let Some(&(block, _)) = check.pending.front() {
+            if !waits && check.pending.len() < NormCheck::AHEAD && !check.copies.is_done(block)? {
+                break;
+            }
+            let found = check.oldest()?;
+            first = first.or(found);
+        }
+        Ok(first)
+    }
+
     fn scale_in_place(data: DeviceSliceMut<'_>, factor: f64) -> Result<()> {
         cuda::scale_in_place(data, factor)
     }
 
-    fn fingerprint(data: DeviceSlice<'_>) -> Result<u64> {
+    fn fingerprint(data: DeviceSlice<'_>) -> Result<cpu::Fingerprint> {
         const PIECE_BYTES: usize = 64 * cpu::CHUNK_BYTES;
         let piece_len = PIECE_BYTES / data.dtype().size_bytes();
         let mut piece = HostBuffer::zeroed("fingerprint", data.dtype(), piece_len.min(data.len()))?;
-        let mut hashes = Vec::new();
+        let mut fingerprint = cpu::Fingerprint::default();
         for begin in (0..data.len()).step_by(piece_len) {
             let range = begin..data.len().min(begin + piece_len);
             let mut read = piece.as_mut_slice().range_mut(0..range.len());
             data.range(range).copy_to_host(read.reborrow())?;
-            hashes.extend(cpu::fingerprints_of_chunks(read.as_slice()));
+            fingerprint.add(read.as_slice());
         }
-        Ok(cpu::fingerprint_of_words(&hashes))
+        Ok(fingerprint)
     }
 
     fn read_f64(data: DeviceSlice<'_>) -> Result<f64> {

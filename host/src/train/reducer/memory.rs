@@ -1,6 +1,7 @@
 //! [`ReducerMemory`]: the functions of a memory that a reducer needs besides kernels and reductions: buckets, and the order of work in two
 //! queues.
 
+use std::convert::Infallible;
 use std::fmt::Debug;
 use std::time::Instant;
 
@@ -9,7 +10,8 @@ use crate::call::scope;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::{Operation, Result};
-use crate::kernels::{KernelMemory, cpu};
+use crate::kernels::KernelMemory;
+use crate::kernels::cpu::{self, Fingerprint};
 use crate::memory::Host;
 use crate::ops::{Adasum, AdasumMemory, ReducibleMemory};
 use crate::slice::{Slice, SliceMut};
@@ -31,6 +33,10 @@ pub trait ReducerMemory: KernelMemory + ReducibleMemory + AdasumMemory {
     type Lanes: Debug;
     /// A point in time of a lane.
     type Moment: Debug;
+    /// Whether the host waits for each reduction.
+    const HOST_WAITS: bool;
+    /// The check of a bucket for NaN and infinities, where the host does not wait for its gradients.
+    type Check: Debug;
 
     /// Allocates a bucket of zeros, in the lane of reductions.
     fn bucket<'n>(
@@ -58,11 +64,33 @@ pub trait ReducerMemory: KernelMemory + ReducibleMemory + AdasumMemory {
     /// The seconds from one moment to another; on a GPU it waits for both.
     fn seconds(from: &Self::Moment, to: &Self::Moment) -> Result<f64>;
 
+    /// Copies sources into an arena, like `pack`; returns the first source that is not finite there. On a GPU it returns none: nothing waits
+    /// for the copies.
+    fn pack_checked(arena: Self::SliceMut<'_>, offsets: &[usize], sources: &[Self::Slice<'_>])
+    -> Result<Option<usize>>;
+
+    /// The first tensor that is not finite. On a GPU it returns none: nothing waits for the queue.
+    fn find_non_finite(tensors: &[Self::Slice<'_>]) -> Option<usize>;
+
+    /// Prepares the check of a bucket, if gradients are not checked where they are copied.
+    fn check_of(lanes: &Self::Lanes, bucket: &GradientBuffer<Self>) -> Result<Option<Self::Check>>;
+
+    /// Begins to check a bucket in the step of this number, in the lane of reductions.
+    fn begin_check(
+        check: &mut Self::Check,
+        lanes: &Self::Lanes,
+        bucket: &GradientBuffer<Self>,
+        step: u64,
+    ) -> Result<()>;
+
+    /// The step and the tensor of the first gradient found since the last call; with `waits`, all checks are over then.
+    fn end_check(check: &mut Self::Check, lanes: &Self::Lanes, waits: bool) -> Result<Option<(u64, usize)>>;
+
     /// Multiplies all elements by a factor, each rounded once.
     fn scale_in_place(data: Self::SliceMut<'_>, factor: f64) -> Result<()>;
 
-    /// A hash of all bits, computed like `kernels::cpu::fingerprint`; on a GPU it waits for the queue.
-    fn fingerprint(data: Self::Slice<'_>) -> Result<u64>;
+    /// A hash of all bits, and the first element that is not finite; on a GPU it waits for the queue.
+    fn fingerprint(data: Self::Slice<'_>) -> Result<Fingerprint>;
 
     /// The only element, an `f64`; on a GPU it waits for the queue.
     fn read_f64(data: Self::Slice<'_>) -> Result<f64>;
@@ -136,6 +164,8 @@ pub struct HostLanes {
 impl ReducerMemory for Host {
     type Lanes = HostLanes;
     type Moment = Instant;
+    type Check = Infallible;
+    const HOST_WAITS: bool = true;
 
     fn bucket<'n>(
         lanes: &HostLanes,
@@ -173,13 +203,33 @@ impl ReducerMemory for Host {
         Ok(to.duration_since(*from).as_secs_f64())
     }
 
+    fn pack_checked(arena: SliceMut<'_>, offsets: &[usize], sources: &[Slice<'_>]) -> Result<Option<usize>> {
+        cpu::pack_checked(arena, offsets, sources)
+    }
+
+    fn find_non_finite(tensors: &[Slice<'_>]) -> Option<usize> {
+        tensors.iter().position(|tensor| !cpu::all_finite(*tensor))
+    }
+
+    fn check_of(_: &HostLanes, _: &GradientBuffer) -> Result<Option<Infallible>> {
+        Ok(None)
+    }
+
+    fn begin_check(check: &mut Infallible, _: &HostLanes, _: &GradientBuffer, _: u64) -> Result<()> {
+        match *check {}
+    }
+
+    fn end_check(check: &mut Infallible, _: &HostLanes, _: bool) -> Result<Option<(u64, usize)>> {
+        match *check {}
+    }
+
     fn scale_in_place(data: SliceMut<'_>, factor: f64) -> Result<()> {
         cpu::scale_in_place(data, factor);
         Ok(())
     }
 
-    fn fingerprint(data: Slice<'_>) -> Result<u64> {
-        Ok(cpu::fingerprint(data))
+    fn fingerprint(data: Slice<'_>) -> Result<Fingerprint> {
+        Ok(Fingerprint::of(data))
     }
 
     fn read_f64(data: Slice<'_>) -> Result<f64> {

@@ -6,12 +6,15 @@
 //! | `options` | the options of a reducer |
 //! | `bucket` | the memory of gradients that are reduced together |
 //! | `memory` | the differences of host memory and GPUs |
+//! | `begin` | the begin of a step, and its number |
 //! | `step` | one step, from the first gradient to the last reduction |
+//! | `vote` | the comparison of the ranks' steps at their end |
 //! | `report` | the outcome of a step |
 //! | `times` | when its buckets were reduced |
 //!
 //! [`plan::buckets`](crate::plan::buckets) assigns gradients to buckets; the reductions are operations of [`ops`](crate::ops).
 
+mod begin;
 mod bucket;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -21,13 +24,15 @@ mod parameter;
 mod report;
 mod step;
 mod times;
+mod vote;
 
 use self::bucket::{Bucket, Kind, Place, unpack};
 use self::memory::HostLanes;
 pub use self::memory::{BucketReduction, ReducerMemory};
 pub use self::options::{AbsentGradients, NonFinite, ReducerOptions, UnevenEnds};
 pub use self::parameter::Parameter;
-pub use self::report::{GradientState, Reduced};
+pub use self::report::{GradientState, NonFiniteGradient, Reduced};
+use self::step::Progress;
 pub use self::step::Step;
 use self::times::Moments;
 pub use self::times::{BucketTimes, StepTimes};
@@ -44,14 +49,19 @@ const OPERATION: &str = "reducer";
 /// Reduces the gradients of a model over ranks, step by step, while they are computed.
 ///
 /// Parameters are numbered in the order of their declaration, ideally the order in which their gradients appear, which is about the order
-/// of the layers, last first. A step takes each gradient as soon as it is computed, and returns all of them reduced:
+/// of the layers, last first. A step takes each gradient as soon as it is computed, and returns all of them reduced. The reducer sees no
+/// weights: they have to be equal on all ranks before the first step.
 ///
 /// ```
 /// use gradsync::comm::{Ranks, local};
-/// use gradsync::train::{GradientState, Parameter, Reducer, ReducerOptions, Reduction};
+/// use gradsync::train::{GradientState, Parameter, Reducer, ReducerOptions, Reduction, broadcast_parameters};
 /// use gradsync::{DType, TensorView};
 ///
 /// let means = local::run(2, |comm| {
+///     // Every rank has made other random weights, and takes the weights of rank 0.
+///     let (mut bias, mut weight) = (vec![comm.rank() as f32; 2], vec![comm.rank() as f32; 6]);
+///     broadcast_parameters(&comm, &mut [("bias", (&mut bias).into()), ("weight", (&mut weight).into())], 0)?;
+///
 ///     let parameters = [Parameter::new("bias", [2], DType::F32), Parameter::new("weight", [2, 3], DType::F32)];
 ///     let mut reducer = Reducer::new(&comm, parameters, ReducerOptions::from(Reduction::Mean))?;
 ///     for _ in 0..3 {
@@ -89,6 +99,8 @@ const OPERATION: &str = "reducer";
 /// | no rank has used in this step | [`Skipped`](GradientState::Skipped) | unchanged: the optimizer must not change parameter and state either |
 /// | some ranks have not used in this step | [`Reduced`](GradientState::Reduced) | zeros on these ranks, or an error on all ([`AbsentGradients`]) |
 ///
+/// A rank that has examples and no gradient at all is an error on all ranks, unless the options allow it.
+///
 /// # Numerics
 ///
 /// Adasum, and sums and means on host memory or [in rank order](ReducerOptions::ordered_sums), have bits that depend on the gradients and
@@ -96,6 +108,9 @@ const OPERATION: &str = "reducer";
 /// reduction once more. NCCL's own sums depend on the length of the bucket.
 ///
 /// # Errors on all ranks
+///
+/// Ranks compare the numbers of their steps, also where steps are [alike](ReducerOptions::static_graph): a step that one rank has left and
+/// begun again is an error of all ranks. [`at`](Self::at) makes them the numbers of the program's steps.
 ///
 /// A failure of one rank's step is an error of [`Step::finish`] on every rank, which names the rank, and ends the step without a result: no
 /// gradient outside the reducer has changed then, and the next step can run. A rank that drops its step early causes such an error too.
@@ -116,6 +131,13 @@ pub struct Reducer<'c, M: ReducerMemory = Host> {
     order: Order,
     /// The outcome of the last assignment to buckets, until the ranks have prepared their reductions.
     unprepared: Option<Result<()>>,
+    /// The number of the last step, and of the next one.
+    number: u64,
+    next_number: u64,
+    /// The step that has begun and not ended.
+    under_way: Option<Progress>,
+    /// A gradient of the last step that was not finite, until it is reported.
+    reported: Option<NonFiniteGradient>,
     /// For each parameter, whether it has a sum over micro-batches.
     accumulated: Vec<bool>,
     states: Vec<GradientState>,
@@ -196,6 +218,10 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
             buckets: Vec::new(),
             order: Order::Unknown,
             unprepared: None,
+            number: 0,
+            next_number: 1,
+            under_way: None,
+            reported: None,
             accumulated: vec![false; count],
             states: vec![GradientState::Skipped; count],
             fixed: None,
@@ -248,7 +274,8 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
     /// one rank.
     pub fn gradient(&self, parameter: usize) -> Option<TensorView<'_, M>> {
         let owner = *self.owners.get(parameter)?;
-        let place = self.places[owner].filter(|_| self.states[owner] == GradientState::Reduced)?;
+        let is_reduced = self.under_way.is_none() && self.states[owner] == GradientState::Reduced;
+        let place = self.places[owner].filter(|_| is_reduced)?;
         self.buckets[place.bucket].gradient(&self.lanes, place.tensor)
     }
 
@@ -270,7 +297,8 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
             for (parameter, data) in destinations.iter_mut() {
                 let owner = self.owners[*parameter];
                 let place = self.places[owner].filter(|place| place.bucket == index);
-                if let Some(place) = place.filter(|_| self.states[owner] == GradientState::Reduced) {
+                let is_reduced = self.under_way.is_none() && self.states[owner] == GradientState::Reduced;
+                if let Some(place) = place.filter(|_| is_reduced) {
                     wanted.push(M::reborrow(data));
                     tensors.push(place.tensor);
                 }
@@ -286,8 +314,14 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
     /// gradients of the last step are lost.
     ///
     /// # Errors
-    /// The errors of [`Step::ready`], on this rank alone and with the sums unchanged; [`Error::OutOfMemory`] or `Error::Cuda`.
+    /// The errors of [`Step::ready`], on this rank alone and with the sums unchanged, also while a step that was left has not ended;
+    /// [`Error::OutOfMemory`] or `Error::Cuda`.
     pub fn accumulate(&mut self, gradients: &[(usize, TensorView<'_, M>)]) -> Result<()> {
+        if self.under_way.is_some() {
+            let reason =
+                format!("step {} was left without `finish`: the next `step` ends it on every rank", self.number);
+            return Err(Error::InvalidArgument { operation: OPERATION, reason });
+        }
         self.divide_anew();
         let mut seen = vec![false; self.parameters.len()];
         for (parameter, gradient) in gradients {
@@ -393,11 +427,8 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         }
         let _scope = scope::within(Operation::Reducer);
         let outcome = all_prepared(Operation::Reducer, self.comm, allocated).and_then(|()| {
-            self.buckets.iter_mut().try_for_each(|bucket| {
-                let buffer = bucket.buffer.as_ref().expect("allocated");
-                bucket.reduction = Some(M::reduction(self.comm, buffer, self.reduction, self.options.ordered_sums)?);
-                Ok(())
-            })
+            let reduction = (self.reduction, self.options.ordered_sums);
+            self.buckets.iter_mut().try_for_each(|bucket| bucket.prepare(self.comm, &self.lanes, reduction))
         });
         if let Err(error) = &outcome {
             let reason = format!("an earlier step could not prepare it: {error}");

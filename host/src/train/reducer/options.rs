@@ -23,18 +23,23 @@ pub enum AbsentGradients {
     Error,
 }
 
-/// The treatment of gradients with NaN or infinities.
+/// The treatment of gradients with NaN or infinities, as they are sent: a number beyond the range of the wire's dtype is an infinity.
+///
+/// On host memory they are found while gradients are copied into buckets; gradients that were computed in their bucket or added up over
+/// micro-batches are read once more, and so are the results of sums and of Adasum, which can leave the range of their dtype though all
+/// gradients are finite. On GPUs each bucket is read once more before its reduction. A single rank has no buckets: its gradients are read,
+/// but on a GPU only if they are not merely reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NonFinite {
-    /// The step goes on, and its result is what the reduction makes of these numbers. They are reported afterwards, with step, rank and
-    /// parameter, by [`Reducer::non_finite`](super::Reducer::non_finite) and in the log.
+    /// The step goes on, and its result is what the reduction makes of these numbers. The next step begins with
+    /// [`Error::NotFinite`] on every rank, once; on GPUs, whose hosts do not wait, a later step does, or ends with it.
     #[default]
     Report,
-    /// An error on every rank, which names the rank and the parameter. On GPUs the host waits for the gradients of each step.
+    /// [`Error::NotFinite`] ends this step on every rank, without a result. On GPUs the host waits for the gradients of each step.
     Error,
-    /// The step ends without a result on every rank ([`Reduced::non_finite`](super::Reduced::non_finite)), so that the optimizer
-    /// changes nothing. On GPUs the host waits for the gradients of each step.
+    /// The step ends without gradients on every rank, so that the optimizer changes nothing
+    /// ([`Reduced::non_finite`](super::Reduced::non_finite)). On GPUs the host waits for the gradients of each step.
     Skip,
 }
 

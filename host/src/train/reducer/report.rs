@@ -21,6 +21,18 @@ impl GradientState {
     }
 }
 
+/// A gradient with NaN or infinities. The same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct NonFiniteGradient {
+    /// The number of its step ([`Reducer::at`](super::Reducer::at)).
+    pub step: u64,
+    /// The first rank whose own gradient has them; `None` if every rank's own gradient is finite and only their reduction is not.
+    pub rank: Option<usize>,
+    /// The number of the parameter: the first one of that rank.
+    pub parameter: usize,
+}
+
 /// The outcome of a step. The same on every rank.
 #[must_use = "the optimizer must leave skipped parameters unchanged: see `Reduced::skipped`"]
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +40,7 @@ pub struct Reduced {
     pub(super) owners: Vec<usize>,
     pub(super) states: Vec<GradientState>,
     pub(super) examples: Option<usize>,
+    pub(super) non_finite: Option<NonFiniteGradient>,
 }
 
 impl Reduced {
@@ -39,6 +52,12 @@ impl Reduced {
     /// The numbers of the trained parameters without a gradient in this step.
     pub fn skipped(&self) -> impl Iterator<Item = usize> {
         (0..self.owners.len()).filter(|&parameter| self.state(parameter) == GradientState::Skipped)
+    }
+
+    /// The reason why the step was skipped on every rank, with [`NonFinite::Skip`](super::NonFinite::Skip): the state of every trained
+    /// parameter is then [`GradientState::Skipped`].
+    pub fn non_finite(&self) -> Option<NonFiniteGradient> {
+        self.non_finite
     }
 
     /// The number of examples of all ranks in this step, if it was counted ([`Reducer::step_of`](super::Reducer::step_of)).

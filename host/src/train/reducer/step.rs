@@ -2,52 +2,50 @@
 
 use super::bucket::Place;
 use super::memory::{Lane, ReducerMemory};
-use super::options::{AbsentGradients, UnevenEnds};
+use super::options::NonFinite;
 use super::report::{GradientState, Reduced};
-use super::times::Moments;
 use super::{OPERATION, Order, Reducer};
-use crate::agreement::{Plan, agree, gather};
 use crate::call::scope;
-use crate::error::{Error, Operation, Result};
+use crate::error::{Error, Result};
 use crate::memory::{Host, TensorView, TensorViewMut};
-use crate::train::Reduction;
-
-/// Bits of a vote's first word.
-const REFUSES: u64 = 1;
-const HAS_DATA: u64 = 2;
-/// The filler at the end of a list of parameters that is shorter than others.
-const NOTHING: u64 = u64::MAX;
 
 /// A step under way. [`finish`](Self::finish) ends it.
 ///
 /// Dropping it instead is an error of the step on every rank: this rank then takes part in the collectives that the others wait for, with
-/// zeros. In a thread that panics it does not take part.
+/// zeros. A step that a caught panic or [`std::mem::forget`] has left ends in the same way when the next one begins: that call returns the
+/// error. Until then the other ranks wait.
 #[must_use = "the other ranks wait for the gradients of this step"]
 #[derive(Debug)]
 pub struct Step<'r, 'c, M: ReducerMemory = Host> {
-    reducer: &'r mut Reducer<'c, M>,
-    /// For each owner, whether its gradient is in.
-    present: Vec<bool>,
-    /// The number of missing gradients of each bucket.
-    missing: Vec<usize>,
-    /// The first bucket that is not reduced.
-    next: usize,
-    /// Owners in the order in which their gradients were passed.
-    arrived: Vec<usize>,
-    /// The weights of the ranks in a mean; empty if they are equal.
-    weights: Vec<f64>,
-    has_data: bool,
-    /// The number of examples of all ranks.
-    examples: Option<usize>,
-    /// The reason why this rank has no part in the result.
-    refusal: Option<Error>,
-    /// The reason why the ranks cannot end the step together.
-    failure: Option<Error>,
-    is_over: bool,
+    pub(super) reducer: &'r mut Reducer<'c, M>,
 }
 
-fn greatest_common_divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+/// The progress of a step. It belongs to the reducer, which therefore knows of a step that was left.
+#[derive(Debug)]
+pub(super) struct Progress {
+    /// For each owner, whether its gradient is in.
+    pub(super) present: Vec<bool>,
+    /// For each owner, whether the caller has had the memory of its gradient in the bucket.
+    pub(super) lent: Vec<bool>,
+    /// For each owner of a present gradient, whether the result is in the bucket or in the caller's memory.
+    pub(super) states: Vec<GradientState>,
+    /// The number of missing gradients of each bucket.
+    pub(super) missing: Vec<usize>,
+    /// The first bucket that is not reduced.
+    pub(super) next: usize,
+    /// Owners in the order in which their gradients were passed.
+    pub(super) arrived: Vec<usize>,
+    /// The weights of the ranks in a mean; empty if they are equal.
+    pub(super) weights: Vec<f64>,
+    pub(super) has_data: bool,
+    /// The number of examples of all ranks.
+    pub(super) examples: Option<usize>,
+    /// The first owner of this rank whose gradient is not finite, with the number of its step.
+    pub(super) non_finite: Option<(u64, usize)>,
+    /// The reason why this rank has no part in the result.
+    pub(super) refusal: Option<Error>,
+    /// The reason why the ranks cannot end the step together.
+    pub(super) failure: Option<Error>,
 }
 
 /// A copy of the error for another caller.
@@ -59,111 +57,15 @@ fn again(error: &Error) -> Error {
     }
 }
 
-impl<'c, M: ReducerMemory> Reducer<'c, M> {
-    /// Begins a step on every rank: all must call it.
-    ///
-    /// # Errors
-    /// In the second step, which may reassign the buckets: [`Error::OutOfMemory`] or `Error::Cuda`, and on the other ranks
-    /// [`Error::InvalidArgument`] that quotes it. Errors of the communicator.
-    pub fn step(&mut self) -> Result<Step<'_, 'c, M>> {
-        let _scope = scope::within(Operation::ReducerStep);
-        self.divide_anew();
-        self.prepare()?;
-        self.forget_results();
-        // A failure is one of the step, so that every rank gets an error.
-        let (moments, refusal) = match self.records_times.then(|| Moments::begin(&self.lanes)).transpose() {
-            Ok(moments) => (moments, None),
-            Err(error) => (None, Some(error)),
-        };
-        self.moments = moments;
-        let missing = self.buckets.iter().map(|bucket| bucket.members.len()).collect();
-        Ok(Step {
-            present: vec![false; self.parameters.len()],
-            missing,
-            next: 0,
-            arrived: Vec::new(),
-            weights: Vec::new(),
-            has_data: true,
-            examples: None,
-            refusal,
-            failure: None,
-            is_over: false,
-            reducer: self,
-        })
-    }
-
-    /// Begins a step in which this rank's gradients are means over `examples` examples, a number that may differ between ranks: with
-    /// [`Reduction::Mean`] the reduced gradients are the mean over the examples of all ranks, as if one rank had all of them. 0 means that
-    /// this rank has no more data: it passes no gradient, and continues to call this until there is no step. `None` on every rank when all
-    /// data are used up, or with [`UnevenEnds::Stop`] when one rank's data are. The hosts wait for each other.
-    ///
-    /// ```
-    /// use gradsync::comm::{Ranks, local};
-    /// use gradsync::train::{Parameter, Reducer, ReducerOptions};
-    /// use gradsync::DType;
-    ///
-    /// // Rank 0 has batches of 4 and 4 examples, rank 1 one of 2.
-    /// let batches = [vec![4, 4], vec![2]];
-    /// let means = local::run(2, |comm| {
-    ///     let parameters = [Parameter::new("weight", [1], DType::F32)];
-    ///     let mut reducer = Reducer::new(&comm, parameters, ReducerOptions::default())?;
-    ///     let (mut means, mut batches) = (Vec::new(), batches[comm.rank()].iter());
-    ///     loop {
-    ///         let examples = batches.next().copied().unwrap_or(0);
-    ///         let Some(mut step) = reducer.step_of(examples)? else { break };
-    ///         if examples > 0 {
-    ///             step.ready(0, &[comm.rank() as f32])?;
-    ///         }
-    ///         let reduced = step.finish()?;
-    ///         let gradient = reducer.gradient(0).map(|gradient| gradient.to_vec::<f32>()).transpose()?;
-    ///         means.push((reduced.examples(), gradient));
-    ///     }
-    ///     Ok::<_, gradsync::Error>(means)
-    /// })?;
-    /// assert_eq!(means[0], [(Some(6), Some(vec![2.0 / 6.0])), (Some(4), Some(vec![0.0]))]);
-    /// assert_eq!(means[0], means[1]);
-    /// # Ok::<(), gradsync::Error>(())
-    /// ```
-    ///
-    /// Sums and Adasum are not weighted; a rank without data adds zeros to them. Where numbers are equal, results have the bits of
-    /// [`step`](Self::step); otherwise they are the weights of
-    /// [`all_reduce_weighted`](crate::comm::Collectives::all_reduce_weighted): on host memory the mean is rounded once. NCCL, and ordered
-    /// sums on GPUs, multiply each rank's gradients by `examples / examples of all ranks` first, with one more rounding. All ranks must
-    /// call the same one of the two functions.
-    ///
-    /// # Errors
-    /// The errors of [`step`](Self::step). A rank with sums over micro-batches that passes 0 examples is refused at the end of the step.
-    pub fn step_of(&mut self, examples: usize) -> Result<Option<Step<'_, 'c, M>>> {
-        let scope = scope::within(Operation::ReducerStep);
-        let ranks = self.comm.world_size();
-        let all = if ranks == 1 { vec![examples as u64] } else { gather(self.comm, &[examples as u64])? };
-        let total: u128 = all.iter().map(|&examples| u128::from(examples)).sum();
-        let stops = self.options.uneven == UnevenEnds::Stop && all.contains(&0);
-        if total == 0 || stops {
-            return Ok(None);
-        }
-        let Ok(sum) = usize::try_from(total) else {
-            let reason = format!("the ranks' batches have {total} examples, more than memory has addresses");
-            return Err(Error::InvalidArgument { operation: OPERATION, reason });
-        };
-        let weighs = self.options.reduction == Reduction::Mean && all.iter().any(|&other| other != all[0]);
-        // The smallest weights of the same mean, so that their products need the fewest roundings.
-        let divisor = all.iter().copied().reduce(greatest_common_divisor).unwrap_or(1);
-        let weights = all.iter().filter(|_| weighs).map(|&examples| (examples / divisor) as f64).collect();
-        drop(scope);
-        let mut step = self.step()?;
-        step.has_data = examples > 0;
-        step.examples = Some(sum);
-        step.weights = weights;
-        if !step.has_data && step.reducer.accumulated.contains(&true) {
-            let reason = "it has sums over micro-batches, and says that it has no examples".into();
-            step.refusal = Some(Error::InvalidArgument { operation: OPERATION, reason });
-        }
-        Ok(Some(step))
-    }
-}
-
 impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
+    pub(super) fn under_way(&self) -> &Progress {
+        self.reducer.under_way.as_ref().expect("a step is under way until it is over")
+    }
+
+    pub(super) fn progress(&mut self) -> &mut Progress {
+        self.reducer.under_way.as_mut().expect("a step is under way until it is over")
+    }
+
     /// Passes the gradient of a parameter, by its number, in the declared shape and dtype. It is copied; on GPUs in the order of its queue.
     /// On host memory, the buckets that it completes are reduced when this returns.
     ///
@@ -196,25 +98,31 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     pub fn gradient_mut(&mut self, parameter: usize) -> Result<TensorViewMut<'_, M>> {
         let place = self.place_to_write(parameter);
         let place = self.refuse_unless(place)?;
+        let owner = self.reducer.owners[parameter];
+        self.progress().lent[owner] = true;
         let Reducer { buckets, lanes, parameters, comm, .. } = &mut *self.reducer;
         let buffer = buckets[place.bucket].allocated((lanes, comm.world_size()), parameters)?;
         let (range, shape) = (buffer.segments()[place.tensor].clone(), buffer.shape(place.tensor).to_vec());
         TensorViewMut::of(M::range_mut(M::arena_mut(lanes, buffer), range), shape.into())
     }
 
-    /// Passes a gradient that was computed in its [bucket](Self::gradient_mut).
+    /// Passes a gradient that was computed in its bucket, in the memory that [`gradient_mut`](Self::gradient_mut) has returned in this step.
     ///
     /// # Errors
-    /// The errors of [`ready`](Self::ready).
+    /// The errors of [`ready`](Self::ready), and [`Error::InvalidArgument`] if `gradient_mut` was not called for the parameter in this
+    /// step: the bucket still has the last step's result.
     pub fn ready_in_place(&mut self, parameter: usize) -> Result<()> {
-        let place = self.place_to_write(parameter);
+        let place = self.place_to_write(parameter).and_then(|place| {
+            if self.under_way().lent[self.reducer.owners[parameter]] {
+                return Ok(place);
+            }
+            let text = "was not computed in its bucket in this step: write it to `gradient_mut`, or pass it to `ready`";
+            Err(self.reducer.refused(parameter, text))
+        });
         let place = self.refuse_unless(place)?;
-        let reducer = &mut *self.reducer;
-        if reducer.buckets[place.bucket].buffer.is_none() {
-            let error = reducer.refused(parameter, "is handed in as if in its place, which nobody has asked for");
-            return self.refuse_unless(Err(error));
-        }
-        reducer.states[reducer.owners[parameter]] = GradientState::Reduced;
+        self.look_for_non_finite(place.bucket, &[place.tensor]);
+        let owner = self.reducer.owners[parameter];
+        self.progress().states[owner] = GradientState::Reduced;
         self.arrive([parameter])
     }
 
@@ -226,10 +134,11 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     /// All errors are returned on every rank, without a result:
     /// * the error of a rank that was refused a gradient, or has dropped its step; on the other ranks [`Error::InvalidArgument`] that names
     ///   the rank and quotes it;
-    /// * with [`AbsentGradients::Error`], [`Error::InvalidArgument`] naming a rank and a parameter whose gradient it lacks;
+    /// * [`Error::InvalidArgument`] naming a rank that has examples and no gradient at all, while another rank has one, or with
+    ///   [`AbsentGradients::Error`](super::AbsentGradients::Error) a rank and a parameter whose gradient it lacks;
+    /// * [`Error::NotFinite`] for this step, with [`NonFinite::Error`];
     /// * errors of the communicator, including a mismatch if steps have to be alike and differ on a rank.
     pub fn finish(mut self) -> Result<Reduced> {
-        self.is_over = true;
         self.complete()
     }
 
@@ -237,8 +146,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     /// collectives that the other ranks wait for. Every rank's step ends without a result, as [`finish`](Self::finish) describes, and the
     /// other ranks' error names this rank and quotes the reason. Returns the error, or the error of a failed communicator.
     pub fn refuse(mut self, error: Error) -> Error {
-        self.refusal.get_or_insert(error);
-        self.is_over = true;
+        self.progress().refusal.get_or_insert(error);
         match self.complete() {
             Err(error) => error,
             Ok(_) => unreachable!("a refusal ends every rank's step"),
@@ -257,10 +165,10 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     }
 
     fn check_wanted(&self, parameter: usize, owner: usize) -> Result<()> {
-        if self.present[owner] {
+        if self.under_way().present[owner] {
             return Err(self.reducer.refused(parameter, "has two gradients in one step"));
         }
-        if !self.has_data {
+        if !self.under_way().has_data {
             return Err(self.reducer.refused(parameter, "has a gradient on a rank without examples"));
         }
         Ok(())
@@ -269,14 +177,14 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     /// Records an error of this rank for the end of the step.
     fn refuse_unless<T>(&mut self, outcome: Result<T>) -> Result<T> {
         if let Err(error) = &outcome {
-            self.refusal.get_or_insert_with(|| again(error));
+            self.progress().refusal.get_or_insert_with(|| again(error));
         }
         outcome
     }
 
     /// Checks gradients, and copies them into the buckets.
     fn take(&mut self, gradients: &[(usize, TensorView<'_, M>)]) -> Result<()> {
-        let mut seen = vec![false; self.present.len()];
+        let mut seen = vec![false; self.reducer.parameters.len()];
         for (parameter, gradient) in gradients {
             let owner = self.reducer.check(*parameter, gradient)?;
             self.check_wanted(*parameter, owner)?;
@@ -294,38 +202,52 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
             let owners: Vec<usize> = summed.iter().map(|(parameter, _)| reducer.owners[*parameter]).collect();
             self.take_sums(&owners)?;
         }
-        let reducer = &mut *self.reducer;
-        let mut of_buckets: Vec<Vec<(usize, M::Slice<'_>)>> = vec![Vec::new(); reducer.buckets.len()];
+        let Reducer { buckets, lanes, owners, places, under_way, number, options, .. } = &mut *self.reducer;
+        let is_checked = M::HOST_WAITS || options.non_finite != NonFinite::Report;
+        let progress = under_way.as_mut().expect("under way");
+        let mut of_buckets: Vec<Vec<(usize, M::Slice<'_>)>> = vec![Vec::new(); buckets.len()];
         for (parameter, gradient) in plain {
-            let owner = reducer.owners[*parameter];
+            let owner = owners[*parameter];
             if is_alone {
-                reducer.states[owner] = GradientState::Unchanged;
+                progress.states[owner] = GradientState::Unchanged;
+                let is_finite = !is_checked || M::all_finite(gradient.data())?;
+                progress.found(*number, (!is_finite).then_some(owner));
             } else {
-                let Place { bucket, tensor } = reducer.places[owner].expect("checked");
+                progress.states[owner] = GradientState::Reduced;
+                let Place { bucket, tensor } = places[owner].expect("checked");
                 of_buckets[bucket].push((tensor, gradient.data()));
             }
         }
-        for (bucket, of_bucket) in reducer.buckets.iter_mut().zip(&of_buckets) {
+        for (bucket, of_bucket) in buckets.iter_mut().zip(&of_buckets) {
             if !of_bucket.is_empty() {
-                bucket.pack(&reducer.lanes, of_bucket)?;
+                let found = bucket.pack(lanes, of_bucket)?;
+                progress.found(*number, found);
             }
         }
         Ok(())
     }
 
+    /// Looks at gradients that were not copied into their bucket, but are there.
+    fn look_for_non_finite(&mut self, bucket: usize, tensors: &[usize]) {
+        let Reducer { buckets, lanes, under_way, number, .. } = &mut *self.reducer;
+        let found = buckets[bucket].find_non_finite(lanes, tensors);
+        under_way.as_mut().expect("under way").found(*number, found);
+    }
+
     /// Moves the sums over micro-batches of these owners into the buckets.
     fn take_sums(&mut self, owners: &[usize]) -> Result<()> {
-        let reducer = &mut *self.reducer;
-        let with = (&reducer.lanes, reducer.comm.world_size());
-        for (index, bucket) in reducer.buckets.iter_mut().enumerate() {
+        for index in 0..self.reducer.buckets.len() {
+            let reducer = &mut *self.reducer;
             let place = |owner: &usize| reducer.places[*owner].filter(|place| place.bucket == index);
             let mut tensors: Vec<usize> = owners.iter().filter_map(place).map(|place| place.tensor).collect();
             tensors.sort_unstable();
             if !tensors.is_empty() {
-                bucket.take_sums(with, &reducer.parameters, &tensors)?;
+                let with = (&reducer.lanes, reducer.comm.world_size());
+                reducer.buckets[index].take_sums(with, &reducer.parameters, &tensors)?;
+                self.look_for_non_finite(index, &tensors);
             }
         }
-        owners.iter().for_each(|&owner| reducer.states[owner] = GradientState::Reduced);
+        owners.iter().for_each(|&owner| self.progress().states[owner] = GradientState::Reduced);
         Ok(())
     }
 
@@ -333,53 +255,55 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     fn arrive(&mut self, parameters: impl IntoIterator<Item = usize>) -> Result<()> {
         for parameter in parameters {
             let owner = self.reducer.owners[parameter];
-            self.present[owner] = true;
-            self.arrived.push(owner);
-            self.missing[self.reducer.places[owner].expect("checked").bucket] -= 1;
+            let bucket = self.reducer.places[owner].expect("checked").bucket;
+            let progress = self.progress();
+            progress.present[owner] = true;
+            progress.arrived.push(owner);
+            progress.missing[bucket] -= 1;
         }
         if self.reducer.order == Order::OfBuckets { self.reduce(false) } else { Ok(()) }
     }
 
     /// Reduces the buckets whose turn it is, or all remaining ones.
     fn reduce(&mut self, all: bool) -> Result<()> {
-        if let Some(error) = &self.failure {
+        let _scope = scope::within(self.reducer.operation());
+        let Reducer { buckets, lanes, comm, moments, under_way, number, .. } = &mut *self.reducer;
+        let progress = under_way.as_mut().expect("under way");
+        if let Some(error) = &progress.failure {
             return Err(again(error));
         }
-        let _scope = scope::within(Operation::ReducerStep);
-        let Reducer { buckets, lanes, comm, moments, .. } = &mut *self.reducer;
         if comm.world_size() == 1 {
             return Ok(());
         }
-        while self.next < buckets.len() && (all || self.missing[self.next] == 0) {
-            let bucket = &mut buckets[self.next];
-            let buffer = bucket.buffer.as_mut().expect("allocated where there are several ranks");
+        while progress.next < buckets.len() && (all || progress.missing[progress.next] == 0) {
+            let bucket = &mut buckets[progress.next];
             let mut run = || {
                 M::fork(lanes)?;
                 let begin = moments.is_some().then(|| M::moment(lanes, Lane::Reductions)).transpose()?;
-                bucket.reduction.as_mut().expect("prepared").run(buffer, &self.weights)?;
+                bucket.reduce(lanes, *number, &progress.weights)?;
                 if let Some((moments, begin)) = moments.as_mut().zip(begin) {
-                    let bytes = buffer.table().arena_len() * buffer.dtype().size_bytes();
-                    moments.bucket(lanes, bytes, begin)?;
+                    moments.bucket(lanes, bucket.bytes(), begin)?;
                 }
                 Ok(())
             };
             if let Err(error) = run() {
-                self.failure = Some(again(&error));
+                progress.failure = Some(again(&error));
                 return Err(error);
             }
-            self.next += 1;
+            progress.next += 1;
         }
         Ok(())
     }
 
     /// Fills the buckets with sums over micro-batches without a gradient in this step, and with zeros for absent gradients.
     fn fill(&mut self) -> Result<()> {
-        let owned = |owner: &usize| self.reducer.places[*owner].is_some() && !self.present[*owner];
-        let absent: Vec<usize> = (0..self.present.len()).filter(owned).collect();
+        let progress = self.under_way();
+        let owned = |owner: &usize| self.reducer.places[*owner].is_some() && !progress.present[*owner];
+        let absent: Vec<usize> = (0..progress.present.len()).filter(owned).collect();
         let (summed, unused): (Vec<usize>, Vec<usize>) =
-            absent.into_iter().partition(|&owner| self.reducer.accumulated[owner] && self.has_data);
+            absent.into_iter().partition(|&owner| self.reducer.accumulated[owner] && progress.has_data);
         self.take_sums(&summed)?;
-        summed.into_iter().for_each(|owner| self.present[owner] = true);
+        summed.into_iter().for_each(|owner| self.progress().present[owner] = true);
         if self.reducer.comm.world_size() == 1 {
             return Ok(());
         }
@@ -394,7 +318,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     }
 
     fn complete(&mut self) -> Result<Reduced> {
-        let _scope = scope::within(Operation::ReducerStep);
+        let _scope = scope::within(self.reducer.operation());
         let filled = self.fill();
         let _ = self.refuse_unless(filled);
         let Reducer { lanes, moments, .. } = &mut *self.reducer;
@@ -402,152 +326,53 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         let _ = self.refuse_unless(recorded);
         let reduced = self.reduce(true);
         let joined = M::join(&self.reducer.lanes);
-        let voted = reduced.and_then(|()| self.vote());
-        self.reducer.accumulated.fill(false);
-        let outcome = voted.and_then(|states| joined.map(|()| states));
+        let checked = if reduced.is_ok() { self.end_checks() } else { Ok(()) };
+        let _ = self.refuse_unless(checked);
+        let outcome = reduced.and_then(|()| self.vote()).and_then(|states| joined.map(|()| states));
+        let outcome = outcome.and_then(|states| self.judge(states));
+        let examples = self.under_way().examples;
+        let reducer = &mut *self.reducer;
+        reducer.under_way = None;
+        reducer.accumulated.fill(false);
         match outcome {
-            Ok(states) => {
-                self.reducer.states.clone_from(&states);
-                Ok(Reduced { owners: self.reducer.owners.clone(), states, examples: self.examples })
+            Ok((states, non_finite)) => {
+                reducer.states.clone_from(&states);
+                Ok(Reduced { owners: reducer.owners.clone(), states, examples, non_finite })
             }
             Err(error) => {
-                self.reducer.forget_results();
+                reducer.forget_results();
                 Err(error)
             }
         }
     }
 
-    /// Exchanges the lists of the ranks' gradients; returns the states of all gradients.
-    fn vote(&mut self) -> Result<Vec<GradientState>> {
-        let comm = self.reducer.comm;
-        let plan = Plan::of(Operation::ReducerStep);
-        if comm.world_size() == 1 {
-            return self.states_alone();
-        }
-        if let Some((present, states)) = &self.reducer.fixed {
-            // No rank waits for this rank's vote, so a step that differs can only end the communicator, through a call that the others do
-            // not make.
-            let differs = (0..present.len()).find(|&owner| self.has_data && present[owner] != self.present[owner]);
-            let differs = differs.map(|owner| {
-                self.reducer
-                    .refused(owner, "has not a gradient where it had one in the first step, or the other way round")
-            });
-            return match self.refusal.take().or(differs) {
-                Some(error) => agree(comm, &plan, Err(error)),
-                None => Ok(states.clone()),
-            };
-        }
-        let is_first = self.reducer.order == Order::Unknown;
-        let all = gather(comm, &self.words(is_first))?;
-        let votes: Vec<Vote<'_>> = all.chunks_exact(all.len() / comm.world_size()).map(Vote).collect();
-        if votes.iter().any(Vote::refuses) {
-            return agree(comm, &plan, self.refusal.take().map_or(Ok(()), Err)).map(|()| Vec::new());
-        }
-        self.check_absent(&votes)?;
-        let states = self.states_of(|owner| votes.iter().any(|vote| vote.has(owner)));
-        if is_first {
-            let count = self.present.len();
-            let order = votes.iter().find(|vote| vote.has_data()).map_or(&[][..], |vote| vote.order(count));
-            let mut order: Vec<usize> =
-                order.iter().map(|&owner| owner as usize).take_while(|&owner| owner < count).collect();
-            let rest = (0..count).filter(|owner| self.reducer.places[*owner].is_some() && !order.contains(owner));
-            let rest: Vec<usize> = rest.collect();
-            order.extend(rest);
-            self.reducer.order = Order::Agreed(order);
-        }
-        if self.reducer.options.static_graph {
-            self.reducer.fixed = Some((self.present.clone(), states.clone()));
-        }
-        Ok(states)
-    }
-
-    fn states_alone(&mut self) -> Result<Vec<GradientState>> {
-        if let Some(error) = self.refusal.take() {
-            return Err(error);
-        }
-        let present: Vec<bool> = self.present.clone();
-        let words = self.words(false);
-        self.check_absent(&[Vote(&words)])?;
-        let states = std::mem::take(&mut self.reducer.states);
-        self.reducer.states = states.clone();
-        Ok(states
-            .into_iter()
-            .zip(present)
-            .map(|(state, present)| match state {
-                GradientState::NotTrained => state,
-                _ if present => state,
-                _ => GradientState::Skipped,
-            })
-            .collect())
-    }
-
-    fn states_of(&self, is_used: impl Fn(usize) -> bool) -> Vec<GradientState> {
-        let state = |(owner, parameter): (usize, &super::Parameter)| match parameter.is_trained {
-            false => GradientState::NotTrained,
-            true if is_used(owner) => GradientState::Reduced,
-            true => GradientState::Skipped,
-        };
-        self.reducer.parameters.iter().enumerate().map(state).collect()
-    }
-
-    /// Refuses absent gradients, if the options do. Every rank sees the same votes.
-    fn check_absent(&self, votes: &[Vote<'_>]) -> Result<()> {
-        if self.reducer.options.absent != AbsentGradients::Error {
-            return Ok(());
-        }
-        for (rank, vote) in votes.iter().enumerate().filter(|(_, vote)| vote.has_data()) {
-            let lacks = |owner: &usize| self.reducer.places[*owner].is_some() && !vote.has(*owner);
-            if let Some(owner) = (0..self.present.len()).find(lacks) {
-                return Err(self.reducer.refused(owner, &format!("has no gradient on rank {rank}")));
-            }
+    /// Collects the checks of buckets; waits for them, if the options need them in this step.
+    fn end_checks(&mut self) -> Result<()> {
+        let Reducer { buckets, lanes, under_way, options, .. } = &mut *self.reducer;
+        let waits = options.non_finite != NonFinite::Report;
+        let progress = under_way.as_mut().expect("under way");
+        for bucket in buckets {
+            let found = bucket.end_check(lanes, waits)?;
+            progress.non_finite = progress.non_finite.or(found);
         }
         Ok(())
     }
-
-    /// This rank's vote.
-    fn words(&self, with_order: bool) -> Vec<u64> {
-        let flag = |bit: u64, is_set: bool| if is_set { bit } else { 0 };
-        let mut words = vec![flag(REFUSES, self.refusal.is_some()) | flag(HAS_DATA, self.has_data)];
-        let bits = |owners: &[bool]| owners.iter().rev().fold(0, |word, &bit| word << 1 | u64::from(bit));
-        words.extend(self.present.chunks(u64::BITS as usize).map(bits));
-        if with_order {
-            words.extend(self.arrived.iter().map(|&owner| owner as u64));
-            let absent = self.present.len() - self.arrived.len();
-            words.extend(std::iter::repeat_n(NOTHING, absent));
-        }
-        words
-    }
 }
 
-/// The message of a rank at the end of a step: flags, a bit for each gradient that it had, and in the first step their order.
-struct Vote<'a>(&'a [u64]);
-
-impl Vote<'_> {
-    fn refuses(&self) -> bool {
-        self.0[0] & REFUSES != 0
-    }
-
-    fn has_data(&self) -> bool {
-        self.0[0] & HAS_DATA != 0
-    }
-
-    fn has(&self, owner: usize) -> bool {
-        let bits = u64::BITS as usize;
-        self.0[1 + owner / bits] >> (owner % bits) & 1 != 0
-    }
-
-    fn order(&self, count: usize) -> &[u64] {
-        &self.0[self.0.len() - count..]
+impl Progress {
+    /// Records an owner whose gradient of this step is not finite.
+    fn found(&mut self, step: u64, owner: Option<usize>) {
+        self.non_finite = self.non_finite.or(owner.map(|owner| (step, owner)));
     }
 }
 
 impl<M: ReducerMemory> Drop for Step<'_, '_, M> {
     fn drop(&mut self) {
-        if self.is_over || std::thread::panicking() {
+        if self.reducer.under_way.is_none() || std::thread::panicking() {
             return;
         }
         let reason = "it has left a step without finishing it".into();
-        self.refusal.get_or_insert(Error::InvalidArgument { operation: OPERATION, reason });
+        self.progress().refusal.get_or_insert(Error::InvalidArgument { operation: OPERATION, reason });
         if let Err(error) = self.complete() {
             tracing::warn!(%error, "a step ended without a result");
         }

@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use gradsync::DType;
@@ -218,6 +219,9 @@ pub(crate) struct Perf {
     /// Ranks of a node, in the cost model and for algorithms of two levels; 8 if left out
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     ranks_per_node: Option<u32>,
+    /// End if a call makes no progress for so many seconds: work that hangs on a GPU has no end of its own
+    #[arg(long, value_name = "SECONDS", default_value_t = 300.0)]
+    deadline: f64,
     /// Write all results as JSON too; `-` is the standard output, and the table then goes to stderr
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -300,6 +304,10 @@ impl Perf {
         self.ranks_per_node.map_or(RANKS_PER_NODE, |ranks| ranks as usize)
     }
 
+    pub(crate) fn deadline(&self) -> Duration {
+        Duration::from_secs_f64(self.deadline)
+    }
+
     pub(crate) fn json(&self) -> Option<&PathBuf> {
         self.json.as_ref()
     }
@@ -324,6 +332,9 @@ impl Perf {
             (Some(factor), _) => Stride::Factor(factor),
             (None, step) => Stride::Step(step.map_or(1 << 20, |step| step.0)),
         };
+        if !(self.deadline > 0.0 && self.deadline < 1e9) {
+            return refuse(format!("--deadline {} is no number of seconds above 0", self.deadline));
+        }
         if let Some(limit) = self.limit {
             if !(limit > 0.0 && limit.is_finite()) {
                 return refuse(format!("--limit {limit} is no bandwidth"));

@@ -31,6 +31,7 @@ pub(crate) mod statistics;
 pub(crate) mod subject;
 pub(crate) mod table;
 mod tensors;
+mod watch;
 
 use std::io;
 use std::path::PathBuf;
@@ -101,6 +102,7 @@ impl Perf {
             files.listener.print(&text)?;
             return files.write(&document, &[]);
         }
+        watch::start(self.deadline());
         let task = self.task();
         let needs_kernels = matches!(task, Task::Tensors(_) | Task::Launch);
         let places = Places::find(&settings, needs_kernels)?;

@@ -174,6 +174,13 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// The row in words.
+    pub(crate) fn described(&self) -> String {
+        let Types { to, .. } = self.types;
+        let (operation, redop) = (self.operation.name(), self.redop.name());
+        format!("{operation} ({redop}) of {} × {to} on {} ranks", self.len, self.ranks)
+    }
+
     /// The nodes of an Adasum of two levels.
     pub(crate) fn nodes(&self) -> Option<OnNodes> {
         if let Redop::OnNodes(nodes) = self.redop { Some(nodes) } else { None }

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::PerfError;
 use super::arguments::Counts;
+use super::watch;
 
 /// A way to run the operation of a row, or its baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +49,7 @@ pub(crate) fn time(
     let mut seconds = Seconds::default();
     for round in 0..counts.warm_ups + counts.iterations {
         for &side in &sides {
+            watch::side(side);
             meet()?;
             let start = Instant::now();
             subject.call(side, round)?;

@@ -19,6 +19,12 @@ fn failed(arguments: &[&str], words: &[&str]) {
 }
 
 #[test]
+fn a_call_without_progress_ends_the_program_by_its_name() {
+    let arguments = ["all_reduce", "--transport", "local", "-g", "2", "-b", "64M", "-n", "2", "--deadline", "0.001"];
+    failed(&arguments, &["all_reduce (sum) of 16777216 × f32 on 2 ranks", "no progress for 1ms", "--deadline"]);
+}
+
+#[test]
 fn words_that_are_no_arguments() {
     misused(&[], &["OPERATION"]);
     misused(&["all_reduced"], &["all_reduced", "all_reduce", "adasum"]);
@@ -27,6 +33,7 @@ fn words_that_are_no_arguments() {
     misused(&["cast", "-d", "f32:f8"], &["f8"]);
     misused(&["zero", "-n", "0"], &["--iters", "0"]);
     misused(&["zero", "-c", "2"], &["--check", "2"]);
+    failed(&["zero", "--deadline", "0"], &["--deadline 0"]);
     misused(&["all_reduce", "-g", "0"], &["--ranks", "0"]);
     misused(&["all_reduce", "-o", "product"], &["product", "sum"]);
     misused(&["all_reduce", "--transport", "pigeon"], &["pigeon", "local"]);

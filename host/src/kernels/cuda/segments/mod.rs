@@ -352,7 +352,7 @@ impl SegmentWorkspace {
     }
 
     /// The number of layers with weights of their own: one, where all segments share a layer.
-    fn layer_count(&self) -> usize {
+    pub(crate) fn layer_count(&self) -> usize {
         if self.is_shared { self.count.min(1) } else { self.count }
     }
 
@@ -519,6 +519,11 @@ impl SegmentWorkspace {
         let mut totals = vec![0.0; self.layer_count() * count];
         self.totals.as_slice().range(0..totals.len()).copy_to_host((&mut totals).into())?;
         Ok(totals)
+    }
+
+    /// The totals of the last reduction on the device, `layers × count` numbers of `f64`, in the order of the queue.
+    pub(crate) fn totals(&self, count: usize) -> DeviceSlice<'_> {
+        self.totals.as_slice().range(0..self.layer_count() * count)
     }
 
     /// Launches a reduction of vectors of a dtype into `width` sums per chunk; its totals start behind `place` other sums of each row.

@@ -14,6 +14,7 @@ use crate::perf::operation::{Operation, Row};
 use crate::perf::output::Output;
 use crate::perf::plan::Section;
 use crate::perf::subject::{self, Found, Side, Subject};
+use crate::perf::watch;
 
 /// The largest number of sets of buffers with a workspace of their own.
 const MOST_WORKSPACES: usize = 64;
@@ -26,6 +27,7 @@ pub(crate) fn run(section: &Section, output: &Output) -> Result<(), PerfError> {
     output.begin(section, name)?;
     let queue = Queue::new(0)?;
     for row in &section.rows {
+        let _watched = watch::row(row.described());
         let mut kernel = Kernel::new(&queue, row, output.counts)?;
         let seconds = timing::time(&queue, &mut kernel, output.counts, &mut timing::alone)?;
         let wrong = subject::check(&mut kernel, output.counts)?;

@@ -19,6 +19,7 @@ use crate::perf::places::Places;
 use crate::perf::plan::{Place, Section};
 use crate::perf::record::BaselineName;
 use crate::perf::subject::{self, Found, Side, Subject};
+use crate::perf::watch;
 
 /// The corresponding call on host memory.
 struct OnHost<'a>(host::Collective<'a>);
@@ -68,6 +69,7 @@ pub(crate) fn run(places: &Places, sections: &[Section], output: &Output) -> Res
             output.begin(section, OnHost::NAME)?;
         }
         for row in &section.rows {
+            let _watched = watch::row(row.described());
             let on_host = host::Collective::new(&job, Place::Ranks(TransportChoice::Mpi), row, output.counts, None)?;
             let collective = Collective::new(&comm, Box::new(OnHost(on_host)), &queue, row, output.counts)?;
             let mut waiting = Waiting { collective, comm: &comm, queue: &queue };

@@ -21,6 +21,7 @@ use crate::perf::places::Places;
 use crate::perf::plan::{Place, Section};
 use crate::perf::record::resolved;
 use crate::perf::subject::{self, Found, Subject};
+use crate::perf::watch;
 
 /// The longest time that ranks wait for each other's results.
 const DEADLINE: Duration = Duration::from_secs(600);
@@ -90,6 +91,7 @@ fn rank(
         }
         let with_peers = section.place == Place::Ranks(TransportChoice::Peer);
         for row in &section.rows {
+            let _watched = watch::row(row.described());
             let (row, found) = if is_adasum {
                 let groups = adasum::groups(&comm, row)?;
                 let over = (&comm, &queue, &plain);

@@ -11,6 +11,7 @@ use gradsync::driver::{Event, Graph, Queue};
 use crate::perf::PerfError;
 use crate::perf::arguments::Counts;
 use crate::perf::subject::{Seconds, Side, Subject, sides};
+use crate::perf::watch;
 
 /// Launches a graph in its queue.
 pub(super) type Launch<'a> = &'a mut dyn FnMut(&Graph) -> Result<(), PerfError>;
@@ -60,6 +61,7 @@ pub(super) fn time(
     let calls = counts.graph_calls.max(1) as f64;
     let mut seconds = Seconds::default();
     for (index, (begin, end)) in marks.iter().enumerate() {
+        watch::side(sides[index % sides.len()]);
         seconds[sides[index % sides.len()] as usize].push(end.seconds_since(begin)? / calls);
     }
     Ok(seconds)
@@ -72,6 +74,7 @@ pub(super) fn alone(graph: &Graph) -> Result<(), PerfError> {
 
 /// Records the calls of a side for these rounds. Each call runs once before, because a first call may allocate, which cannot be recorded.
 fn record(queue: &Queue, subject: &mut dyn Subject, side: Side, rounds: Range<usize>) -> Result<Graph, PerfError> {
+    watch::side(side);
     let mut run = || rounds.clone().try_for_each(|round| subject.call(side, round));
     run()?;
     queue.synchronize()?;

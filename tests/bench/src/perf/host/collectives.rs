@@ -16,6 +16,7 @@ use crate::perf::output::Output;
 use crate::perf::plan::{Place, Section};
 use crate::perf::record::{BaselineName, resolved};
 use crate::perf::subject::{self, Found, Side, Subject};
+use crate::perf::watch;
 
 /// The baseline of a collective on one rank.
 pub(crate) trait HostBaseline {
@@ -43,6 +44,7 @@ pub(crate) fn run<C: Communicator + Split>(
             output.begin(section, name)?;
         }
         for row in &section.rows {
+            let _watched = watch::row(row.described());
             let baseline = if output.counts.baseline { baselines.make(row, output.counts)? } else { None };
             let mut collective = Collective::new(comm, section.place, row, output.counts, baseline)?;
             let seconds = subject::time(&mut collective, output.counts, || Ok(comm.barrier()?))?;

@@ -14,12 +14,14 @@ use crate::perf::operation::{Operation, Row};
 use crate::perf::output::Output;
 use crate::perf::plan::Section;
 use crate::perf::subject::{self, Found, Side, Subject};
+use crate::perf::watch;
 
 /// Measures a section's rows.
 pub(crate) fn run(section: &Section, output: &Output) -> Result<(), PerfError> {
     let name = Baseline::name(section.operation);
     output.begin(section, name)?;
     for row in &section.rows {
+        let _watched = watch::row(row.described());
         let mut kernel = Kernel::new(row, output)?;
         let seconds = subject::time(&mut kernel, output.counts, || Ok(()))?;
         let wrong = subject::check(&mut kernel, output.counts)?;
