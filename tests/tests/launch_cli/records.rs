@@ -2,8 +2,8 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::process::CommandExt as _;
 use std::path::Path;
+use std::process::Command;
 use std::time::Instant;
 
 use gradsync_tests::programs::{Finished, fifo};
@@ -47,15 +47,16 @@ fn records_of_other_jobs_are_neither_removed_nor_reported() {
 #[test]
 fn the_private_folder_is_the_users_alone() {
     let folder = TempDir::new().unwrap();
-    let mut command = launch(&["-n", "1"], &["wait"]);
-    command.env("TMPDIR", folder.path());
-    // SAFETY: between fork and exec, this only makes a call that signal handlers may make too.
-    unsafe {
-        command.pre_exec(|| {
-            libc::umask(0);
-            Ok(())
-        });
+    let plain = launch(&["-n", "1"], &["wait"]);
+    let mut command = Command::new("sh");
+    command.args(["-c", "umask 000; exec \"$0\" \"$@\""]).arg(plain.get_program()).args(plain.get_args());
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
     }
+    command.env("TMPDIR", folder.path());
     let mut job = Running::start(command);
     job.lines(1);
     let entry = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap();
