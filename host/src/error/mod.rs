@@ -2,19 +2,6 @@
 //!
 //! This module only defines errors: the operations detect them, before they write anything.
 
-/// Implements `Debug` of errors as their text. `fn main() -> Result<(), Error>` and `unwrap` print `Debug`, and the texts name the remedies;
-/// the fields stay open to `match`.
-macro_rules! debug_as_text {
-    ($($error:ty),+) => {
-        $(impl std::fmt::Debug for $error {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                std::fmt::Display::fmt(self, f)
-            }
-        })+
-    };
-}
-pub(crate) use debug_as_text;
-
 mod bootstrap;
 #[cfg(feature = "mpi")]
 mod mpi;

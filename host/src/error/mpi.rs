@@ -46,4 +46,4 @@ pub enum MpiError {
     },
 }
 
-super::debug_as_text!(MpiError);
+debug_as_text!(MpiError);

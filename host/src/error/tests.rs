@@ -32,7 +32,6 @@ fn debug_of_every_public_error_is_its_text_with_the_remedy() {
     shows_its_text(disagreement.clone());
     shows_its_text(Error::from(Box::new(disagreement)));
     shows_its_text(Error::InvalidArgument { operation: "sum", reason: "the factor NaN is not finite".into() });
-    shows_its_text(crate::plan::bundle::HeaderError::TooShort { found: 3, needed: 32 });
     #[cfg(feature = "mpi")]
     shows_its_text(Error::from(MpiError::Finalised));
     #[cfg(feature = "cuda")]

@@ -437,7 +437,7 @@ pub enum HeaderError {
     PayloadLength { found: u64, needed: u64 },
 }
 
-crate::error::debug_as_text!(HeaderError);
+debug_as_text!(HeaderError);
 
 impl From<HeaderError> for Error {
     fn from(error: HeaderError) -> Self {

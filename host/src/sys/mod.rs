@@ -19,7 +19,7 @@ pub struct CudaError {
     pub text: String,
 }
 
-crate::error::debug_as_text!(CudaError);
+debug_as_text!(CudaError);
 
 /// The codes with which MPS refuses a client while its server ends one that was killed or that failed.
 const AFTER_A_KILL: [u32; 5] = [46, 805, 806, 807, 999];

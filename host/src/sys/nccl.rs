@@ -211,7 +211,7 @@ pub enum NcclError {
     },
 }
 
-crate::error::debug_as_text!(NcclError);
+debug_as_text!(NcclError);
 
 fn list(tried: &[(String, String)]) -> String {
     tried.iter().map(|(name, reason)| format!("{name} ({reason})")).collect::<Vec<_>>().join(", ")

@@ -106,6 +106,7 @@
 //! launches of this crate's kernels: [small sums](self#small-sums), and [`OrderedAllReduce`](crate::ops::OrderedAllReduce) and
 //! [`Adasum`](crate::ops::Adasum) by peers. Calls of NCCL need the same order on all ranks.
 
+mod all_reduce;
 mod companions;
 mod group;
 #[cfg(unix)]
@@ -115,7 +116,6 @@ mod options;
 mod primitive;
 mod raw;
 mod recorded;
-mod scaling;
 mod session;
 mod setup;
 mod share;
@@ -129,28 +129,26 @@ use std::time::{Duration, Instant};
 pub use self::group::Group;
 use self::low_latency::LowLatency;
 pub use self::options::NcclOptions;
-use self::primitive::{Primitive, Reduction};
+use self::primitive::Primitive;
 use self::recorded::Recorded;
-use self::scaling::{is_exact, scale_in_place};
 use self::session::{Failure, Session};
 use self::watch::End;
 use super::collective::one_queue;
-use super::{Agreements, Collective, Communicator, Ledger, Operands, Ranks, ReduceOp, Scaling, Split};
+use super::{Agreements, Collective, Communicator, Ledger, Operands, Ranks, Split};
 use crate::bootstrap::Member;
 use crate::call::scope;
-use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Graph, HostFlag, Queue, Sharers};
-use crate::dtype::{DType, DataType};
+use crate::driver::{DeviceBuffer, DeviceSlice, Graph, HostFlag, Queue, Sharers};
 use crate::error::{Call, CommError, Error, Operation, Result};
-use crate::kernels::cuda;
 use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, PeerMemory, RawSlice, SharedMemory};
-use crate::sys::nccl::{RedOp, Version};
+use crate::sys::nccl::Version;
 
 /// One rank of a group with a GPU each. It may move to another thread, but only one thread at a time can use it.
 ///
-/// Operations are those of [`Communicator`], on slices of any queue of its device. Small sums and means are added by this crate's kernels in `f64` in
-/// rank order ([small sums](self#small-sums)); for all others, NCCL computes sums in the dtype of the data, in an order that depends on the length and on the machine, but is equal on all ranks and from run to run on the same machine. Means are sums
-/// times `1/P`, applied by NCCL to the inputs if the dtype is f32 or f64 or `P` is a power of two, and otherwise by the next
-/// smaller power of two before and a pass over the result, so that no mean is off by the rounding of its factor, and no sum overflows. `Max` and `Min` of NaN are unspecified.
+/// Operations are those of [`Communicator`], on slices of any queue of its device. Small sums and means are added by this crate's kernels in
+/// `f64` in rank order ([small sums](self#small-sums)); for all others, NCCL computes sums in the dtype of the data, in an order that depends
+/// on the length and on the machine, but is equal on all ranks and from run to run on the same machine. Means are sums times `1/P`, applied
+/// by NCCL to the inputs if the dtype is f32 or f64 or `P` is a power of two, and otherwise by the next smaller power of two before and a
+/// pass over the result, so that no mean is off by the rounding of its factor, and no sum overflows. `Max` and `Min` of NaN are unspecified.
 ///
 /// Dropping it waits for its operations, at most until their deadline, and destroys the communicator; a rank that panics aborts it. Of
 /// ranks that are threads of one process, the last one to be dropped destroys NCCL's part of all of them. A [`Graph`] with its operations
@@ -310,89 +308,6 @@ impl NcclCommunicator {
 
     fn world(&self) -> usize {
         self.session.member.world_size()
-    }
-
-    /// The reduction by which NCCL computes the reduction of inputs times `before`, and the remaining factor of the result.
-    fn reduction(&self, op: ReduceOp, dtype: DataType, before: f64) -> (Reduction, f64) {
-        let world_size = self.world();
-        let is_wide = matches!(dtype, DataType::F64 | DataType::F32) || dtype.float().is_none();
-        match op {
-            // Over one rank, NCCL 2.28 leaves the last elements of scaled sums and means unwritten.
-            ReduceOp::Sum | ReduceOp::Mean if world_size == 1 => (Reduction::Plain(RedOp::SUM), before),
-            ReduceOp::Max => (Reduction::Plain(RedOp::MAX), 1.0),
-            ReduceOp::Min => (Reduction::Plain(RedOp::MIN), 1.0),
-            ReduceOp::Sum if before == 1.0 => (Reduction::Plain(RedOp::SUM), 1.0),
-            ReduceOp::Sum => (Reduction::ScaledSum(before), 1.0),
-            // With a factor that the dtype cannot represent, the mean would be off by the factor's rounding. The next power of two keeps
-            // the sum within the range of the mean, and the digits of all but the smallest numbers.
-            ReduceOp::Mean if !(is_wide || world_size.is_power_of_two()) => {
-                let share = 1.0 / world_size.next_power_of_two() as f64;
-                let (reduction, _) = self.reduction(ReduceOp::Sum, dtype, before * share);
-                (reduction, 1.0 / (share * world_size as f64))
-            }
-            ReduceOp::Mean if before == 1.0 => (Reduction::Plain(RedOp::AVG), 1.0),
-            ReduceOp::Mean => (Reduction::ScaledSum(before / world_size as f64), 1.0),
-        }
-    }
-
-    /// An all-reduce of `input` into memory of the same length and dtype, which may be the input itself, under the name of this operation.
-    ///
-    /// # Safety
-    /// Both belong to the same queue; the output is borrowed mutably by the caller.
-    unsafe fn all_reduce_any(
-        &self,
-        operation: Operation,
-        (input, output): (DeviceSlice<'_>, DeviceSlice<'_>),
-        op: ReduceOp,
-        scaling: Scaling,
-    ) -> Result<()> {
-        let (queue, call) = (input.queue(), Call::new(operation, input.len(), input.dtype()));
-        let operands = (input.into(), output.address());
-        // SAFETY: the caller's promise.
-        if let Some(done) = unsafe { self.all_reduce_small(queue, call, operands, op, scaling) } {
-            return done;
-        }
-        let Scaling { before, after } = scaling;
-        // NCCL's own factor has the dtype's precision, and NCCL has none for maxima.
-        let is_wide = matches!(input.dtype(), DType::F64 | DType::F32);
-        let is_fused = before == 1.0
-            || (matches!(op, ReduceOp::Sum | ReduceOp::Mean) && (is_wide || is_exact(before, input.dtype())));
-        let (source, fused) = if is_fused {
-            (input, before)
-        } else {
-            // SAFETY: the caller holds the output mutably; each element is read before it is written.
-            let place =
-                unsafe { DeviceSliceMut::from_raw_parts(queue, output.address(), output.dtype(), output.len()) };
-            cuda::scale(place, input, before)?;
-            (output, 1.0)
-        };
-        let (reduction, rest) = self.reduction(op, input.dtype().into(), fused);
-        let primitive = Primitive::AllReduce { input: source.into(), output: output.address(), reduction };
-        // SAFETY: operands of one queue, borrowed by the caller; later work on them is ordered after the operation.
-        unsafe {
-            self.submit_one(queue, call, [primitive])?;
-            scale_in_place(queue, output.into(), rest * after)
-        }
-    }
-
-    /// The weighted mean of the ranks' inputs: every rank multiplies its own by its share of the weights before the sum, which NCCL
-    /// computes in the dtype of the data.
-    ///
-    /// # Safety
-    /// As [`all_reduce_any`](Self::all_reduce_any).
-    unsafe fn weighted_mean_any(
-        &self,
-        operation: Operation,
-        (input, output): (DeviceSlice<'_>, DeviceSlice<'_>),
-        weights: &[f64],
-    ) -> Result<()> {
-        let share = weights[self.rank()] / weights.iter().sum::<f64>();
-        // SAFETY: the caller holds the output mutably; each element is read before it is written.
-        let place =
-            unsafe { DeviceSliceMut::from_raw_parts(input.queue(), output.address(), output.dtype(), output.len()) };
-        if share == 0.0 { cuda::zero(place) } else { cuda::scale(place, input, share) }?;
-        // SAFETY: the caller's promise.
-        unsafe { self.all_reduce_any(operation, (output, output), ReduceOp::Sum, Scaling::NONE) }
     }
 
     /// Returns an error of this rank's own call, after reporting it to the other ranks.

@@ -289,11 +289,12 @@ fn for_tensors(of_layers: &[f64], width: usize, tensors: usize) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::Algorithm;
+    use crate::GradientBuffer;
     use crate::buffer::table::tests::{LENS, colliding};
     use crate::comm::local;
     use crate::dtype::DType;
+    use crate::error::Error;
     use crate::ops::{Adasum, AdasumOptions};
-    use crate::{Error, GradientBuffer};
 
     #[test]
     fn an_adasum_made_for_128_elements_refuses_a_buffer_that_collides_in_a_fast_hash() {
