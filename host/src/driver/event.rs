@@ -4,6 +4,7 @@ use std::ptr;
 
 use super::{CudaError, Queue, check, recording};
 use crate::sys::cuda::{self, Status};
+use crate::trace::waiting_for_device;
 
 /// A CUDA event without its queue. The context must be current in every call, and when it is dropped.
 #[derive(Debug)]
@@ -119,6 +120,7 @@ impl Event {
     /// [`CudaError`] of work that failed while it ran.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.queue.make_current()?;
+        let _waiting = waiting_for_device(self.queue.ordinal());
         self.mark().wait()
     }
 

@@ -16,6 +16,7 @@ use super::recording::Recording;
 use super::{CudaError, check, exposure, retired};
 use crate::error::Error;
 use crate::sys::cuda::{self, Status};
+use crate::trace::waiting_for_device;
 
 /// A device's primary context, a non-blocking stream in it, and the kernels loaded so far. Clones share all of it.
 ///
@@ -155,6 +156,7 @@ impl Queue {
     /// Waits for everything in the queue, without advancing pending releases.
     pub(super) fn wait(&self) -> Result<(), CudaError> {
         self.make_current()?;
+        let _waiting = waiting_for_device(self.ordinal());
         // SAFETY: the handle is live.
         check("cuStreamSynchronize", unsafe { cuda::cuStreamSynchronize(self.inner.stream) })
     }

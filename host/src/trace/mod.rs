@@ -18,7 +18,8 @@
 //!   {"group": "channel 0", "rank": 1, "members": [0, 1, 2, 3], "in_process": false, "failure": null, "blamed": [], "departure": null,
 //!    "has_left": false, "calls": [
 //!     {"sequence": 17, "state": "posted", "posted": 1764021278.1, "changed": 1764021278.1, "operation": "all_reduce(sum)",
-//!      "to": null, "from": null, "len": 1000, "bytes": 4000, "dtype": "f32", "within": "adasum_all_reduce(Auto, per tensor)", "tensors": 12}]}]}
+//!      "to": null, "from": null, "len": 1000, "bytes": 4000, "dtype": "f32", "within": "adasum_all_reduce(Auto, per tensor)", "tensors": 12}]}],
+//!  "device_waits": [{"device": 0, "since": 1764021278.2}]}
 //! ```
 //!
 //! Times are seconds since the Unix epoch, by the clock of the rank's machine when the file was written: a clock that was set in between
@@ -30,6 +31,8 @@ mod process;
 mod recorder;
 #[cfg(target_os = "linux")]
 mod requests;
+#[cfg(any(test, feature = "cuda"))]
+mod waits;
 
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +42,8 @@ pub(crate) use self::current::CurrentCall;
 pub use self::file::file_name;
 pub use self::process::{DIRECTORY, JOB, LAUNCHER, RANK_VARIABLES, start};
 pub(crate) use self::recorder::{Kind, Recorded, Recorder};
+#[cfg(feature = "cuda")]
+pub(crate) use self::waits::waiting_for_device;
 
 /// The content of a rank's trace file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,6 +66,19 @@ pub struct RankTrace {
     pub reason: String,
     /// The groups of ranks that this rank belongs to, in the order in which they were made.
     pub groups: Vec<GroupTrace>,
+    /// The threads of the process that wait for work on a GPU, of this crate or of another library.
+    #[serde(default)]
+    pub device_waits: Vec<DeviceWait>,
+}
+
+/// The wait of a thread for enqueued work that has not completed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DeviceWait {
+    /// The number of the GPU.
+    pub device: u32,
+    /// When the thread began to wait, in seconds since the Unix epoch.
+    pub since: f64,
 }
 
 /// A rank's calls in one communicator.

@@ -132,6 +132,10 @@ impl Process {
                 written: now.seconds,
                 reason: reason.to_owned(),
                 groups: groups.collect(),
+                #[cfg(any(test, feature = "cuda"))]
+                device_waits: super::waits::waits(now),
+                #[cfg(not(any(test, feature = "cuda")))]
+                device_waits: Vec::new(),
             };
             if let Err(error) = save(&self.directory, &trace) {
                 tracing::warn!(%error, directory = %self.directory.display(), rank, "the trace is not written");

@@ -88,7 +88,7 @@ impl Now {
         Now { instant: Instant::now(), seconds }
     }
 
-    fn seconds_of(&self, instant: Instant) -> f64 {
+    pub(super) fn seconds_of(&self, instant: Instant) -> f64 {
         self.seconds - self.instant.saturating_duration_since(instant).as_secs_f64()
     }
 }

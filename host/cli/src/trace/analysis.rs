@@ -28,6 +28,8 @@ pub(super) struct Analysis {
     pub(super) causes: Vec<Cause>,
     /// Ranks that wait for each other, if no other rank is at the end of the waits.
     pub(super) cycle: Vec<Who>,
+    /// The ranks whose threads wait for work on a GPU, with the longest time in seconds.
+    pub(super) device_waits: Option<(Vec<Who>, f64)>,
     /// The failures of ranks.
     pub(super) failures: Vec<Failure>,
     /// The last call of each rank with a file.
@@ -317,6 +319,7 @@ impl Analysis {
             causes: without(causes, &late).into_iter().map(cause).collect(),
             late: late.into_iter().collect(),
             cycle,
+            device_waits: device_waits(traces),
             failures: failures(&groups),
             last: groups
                 .iter()
@@ -375,6 +378,16 @@ fn state(latest: Option<&Latest<'_, '_>>, has_trace: bool) -> String {
         CallState::Matched => format!("it is moving data since {seconds:.1} s, in {description}"),
         _ => format!("it is in {description}, since {seconds:.1} s"),
     }
+}
+
+/// The ranks that wait for work on a GPU, with the longest time to the writing of a file.
+fn device_waits(traces: &BTreeMap<usize, RankTrace>) -> Option<(Vec<Who>, f64)> {
+    let of_rank = |(&rank, trace): (&usize, &RankTrace)| {
+        let seconds = trace.device_waits.iter().map(|wait| trace.written - wait.since).reduce(f64::max)?;
+        Some((rank, seconds))
+    };
+    let (ranks, seconds): (Vec<Who>, Vec<f64>) = traces.iter().filter_map(of_rank).unzip();
+    seconds.into_iter().reduce(f64::max).map(|longest| (ranks, longest))
 }
 
 /// The failures of ranks, in the order of their files.

@@ -55,6 +55,22 @@ fn a_rank_that_is_late_with_its_record_is_no_second_culprit() {
 }
 
 #[test]
+fn ranks_that_wait_for_their_gpus_are_named_though_all_calls_are_over() {
+    let mut traces = traces(3, &[0, 1, 2].map(|rank| (rank, vec![call(1, "finished", 1.0)])));
+    assert!(!text(&traces, 3, &[]).contains("GPU"));
+    for (rank, since) in [(0, 4.0), (2, 3.5)] {
+        let mut trace = serde_json::to_value(&traces[&rank]).unwrap();
+        trace["device_waits"] = json!([{"device": 0, "since": since}]);
+        traces.insert(rank, serde_json::from_value(trace).unwrap());
+    }
+    let told = text(&traces, 3, &[]);
+    assert!(
+        told.contains("Ranks 0, 2 wait for work on a GPU that was enqueued and has not completed, for 6.5 s"),
+        "{told}"
+    );
+}
+
+#[test]
 fn no_line_repeats_what_another_has_told() {
     let told = text(&one_is_slow(), 4, &[]);
     assert!(!told.contains("last calls:"), "{told}");

@@ -57,6 +57,14 @@ impl fmt::Display for Analysis {
         if self.waits.is_empty() && self.differences.is_empty() {
             writeln!(f, "No rank waits for another, and no calls differ.")?;
         }
+        if let Some((waiting, seconds)) = &self.device_waits {
+            let (who, waits) = (capital(&ranks(waiting)), verb(waiting, "waits", "wait"));
+            writeln!(
+                f,
+                "{who} {waits} for work on a GPU that was enqueued and has not completed, for {seconds:.1} s. If all calls above are over, \
+                 the work is not a call of gradsync: another library's, or a kernel of the program."
+            )?;
+        }
         for failure in &self.failures {
             writeln!(f, "Failure of {}: {}", ranks(&failure.ranks), one_line(&failure.text))?;
         }
