@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn waits_are_there_until_they_are_dropped() {
-        let wait = |device| {
+        let wait = |device: u32| {
             lock().push(Entry { number: device.into(), device, since: Instant::now() });
             Waiting(Some(device.into()))
         };

@@ -27,7 +27,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
     /// Begins a step on every rank: all must call it.
     ///
     /// # Errors
-    /// * [`Error::NotFinite`] for an earlier step, with [`NonFinite::Report`], the default; the next call begins a step;
+    /// * [`Error::NotFinite`] for an earlier step, with [`NonFinite::Report`](super::NonFinite::Report), the default; the next call begins a step;
     /// * [`Error::InvalidArgument`] if the last step was left without an end, by a caught panic for example: it ends now, as
     ///   [`Step::refuse`] would end it;
     /// * in the second step, which may reassign the buckets: [`Error::OutOfMemory`] or `Error::Cuda`, and on the other ranks
