@@ -20,7 +20,8 @@ pub const SMALLEST_SQUARED_NORM: f64 = 1.491_668_146_240_041_3e-154;
 /// most 1e-9, far under the unit roundoff of `f32`. Below it the layer takes the exact path, [`tree_value`].
 pub const CANCELLATION: f64 = 1e-4;
 
-/// The criterion by which a layer takes the exact path; it depends on the vectors' dtype.
+/// The criterion by which a layer takes the exact path; it depends on the vectors' dtype. Layers with `f64` elements also take it where
+/// products, or their products with weights, overflow: [`precise`] scales such vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Criterion {
     /// `f32` and narrower: below [`CANCELLATION`].
@@ -29,6 +30,8 @@ pub enum Criterion {
     Double,
     /// `f64` in a layer of at most [`precise::SHORT`] elements: always.
     ShortDouble,
+    /// Where products overflow, and only there: `f64` beside narrower dtypes.
+    Overflow,
 }
 
 impl Criterion {
@@ -317,8 +320,9 @@ pub fn takes_exact_path(
     for rank in 0..world_size {
         squares += gram(rank, rank);
     }
-    // The exact path cannot help with numbers that are not finite, or would overflow; a single vector does not need it.
-    (cancelled || criterion == Criterion::ShortDouble) && squares < precise::MOST && world_size > 1
+    // Elements that are NaN spread by the plain formula; infinite ones by either. A single vector does not need the exact path.
+    let is_precise = criterion == Criterion::ShortDouble && squares < precise::MOST;
+    (is_precise || (cancelled && squares >= 0.0)) && world_size > 1
 }
 
 /// Starts the exact path of one layer: sets the weights after the combination of the pairs of single ranks, whose coefficients were `kept`.
@@ -369,12 +373,14 @@ impl SideSums {
         self.diagonal + 2.0 * self.rest
     }
 
-    /// Whether the norm of a side of `ranks` ranks is too small relative to the bound of its rounding error.
+    /// Whether the norm of a side of `ranks` ranks is too small relative to the bound of its rounding error, or in `f64` has overflowed.
     #[inline(always)]
     fn is_cancelled(self, ranks: usize, criterion: Criterion) -> bool {
+        let norm = self.squared_norm();
         match criterion {
-            Criterion::Narrow => self.squared_norm() < CANCELLATION * (ranks as f64 * self.diagonal),
-            _ => self.squared_norm() < precise::CANCELLATION * self.diagonal,
+            Criterion::Narrow => norm < CANCELLATION * (ranks as f64 * self.diagonal),
+            Criterion::Overflow => !norm.is_finite(),
+            _ => norm < precise::CANCELLATION * self.diagonal || !norm.is_finite(),
         }
     }
 }
