@@ -483,7 +483,7 @@ mod tests {
             let case = std::format!("{world_size} ranks, {criterion:?}, seed {seed}");
             assert_eq!((found_lost, bits(&found)), (is_lost, bits(&expected)), "{case}");
         }
-        for criterion in [Criterion::Narrow, Criterion::Double, Criterion::ShortDouble] {
+        for criterion in [Criterion::Narrow, Criterion::Double, Criterion::ShortDouble, Criterion::Overflow] {
             for seed in 0..60 {
                 (1..=8).for_each(|world_size| check(world_size, criterion, seed));
             }
@@ -526,6 +526,26 @@ mod tests {
             let found: Vec<f64> = (0..ranks).map(|rank| weight_by_tree(rank, ranks, kept)).collect();
             assert_eq!(found, expected, "{ranks} ranks");
         }
+    }
+
+    /// Vectors of one element: only NaN, which gives NaN anyway, and finite products are left to the plain formula.
+    #[test]
+    fn layers_with_overflowing_products_take_the_exact_path() {
+        let is_lost = |criterion: Criterion, vectors: [f64; 4]| {
+            weights(&mut [0.0; 4][..], 4, criterion, |i, j| vectors[i] * vectors[j], |_, _| ())
+        };
+        for criterion in [Criterion::Double, Criterion::Overflow] {
+            assert!(!is_lost(criterion, [1e-70, 2e-70, 1e-70, 2e-70]), "{criterion:?}");
+            assert!(!is_lost(criterion, [1e150; 4]), "{criterion:?}");
+            assert!(is_lost(criterion, [1e-75, 1e90, 1e-75, 1e90]), "{criterion:?}: squares of weights");
+            assert!(is_lost(criterion, [1.0, 1.0, 1.0, 1e160]), "{criterion:?}: squares of elements");
+            assert!(is_lost(criterion, [1.0, f64::INFINITY, 1.0, 1.0]), "{criterion:?}");
+            assert!(!is_lost(criterion, [1.0, f64::NAN, 1.0, 1e160]), "{criterion:?}");
+        }
+        assert!(
+            is_lost(Criterion::Double, [1.0, -1.0, 1.0, 1.0]) && !is_lost(Criterion::Overflow, [1.0, -1.0, 1.0, 1.0])
+        );
+        assert!(is_lost(Criterion::Double, [1e150, -1e150, 1.0, 1.0]), "cancelled, and beyond what needs no scaling");
     }
 
     #[test]

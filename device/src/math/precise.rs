@@ -29,7 +29,7 @@ use super::wide::Wide;
 pub const SHORT: usize = 128;
 
 /// Longer layers take it if the squared norm of a node is below this fraction of `Σ wᵢ² |xᵢ|²`, its value for orthogonal vectors: that is,
-/// if a bit is lost to cancellation.
+/// if a bit is lost to cancellation. They also take it if that sum overflows.
 pub const CANCELLATION: f64 = 0.5;
 
 /// The limit of the sum of a layer's squared norms up to which no vector is scaled: beyond, parts of products could overflow. Elements are
@@ -269,4 +269,48 @@ pub fn rounded((left, right): Coefficients, scales: Scales) -> super::adasum::Co
         coefficient.high * half_up * half_up
     };
     (unscaled(left, scales.left, scales.right), unscaled(right, scales.right, scales.left))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The Adasum of two vectors of one element, and the coefficients.
+    fn pair(values: [f64; 2]) -> (f64, super::super::adasum::Coefficients) {
+        let (pair, mut norms) = (Pair { begin: 0, middle: 1, end: 2 }, [0.0; 2]);
+        scaling_norms(2, |rank| values[rank] * values[rank], |rank, norm| norms[rank] = norm);
+        let scales = Scales::of(pair, |rank| norms[rank]);
+        let (a, b) = (leaf(values[0], norms[0]), leaf(values[1], norms[1]));
+        let sums = add_terms([0.0; SUMS], scales, a, b);
+        let both = coefficients(|index| sums[index], scales);
+        (root(join(both, a, b), norms[0] + norms[1], 1.0), rounded(both, scales))
+    }
+
+    /// Parallel vectors give their mean, whatever the ratio of their norms, unless one is too short for a coefficient.
+    #[test]
+    fn pairs_of_any_two_magnitudes() {
+        assert_eq!(pair([1e160, 1e160]), (1e160, (0.5, 0.5)));
+        assert_eq!(pair([f64::MAX, f64::MAX]), (f64::MAX, (0.5, 0.5)));
+        assert_eq!(pair([1e160, -1e160]), (0.0, (1.5, 1.5)));
+        assert_eq!(pair([2.0, 2f64.powi(1000)]).0, 1.0 + 2f64.powi(999));
+        // 2^1200 is no f64, but the coefficient's product with the vector is.
+        let (mean, (left, right)) = pair([2f64.powi(-200), 2f64.powi(1000)]);
+        assert_eq!((mean, left, right), (2f64.powi(999), f64::NEG_INFINITY, 1.0));
+        assert_eq!(pair([2f64.powi(-300), 2f64.powi(600)]), (2f64.powi(600), (1.0, 1.0)));
+        let (sum, (left, right)) = pair([f64::INFINITY, 0.0]);
+        assert!(sum.is_nan() && left.is_nan() && right == 1.0, "{sum} {left} {right}");
+    }
+
+    #[test]
+    fn only_large_vectors_of_a_layer_that_overflows_are_scaled() {
+        let norms = |norms: [f64; 3]| {
+            let mut found = [0.0; 3];
+            scaling_norms(3, |rank| norms[rank], |rank, norm| found[rank] = norm);
+            found
+        };
+        let almost = MOST / 4.0;
+        assert_eq!(norms([1.0, almost, almost]), [1.0, almost, almost]);
+        assert_eq!(norms([1.0, LARGE / 2.0, MOST]), [1.0, LARGE / 2.0, f64::INFINITY]);
+        assert_eq!(norms([LARGE, f64::INFINITY, 0.0]), [f64::INFINITY, f64::INFINITY, 0.0]);
+    }
 }

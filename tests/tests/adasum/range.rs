@@ -85,7 +85,7 @@ fn weights_out_of_range_give_the_exact_result() {
 #[test]
 fn equal_vectors_of_any_size_are_their_own_adasum() {
     guarded(60, || {
-        for largest in [1e150, 1e160, 1e300, f64::MAX] {
+        for largest in [1e160, 1e300, f64::MAX] {
             for ranks in 2..=8 {
                 for &algorithm in algorithms(ranks) {
                     let layer = |len: usize| {
@@ -232,7 +232,7 @@ fn one_process_gives_the_bits_of_the_ranks_for_products_out_of_range() {
 fn one_process_scales_layers_of_several_dtypes_by_any_factor() {
     guarded(60, || {
         for algorithm in [Algorithm::Gram, Algorithm::Tree] {
-            for magnitudes in [&[1e160][..], &[1e-75, 1e90], &[1e-70, 1e290]] {
+            for magnitudes in [&[1e160][..], &[1e-75, 1e90], &[1e300, 1e295]] {
                 let mut layers = vec![of_magnitudes(magnitudes, 4, 200, 3), of_magnitudes(&[1.0], 4, 50, 4)];
                 layers[1].iter_mut().flatten().for_each(|x| *x = f64::from(*x as f32));
                 let case = case(&layers, algorithm, Granularity::Whole);
