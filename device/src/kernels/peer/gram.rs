@@ -47,6 +47,12 @@ impl<const W: usize, const MOST: usize> Tree<W, MOST> {
         Self { count: end - begin, level, row: row.wrapping_add(NUMBERS * begin) }
     }
 
+    /// The row, from which numbers of `f64`'s exact path are loaded again.
+    #[inline(always)]
+    fn row_again<T: Exact>(&self) -> *const f64 {
+        if T::IS_DOUBLE { arch::forget(self.row as u64) as *const f64 } else { self.row }
+    }
+
     /// The nodes of that level over one element of the ranks' vectors, each at the index of its first rank, with the values of combining
     /// whole vectors in `f64`, or for `f64` in twice that precision. Coefficients are loaded again for every element: those of `f64` would
     /// not all fit into the registers.
@@ -55,7 +61,7 @@ impl<const W: usize, const MOST: usize> Tree<W, MOST> {
         let leaf = |place: usize| {
             let rank = if place < self.count { place } else { 0 };
             // SAFETY: the launch provides memory for each layer's row, whose scaling norms have been set.
-            unsafe { values[place].leaf(arch::forget(self.row as u64) as *const f64, rank, self.count) }
+            unsafe { values[place].leaf(self.row_again::<T>(), rank, self.count) }
         };
         nodes::<_, W, MOST>(core::array::from_fn(leaf), self.count, self.level, |pair, left, right| {
             // SAFETY: the launch provides memory for each pair of a layer, and the pairs of lower levels have been set.
@@ -131,7 +137,7 @@ macro_rules! of_width {
                 let sum = |values| <$T>::from_f64(weighted(values, factors, ranks));
                 let exact = if HAS_EXACT_PATH && *cancelled.add(layer) != 0 {
                     let tree = Tree::<$width, LEVELS>::of(tree.add(layer * tree_row(ranks)), (0, ranks), LEVELS);
-                    Some(move |values| <$T>::from_f64(<$T>::root(tree.nodes::<$T>(values)[0], tree.row, tree.count)))
+                    Some(move |values| <$T>::from_f64(<$T>::root(tree.nodes::<$T>(values)[0], tree.row_again::<$T>(), tree.count)))
                 } else {
                     None
                 };
@@ -397,7 +403,8 @@ impl Team<'_> {
                         // Reads one rank's vector after the other, since registers are short.
                         let table = self.group.again().peers.copies.as_ptr().cast();
                         let row = arch::forget(row as u64) as *const f64;
-                        let tree = adasum::Tree::<T, MOST> { table, row, world_size: self.ranks };
+                        let world_size = self.group.again().peers.world_size as usize;
+                        let tree = adasum::Tree::<T, MOST> { table, row, world_size };
                         let (left, right) = tree.sides(element, pair);
                         totals = T::add_part(totals, part, scales, left, right);
                     });
