@@ -392,7 +392,7 @@ pub const fn combine_suffix(vectors: usize, is_one_dtype: bool) -> &'static str 
     }
 }
 
-/// The length of a layer's row of its combination tree: the coefficients of each pair, followed by the ranks' squared norms.
+/// The length of a layer's row of its combination tree: the coefficients of each pair, followed by the ranks' scaling norms.
 pub const fn tree_row(world_size: usize) -> usize {
     crate::math::precise::NUMBERS * (world_size - 1) + world_size
 }

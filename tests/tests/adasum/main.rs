@@ -14,4 +14,5 @@ mod nodes;
 mod nonfinite;
 mod object;
 mod on_nodes;
+mod range;
 mod refusals;

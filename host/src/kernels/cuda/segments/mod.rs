@@ -52,8 +52,6 @@ pub struct SegmentWorkspace {
     tree: DeviceBuffer,
     /// The dtype of the vectors of the last Gram matrices.
     dtype: DType,
-    /// Whether no layer takes the exact path.
-    is_tree: bool,
     /// The addresses of the vectors of the last launch, on the host and on the device.
     vectors: Option<(Vec<u64>, Table)>,
     /// Whether all segments together are one layer.
@@ -176,7 +174,6 @@ impl SegmentWorkspace {
             short: short_flags(queue, &layers.lens())?,
             tree: zeroed(tree_row(world_size) * count)?,
             dtype: DType::F32,
-            is_tree: false,
             vectors: None,
             is_shared: layers.layers() != count,
             spread: None,
@@ -201,9 +198,14 @@ impl SegmentWorkspace {
         Ok(Spread { weights: upload_words(&self.queue, &weights)?, flags: upload_words(&self.queue, &flags)? })
     }
 
-    /// The same layers for one pair of the tree, which is the algorithm of ONNX Runtime: three sums of `f64` for a pair, for any dtype.
-    pub(crate) fn of_tree(self) -> Self {
-        Self { is_tree: true, ..self }
+    /// The same layers for one pair of the tree, which is the algorithm of ONNX Runtime: layers of `f64` take the exact path only where
+    /// squared norms overflow.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub(crate) fn of_tree(self) -> Result<Self> {
+        let short = short_flags(&self.queue, &vec![0; self.short.as_slice().len()])?;
+        Ok(Self { short, ..self })
     }
 
     /// Computes `[a·b, |a|², |b|²]` of each layer on the device, for [`read_totals`](Self::read_totals)`(3)`.
@@ -345,7 +347,7 @@ impl SegmentWorkspace {
 
     /// Whether the exact path has twice the precision of `f64`.
     fn is_double(&self) -> bool {
-        self.dtype == DType::F64 && !self.is_tree
+        self.dtype == DType::F64
     }
 
     /// The number of sums of a pair on the exact path.
