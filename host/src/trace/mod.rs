@@ -31,7 +31,7 @@ mod process;
 mod recorder;
 #[cfg(target_os = "linux")]
 mod requests;
-#[cfg(any(test, feature = "cuda"))]
+#[cfg(feature = "cuda")]
 mod waits;
 
 use serde::{Deserialize, Serialize};

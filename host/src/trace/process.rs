@@ -132,9 +132,9 @@ impl Process {
                 written: now.seconds,
                 reason: reason.to_owned(),
                 groups: groups.collect(),
-                #[cfg(any(test, feature = "cuda"))]
+                #[cfg(feature = "cuda")]
                 device_waits: super::waits::waits(now),
-                #[cfg(not(any(test, feature = "cuda")))]
+                #[cfg(not(feature = "cuda"))]
                 device_waits: Vec::new(),
             };
             if let Err(error) = save(&self.directory, &trace) {
