@@ -139,6 +139,8 @@ impl<M: ReducerMemory> Step<'_, '_, M> {
         let is_of_this_step = found.step == reducer.number;
         match reducer.options.non_finite {
             NonFinite::Report if is_of_this_step => {
+                let error = reducer.not_finite(found);
+                tracing::warn!(%error, "the step goes on");
                 reducer.reported = Some(found);
                 Ok((states, None))
             }
