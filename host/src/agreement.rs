@@ -170,9 +170,13 @@ pub(crate) fn agree<R: Ranks + ?Sized, T>(ranks: &R, plan: &Plan<'_>, prepared: 
     if let Some(refusing) = of_ranks.iter().position(|words| words[DIGEST_WORDS] != 0) {
         let refusals = gather_texts(gather, &refusal.unwrap_or_default());
         prepared?;
-        let operation = scope::called(plan.operation).name();
-        let reason = format!("rank {refusing} refuses: {}", refusals?[refusing]);
-        return Err(Error::InvalidArgument { operation, reason });
+        let called = scope::called(plan.operation);
+        let step = match called {
+            Operation::ReducerStep { number } => format!("in step {number} "),
+            _ => String::new(),
+        };
+        let reason = format!("{step}rank {refusing} refuses: {}", refusals?[refusing]);
+        return Err(Error::InvalidArgument { operation: called.name(), reason });
     }
     let Some(odd) = of_ranks.iter().position(|words| *words != of_ranks[0]) else { return prepared };
     Err(Box::new(first_difference(gather, plan, (0, odd))?).into())

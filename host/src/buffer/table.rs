@@ -119,8 +119,8 @@ impl TensorTable {
         if self.is_same(made_for) {
             return Ok(());
         }
-        let reason = "the buffer has other tensors than the one for which the operation was made: \
-                      make the operation anew for it"
+        let reason = "the buffer has other tensors, or another dtype or world size, than the one for which the operation was made: make \
+                      the operation anew for it"
             .into();
         Err(Error::InvalidArgument { operation, reason })
     }

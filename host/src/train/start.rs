@@ -135,7 +135,8 @@ pub fn compare_parameters<M: ReducerMemory>(
 ) -> Result<()> {
     const ADVICE: (&str, &str) = (
         "the parameters",
-        "Call `broadcast_parameters` before the first step, and apply the same gradients with the same options on every rank",
+        "Make them equal before the first step, by `Start::Broadcast` or `broadcast_parameters`, and apply the same gradients with the \
+         same options on every rank",
     );
     let operation = Operation::CompareParameters;
     let _scope = scope::within(operation);

@@ -63,7 +63,10 @@ pub(super) fn left_steps(comm: &dyn Communicator) {
                 let mut step = reducer.step().unwrap();
                 (0..4).for_each(|index| step.ready(index, &[10f32.powi(index as i32)]).unwrap());
                 let error = text(step.finish());
-                assert!(error.contains(&format!("rank {leaver} refuses")) && error.contains(expected), "{error}");
+                assert!(
+                    error.contains(&format!("in step 3 rank {leaver} refuses")) && error.contains(expected),
+                    "{error}"
+                );
             }
             means(&mut reducer);
             means(&mut reducer);

@@ -337,11 +337,22 @@ fn refusals(queue: &Queue, comm: &NcclCommunicator) {
     comm.synchronize(queue).unwrap();
 }
 
-/// NaN and infinities of one rank, with each option. A host that does not wait learns of them in a later step, at most five steps later.
+/// The ways in which a gradient reaches its bucket.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Copied,
+    InPlace,
+    AddedUp,
+}
+
+/// NaN and infinities of one rank, with each option and in each way. A host that does not wait learns of them in a later step, at most five
+/// steps later, also of those in the first step, after which gradients have other buckets.
 fn non_finite(queue: &Queue, comm: &NcclCommunicator) {
     let wrong = comm.world_size() - 1;
+    let ways = [(Way::Copied, 1), (Way::Copied, 3), (Way::InPlace, 3), (Way::AddedUp, 3)];
     for (format, value) in [(Format::F32, f64::NAN), (Format::F16, f64::INFINITY), (Format::F64, f64::NEG_INFINITY)] {
-        for option in [NonFinite::Report, NonFinite::Error, NonFinite::Skip] {
+        let options = [NonFinite::Report, NonFinite::Error, NonFinite::Skip];
+        for (option, (way, wrong_step)) in options.into_iter().flat_map(|option| ways.map(|way| (option, way))) {
             if option == NonFinite::Report && comm.world_size() == 1 {
                 continue; // One rank has no buckets, and its host does not wait.
             }
@@ -350,33 +361,52 @@ fn non_finite(queue: &Queue, comm: &NcclCommunicator) {
             let options = ReducerOptions::default().with_bucket_bytes(1000).with_non_finite(option);
             let mut reducer = Reducing::on_queue(queue, comm, parameters(format), options).unwrap();
             let mut run = |number: u64| {
-                let mut step = reducer.at(number).step()?;
-                for index in 0..SHAPES.len() {
+                let own = |index: usize| {
                     let mut own = vec![ordinary; len(index)];
-                    if (index, number) == (4, 3) && comm.rank() == wrong {
+                    if (index, number) == (4, wrong_step) && comm.rank() == wrong {
                         own[69_999] = value;
                     }
-                    step.ready(index, view(&on_device(queue, format, &own), index))?;
+                    on_device(queue, format, &own)
+                };
+                let own: Vec<DeviceBuffer> = (0..SHAPES.len()).map(own).collect();
+                if way == Way::AddedUp {
+                    let views: Vec<_> = own.iter().enumerate().map(|(index, own)| (index, view(own, index))).collect();
+                    reducer.accumulate(&views)?;
+                }
+                let mut step = reducer.at(number).step()?;
+                // Not the order of the first buckets.
+                for (index, own) in own.iter().enumerate().rev() {
+                    match way {
+                        Way::Copied => step.ready(index, view(own, index))?,
+                        Way::InPlace => {
+                            step.gradient_mut(index)?.into_data().copy_from_device(own.as_slice())?;
+                            step.ready_in_place(index)?;
+                        }
+                        Way::AddedUp => {}
+                    }
                 }
                 step.finish()
             };
             let named = |error: Error| match error {
-                Error::NotFinite { step: 3, rank: Some(rank), parameter, .. } => {
-                    assert_eq!((rank, &parameter[..]), (wrong, "4"));
+                Error::NotFinite { step, rank: Some(rank), parameter, .. } => {
+                    assert_eq!((step, rank, &parameter[..]), (wrong_step, wrong, "4"), "{way:?}");
                 }
-                other => panic!("{option:?}: {other}"),
+                other => panic!("{option:?}, {way:?}: {other}"),
             };
-            for number in 1..3 {
+            for number in 1..wrong_step {
                 assert!(run(number).unwrap().state(4).has_gradient());
             }
             match option {
-                NonFinite::Error => named(run(3).unwrap_err()),
+                NonFinite::Error => named(run(wrong_step).unwrap_err()),
                 NonFinite::Skip => {
-                    let reduced = run(3).unwrap();
+                    let reduced = run(wrong_step).unwrap();
                     assert_eq!(reduced.non_finite().map(|found| found.parameter), Some(4));
                     assert!(!reduced.state(0).has_gradient());
                 }
-                _ => named((3..10).find_map(|number| run(number).err()).expect("the report comes within some steps")),
+                _ => {
+                    let reported = (wrong_step..10).find_map(|number| run(number).err());
+                    named(reported.expect("the report comes within some steps"));
+                }
             }
             assert!(run(20).unwrap().state(4).has_gradient());
         }

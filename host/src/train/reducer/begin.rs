@@ -84,7 +84,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
             weights: Vec::new(),
             has_data: true,
             examples: None,
-            non_finite: None,
+            non_finite: self.found.take(),
             refusal,
             failure: None,
         });

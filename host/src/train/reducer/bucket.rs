@@ -134,12 +134,15 @@ impl<'c, M: ReducerMemory> Bucket<'c, M> {
         Ok(found.map(|index| self.members[gradients[index].0]))
     }
 
-    /// The first parameter of these tensors whose gradient in the buffer is not finite, where the memory knows at once.
-    pub(super) fn find_non_finite(&self, lanes: &M::Lanes, tensors: &[usize]) -> Option<usize> {
-        let buffer = self.buffer.as_ref()?;
-        let data = |&tensor: &usize| M::range(M::arena(lanes, buffer), buffer.segments()[tensor].clone());
-        let data: Vec<_> = tensors.iter().map(data).collect();
-        M::find_non_finite(&data).map(|index| self.members[tensors[index]])
+    /// The first parameter of these tensors whose gradient in the buffer is not finite; on a GPU it waits for the queue.
+    pub(super) fn find_non_finite(&self, lanes: &M::Lanes, tensors: &[usize]) -> Result<Option<usize>> {
+        let Some(buffer) = &self.buffer else { return Ok(None) };
+        for &tensor in tensors {
+            if !M::all_finite(M::range(M::arena(lanes, buffer), buffer.segments()[tensor].clone()))? {
+                return Ok(Some(self.members[tensor]));
+            }
+        }
+        Ok(None)
     }
 
     /// Prepares the reduction, with all ranks, and the check for gradients that are not finite.

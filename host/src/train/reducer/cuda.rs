@@ -187,10 +187,6 @@ impl ReducerMemory for Cuda {
         cuda::pack(arena, offsets, sources).map(|()| None)
     }
 
-    fn find_non_finite(_: &[DeviceSlice<'_>]) -> Option<usize> {
-        None
-    }
-
     fn check_of(lanes: &Lanes, bucket: &GradientBuffer<Self>) -> Result<Option<NormCheck>> {
         NormCheck::new(lanes.reductions(), bucket).map(Some)
     }
@@ -198,8 +194,13 @@ impl ReducerMemory for Cuda {
     /// Within a recording nothing is checked: the host does not see the runs of a graph.
     fn begin_check(check: &mut NormCheck, lanes: &Lanes, bucket: &GradientBuffer<Self>, step: u64) -> Result<()> {
         let queue = lanes.reductions();
+        let _held = queue.hold();
         if queue.capture_id()?.is_some() {
             return Ok(());
+        }
+        if check.pending.len() == NormCheck::AHEAD {
+            // Steps that failed before their end have left their checks.
+            check.oldest()?;
         }
         let data = bucket.as_slice();
         match &check.zeros {

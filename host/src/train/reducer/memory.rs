@@ -69,9 +69,6 @@ pub trait ReducerMemory: KernelMemory + ReducibleMemory + AdasumMemory {
     fn pack_checked(arena: Self::SliceMut<'_>, offsets: &[usize], sources: &[Self::Slice<'_>])
     -> Result<Option<usize>>;
 
-    /// The first tensor that is not finite. On a GPU it returns none: nothing waits for the queue.
-    fn find_non_finite(tensors: &[Self::Slice<'_>]) -> Option<usize>;
-
     /// Prepares the check of a bucket, if gradients are not checked where they are copied.
     fn check_of(lanes: &Self::Lanes, bucket: &GradientBuffer<Self>) -> Result<Option<Self::Check>>;
 
@@ -205,10 +202,6 @@ impl ReducerMemory for Host {
 
     fn pack_checked(arena: SliceMut<'_>, offsets: &[usize], sources: &[Slice<'_>]) -> Result<Option<usize>> {
         cpu::pack_checked(arena, offsets, sources)
-    }
-
-    fn find_non_finite(tensors: &[Slice<'_>]) -> Option<usize> {
-        tensors.iter().position(|tensor| !cpu::all_finite(*tensor))
     }
 
     fn check_of(_: &HostLanes, _: &GradientBuffer) -> Result<Option<Infallible>> {

@@ -138,6 +138,8 @@ pub struct Reducer<'c, M: ReducerMemory = Host> {
     under_way: Option<Progress>,
     /// A gradient of the last step that was not finite, until it is reported.
     reported: Option<NonFiniteGradient>,
+    /// The step and the parameter of a gradient that was not finite in buckets that are no more, until the next step.
+    found: Option<(u64, usize)>,
     /// For each parameter, whether it has a sum over micro-batches.
     accumulated: Vec<bool>,
     states: Vec<GradientState>,
@@ -222,6 +224,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
             next_number: 1,
             under_way: None,
             reported: None,
+            found: None,
             accumulated: vec![false; count],
             states: vec![GradientState::Skipped; count],
             fixed: None,
@@ -390,8 +393,10 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         if buckets.iter().map(|plan| &plan.members).eq(self.buckets.iter().map(|bucket| &bucket.members)) {
             return;
         }
+        // The checks of the last step would end unread with their buckets, so that the host waits for them.
+        let checked = self.end_checks(true).map(|found| self.found = self.found.or(found));
         // The new buckets reuse the memory of the old ones, ordered behind all work on their gradients.
-        let released = M::fork(&self.lanes);
+        let released = checked.and_then(|()| M::fork(&self.lanes));
         self.buckets.clear();
         self.buckets.extend(buckets.into_iter().map(Bucket::new));
         for (index, bucket) in self.buckets.iter().enumerate() {

@@ -28,12 +28,14 @@ pub enum AbsentGradients {
 /// On host memory they are found while gradients are copied into buckets; gradients that were computed in their bucket or added up over
 /// micro-batches are read once more, and so are the results of sums and of Adasum, which can leave the range of their dtype though all
 /// gradients are finite. On GPUs each bucket is read once more before its reduction. A single rank has no buckets: its gradients are read,
-/// but on a GPU only if they are not merely reported.
+/// but on a GPU only if they are not merely reported. Steps of a recorded graph are not checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NonFinite {
-    /// The step goes on, and its result is what the reduction makes of these numbers. The next step begins with
-    /// [`Error::NotFinite`] on every rank, once; on GPUs, whose hosts do not wait, a later step does, or ends with it.
+    /// The step goes on, and its result is what the reduction makes of these numbers. The next step begins with [`Error::NotFinite`] on
+    /// every rank, once; on GPUs, whose hosts do not wait, a later step does, or ends with it. No step follows the last one of a program:
+    /// on host memory a warning in the log (`tracing`) tells of it. With [`static_graph`](ReducerOptions::static_graph) on GPUs the ranks
+    /// do not hear of each other's gradients: the error of the rank that has these numbers ends the communicator.
     #[default]
     Report,
     /// [`Error::NotFinite`] ends this step on every rank, without a result. On GPUs the host waits for the gradients of each step.

@@ -120,7 +120,8 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
             Err(self.reducer.refused(parameter, text))
         });
         let place = self.refuse_unless(place)?;
-        self.look_for_non_finite(place.bucket, &[place.tensor]);
+        let checked = self.look_for_non_finite(place.bucket, &[place.tensor]);
+        self.refuse_unless(checked)?;
         let owner = self.reducer.owners[parameter];
         self.progress().states[owner] = GradientState::Reduced;
         self.arrive([parameter])
@@ -227,11 +228,15 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         Ok(())
     }
 
-    /// Looks at gradients that were not copied into their bucket, but are there.
-    fn look_for_non_finite(&mut self, bucket: usize, tensors: &[usize]) {
-        let Reducer { buckets, lanes, under_way, number, .. } = &mut *self.reducer;
-        let found = buckets[bucket].find_non_finite(lanes, tensors);
-        under_way.as_mut().expect("under way").found(*number, found);
+    /// Looks at gradients that were not copied into their bucket, but are there. A GPU looks at the buckets of several ranks before their
+    /// reduction.
+    fn look_for_non_finite(&mut self, bucket: usize, tensors: &[usize]) -> Result<()> {
+        let Reducer { buckets, lanes, under_way, number, comm, options, .. } = &mut *self.reducer;
+        if M::HOST_WAITS || (comm.world_size() == 1 && options.non_finite != NonFinite::Report) {
+            let found = buckets[bucket].find_non_finite(lanes, tensors)?;
+            under_way.as_mut().expect("under way").found(*number, found);
+        }
+        Ok(())
     }
 
     /// Moves the sums over micro-batches of these owners into the buckets.
@@ -244,7 +249,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
             if !tensors.is_empty() {
                 let with = (&reducer.lanes, reducer.comm.world_size());
                 reducer.buckets[index].take_sums(with, &reducer.parameters, &tensors)?;
-                self.look_for_non_finite(index, &tensors);
+                self.look_for_non_finite(index, &tensors)?;
             }
         }
         owners.iter().for_each(|&owner| self.progress().states[owner] = GradientState::Reduced);
@@ -326,8 +331,13 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         let _ = self.refuse_unless(recorded);
         let reduced = self.reduce(true);
         let joined = M::join(&self.reducer.lanes);
-        let checked = if reduced.is_ok() { self.end_checks() } else { Ok(()) };
-        let _ = self.refuse_unless(checked);
+        if reduced.is_ok() {
+            let waits = self.reducer.options.non_finite != NonFinite::Report;
+            let checked = self.reducer.end_checks(waits);
+            let found = self.refuse_unless(checked).unwrap_or_default();
+            let progress = self.progress();
+            progress.non_finite = progress.non_finite.or(found);
+        }
         let outcome = reduced.and_then(|()| self.vote()).and_then(|states| joined.map(|()| states));
         let outcome = outcome.and_then(|states| self.judge(states));
         let examples = self.under_way().examples;
@@ -345,17 +355,18 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
             }
         }
     }
+}
 
-    /// Collects the checks of buckets; waits for them, if the options need them in this step.
-    fn end_checks(&mut self) -> Result<()> {
-        let Reducer { buckets, lanes, under_way, options, .. } = &mut *self.reducer;
-        let waits = options.non_finite != NonFinite::Report;
-        let progress = under_way.as_mut().expect("under way");
-        for bucket in buckets {
-            let found = bucket.end_check(lanes, waits)?;
-            progress.non_finite = progress.non_finite.or(found);
+impl<M: ReducerMemory> Reducer<'_, M> {
+    /// Collects the checks of buckets; returns the step and the parameter of the first gradient that they have found. With `waits`, all
+    /// checks are over then.
+    pub(super) fn end_checks(&mut self, waits: bool) -> Result<Option<(u64, usize)>> {
+        let mut first = None;
+        for bucket in &mut self.buckets {
+            let found = bucket.end_check(&self.lanes, waits)?;
+            first = first.or(found);
         }
-        Ok(())
+        Ok(first)
     }
 }
 
@@ -371,7 +382,7 @@ impl<M: ReducerMemory> Drop for Step<'_, '_, M> {
         if self.reducer.under_way.is_none() || std::thread::panicking() {
             return;
         }
-        let reason = "it has left a step without finishing it".into();
+        let reason = format!("step {} was dropped without `finish`", self.reducer.number);
         self.progress().refusal.get_or_insert(Error::InvalidArgument { operation: OPERATION, reason });
         if let Err(error) = self.complete() {
             tracing::warn!(%error, "a step ended without a result");

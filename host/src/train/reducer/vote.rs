@@ -70,13 +70,12 @@ impl<M: ReducerMemory> Step<'_, '_, M> {
             let progress = self.under_way();
             let differs = |owner: &usize| progress.has_data && present[*owner] != progress.present[*owner];
             if let Some(owner) = (0..present.len()).find(differs) {
-                let text = if present[owner] {
-                    "has no gradient on this rank, and had one in the first step"
-                } else {
-                    "has a gradient on this rank, and had none in the first step"
-                };
-                let text =
-                    format!("{text}: with `static_graph` each rank has gradients of the same parameters in every step");
+                let (now, then) = if present[owner] { ("no gradient", "one") } else { ("a gradient", "none") };
+                let number = self.reducer.number;
+                let text = format!(
+                    "has {now} on this rank in step {number}, and had {then} in the first step: with `static_graph` each rank has gradients \
+                     of the same parameters in every step"
+                );
                 let error = self.reducer.refused(owner, &text);
                 self.progress().refusal.get_or_insert(error);
             }
@@ -140,6 +139,8 @@ impl<M: ReducerMemory> Step<'_, '_, M> {
         let is_of_this_step = found.step == reducer.number;
         match reducer.options.non_finite {
             NonFinite::Report if is_of_this_step => {
+                let error = reducer.not_finite(found);
+                tracing::warn!(%error, "the step goes on");
                 reducer.reported = Some(found);
                 Ok((states, None))
             }
@@ -171,7 +172,8 @@ impl<M: ReducerMemory> Step<'_, '_, M> {
             if let Some((rank, _)) = with_data().find(|(_, vote)| !has_any(vote)) {
                 let reason = format!(
                     "rank {rank} has no gradient in step {}, and other ranks have: its loss depends on no parameter of the reducer. A rank \
-                     without examples calls `step_of(0)`; for ranks that add zeros on purpose there is `AbsentGradients::ZerosOfWholeRanks`",
+                     without examples passes 0 to `step_of`, or `None` to `backward_of`; for ranks that add zeros on purpose there is \
+                     `AbsentGradients::ZerosOfWholeRanks`",
                     reducer.number
                 );
                 return Err(Error::InvalidArgument { operation: OPERATION, reason });
@@ -183,7 +185,10 @@ impl<M: ReducerMemory> Step<'_, '_, M> {
         for (rank, vote) in with_data() {
             let lacks = |owner: &usize| reducer.places[*owner].is_some() && !vote.has(*owner);
             if let Some(owner) = (0..count).find(lacks) {
-                return Err(reducer.refused(owner, &format!("has no gradient on rank {rank}")));
+                let number = reducer.number;
+                let text =
+                    format!("has no gradient on rank {rank} in step {number}, which `AbsentGradients::Error` refuses");
+                return Err(reducer.refused(owner, &text));
             }
         }
         Ok(())
