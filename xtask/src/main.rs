@@ -3,8 +3,8 @@
 //! One command is one file, one variant of [`flags::Command`] and one `run`. xtask depends on no crate of the workspace, so every command
 //! works even if these crates do not compile.
 
-mod bench;
 mod bundle;
+mod compare;
 mod demo;
 mod flags;
 #[cfg(test)]
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         Command::Ptxas(flags) => flags.run(),
         Command::Bundle(flags) => flags.run(),
         Command::Perf(flags) => flags.run(),
-        Command::Bench(flags) => flags.run(),
+        Command::Compare(flags) => flags.run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -17,7 +17,6 @@ pub(crate) struct Measured {
     pub(crate) copy_rate: Option<f64>,
     /// Known if all processes are on this machine.
     pub(crate) processes: Option<Processes>,
-    pub(crate) first_use: Option<FirstUse>,
 }
 
 /// The memory properties of a job's processes.
@@ -27,17 +26,6 @@ pub(crate) struct Processes {
     pub(crate) copy_gbs: f64,
     /// Whether the processes communicate through shared memory, or by messages alone.
     pub(crate) share_memory: bool,
-}
-
-/// The cost of this process's first kernel on a GPU.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct FirstUse {
-    /// The time of the driver's initialisation and of creating a context and a stream.
-    pub(crate) open_ms: f64,
-    /// The time from there until the first kernel had been loaded and had run.
-    pub(crate) kernel_ms: f64,
-    /// Whether the driver may have found the kernel in its cache on disk.
-    pub(crate) may_be_cached: bool,
 }
 
 /// The properties of the machine that matter for the run.
@@ -51,7 +39,6 @@ pub(crate) struct Machine {
     pub(crate) driver: Option<String>,
     pub(crate) nccl: Option<String>,
     pub(crate) mpi: Option<String>,
-    first_use: Option<FirstUse>,
 }
 
 #[derive(Debug, Serialize)]
@@ -101,7 +88,6 @@ impl Machine {
             driver,
             nccl: if has(&["nccl", "peer"]) { nccl() } else { None },
             mpi: if has(&["mpi"]) { mpi() } else { None },
-            first_use: measured.first_use,
         }
     }
 
@@ -135,15 +121,6 @@ impl Machine {
             lines += &gpu.memory_gbs.map_or(String::new(), |rate| format!(", {rate:.0} GB/s by its width"));
             lines += &gpu.links_gbs.map_or(String::new(), |rate| format!(", links {rate:.0} GB/s"));
             lines += "\n";
-        }
-        if let Some(FirstUse { open_ms, kernel_ms, may_be_cached }) = self.first_use {
-            let cache = match may_be_cached {
-                true => "which the driver may have found in its cache on disk (CUDA_CACHE_DISABLE=1 turns that off)",
-                false => "without the driver's cache on disk",
-            };
-            lines += &format!(
-                "# first use: driver and context {open_ms:.1} ms, first kernel loaded and run {kernel_ms:.1} ms, {cache}\n"
-            );
         }
         let versions = [("driver", &self.driver), ("NCCL", &self.nccl), ("MPI", &self.mpi)];
         for (name, version) in versions {
