@@ -3,6 +3,7 @@
 //! `cargo xtask perf` and `cargo xtask compare` build it with the features that the machine supports, and start it.
 
 mod compare;
+mod model;
 mod mpirun;
 mod perf;
 
@@ -25,12 +26,15 @@ enum Command {
     Perf(Box<perf::Perf>),
     /// Measure an operation beside another implementation: Horovod, Gloo or PyTorch; `perf` itself has NCCL and MPI
     Compare(compare::Compare),
+    /// Print the times of Adasum on many ranks by the library's cost model, and the numbers of a kind of GPU from files of `perf`
+    Model(model::Model),
 }
 
 fn main() -> ExitCode {
     start_log();
     let result = match Arguments::parse().command {
         Command::Perf(perf) => perf.run().map_err(|error| error.to_string()),
+        Command::Model(model) => model.run().map_err(|error| format!("{error:#}")),
         Command::Compare(compare) => compare.run().map_err(|error| format!("{error:#}")),
     };
     match result {

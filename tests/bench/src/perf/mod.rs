@@ -22,7 +22,7 @@ pub(crate) mod plan;
 #[cfg(unix)]
 mod process;
 pub(crate) mod record;
-mod sizes;
+pub(crate) mod sizes;
 pub(crate) mod statistics;
 pub(crate) mod subject;
 pub(crate) mod table;
