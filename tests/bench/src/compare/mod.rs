@@ -61,9 +61,16 @@ struct Printed {
     wrong: u64,
 }
 
-/// The medians of a row's launches, in seconds: the peer's first, then those of gradsync's sides.
-#[derive(Clone, Debug)]
-struct Turns(Vec<Vec<f64>>);
+/// The launches of one side of a row.
+#[derive(Clone, Debug, Default)]
+struct Launches {
+    /// The median of each launch, in seconds.
+    seconds: Vec<f64>,
+    wrong: u64,
+}
+
+/// The sides of a row: the peer's first, then gradsync's.
+struct Turns(Vec<Launches>);
 
 impl Turns {
     /// The number of turns. Each side is first equally often.
@@ -76,10 +83,12 @@ impl Turns {
         let (theirs, ours) = (&self.0[0], &self.0[side]);
         let own = if row.operation == Operation::Cast { Side::OutOfPlace } else { Side::InPlace };
         let mut found = Found::default();
-        found.seconds[own as usize].clone_from(ours);
-        found.seconds[Side::Baseline as usize].clone_from(theirs);
+        found.seconds[own as usize].clone_from(&ours.seconds);
+        found.seconds[Side::Baseline as usize].clone_from(&theirs.seconds);
+        found.wrong[own as usize] = Some(ours.wrong);
         let mut measurement = Measurement::new(section, row, &found, peer.name(), None);
-        let ratios: Vec<f64> = theirs.iter().zip(ours).map(|(theirs, ours)| theirs / ours).collect();
+        let pairs = theirs.seconds.iter().zip(&ours.seconds);
+        let ratios: Vec<f64> = pairs.map(|(theirs, ours)| theirs / ours).collect();
         let least = ratios.iter().copied().min_by(f64::total_cmp)?;
         let most = ratios.iter().copied().max_by(f64::total_cmp)?;
         let baseline = measurement.baseline.as_mut()?;
@@ -131,16 +140,18 @@ impl Compare {
                 listener.print(&table::heading(&section, Some(peer.name()), None))?;
             }
             let sides = 1 + memories.len();
-            let mut turns = Turns(vec![Vec::new(); sides]);
+            let mut turns = Turns(vec![Launches::default(); sides]);
             let mut redop = String::new();
             for turn in 0..Turns::count(sides, self.quick) {
                 for side in (0..sides).map(|place| (place + turn) % sides) {
-                    turns.0[side].push(match side {
-                        0 => self.theirs(&row, results)?,
-                        _ => self.ours(&row, memories[side - 1], &mut redop, results)?,
-                    });
+                    let launches = &mut turns.0[side];
+                    match side {
+                        0 => self.theirs(&row, launches, results)?,
+                        _ => redop = self.ours(&row, memories[side - 1], launches, results)?,
+                    }
                 }
             }
+            results.wrong += turns.0.iter().map(|launches| launches.wrong).sum::<u64>();
             for (index, &shared_buffers) in memories.iter().enumerate() {
                 let measurement = turns.measurement(peer, &section, &row, index + 1).context("no turns")?;
                 let measurement = Measurement { redop: redop.clone(), shared_buffers, ..measurement };
@@ -155,29 +166,32 @@ impl Compare {
         Ok(())
     }
 
-    /// Runs the peer's side of a turn, and returns its median in seconds.
-    fn theirs(&self, row: &Row, results: &mut Results) -> Result<f64> {
+    /// Runs the peer's side of a turn.
+    fn theirs(&self, row: &Row, launches: &mut Launches, results: &mut Results) -> Result<()> {
         let command = self.peer.theirs(self.program.as_deref(), row, counts(row.bytes()))?;
         let text = launch::run(self.peer.place(), row.ranks, &command)?;
         let Printed { by, times_us, wrong } =
             serde_json::from_str(text.trim()).with_context(|| format!("the peer's program printed: {text}"))?;
-        results.wrong += wrong;
-        results.about = by.unwrap_or_else(|| std::mem::take(&mut results.about));
-        Ok(Times::of(&times_us).context("no times")?.median * 1e-6)
+        launches.seconds.push(Times::of(&times_us).context("no times")?.median * 1e-6);
+        launches.wrong += wrong;
+        if let Some(by) = by {
+            results.about = by;
+        }
+        Ok(())
     }
 
-    /// Runs one of gradsync's sides of a turn, and returns its median in seconds.
-    fn ours(&self, row: &Row, is_shared: bool, redop: &mut String, results: &mut Results) -> Result<f64> {
+    /// Runs one of gradsync's sides of a turn, and returns the algorithm that ran.
+    fn ours(&self, row: &Row, is_shared: bool, launches: &mut Launches, results: &mut Results) -> Result<String> {
         let command = self.peer.ours(row, is_shared, counts(row.bytes()))?;
         let text = launch::run(self.peer.place(), row.ranks, &command)?;
         let document: Document<Value> = serde_json::from_str(&text).with_context(|| format!("perf printed: {text}"))?;
-        let measurements = document.measurements.iter();
-        let measurement = measurements.clone().find(|found| found.operation == row.operation.name());
-        let measurement = measurement.with_context(|| format!("perf printed no such row: {text}"))?;
-        redop.clone_from(&measurement.redop);
-        results.wrong += measurement.wrong();
+        let mut rows = document.measurements.into_iter();
+        let found = rows.find(|found| found.operation == row.operation.name());
+        let found = found.with_context(|| format!("perf printed no such row: {text}"))?;
+        launches.seconds.push(found.timing().context("no time")?.time_us * 1e-6);
+        launches.wrong += found.wrong();
         results.machine = document.machine;
-        Ok(measurement.timing().context("no time")?.time_us * 1e-6)
+        Ok(found.redop)
     }
 }
 
@@ -196,12 +210,14 @@ mod tests {
         let row = Peer::Horovod.rows(true)[0];
         let (operation, place) = (row.operation, Peer::Horovod.place());
         let section = Section { operation, place, ranks: row.ranks, rows: vec![row], left_out: Vec::new() };
-        let theirs = vec![100.0, 200.0, 300.0, 99.0, 101.0];
-        let turns = Turns(vec![theirs, vec![25.0, 50.0, 25.0, 25.0, 25.0], vec![]]);
+        let launches = |seconds: &[f64], wrong| Launches { seconds: seconds.to_vec(), wrong };
+        let theirs = launches(&[100.0, 200.0, 300.0, 99.0, 101.0], 4);
+        let turns = Turns(vec![theirs, launches(&[25.0, 50.0, 25.0, 25.0, 25.0], 3), Launches::default()]);
         let found = turns.measurement(Peer::Horovod, &section, &row, 1).expect("turns");
         let baseline = found.baseline.as_ref().expect("the peer");
         assert_eq!((baseline.ratio, baseline.ratio_range), (4.0, Some([3.96, 12.0])));
         assert_eq!((baseline.time_us, found.timing().map(|timing| timing.time_us)), (101e6, Some(25e6)));
+        assert_eq!(found.wrong(), 3);
         assert!(turns.measurement(Peer::Horovod, &section, &row, 2).is_none());
     }
 }

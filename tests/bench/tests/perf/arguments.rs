@@ -1,5 +1,7 @@
 //! Invalid arguments, and features that this program or this machine lacks, end with a reason and an exit code, not with a panic.
 
+use gradsync_tests::programs::Finished;
+
 use crate::run::perf;
 
 /// The command-line parser refuses the arguments.
@@ -91,6 +93,14 @@ fn numbers_that_do_not_fit() {
     failed(&["zero", "--backend", "cpu", "-G", "20", "-b", "1K"], &["-G 20", "GPUs"]);
     failed(&["adasum", "--backend", "cpu", "--against-sum", "-b", "1K"], &["--against-sum", "GPUs"]);
     failed(&["zero", "--backend", "cpu", "--against-empty", "-b", "1K"], &["--against-empty", "GPUs"]);
+}
+
+#[test]
+fn a_peer_that_is_not_here() {
+    let mut command = std::process::Command::new(crate::run::BINARY);
+    let finished = Finished::of(command.args(["compare", "gloo", "--quick"]).env("PYTHON", "/bin/false"));
+    assert_eq!(finished.code, Some(1), "{}", finished.stderr);
+    finished.refused("gloo", &["\"/bin/false\" has no PyTorch", "PYTHON"]);
 }
 
 /// This test's program is built without the required features, or its machine has no GPU.

@@ -1,7 +1,7 @@
 //! The machine of a run, as its report describes it: versions, and clocks at the time of the run.
 
 #[cfg(feature = "cuda")]
-mod nvml;
+mod smi;
 
 use std::fs;
 
@@ -143,28 +143,28 @@ fn cpu_lines(key: &'static str) -> impl Iterator<Item = String> {
 fn gpus() -> (Vec<Gpu>, Option<String>) {
     use gradsync::driver::{Device, DeviceAttribute};
     let Ok(names) = gradsync::driver::devices() else { return (Vec::new(), None) };
-    let nvml = nvml::Nvml::open();
     let gpus = names.into_iter().enumerate().map(|(ordinal, name)| {
         let device = Device::new(ordinal as u32).ok();
         let attribute = |attribute: DeviceAttribute| {
             let value = device.and_then(|device| device.attribute(attribute).ok())?;
             usize::try_from(value).ok().filter(|&value| value > 0)
         };
-        let uuid = device.and_then(|device| device.uuid().ok());
-        let clocks = nvml.as_ref().zip(uuid).and_then(|(nvml, uuid)| nvml.clocks(uuid));
+        let state = device.and_then(|device| device.uuid().ok()).and_then(smi::State::of);
         // The clock is in kHz and the width in bits, and there are two transfers per clock.
         let memory = attribute(DeviceAttribute::MemoryClockRate).zip(attribute(DeviceAttribute::GlobalMemoryBusWidth));
-        Gpu {
+        let gpu = Gpu {
             name,
-            sm_mhz: clocks.as_ref().and_then(|clocks| clocks.sm),
-            sm_max_mhz: clocks.as_ref().and_then(|clocks| clocks.sm_max),
-            memory_mhz: clocks.as_ref().and_then(|clocks| clocks.memory),
+            sm_mhz: state.as_ref().and_then(|state| state.sm_mhz),
+            sm_max_mhz: state.as_ref().and_then(|state| state.sm_max_mhz),
+            memory_mhz: state.as_ref().and_then(|state| state.memory_mhz),
             memory_gbs: memory.map(|(clock, width)| 2.0 * clock as f64 * 1e3 * width as f64 / 8.0 / 1e9),
             l2_bytes: attribute(DeviceAttribute::L2CacheSize),
-            links_gbs: clocks.as_ref().and_then(|clocks| clocks.links_gbs),
-        }
+            links_gbs: state.as_ref().and_then(|state| state.links_gbs),
+        };
+        (gpu, state.and_then(|state| state.driver))
     });
-    (gpus.collect(), nvml.as_ref().and_then(nvml::Nvml::driver))
+    let (gpus, drivers): (Vec<Gpu>, Vec<Option<String>>) = gpus.unzip();
+    (gpus, drivers.into_iter().flatten().next())
 }
 
 #[cfg(not(feature = "cuda"))]
