@@ -170,7 +170,7 @@ impl Measurement {
         }
     }
 
-    /// The side that is drawn, and compared with the baseline.
+    /// The side that is compared with the baseline.
     pub(crate) fn timing(&self) -> Option<&Timing> {
         self.in_place.as_ref().or(self.out_of_place.as_ref())
     }
