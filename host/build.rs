@@ -5,6 +5,8 @@
 //! Rust library, which to a linker is an archive of machine code like others. It carries none of the flags of the build: with some
 //! of them (`-C linker-plugin-lto`) the optimiser would see the forwarders and their callers together.
 
+#![forbid(unsafe_code)]
+
 // Never compiled here; but `cargo fmt` formats it.
 #[cfg(rustfmt)]
 mod libcuda;

@@ -392,7 +392,7 @@ pub const fn combine_suffix(vectors: usize, is_one_dtype: bool) -> &'static str 
     }
 }
 
-/// The length of a layer's row of its combination tree: the coefficients of each pair, followed by the ranks' squared norms.
+/// The length of a layer's row of its combination tree: the coefficients of each pair, followed by the ranks' scaling norms.
 pub const fn tree_row(world_size: usize) -> usize {
     crate::math::precise::NUMBERS * (world_size - 1) + world_size
 }
@@ -430,20 +430,25 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
         &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, Pointer, U64, U64, U64, U64]
     ),
 ];
+/// Adasum along the tree in the memory of peers, of dtypes whose squares do not overflow.
+///
+/// `(peers, tree, partials, chunked spans, span count, block count, chunk count, spans, chunk count, chunk length, senders)`: one job for each
+/// sender, then per level for each block of chunks and for `PEER_LAYERS` layers, then for each chunk of the result; otherwise as
+/// `peer_adasum`, for exactly `width` ranks.
+pub const PEER_TREE_ENTRIES: [[Entry; 3]; 3] = [
+    dtypes_of!("peer_tree", "_p2", LaunchBounds::of_peers(2), PEER_TREE, "f32" "f16" "bf16"),
+    dtypes_of!("peer_tree", "_p4", LaunchBounds::of_peers(4), PEER_TREE, "f32" "f16" "bf16"),
+    dtypes_of!("peer_tree", "_p8", LaunchBounds::of_peers(8), PEER_TREE, "f32" "f16" "bf16"),
+];
+
 /// Kernels over one dtype and the memory of peers.
-pub const PEER_ENTRIES: [[Entry; 4]; 18] = [
+pub const PEER_ENTRIES: [[Entry; 4]; 15] = [
     // (peers, weights, tree, cancelled, short, totals, partials, chunked spans, span count, block count, chunk count, spans, chunk count, chunk
     // length, senders): one job for each sender, block of chunks, PEER_LAYERS layers and chunk of the result, in this order, on any number of
     // blocks; every rank's window becomes Adasum of all
     dtypes_of!("peer_adasum", "_p2", LaunchBounds::of_peers(2), PEER_ADASUM),
     dtypes_of!("peer_adasum", "_p4", LaunchBounds::of_peers(4), PEER_ADASUM),
     dtypes_of!("peer_adasum", "_p8", LaunchBounds::of_peers(8), PEER_ADASUM),
-    // (peers, tree, partials, chunked spans, span count, block count, chunk count, spans, chunk count, chunk length, senders): one job for
-    // each sender, then per level for each block of chunks and for PEER_LAYERS layers, then for each chunk of the result; otherwise as
-    // above, for exactly `width` ranks
-    dtypes_of!("peer_tree", "_p2", LaunchBounds::of_peers(2), PEER_TREE),
-    dtypes_of!("peer_tree", "_p4", LaunchBounds::of_peers(4), PEER_TREE),
-    dtypes_of!("peer_tree", "_p8", LaunchBounds::of_peers(8), PEER_TREE),
     // (peers, factor, senders, reducers): one job for each sender and reducer, on any number of blocks; every rank's window becomes the sum
     // times the factor
     dtypes_of!("peer_reduce", "_p2", LaunchBounds::of_peers(2), PEER_REDUCE),
@@ -511,5 +516,6 @@ const fn plain(name: &'static str, bounds: LaunchBounds, params: &'static [Param
 pub fn entries() -> impl Iterator<Item = &'static Entry> {
     let pairs = STREAM_ENTRIES.iter().flatten().chain(COMBINE_ENTRIES.iter().flatten()).chain(&TREE_COMBINE_ENTRIES);
     let dtypes = COMBINE_WIDE_ENTRIES.iter().flatten().chain(DTYPE_ENTRIES.iter().flatten());
-    pairs.chain(dtypes).chain(PEER_ENTRIES.iter().flatten()).chain(&PLAIN_ENTRIES)
+    let peers = PEER_TREE_ENTRIES.iter().flatten().chain(PEER_ENTRIES.iter().flatten());
+    pairs.chain(dtypes).chain(peers).chain(&PLAIN_ENTRIES)
 }

@@ -3,16 +3,20 @@
 //! An error in one rank's call becomes an error on every rank, so that no rank waits for a rank that has refused. Therefore no step that
 //! may fail on one rank alone returns before the agreement of a call: its outcome is part of the agreement.
 //!
-//! Ranks compare a [`Plan`], which is a list of lines. Its hash and the texts of an error are computed from the same lines, so an error
-//! can name every possible difference. Ranks exchange only hashes as long as these are equal; otherwise they find the first different
+//! Ranks compare a [`Plan`], which is a list of lines. Its digest and the texts of an error are computed from the same lines, so an error
+//! can name every possible difference. Ranks exchange only digests as long as these are equal; otherwise they find the first different
 //! line by bisection, and exchange only its text.
+//!
+//! Kernels and shared memory rely on layouts that were compared here, so the digest is a cryptographic one. It is computed once per plan:
+//! a table of tensors keeps its own, and each thread remembers the digests of its last plans.
 
+use std::cell::RefCell;
 use std::hash::{Hash, Hasher};
 
-use twox_hash::XxHash3_64;
+use sha2::{Digest as _, Sha256};
 
 use crate::buffer::TensorTable;
-use crate::call::{Value, Visit, scope};
+use crate::call::{Digest, LineBytes, Value, Visit, scope};
 use crate::comm::Ranks;
 use crate::error::{Disagreement, Error, Operation, Result};
 
@@ -20,6 +24,36 @@ use crate::error::{Disagreement, Error, Operation, Result};
 const WORD: usize = size_of::<u64>();
 /// The longest text that ranks exchange.
 const LONGEST_TEXT: usize = 2048;
+/// The number of words of a digest.
+const DIGEST_WORDS: usize = size_of::<Digest>() / WORD;
+/// The number of plans whose digests a thread remembers.
+const REMEMBERED_PLANS: usize = 32;
+
+/// The digests of a thread's last plans, the most recently used first.
+#[derive(Default)]
+struct Digests {
+    /// The lines of each plan, in which the digest of each table stands for its lines; and their digest.
+    known: Vec<(Vec<u8>, Digest)>,
+    /// Room for the lines of the next plan.
+    room: Vec<u8>,
+}
+
+thread_local! {
+    static DIGESTS: RefCell<Digests> = RefCell::default();
+}
+
+impl Digests {
+    fn of(&mut self, lines: LineBytes) -> Digest {
+        let place = self.known.iter().position(|(known, _)| *known == lines.0).unwrap_or_else(|| {
+            self.known.truncate(REMEMBERED_PLANS - 1);
+            self.known.push((lines.0.clone(), lines.digest()));
+            self.known.len() - 1
+        });
+        self.known[..=place].rotate_right(1);
+        self.room = lines.0;
+        self.known[0].1
+    }
+}
 
 /// The operation of a rank and all its arguments that must be equal on all ranks.
 #[derive(Clone, Copy)]
@@ -40,13 +74,13 @@ impl<'a> Plan<'a> {
         Self { operation, lines: &[], names: ("", &[]), tables: &[] }
     }
 
-    /// A hash of all lines, in which the stored fingerprint of each table stands for its lines. The hash is XXH3, because ranks may be
-    /// programs of different Rust releases, and the standard library's default hash may change between them.
-    pub(crate) fn hash(&self) -> u64 {
-        let mut hasher = XxHash3_64::new();
-        self.visit_head(&mut |_, value| value.hash(&mut hasher));
-        self.tables.iter().for_each(|(_, table)| table.fingerprint().hash(&mut hasher));
-        hasher.finish()
+    /// The digest of all lines, in which the stored digest of each table stands for its lines.
+    pub(crate) fn digest(&self) -> Digest {
+        let mut lines = LineBytes(DIGESTS.with_borrow_mut(|digests| std::mem::take(&mut digests.room)));
+        lines.0.clear();
+        self.visit_head(&mut |_, value| value.hash(&mut lines));
+        self.tables.iter().for_each(|(_, table)| lines.write(table.digest()));
+        DIGESTS.with_borrow_mut(|digests| digests.of(lines))
     }
 
     fn visit(&self, line: &mut Visit<'_>) {
@@ -71,12 +105,14 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The hashes of all prefixes of the list of lines.
+    /// The hashes of all prefixes of the list of lines: the first word of the SHA-256 of each.
     fn beginnings(&self) -> Vec<u64> {
-        let (mut hasher, mut beginnings) = (XxHash3_64::new(), Vec::new());
+        let (mut hasher, mut line, mut beginnings) = (Sha256::new(), LineBytes::default(), Vec::new());
         self.visit(&mut |_, value| {
-            value.hash(&mut hasher);
-            beginnings.push(hasher.finish());
+            line.0.clear();
+            value.hash(&mut line);
+            hasher.update(&line.0);
+            beginnings.push(words_of(&hasher.clone().finalize().into())[0]);
         });
         beginnings
     }
@@ -94,6 +130,15 @@ impl<'a> Plan<'a> {
     }
 }
 
+/// A digest as words, which ranks exchange.
+fn words_of(digest: &Digest) -> [u64; DIGEST_WORDS] {
+    let mut words = [0; DIGEST_WORDS];
+    for (word, bytes) in words.iter_mut().zip(digest.chunks_exact(WORD)) {
+        *word = bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    }
+    words
+}
+
 /// Gathers every rank's words, in rank order, for a comparison of calls.
 pub(crate) fn gather<R: Ranks + ?Sized>(ranks: &R, words: &[u64]) -> Result<Vec<u64>> {
     let _comparing = scope::comparing();
@@ -101,7 +146,7 @@ pub(crate) fn gather<R: Ranks + ?Sized>(ranks: &R, words: &[u64]) -> Result<Vec<
 }
 
 /// Returns `prepared` if every rank could prepare its own part and all ranks have the same plan. Without an error, this costs one
-/// exchange of two words; texts are sent only for an error.
+/// exchange of five words; texts are sent only for an error.
 ///
 /// # Errors
 /// On a rank that could not prepare, its own error, and on the others [`Error::InvalidArgument`] that quotes the first such rank. If
@@ -112,21 +157,24 @@ pub(crate) fn agree<R: Ranks + ?Sized, T>(ranks: &R, plan: &Plan<'_>, prepared: 
     let _scope = if tensors > 0 { scope.with_tensors(tensors) } else { scope };
     let gather = &|words: &[u64]| gather(ranks, words);
     let refusal = prepared.as_ref().err().map(ToString::to_string);
-    let all = match gather(&[plan.hash(), u64::from(refusal.is_some())]) {
+    let mut words = [0; DIGEST_WORDS + 1];
+    words[..DIGEST_WORDS].copy_from_slice(&words_of(&plan.digest()));
+    words[DIGEST_WORDS] = u64::from(refusal.is_some());
+    let all = match gather(&words) {
         Ok(all) => all,
         // This rank's own error is closer to the cause than the failed exchange.
         Err(error) => return prepared.and(Err(error)),
     };
-    let of_ranks: Vec<&[u64]> = all.chunks_exact(2).collect();
+    let of_ranks: Vec<&[u64]> = all.chunks_exact(words.len()).collect();
     // Every rank has the same words, so every rank takes the same branch.
-    if let Some(refusing) = of_ranks.iter().position(|words| words[1] != 0) {
+    if let Some(refusing) = of_ranks.iter().position(|words| words[DIGEST_WORDS] != 0) {
         let refusals = gather_texts(gather, &refusal.unwrap_or_default());
         prepared?;
         let operation = scope::called(plan.operation).name();
         let reason = format!("rank {refusing} refuses: {}", refusals?[refusing]);
         return Err(Error::InvalidArgument { operation, reason });
     }
-    let Some(odd) = of_ranks.iter().position(|words| words[0] != of_ranks[0][0]) else { return prepared };
+    let Some(odd) = of_ranks.iter().position(|words| *words != of_ranks[0]) else { return prepared };
     Err(Box::new(first_difference(gather, plan, (0, odd))?).into())
 }
 
@@ -191,12 +239,12 @@ pub(crate) fn agree_once<R: Ranks + ?Sized>(ranks: &R, plan: &Plan<'_>, checked:
         return checked;
     }
     let Some(ledger) = ranks.ledger() else { return agree(ranks, plan, checked) };
-    let hash = plan.hash();
-    if ledger.agreements().contains(hash) {
-        return ledger.recall(hash);
+    let digest = plan.digest();
+    if let Some(number) = ledger.agreements().number_of(&digest) {
+        return ledger.recall(number);
     }
     agree(ranks, plan, checked)?;
-    ledger.agreements().insert(hash);
+    ledger.agreements().add(digest);
     Ok(())
 }
 
@@ -228,4 +276,54 @@ fn shortened(text: &str) -> String {
     }
     let end = (0..=LONGEST_TEXT).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     format!("{}…", &text[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::table::tests::colliding;
+    use crate::comm::local;
+    use crate::dtype::DType;
+
+    #[test]
+    fn ranks_with_tables_that_collide_in_a_fast_hash_disagree() {
+        let outcomes = local::run(2, |comm| {
+            let [tensors, _] = if comm.rank() == 0 {
+                colliding()
+            } else {
+                let [one, other] = colliding();
+                [other, one]
+            };
+            let table = TensorTable::new(DType::F32, 2, tensors)?;
+            Ok::<_, Error>(
+                same_plan(Operation::ZeroPartition, &comm, &table, &[], Ok(())).map_err(|error| error.to_string()),
+            )
+        });
+        for outcome in outcomes.unwrap() {
+            let error = outcome.expect_err("the tensors differ");
+            assert!(error.contains("shape [128]") && error.contains("shape [1007616]"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_remembered_digest_is_that_of_the_same_lines() {
+        let digest = |count: usize| {
+            let lines = [("count", Value::Number(count))];
+            Plan { lines: &lines, ..Plan::of(Operation::Barrier) }.digest()
+        };
+        let first: Vec<Digest> = (0..2 * REMEMBERED_PLANS).map(digest).collect();
+        assert!(first.iter().enumerate().all(|(index, one)| !first[..index].contains(one)));
+        assert!((0..2 * REMEMBERED_PLANS).rev().map(digest).eq(first.iter().rev().copied()));
+        let elsewhere = std::thread::spawn(move || (0..3).map(digest).collect::<Vec<_>>()).join().unwrap();
+        assert_eq!(elsewhere, first[..3]);
+    }
+
+    #[test]
+    fn agreements_are_numbered_in_the_order_in_which_they_are_made() {
+        let agreements = crate::comm::Agreements::default();
+        let plans = [7, 3, 9].map(|byte| [byte; size_of::<Digest>()]);
+        plans.iter().for_each(|&plan| agreements.add(plan));
+        assert_eq!(plans.each_ref().map(|plan| agreements.number_of(plan)), [Some(1), Some(2), Some(3)]);
+        assert_eq!(agreements.number_of(&[0; size_of::<Digest>()]), None);
+    }
 }

@@ -73,7 +73,8 @@ impl<C: Ranks + Split> Groups<C> {
         agree(&world, &Plan { lines: &lines, ..Plan::of(Operation::Groups) }, Ok(()))?;
         let (rank, world_size) = (world.rank(), world.world_size());
         if ranks != world_size {
-            let reason = format!("the world size is {ranks}, and the communicator has {world_size} ranks");
+            let reason =
+                format!("the groups are for a world of {ranks} ranks, and the communicator has {world_size} ranks");
             return Err(Error::InvalidArgument { operation: OPERATION, reason });
         }
         let topology = Topology::new(rank, sizes)?;

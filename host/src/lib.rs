@@ -73,8 +73,22 @@
 //!   compiler and libclang.
 //! * `nvtx`: ranges of sends and receives, for profilers such as Nsight Systems.
 
+// The compiler proves that the examples need no unsafe code.
+#![doc(test(attr(forbid(unsafe_code))))]
 // On docs.rs, which has a nightly compiler, each item shows the feature that it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
+
+/// Implements `Debug` of errors as their text. `fn main() -> Result<(), Error>` and `unwrap` print `Debug`, and the texts name the remedies;
+/// the fields stay open to `match`.
+macro_rules! debug_as_text {
+    ($($error:ty),+) => {
+        $(impl std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Display::fmt(self, f)
+            }
+        })+
+    };
+}
 
 mod agreement;
 pub mod bootstrap;

@@ -9,6 +9,36 @@ use crate::inputs::Random;
 /// is at most `2^-53` of the result; an element of the result of 16 ranks is at most about 16 times the largest input, which gives 8 units.
 pub const UNITS: f64 = 8.0;
 
+/// Magnitudes of the ranks' vectors, in turn, with which inner products or their products with weights leave the range of `f64`, though
+/// Adasum's result does not: of such vectors, of vectors beside which others vanish, and of both.
+pub const OUT_OF_RANGE: [&[f64]; 9] = [
+    &[1e-75, 1e90],
+    &[1e90, 1e-75, 1.0],
+    &[1e160],
+    &[1e306],
+    &[1e-160, 1e160],
+    &[1e-75, 1e300],
+    &[1e160, 1e200, 1e250],
+    &[1e306, 1e-70, 1e150, 1e-300, 1e40],
+    &[1e140, 1e156],
+];
+
+/// The largest error of a result whose ranks have [`OUT_OF_RANGE`] magnitudes, in units of `2^-52` of the largest input.
+///
+/// Products of vectors beyond `1e147` have the precision of sums of `f64`, so that a coefficient errs by about a unit times the ratio of the
+/// vectors' norms, and its term by a unit of the longer vector's norm: 32 times its largest element at most, for 1000 elements. The roundings
+/// of normally distributed terms mostly cancel.
+pub const UNITS_OUT_OF_RANGE: f64 = 32.0;
+
+/// A normally distributed vector of `len` elements for each rank, times the rank's magnitude.
+pub fn of_magnitudes(magnitudes: &[f64], ranks: usize, len: usize, seed: u64) -> Vec<Vec<f64>> {
+    let mut vectors = Family::Normal.vectors(ranks, len, seed);
+    for (vector, &magnitude) in vectors.iter_mut().zip(magnitudes.iter().cycle()) {
+        vector.iter_mut().for_each(|element| *element *= magnitude);
+    }
+    vectors
+}
+
 /// A family of vectors.
 #[derive(Clone, Copy, Debug)]
 pub enum Family {

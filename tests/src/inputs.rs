@@ -123,7 +123,7 @@ pub fn generate(kind: Kind, format: Format, world_size: usize, len: usize, seed:
                 (0..len).map(|_| random.sign() * random.below(steps) as f64 * format.smallest()).collect()
             }
             Kind::Huge => {
-                // Adasum computes squares in f64, so that the limit for f64 inputs is the square root of its range.
+                // Adasum computes squares in f64. Larger elements of f64 are scaled, beyond the range of an oracle that computes in it.
                 let limit = if format == Format::F64 { 1e150 } else { format.max_finite() };
                 let values = (0..len).map(|_| random.sign() * limit * (1.0 - random.unit() / 16.0));
                 let rounded = values.map(|value| format.round(value).clamp(-limit, limit)).collect();

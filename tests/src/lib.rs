@@ -17,6 +17,8 @@
 //!
 //! This crate is never published, and only tests depend on it.
 
+#![deny(unsafe_code)]
+
 pub mod array;
 pub mod collectives;
 pub mod double;

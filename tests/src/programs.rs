@@ -107,6 +107,23 @@ pub fn as_ranks(program: &Path, world_size: usize, arguments: &[&str]) -> Vec<Co
     (0..world_size).map(start).collect()
 }
 
+/// Restores the default action of the signals that end programs, as whoever started the tests may ignore them, like `nohup`.
+#[cfg(unix)]
+#[allow(unsafe_code, reason = "a step between fork and exec")]
+pub fn heed_signals(command: &mut Command) {
+    use std::os::unix::process::CommandExt as _;
+
+    // SAFETY: Between fork and exec, this only makes a call that signal handlers may make too.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            Ok(())
+        });
+    }
+}
+
 /// Creates a named pipe called `pipe` in a folder.
 ///
 /// # Panics

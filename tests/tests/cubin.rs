@@ -2,6 +2,8 @@
 //! architecture of its folder, with the numbers of parameter bytes and threads of the host's table. `cargo xtask ptxas` proves that they
 //! are the assembler's output for the PTX.
 
+#![forbid(unsafe_code)]
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

@@ -1,6 +1,8 @@
 //! A program built with the feature `cuda`, started on any machine: without a driver it must start and name the missing part, and with a
 //! driver it must find it. The GPU tier tests the kernels.
 
+#![forbid(unsafe_code)]
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
 

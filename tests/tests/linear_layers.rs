@@ -12,6 +12,8 @@
 //! together plus one for each rank. Then the split and the plain result are each within `γ_n |A||B||C|` of the exact result, and within
 //! twice this bound of each other, where `|A|` holds the magnitudes of the elements of `A`.
 
+#![forbid(unsafe_code)]
+
 use candle_core::{Device, Tensor, Var};
 use gradsync::comm::{Communicator, Ranks};
 use gradsync::ops::tensor_parallel::{AllReduce, AllReduceGradient, HostTensor, Pipeline, TensorOp};

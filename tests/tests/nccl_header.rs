@@ -3,6 +3,8 @@
 //! Every function is declared a second time, with the C types that our types stand for; compilers refuse a second declaration that differs.
 //! Values, sizes and offsets are asserted. The test needs no NCCL library, no CUDA toolkit and no GPU.
 
+#![forbid(unsafe_code)]
+
 use std::ffi::{c_char, c_int};
 use std::fmt::Write as _;
 use std::fs;

@@ -1,6 +1,8 @@
 //! The PTX in the crate, read as text: entry points, parameters and launch bounds match the host's table, loads are 16 bytes wide, and the
 //! assembler may not fuse or flush any instruction. `cargo xtask ptxas` proves that it assembles.
 
+#![forbid(unsafe_code)]
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

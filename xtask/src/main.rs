@@ -3,6 +3,8 @@
 //! One command is one file, one variant of [`flags::Command`] and one `run`. xtask depends on no crate of the workspace, so every command
 //! works even if these crates do not compile.
 
+#![forbid(unsafe_code)]
+
 mod bundle;
 mod compare;
 mod demo;

@@ -61,15 +61,21 @@ pub(super) trait Exact: Element {
     type Scales: Copy;
 
     /// An element of a rank's vector.
-    fn value(self) -> Self::Value;
+    ///
+    /// # Safety
+    /// `row` is the row of a layer's tree of `world_size` ranks, with their scaling norms; the rank is one of them.
+    unsafe fn leaf(self, row: *const f64, rank: usize, world_size: usize) -> Self::Value;
     /// An element of the root, rounded.
-    fn rounded(value: Self::Value) -> f64;
+    ///
+    /// # Safety
+    /// `row` is the row of a layer's tree of `world_size` ranks, with their scaling norms.
+    unsafe fn root(value: Self::Value, row: *const f64, world_size: usize) -> f64;
     /// An element of a pair's combination.
     fn join(both: Self::Coefficients, left: Self::Value, right: Self::Value) -> Self::Value;
     /// A pair's coefficients from its sums.
     fn coefficients(sum: impl Fn(usize) -> f64, scales: Self::Scales) -> Self::Coefficients;
-    /// A pair's coefficients, rounded.
-    fn rounded_coefficients(both: Self::Coefficients) -> Coefficients;
+    /// A pair's coefficients of the vectors themselves, rounded.
+    fn rounded_coefficients(both: Self::Coefficients, scales: Self::Scales) -> Coefficients;
     /// Stores a pair's coefficients.
     ///
     /// # Safety
@@ -83,7 +89,7 @@ pub(super) trait Exact: Element {
     /// The scales of a pair.
     ///
     /// # Safety
-    /// `row` is the row of a layer's tree of `world_size` ranks, with their squared norms.
+    /// `row` is the row of a layer's tree of `world_size` ranks, with their scaling norms.
     unsafe fn scales(row: *const f64, pair: Pair, world_size: usize) -> Self::Scales;
     /// The scales for part `number`.
     fn scales_of_part(scales: Self::Scales, number: usize) -> Self::Scales;
@@ -117,12 +123,12 @@ macro_rules! plainly_exact {
             type Scales = ();
 
             #[inline(always)]
-            fn value(self) -> f64 {
+            unsafe fn leaf(self, _: *const f64, _: usize, _: usize) -> f64 {
                 self.to_f64()
             }
 
             #[inline(always)]
-            fn rounded(value: f64) -> f64 {
+            unsafe fn root(value: f64, _: *const f64, _: usize) -> f64 {
                 value
             }
 
@@ -137,7 +143,7 @@ macro_rules! plainly_exact {
             }
 
             #[inline(always)]
-            fn rounded_coefficients(both: Coefficients) -> Coefficients {
+            fn rounded_coefficients(both: Coefficients, (): ()) -> Coefficients {
                 both
             }
 
@@ -207,13 +213,20 @@ impl Exact for f64 {
     type Scales = Scales;
 
     #[inline(always)]
-    fn value(self) -> Wide {
-        self.into()
+    unsafe fn leaf(self, row: *const f64, rank: usize, world_size: usize) -> Wide {
+        // SAFETY: the caller's promise.
+        precise::leaf(self, unsafe { *scaling_norm(row.cast_mut(), rank, world_size) })
     }
 
     #[inline(always)]
-    fn rounded(value: Wide) -> f64 {
-        value.high
+    unsafe fn root(value: Wide, row: *const f64, world_size: usize) -> f64 {
+        let (mut sum, mut rank) = (0.0, 0);
+        while rank < world_size {
+            // SAFETY: the caller's promise.
+            sum += unsafe { *scaling_norm(row.cast_mut(), rank, world_size) };
+            rank += 1;
+        }
+        precise::root(value, sum, 1.0)
     }
 
     #[inline(always)]
@@ -227,8 +240,8 @@ impl Exact for f64 {
     }
 
     #[inline(always)]
-    fn rounded_coefficients(both: precise::Coefficients) -> Coefficients {
-        precise::rounded(both)
+    fn rounded_coefficients(both: precise::Coefficients, scales: Scales) -> Coefficients {
+        precise::rounded(both, scales)
     }
 
     #[inline(always)]
@@ -249,8 +262,8 @@ impl Exact for f64 {
 
     #[inline(always)]
     unsafe fn scales(row: *const f64, pair: Pair, world_size: usize) -> Scales {
-        // SAFETY: the caller's promise; squared norms are behind the coefficients.
-        Scales::of(pair, |rank| unsafe { *row.add(NUMBERS * (world_size - 1) + rank) })
+        // SAFETY: the caller's promise.
+        Scales::of(pair, |rank| unsafe { *scaling_norm(row.cast_mut(), rank, world_size) })
     }
 
     #[inline(always)]
@@ -282,11 +295,30 @@ impl Exact for f64 {
     }
 }
 
+/// The place of a rank's scaling norm in the row of a layer's tree of `world_size` ranks, behind the coefficients of the pairs.
+#[inline(always)]
+fn scaling_norm(row: *mut f64, rank: usize, world_size: usize) -> *mut f64 {
+    row.wrapping_add(NUMBERS * (world_size - 1) + rank)
+}
+
+/// Stores the scaling norms in the row of a layer's tree of `world_size` ranks, whose vectors have these squared norms.
+///
+/// # Safety
+/// The row has memory for them.
+#[inline(always)]
+pub(super) unsafe fn keep_scaling_norms(row: *mut f64, world_size: usize, squared_norm: impl Fn(usize) -> f64) {
+    // SAFETY: the caller's promise.
+    precise::scaling_norms(world_size, squared_norm, |rank, norm| unsafe {
+        scaling_norm(row, rank, world_size).write(norm);
+    });
+}
+
 /// One layer's combination tree, with nodes of at most `2^MOST` ranks: the ranks' vectors and the row with the coefficients of its pairs.
 #[derive(Clone, Copy)]
 pub(super) struct Tree<S, const MOST: usize> {
     pub(super) table: *const *const S,
     pub(super) row: *const f64,
+    pub(super) world_size: usize,
 }
 
 impl<S: Exact, const MOST: usize> Tree<S, MOST> {
@@ -294,11 +326,20 @@ impl<S: Exact, const MOST: usize> Tree<S, MOST> {
     #[inline(always)]
     pub(super) unsafe fn value(self, element: u64, begin: usize, end: usize) -> S::Value {
         // SAFETY: the launch provides every rank's vector, and the coefficients of every pair below this node.
-        let value = |rank: usize| unsafe { (*self.table.add(rank)).add(element as usize).read().value() };
+        let value = |rank: usize| unsafe {
+            (*self.table.add(rank)).add(element as usize).read().leaf(self.row, rank, self.world_size)
+        };
         tree_node::<_, MOST>(begin, end, value, |pair, left, right| {
             // SAFETY: as above.
             S::join(unsafe { S::kept(self.row.add(NUMBERS * pair.index())) }, left, right)
         })
+    }
+
+    /// Computes one element of the root, rounded.
+    #[inline(always)]
+    pub(super) unsafe fn root(self, element: u64) -> f64 {
+        // SAFETY: the launch provides every rank's vector, the coefficients of every pair, and the scaling norms.
+        unsafe { S::root(self.value(element, 0, self.world_size), self.row, self.world_size) }
     }
 
     /// Computes one element of the two nodes that a pair combines.
@@ -325,7 +366,8 @@ impl<S: Exact, const MOST: usize> Tree<S, MOST> {
     /// The tree of layer `layer`, among the trees of all layers.
     #[inline(always)]
     fn of_layer(table: *const *const S, tree: *const f64, layer: u64, world_size: u64) -> Self {
-        Self { table, row: tree.wrapping_add(layer as usize * tree_row(world_size as usize)) }
+        let world_size = world_size as usize;
+        Self { table, row: tree.wrapping_add(layer as usize * tree_row(world_size)), world_size }
     }
 }
 
@@ -382,11 +424,7 @@ kernel!(["coefficients"], LaunchBounds::LAYER, fn (
     if lost && is_double != 0 {
         // Only the scales need no more digits than the Gram matrix has.
         start_tree(&mut layer_weights, ranks, |_| (1.0, 1.0));
-        let mut rank = 0;
-        while rank < ranks {
-            row.add(NUMBERS * (ranks - 1) + rank).write(product(rank, rank));
-            rank += 1;
-        }
+        keep_scaling_norms(row, ranks, |rank| product(rank, rank));
     } else if lost {
         start_tree(&mut layer_weights, ranks, |pair| kept(row.add(NUMBERS * pair.index())));
     }
@@ -405,9 +443,10 @@ unsafe fn set_pair<T: Exact>(
     // SAFETY: the launch provides the sums of every layer, and a row for it.
     unsafe {
         let sum = |index: usize| *sums.add(layer * T::COUNT + index);
-        let both = T::coefficients(sum, T::scales(row, pair, world_size));
+        let scales = T::scales(row, pair, world_size);
+        let both = T::coefficients(sum, scales);
         T::keep(row.add(NUMBERS * pair.index()), both);
-        T::rounded_coefficients(both)
+        T::rounded_coefficients(both, scales)
     }
 }
 
@@ -465,8 +504,7 @@ macro_rules! from_to {
             }
             let tree = Tree::<$S, LEVELS>::of_layer(table, tree, chunk.span, world_size);
             reduce::walk::<1, 1>(chunk, |element, _| {
-                let value = tree.value(element, 0, world_size as usize);
-                destination.add(element as usize).write(<$D>::from_f64(<$S>::rounded(value)));
+                destination.add(element as usize).write(<$D>::from_f64(tree.root(element)));
             });
         });
     };

@@ -20,7 +20,8 @@ pub const SMALLEST_SQUARED_NORM: f64 = 1.491_668_146_240_041_3e-154;
 /// most 1e-9, far under the unit roundoff of `f32`. Below it the layer takes the exact path, [`tree_value`].
 pub const CANCELLATION: f64 = 1e-4;
 
-/// The criterion by which a layer takes the exact path; it depends on the vectors' dtype.
+/// The criterion by which a layer takes the exact path; it depends on the vectors' dtype. Layers with `f64` elements also take it where
+/// products, or their products with weights, overflow: [`precise`] scales such vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Criterion {
     /// `f32` and narrower: below [`CANCELLATION`].
@@ -29,6 +30,8 @@ pub enum Criterion {
     Double,
     /// `f64` in a layer of at most [`precise::SHORT`] elements: always.
     ShortDouble,
+    /// Where products overflow, and only there: `f64` beside narrower dtypes.
+    Overflow,
 }
 
 impl Criterion {
@@ -317,8 +320,9 @@ pub fn takes_exact_path(
     for rank in 0..world_size {
         squares += gram(rank, rank);
     }
-    // The exact path cannot help with numbers that are not finite, or would overflow; a single vector does not need it.
-    (cancelled || criterion == Criterion::ShortDouble) && squares < precise::MOST && world_size > 1
+    // Elements that are NaN spread by the plain formula; infinite ones by either. A single vector does not need the exact path.
+    let is_precise = criterion == Criterion::ShortDouble && squares < precise::MOST;
+    (is_precise || (cancelled && squares >= 0.0)) && world_size > 1
 }
 
 /// Starts the exact path of one layer: sets the weights after the combination of the pairs of single ranks, whose coefficients were `kept`.
@@ -369,12 +373,14 @@ impl SideSums {
         self.diagonal + 2.0 * self.rest
     }
 
-    /// Whether the norm of a side of `ranks` ranks is too small relative to the bound of its rounding error.
+    /// Whether the norm of a side of `ranks` ranks is too small relative to the bound of its rounding error, or in `f64` has overflowed.
     #[inline(always)]
     fn is_cancelled(self, ranks: usize, criterion: Criterion) -> bool {
+        let norm = self.squared_norm();
         match criterion {
-            Criterion::Narrow => self.squared_norm() < CANCELLATION * (ranks as f64 * self.diagonal),
-            _ => self.squared_norm() < precise::CANCELLATION * self.diagonal,
+            Criterion::Narrow => norm < CANCELLATION * (ranks as f64 * self.diagonal),
+            Criterion::Overflow => !norm.is_finite(),
+            _ => norm < precise::CANCELLATION * self.diagonal || !norm.is_finite(),
         }
     }
 }
@@ -477,7 +483,7 @@ mod tests {
             let case = std::format!("{world_size} ranks, {criterion:?}, seed {seed}");
             assert_eq!((found_lost, bits(&found)), (is_lost, bits(&expected)), "{case}");
         }
-        for criterion in [Criterion::Narrow, Criterion::Double, Criterion::ShortDouble] {
+        for criterion in [Criterion::Narrow, Criterion::Double, Criterion::ShortDouble, Criterion::Overflow] {
             for seed in 0..60 {
                 (1..=8).for_each(|world_size| check(world_size, criterion, seed));
             }
@@ -520,6 +526,26 @@ mod tests {
             let found: Vec<f64> = (0..ranks).map(|rank| weight_by_tree(rank, ranks, kept)).collect();
             assert_eq!(found, expected, "{ranks} ranks");
         }
+    }
+
+    /// Vectors of one element: only NaN, which gives NaN anyway, and finite products are left to the plain formula.
+    #[test]
+    fn layers_with_overflowing_products_take_the_exact_path() {
+        let is_lost = |criterion: Criterion, vectors: [f64; 4]| {
+            weights(&mut [0.0; 4][..], 4, criterion, |i, j| vectors[i] * vectors[j], |_, _| ())
+        };
+        for criterion in [Criterion::Double, Criterion::Overflow] {
+            assert!(!is_lost(criterion, [1e-70, 2e-70, 1e-70, 2e-70]), "{criterion:?}");
+            assert!(!is_lost(criterion, [1e150; 4]), "{criterion:?}");
+            assert!(is_lost(criterion, [1e-75, 1e90, 1e-75, 1e90]), "{criterion:?}: squares of weights");
+            assert!(is_lost(criterion, [1.0, 1.0, 1.0, 1e160]), "{criterion:?}: squares of elements");
+            assert!(is_lost(criterion, [1.0, f64::INFINITY, 1.0, 1.0]), "{criterion:?}");
+            assert!(!is_lost(criterion, [1.0, f64::NAN, 1.0, 1e160]), "{criterion:?}");
+        }
+        assert!(
+            is_lost(Criterion::Double, [1.0, -1.0, 1.0, 1.0]) && !is_lost(Criterion::Overflow, [1.0, -1.0, 1.0, 1.0])
+        );
+        assert!(is_lost(Criterion::Double, [1e150, -1e150, 1.0, 1.0]), "cancelled, and beyond what needs no scaling");
     }
 
     #[test]

@@ -59,6 +59,12 @@ impl Wide {
         Self { high: -self.high, low: -self.low }
     }
 
+    /// `factor × self`, for a power of two.
+    #[inline(always)]
+    pub fn scaled(self, factor: f64) -> Self {
+        Self { high: factor * self.high, low: factor * self.low }
+    }
+
     /// `self × other`.
     #[inline(always)]
     pub fn times(self, other: Self) -> Self {

@@ -1,7 +1,7 @@
 //! Clipping of reduced gradients by their global norm (PyTorch's `clip_grad_norm_`).
 
 use candle_core::backprop::GradStore;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use crate::data_parallel::DataParallel;
 use crate::error::{Error, Result};
@@ -43,26 +43,46 @@ impl<M: TensorMemory> DataParallel<'_, M> {
     }
 }
 
-/// Clips by gradsync's kernels, with the norm on the host.
+/// Clips by gradsync's kernels, with the norm on the host. `squares` adds the squares of all elements times a power of two.
 pub(crate) fn by_kernels<M: TensorMemory>(
     context: &M::Context,
     tensors: &[(&str, &Tensor)],
     max_norm: f64,
-    squares: impl Fn(M::Slice<'_>) -> gradsync::Result<f64>,
+    squares: impl Fn(M::Slice<'_>, f64) -> gradsync::Result<f64>,
 ) -> Result<Tensor> {
-    let mut sum = 0.0;
-    for group in tensors.chunks(GROUP) {
-        let add =
-            |data: Vec<M::SliceMut<'_>>| data.iter().try_fold(sum, |sum, data| Ok(sum + squares(M::as_slice(data))?));
-        sum = lend::<M, _>(context, group, add)?;
-    }
-    let norm: f64 = f64::sqrt(sum);
-    let factor = max_norm / norm;
-    // A NaN factor is applied too.
-    if factor.is_nan() || factor < 1.0 {
+    /// The least factor that is applied at once: `f32`, in which narrow dtypes are multiplied, has it and larger ones with all digits.
+    const STEP: f64 = 1.0 / (1u128 << 100) as f64;
+    let root_of_squares = |power: f64| -> Result<f64> {
+        let mut sum = 0.0;
+        for group in tensors.chunks(GROUP) {
+            let add = |data: Vec<M::SliceMut<'_>>| {
+                data.iter().try_fold(sum, |sum, data| Ok(sum + squares(M::as_slice(data), power)?))
+            };
+            sum = lend::<M, _>(context, group, add)?;
+        }
+        Ok(sum.sqrt())
+    };
+    let multiply = |factor: f64| -> Result<()> {
         for group in tensors.chunks(GROUP) {
             lend::<M, _>(context, group, |data| data.into_iter().try_for_each(|data| M::scale_in_place(data, factor)))?;
         }
+        Ok(())
+    };
+    let (mut root, mut power, mut steps) = (root_of_squares(1.0)?, 1.0, 0);
+    // The squares of numbers of f64 can leave its range where the norm does not.
+    if !(1e-130..=f64::MAX).contains(&root) && tensors.iter().any(|(_, tensor)| tensor.dtype() == DType::F64) {
+        (power, steps) = if root < 1.0 { (STEP.powi(-6), 0) } else { (STEP.powi(6), 6) };
+        root = root_of_squares(power)?;
+    }
+    let norm = root / power;
+    // A NaN factor is applied too.
+    if norm.is_nan() || norm > max_norm {
+        let (mut dividend, divisor) = (max_norm, if steps > 0 { root } else { norm });
+        while divisor.is_finite() && dividend < divisor * STEP {
+            (dividend, steps) = (dividend / STEP, steps + 1);
+        }
+        (0..steps).try_for_each(|_| multiply(STEP))?;
+        multiply(dividend / divisor)?;
     }
     Ok(Tensor::new(norm, &Device::Cpu)?)
 }

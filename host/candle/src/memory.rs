@@ -16,6 +16,9 @@ use crate::error::{Error, Result};
 /// The number of tensors that are borrowed at once. A launch on a GPU serves all of them; each needs a frame of the stack.
 pub(crate) const GROUP: usize = 64;
 
+/// The number of elements that are scaled at a time.
+const PIECE_LEN: usize = 1 << 16;
+
 /// A kind of memory for candle's tensors: [`Host`], and with the feature `cuda` gradsync's `Cuda`. Its functions are for this crate alone.
 #[allow(missing_docs)]
 pub trait TensorMemory: ReducerMemory {
@@ -222,7 +225,19 @@ impl TensorMemory for Host {
     }
 
     fn clip((): &(), tensors: &[(&str, &Tensor)], max_norm: f64) -> Result<(Tensor, Vec<Tensor>)> {
-        let squares = |data: Slice<'_>| Ok(cpu::squared_norms(data, &[0..data.len()])?.iter().sum());
+        let squares = |data: Slice<'_>, power: f64| {
+            if power == 1.0 {
+                return Ok(cpu::squared_norms(data, &[0..data.len()])?.iter().sum());
+            }
+            let mut piece = vec![0.0f64; data.len().min(PIECE_LEN)];
+            let mut sum = 0.0;
+            for begin in (0..data.len()).step_by(PIECE_LEN) {
+                let len = PIECE_LEN.min(data.len() - begin);
+                cpu::scale((&mut piece[..len]).into(), data.range(begin..begin + len), power)?;
+                sum += cpu::squared_norms((&piece[..len]).into(), &[0..len])?.iter().sum::<f64>();
+            }
+            Ok(sum)
+        };
         Ok((clip::by_kernels::<Self>(&(), tensors, max_norm, squares)?, Vec::new()))
     }
 

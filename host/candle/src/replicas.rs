@@ -96,7 +96,7 @@ impl<M: TensorMemory> DataParallel<'_, M> {
             |number| !self.is_trained(number),
             |_, data| {
                 data.iter().try_for_each(|data| {
-                    fingerprints.push(M::fingerprint(M::as_slice(data))?);
+                    fingerprints.push(M::fingerprint(M::as_slice(data))?.hash());
                     Ok(())
                 })
             },

@@ -112,7 +112,7 @@ impl Found {
                     std::mem::forget(library);
                     return Self { found: true, name: Some(name.to_owned()), version, tried };
                 }
-                Err(error) => tried.push(format!("{name}: {error}")),
+                Err(error) => tried.push(with_name(name, &error.to_string())),
             }
         }
         Self { found: false, name: None, version: None, tried }
@@ -124,6 +124,11 @@ impl Found {
             None => format!("{library}: not found; tried {}", self.tried.join("; ")),
         }
     }
+}
+
+/// The loader's error, which often begins with the name already.
+fn with_name(name: &str, error: &str) -> String {
+    if error.starts_with(&format!("{name}: ")) { error.to_owned() } else { format!("{name}: {error}") }
 }
 
 /// The names that the library would try: the user's choice, or else the usual names.
@@ -188,4 +193,18 @@ fn gpus() -> Result<Vec<String>, String> {
 #[cfg(not(feature = "cuda"))]
 fn gpus() -> Result<Vec<String>, String> {
     Err("this program was built without the feature `cuda`".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_missing_is_named_once() {
+        let found = Found::library(&["libnowhere.so.7"], |_| None);
+        let line = found.line("Nowhere");
+        assert!(line.starts_with("Nowhere: not found; tried libnowhere.so.7: "), "{line}");
+        assert_eq!(line.matches("libnowhere.so.7").count(), 1, "{line}");
+        assert_eq!(with_name("libx.so", "wrong ELF class"), "libx.so: wrong ELF class");
+    }
 }

@@ -3,6 +3,8 @@
 //!
 //! The crate exists for the program. The library follows its needs, and may change in any version.
 
+#![deny(unsafe_code)]
+
 pub mod messages;
 pub mod output;
 pub mod text;

@@ -4,13 +4,18 @@
 //! a result that is not finite where that was forbidden). `GRADSYNC_LOG` (error, warn, info, debug, trace) sets the log level. The
 //! arithmetic is the library's; this crate only handles files and the command line.
 
+#![deny(unsafe_code)]
+
 mod backend;
 mod checkpoint;
 mod doctor;
+#[allow(unsafe_code, reason = "it calls the libraries of a machine")]
 mod info;
 #[cfg(target_os = "linux")]
+#[allow(unsafe_code, reason = "it prepares processes before they run their programs")]
 mod launch;
 mod reduce;
+mod regular;
 mod trace;
 
 use std::process::ExitCode;

@@ -22,11 +22,20 @@ pub fn shown(name: &(impl AsRef<OsStr> + ?Sized)) -> impl fmt::Display {
     }
 }
 
-/// Several lines without control characters.
+/// Several lines without control characters but tabs, which are harmless.
 pub fn printable(lines: &str) -> Cow<'_, str> {
     replaced(
         lines,
-        |character| is_hidden(character) && character != '\n',
+        |character| is_hidden(character) && !matches!(character, '\n' | '\t'),
+        |character| character.escape_default().to_string(),
+    )
+}
+
+/// One line of text as it was written, but without control characters other than tabs.
+pub fn one_line(text: &str) -> Cow<'_, str> {
+    replaced(
+        text,
+        |character| is_hidden(character) && character != '\t',
         |character| character.escape_default().to_string(),
     )
 }
@@ -72,7 +81,8 @@ mod tests {
         assert_eq!(shown("it's läuft ∂ 勾配 e\u{301}").to_string(), "it's läuft ∂ 勾配 e\u{301}");
         assert_eq!(shown("\x1b]0;title\x07\n\u{9b}").to_string(), "\\u{1b}]0;title\\u{7}\\n\\u{9b}");
         assert_eq!(printable("two\nlines\x1b[1m\u{202e}"), "two\nlines\\u{1b}[1m\\u{202e}");
-        assert_eq!(printable("勾配"), "勾配");
+        assert_eq!(printable("勾配\t\"1\" \\"), "勾配\t\"1\" \\");
+        assert_eq!(one_line("two\r\nlines\t\"1\" \\"), "two\\r\\nlines\t\"1\" \\");
         let json = printable_json("{\n  \"a\u{9b}b\u{7f}\": 1\n}");
         assert_eq!(json, "{\n  \"a\\u009bb\\u007f\": 1\n}");
         assert!(serde_json::from_str::<serde_json::Value>(&json).unwrap()["a\u{9b}b\u{7f}"] == 1);

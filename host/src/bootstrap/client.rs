@@ -14,13 +14,16 @@ use super::gathering::Applicant;
 use super::handshake::{self, Identity};
 use super::hosts::{self, Names};
 use super::member::Member;
-use super::message::{Event, Network, Request};
+use super::message::{Event, Network, Request, violation};
+use super::notice::{self, Notices};
 use super::seal::{Seal, Session};
 use super::secret::Secret;
 use crate::error::BootstrapError;
 
 /// The time limit of one attempt to connect, and of one handshake.
-const ATTEMPT_TIME: Duration = Duration::from_secs(5);
+pub(super) const ATTEMPT_TIME: Duration = Duration::from_secs(5);
+/// The same where rank 0 listens at one of several ports, in the first round of attempts; it doubles with every round.
+const FIRST_ATTEMPT_TIME: Duration = Duration::from_secs(1);
 /// The pause between attempts: the first pause, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
@@ -28,7 +31,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_m
 #[derive(Debug)]
 pub(super) struct Invitation {
     pub(super) hosts: Vec<String>,
-    pub(super) port: u16,
+    /// Rank 0 listens on one of them.
+    pub(super) ports: Vec<u16>,
     pub(super) secret: Secret,
 }
 
@@ -39,10 +43,16 @@ pub(super) fn join(
     is_final: impl Fn(&BootstrapError) -> bool,
 ) -> Result<Member, BootstrapError> {
     let mut pause = PAUSES.0;
+    let mut attempt_time = FIRST_ATTEMPT_TIME;
     let mut refusal = None;
     let mut names = Names::default();
+    let mut notices = Notices::new();
     loop {
-        let error = match invite().and_then(|invitation| attempt(applicant, &invitation, &mut names)) {
+        let attempted = invite().and_then(|invitation| {
+            let time = if invitation.ports.len() > 1 { attempt_time } else { ATTEMPT_TIME };
+            attempt(applicant, &invitation, &mut names, time)
+        });
+        let error = match attempted {
             Ok(member) => return Ok(member),
             Err(error) if is_final(&error) => return Err(error),
             Err(error) => error,
@@ -50,6 +60,7 @@ pub(super) fn join(
         tracing::debug!(%error, rank = applicant.rank, "looking for rank 0 again");
         thread::sleep(applicant.at_most(pause));
         pause = (pause * 2).min(PAUSES.1);
+        attempt_time = (attempt_time * 2).min(ATTEMPT_TIME);
         if !matches!(error, BootstrapError::Unreachable { .. }) {
             if refusal.as_ref() != Some(&error) {
                 tracing::warn!(%error, rank = applicant.rank, "refused; still looking for rank 0");
@@ -60,33 +71,63 @@ pub(super) fn join(
             // A refusal by rank 0 says more than a later failure to reach it.
             return Err(refusal.unwrap_or(error));
         }
+        if notices.is_due() {
+            let (rank, seconds, deadline) = (applicant.rank, notices.elapsed().as_secs(), applicant.deadline);
+            let reason = match &error {
+                BootstrapError::Unreachable { address, reason, .. } => format!("{address}: {reason}"),
+                other => other.to_string(),
+            };
+            notice::say(&format!("rank {rank} is looking for rank 0, for {seconds} s of {deadline:?}: {reason}"));
+        }
     }
 }
 
-/// Tries every address once. If no attempt succeeds, returns the first error of a process that answered wrongly; if no process answered,
-/// the reason of each address.
-fn attempt(applicant: &Applicant, invitation: &Invitation, names: &mut Names) -> Result<Member, BootstrapError> {
+/// Tries every address once, each for at most `time`. If no attempt succeeds, returns the first error of a process that answered wrongly;
+/// if no process answered, the reason of each address.
+fn attempt(
+    applicant: &Applicant,
+    invitation: &Invitation,
+    names: &mut Names,
+    time: Duration,
+) -> Result<Member, BootstrapError> {
+    let Invitation { hosts, ports, secret } = invitation;
     let (mut wrong, mut silent) = (None, Vec::new());
-    for host in hosts::nearest_first(&invitation.hosts) {
-        let name = format!("{host}:{}", invitation.port);
-        let addresses = names.resolve(host, invitation.port, applicant.at_most(ATTEMPT_TIME)).unwrap_or_else(|error| {
-            silent.push((name.clone(), error.to_string()));
-            Vec::new()
-        });
-        for address in addresses {
+    for host in hosts::nearest_first(hosts) {
+        let addresses = match names.resolve(host, ports[0], applicant.at_most(ATTEMPT_TIME)) {
+            Ok(addresses) => addresses,
+            Err(error) => {
+                if let Some(error) = out_of_resources(applicant, &error) {
+                    return Err(error);
+                }
+                silent.push((format!("{host}:{}", ports[0]), error.to_string()));
+                continue;
+            }
+        };
+        for (mut address, &port) in addresses.iter().flat_map(|address| ports.iter().map(move |port| (*address, port)))
+        {
+            address.set_port(port);
             // The text names the address, because a host name may have several.
-            let name =
-                if host.parse::<IpAddr>().is_ok() { address.to_string() } else { format!("{name} ({})", address.ip()) };
-            match approach(applicant, &name, address, &invitation.secret) {
-                Ok((socket, session)) => return wait(applicant, &name, Arc::new(socket), session, &invitation.secret),
-                Err(BootstrapError::Unreachable { reason, .. }) => silent.push((name.clone(), reason)),
+            let name = match host.parse::<IpAddr>() {
+                Ok(_) => address.to_string(),
+                Err(_) => format!("{host}:{port} ({})", address.ip()),
+            };
+            match approach(applicant, &name, address, secret, time) {
+                Ok((socket, session)) => match wait(applicant, &name, Arc::new(socket), session, secret) {
+                    // Rank 0 of another start may listen at one of the ports, and rank 0 of this start at another one.
+                    Err(error @ BootstrapError::GenerationMismatch { .. }) if ports.len() > 1 => {
+                        _ = wrong.get_or_insert(error);
+                    }
+                    outcome => return outcome,
+                },
+                Err(BootstrapError::Unreachable { reason, .. }) => silent.push((name, reason)),
+                Err(error @ BootstrapError::OutOfResources { .. }) => return Err(error),
                 Err(error) => _ = wrong.get_or_insert(error),
             }
         }
     }
     Err(wrong.unwrap_or_else(|| {
         let (address, reason) = match &silent[..] {
-            [] => (format!("{}:{}", invitation.hosts.join(", "), invitation.port), "the name has no address".into()),
+            [] => (format!("{}:{}", hosts.join(", "), ports[0]), "the name has no address".into()),
             [(name, reason)] => (name.clone(), reason.clone()),
             several => {
                 let each = several.iter().map(|(name, reason)| format!("{name}: {reason}")).collect::<Vec<_>>();
@@ -97,18 +138,25 @@ fn attempt(applicant: &Applicant, invitation: &Invitation, names: &mut Names) ->
     }))
 }
 
-/// Connects to an address and authenticates this rank there.
+/// The error of this rank if it lacks descriptors, or a thread for a look-up.
+fn out_of_resources(applicant: &Applicant, error: &io::Error) -> Option<BootstrapError> {
+    let thread = || hosts::is_lack_of_threads(error).then(|| BootstrapError::out_of_threads(applicant.rank, error));
+    BootstrapError::out_of_descriptors(applicant.rank, error).or_else(thread)
+}
+
+/// Connects to an address and authenticates this rank there. Either step takes at most `time`.
 pub(super) fn approach(
     applicant: &Applicant,
     name: &str,
     address: SocketAddr,
     secret: &Secret,
+    time: Duration,
 ) -> Result<(TcpStream, Session), BootstrapError> {
     let deadline = applicant.deadline;
     let unreachable = |reason| BootstrapError::Unreachable { address: name.to_owned(), deadline, reason };
     let connect = || -> io::Result<TcpStream> {
         // The system refuses a timeout of zero.
-        let time = applicant.at_most(ATTEMPT_TIME).max(Duration::from_millis(1));
+        let time = applicant.at_most(time).max(Duration::from_millis(1));
         let socket = TcpStream::connect_timeout(&address, time)?;
         socket.set_nodelay(true)?;
         // Where nobody listens, a connection can meet itself, if the system chose the same port for its other end.
@@ -118,8 +166,10 @@ pub(super) fn approach(
             Ok(socket)
         }
     };
-    let socket = connect().map_err(|error| unreachable(error.to_string()))?;
-    let end = Instant::now().checked_add(applicant.at_most(ATTEMPT_TIME));
+    let socket = connect().map_err(|error| {
+        BootstrapError::out_of_descriptors(applicant.rank, &error).unwrap_or_else(|| unreachable(error.to_string()))
+    })?;
+    let end = Instant::now().checked_add(applicant.at_most(time));
     let identity = Identity {
         rank: applicant.rank as u64,
         world_size: applicant.world_size as u64,
@@ -157,7 +207,8 @@ fn wait(
             Event::Start(network) => {
                 socket.set_read_timeout(None)?;
                 socket.set_write_timeout(None)?;
-                Ok(Ok(enter(applicant, socket.clone(), session, secret.clone(), network)?))
+                let member = enter(applicant, socket.clone(), session, secret.clone(), network);
+                Ok(member.map_err(|error| BootstrapError::out_of_threads(applicant.rank, &error)))
             }
             Event::Refused(error) => {
                 drain(socket);
@@ -209,6 +260,7 @@ fn listen(socket: &TcpStream, mut seal: Seal, answers: &Outbox, endpoint: &Endpo
             Err(error) => {
                 if error.kind() == io::ErrorKind::InvalidData {
                     tracing::warn!(%error, rank = endpoint.rank(), "the connection to rank 0 is given up");
+                    endpoint.fail(violation(0, &error));
                 }
                 return endpoint.disconnected();
             }
@@ -233,8 +285,9 @@ mod tests {
         let recorder = Recorder::always(Kind::Processes, "test", 1, 2);
         let end = start.checked_add(deadline);
         let applicant = Applicant { rank: 1, world_size: 2, generation: 0, deadline, end, recorder };
-        let invitation = Invitation { hosts: vec!["rank-0".into()], port: 7, secret: Secret::from_bytes([1; 32]) };
-        let error = attempt(&applicant, &invitation, &mut names).unwrap_err();
+        let invitation =
+            Invitation { hosts: vec!["rank-0".into()], ports: vec![7], secret: Secret::from_bytes([1; 32]) };
+        let error = attempt(&applicant, &invitation, &mut names, ATTEMPT_TIME).unwrap_err();
         assert!(start.elapsed() < SILENCE / 2, "{:?}", start.elapsed());
         let BootstrapError::Unreachable { address, reason, .. } = error else { panic!("{error:?}") };
         assert_eq!(address, "rank-0:7");

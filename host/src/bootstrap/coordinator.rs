@@ -3,6 +3,7 @@
 //! It receives the requests of all members, by calls from its own process and over connections from others; every answer is an event for
 //! one member or for all. It owns no thread and no clock: members report when their deadlines pass.
 
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use super::connection::Outbox;
 use super::endpoint::Endpoint;
 use super::frame::{FRAME_LIMIT, encode};
 use super::matching::check;
-use super::message::{CALLS_LIMIT, CONTRIBUTION_LIMIT, Event, Network, Request};
+use super::message::{CALLS_LIMIT, CONTRIBUTION_LIMIT, Event, Network, Request, bounded, violation};
 use super::pending::{Pending, PendingCalls};
 use crate::error::{CommError, Departure, Operation};
 
@@ -127,17 +128,20 @@ impl Coordinator {
         Ok(())
     }
 
-    /// The connection to a rank broke before the rank left the group.
-    pub(super) fn lost(&self, rank: usize, reason: &str) {
+    /// The connection to a rank broke before the rank left the group, or carried what no rank sends ([`io::ErrorKind::InvalidData`]).
+    pub(super) fn lost(&self, rank: usize, reason: &io::Error) {
         let mut state = self.lock();
         if state.is_closed || state.departed[rank].is_some() {
             return;
         }
-        tracing::warn!(rank, reason, "a rank is lost");
+        tracing::warn!(rank, %reason, "a rank is lost");
         let departure = Departure::Lost;
         state.departed[rank] = Some((departure, 0));
         state.pending.withdraw(rank);
-        state.fail(CommError::PeerGone { operation: Operation::Exchange, rank, departure });
+        state.fail(match reason.kind() {
+            io::ErrorKind::InvalidData => bounded(violation(rank, reason)),
+            _ => CommError::PeerGone { operation: Operation::Exchange, rank, departure },
+        });
     }
 
     /// Closes the connections after rank 0 has left.

@@ -61,6 +61,24 @@ impl RendezvousFile {
         }
         Ok(RendezvousFile { path, bytes })
     }
+
+    /// Checks that other ranks still find this rank by the file.
+    ///
+    /// # Errors
+    /// [`BootstrapError::File`] if it is gone or another one; the error for something else at its path. A file system that does not answer
+    /// now may answer later.
+    pub(super) fn check(&self) -> Result<(), BootstrapError> {
+        let reason = match bytes(&self.path) {
+            Ok(bytes) if bytes == self.bytes => return Ok(()),
+            Ok(_) => "another rank 0 has replaced it while ranks joined: each job needs a file of its own",
+            Err(Refusal::Untrusted(error)) => return Err(error),
+            Err(Refusal::System(error)) if error.kind() == io::ErrorKind::NotFound => {
+                "it was removed while ranks joined, perhaps by rank 0 of another job"
+            }
+            Err(Refusal::System(_)) => return Ok(()),
+        };
+        Err(BootstrapError::File { path: self.path.display().to_string(), reason: reason.into() })
+    }
 }
 
 /// Removes a file that a former group has left at `path`, and returns the resolved path.
@@ -112,7 +130,7 @@ pub(super) fn describe(port: u16, secret: &Secret, time: Duration) -> Vec<u8> {
 pub(super) fn understand(bytes: &[u8]) -> io::Result<Invitation> {
     let body = bytes.strip_prefix(MAGIC).ok_or(io::ErrorKind::InvalidData)?;
     let Content { hosts, port, secret } = decode(body)?;
-    Ok(Invitation { hosts, port, secret: Secret::from_bytes(secret) })
+    Ok(Invitation { hosts, ports: vec![port], secret: Secret::from_bytes(secret) })
 }
 
 fn create_private(path: &Path) -> io::Result<fs::File> {

@@ -12,8 +12,12 @@ use std::time::{Duration, Instant};
 use super::coordinator::{Coordinator, Route, Violation};
 use super::endpoint::Endpoint;
 use super::message::{Event, Network, Request};
+use super::notice::{self, Notices};
 use crate::error::{BootstrapError, Call, Operation, Strangers};
 use crate::trace::Recorder;
+
+/// The interval at which a waiting rank 0 checks that it can still be found.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// A rank that asks to join.
 #[derive(Clone, Debug)]
@@ -68,6 +72,8 @@ struct Arrival {
 struct State {
     arrivals: Vec<Option<Arrival>>,
     unauthenticated: Strangers,
+    /// Why the last authenticated rank was refused.
+    refusal: Option<BootstrapError>,
     outcome: Option<Result<Arc<Coordinator>, BootstrapError>>,
 }
 
@@ -77,6 +83,8 @@ pub(super) struct Gathering {
     generation: u64,
     /// The loopback address, if the group is confined to it.
     loopback: Option<IpAddr>,
+    /// Where ranks join, in words.
+    place: String,
     state: Mutex<State>,
     changed: Condvar,
     /// The subgroups, for members of a group in one process.
@@ -84,10 +92,11 @@ pub(super) struct Gathering {
 }
 
 impl Gathering {
-    pub(super) fn new(world_size: usize, generation: u64, loopback: Option<IpAddr>) -> Self {
+    pub(super) fn new(world_size: usize, generation: u64, loopback: Option<IpAddr>, place: String) -> Self {
         let arrivals = (0..world_size).map(|_| None).collect();
-        let state = Mutex::new(State { arrivals, unauthenticated: Strangers::default(), outcome: None });
-        Gathering { world_size, generation, loopback, state, changed: Condvar::new(), subgroups: Arc::default() }
+        let state = State { arrivals, unauthenticated: Strangers::default(), refusal: None, outcome: None };
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        Gathering { world_size, generation, loopback, place, state, changed, subgroups: Arc::default() }
     }
 
     /// No user code runs under the lock, so a poisoned one still guards consistent state.
@@ -111,11 +120,22 @@ impl Gathering {
     /// The reason why the rank is refused. A rank with another world size fails the whole gathering.
     pub(super) fn arrive(
         &self,
-        (rank, world_size, generation): (usize, usize, u64),
+        identity: (usize, usize, u64),
         route: Route,
         address: Option<IpAddr>,
     ) -> Result<(), BootstrapError> {
         let mut state = self.lock();
+        let outcome = self.admit(&mut state, identity, Arrival { route, address });
+        state.refusal = outcome.as_ref().err().cloned().or(state.refusal.take());
+        outcome
+    }
+
+    fn admit(
+        &self,
+        state: &mut State,
+        (rank, world_size, generation): (usize, usize, u64),
+        arrival: Arrival,
+    ) -> Result<(), BootstrapError> {
         if generation != self.generation {
             return Err(BootstrapError::GenerationMismatch { rank, generation, expected: self.generation });
         }
@@ -128,7 +148,7 @@ impl Gathering {
             let left_rank = state.arrivals.iter().position(Option::is_some).unwrap_or(0);
             let (left, right_rank, right) = (self.world_size, rank, world_size);
             let error = BootstrapError::WorldSizeMismatch { left_rank, left, right_rank, right };
-            self.refuse_all(&mut state, error.clone());
+            self.refuse_all(state, error.clone());
             return Err(error);
         }
         let Some(slot) = state.arrivals.get_mut(rank) else {
@@ -137,7 +157,7 @@ impl Gathering {
         if slot.is_some() {
             return Err(BootstrapError::DuplicateRank { rank });
         }
-        *slot = Some(Arrival { route, address });
+        *slot = Some(arrival);
         if state.arrivals.iter().all(Option::is_some) {
             let (routes, addresses) =
                 state.arrivals.drain(..).flatten().map(|arrival| (arrival.route, arrival.address)).unzip();
@@ -148,22 +168,52 @@ impl Gathering {
         Ok(())
     }
 
-    /// Waits for the other ranks; the first deadline that passes ends the gathering for all ranks that have arrived.
-    pub(super) fn wait(&self, applicant: &Applicant) -> Result<Arc<Coordinator>, BootstrapError> {
-        let mut state = self.lock();
+    /// Waits for the other ranks; the first deadline that passes ends the gathering for all ranks that have arrived, and so does an error of
+    /// `check`, which is called now and then. The lowest of these ranks says now and then for which others they wait.
+    pub(super) fn wait(
+        &self,
+        applicant: &Applicant,
+        check: &dyn Fn() -> Result<(), BootstrapError>,
+    ) -> Result<Arc<Coordinator>, BootstrapError> {
+        let mut notices = Notices::new();
         loop {
+            let mut state = self.lock();
+            if state.outcome.is_none() && applicant.left() == Some(Duration::ZERO) {
+                self.expire(&mut state, applicant.deadline);
+            }
             if let Some(outcome) = &state.outcome {
                 return outcome.clone();
             }
-            state = match applicant.left() {
-                Some(Duration::ZERO) => {
-                    self.expire(&mut state, applicant.deadline);
-                    state
-                }
-                Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
+            let speaks = state.arrivals.iter().position(Option::is_some) == Some(applicant.rank);
+            let line = (notices.is_due() && speaks).then(|| self.describe(&state, &notices, applicant.deadline));
+            drop(state);
+            // Neither the terminal nor the file system may hold up other ranks.
+            if let Some(line) = line {
+                notice::say(&line);
+            }
+            if let Err(error) = check() {
+                self.fail(error);
+            }
+            let state = self.lock();
+            if state.outcome.is_none() {
+                let pause = applicant.at_most(notices.left().min(CHECK_EVERY));
+                drop(self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner));
+            }
         }
+    }
+
+    /// The line that tells for which ranks the others wait, and who was turned away.
+    fn describe(&self, state: &State, notices: &Notices, deadline: Duration) -> String {
+        let missing = notice::listed(&missing(state));
+        let (world_size, place, strangers) = (self.world_size, &self.place, &state.unauthenticated);
+        let refusal = state.refusal.as_ref().map_or_else(String::new, |error| format!("; refused: {error}"));
+        let seconds = notices.elapsed().as_secs();
+        format!("waiting for {missing} of {world_size} at {place}, for {seconds} s of {deadline:?}{strangers}{refusal}")
+    }
+
+    /// Ends the gathering for all ranks that have arrived.
+    pub(super) fn fail(&self, error: BootstrapError) {
+        self.refuse_all(&mut self.lock(), error);
     }
 
     /// Handles a request of a rank at the other end of a connection.
@@ -195,8 +245,8 @@ impl Gathering {
     }
 
     fn expire(&self, state: &mut State, deadline: Duration) {
-        let missing = (0..state.arrivals.len()).filter(|&rank| state.arrivals[rank].is_none()).collect();
-        self.refuse_all(state, BootstrapError::Missing { missing, deadline, strangers: state.unauthenticated.clone() });
+        let (missing, strangers) = (missing(state), state.unauthenticated.clone());
+        self.refuse_all(state, BootstrapError::Missing { missing, deadline, strangers });
     }
 
     fn refuse_all(&self, state: &mut State, error: BootstrapError) {
@@ -213,6 +263,10 @@ impl Gathering {
         state.outcome = Some(Err(error));
         self.changed.notify_all();
     }
+}
+
+fn missing(state: &State) -> Vec<usize> {
+    (0..state.arrivals.len()).filter(|&rank| state.arrivals[rank].is_none()).collect()
 }
 
 /// The successive gatherings of ranks that are threads of one process.
@@ -232,7 +286,8 @@ impl InProcess {
         let &Applicant { rank, world_size, generation, .. } = applicant;
         let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let open = current.take().filter(|gathering| !gathering.is_over());
-        let gathering = open.unwrap_or_else(|| Arc::new(Gathering::new(world_size, generation, None)));
+        let new = || Arc::new(Gathering::new(world_size, generation, None, "a rendezvous of one process".into()));
+        let gathering = open.unwrap_or_else(new);
         *current = Some(gathering.clone());
         gathering.arrive((rank, world_size, generation), Route::Local(endpoint.clone()), None)?;
         Ok(gathering)
@@ -268,7 +323,7 @@ mod tests {
 
     #[test]
     fn each_rank_is_admitted_once() {
-        let gathering = Gathering::new(2, 7, None);
+        let gathering = Gathering::new(2, 7, None, "a test".into());
         assert_eq!(arrive(&gathering, 1, 2, 7), Ok(()));
         assert_eq!(arrive(&gathering, 1, 2, 7), Err(BootstrapError::DuplicateRank { rank: 1 }));
         assert_eq!(arrive(&gathering, 2, 2, 7), Err(BootstrapError::RankOutOfRange { rank: 2, world_size: 2 }));
@@ -282,7 +337,7 @@ mod tests {
 
     #[test]
     fn a_rank_whose_connection_broke_may_come_again() {
-        let gathering = Gathering::new(3, 0, None);
+        let gathering = Gathering::new(3, 0, None, "a test".into());
         arrive(&gathering, 1, 3, 0).unwrap();
         gathering.lost(1);
         arrive(&gathering, 1, 3, 0).unwrap();

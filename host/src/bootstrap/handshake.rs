@@ -23,7 +23,7 @@ use crate::error::BootstrapError;
 const MAGIC: [u8; 8] = *b"gradsync";
 /// The version of the protocol; ranks of different versions refuse each other. It goes up with every change of the messages, and so also
 /// with every change of the encoding of a [`Call`](crate::Call), an operation or an error.
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 
 /// The length of a greeting: the magic, the version and a nonce.
 const GREETING: usize = 44;

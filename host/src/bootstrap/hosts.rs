@@ -84,7 +84,10 @@ impl Names {
         let ((sender, answer), look_up) = (channel(), self.look_up);
         // The receiver may be gone.
         let body = move || _ = sender.send(look_up(&host, port));
-        thread::Builder::new().name("gradsync-resolve".into()).spawn(body)?;
+        thread::Builder::new()
+            .name("gradsync-resolve".into())
+            .spawn(body)
+            .map_err(|error| io::Error::other(NoThread(error)))?;
         Ok(answer)
     }
 
@@ -93,6 +96,16 @@ impl Names {
     pub(super) fn with(look_up: fn(&str, u16) -> io::Result<Vec<SocketAddr>>) -> Self {
         Names { look_up, ..Names::default() }
     }
+}
+
+/// The error of a look-up that was not begun.
+#[derive(Debug, thiserror::Error)]
+#[error("no thread for a look-up: {0}")]
+struct NoThread(io::Error);
+
+/// Whether [`Names::resolve`] has failed because the system refused this process a thread.
+pub(super) fn is_lack_of_threads(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<NoThread>())
 }
 
 /// Sorts `hosts` by distance: loopback addresses first, then addresses in a network of this machine, then the rest, because a connection

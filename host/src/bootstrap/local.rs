@@ -8,6 +8,8 @@ pub(super) use self::other::{Listener, connect};
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// The random name of a socket.
 pub(super) type Name = [u8; 16];
 
@@ -17,31 +19,54 @@ pub(super) const PROOF_TIME: Duration = Duration::from_secs(1);
 /// The variable that overrides the identity of the machine: ranks with different values behave as if on different machines.
 const HOST_VARIABLE: &str = "GRADSYNC_HOSTID";
 
-/// The identity of this process's host, equal on processes that can reach each other's sockets and memory: the boot of a kernel, the
-/// network namespace, and the user.
-pub(super) fn host() -> String {
-    let named = std::env::var(HOST_VARIABLE).ok().filter(|name| !name.is_empty());
-    let read = || -> std::io::Result<String> {
-        let booted = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-        let network = std::fs::read_link("/proc/self/ns/net")?;
-        let user = rustix::process::geteuid().as_raw();
-        Ok(format!("{} {} {user}", booted.trim(), network.display()))
-    };
-    // A process whose host cannot be identified counts as alone on its machine.
-    named
-        .or_else(|| read().ok())
-        .unwrap_or_else(|| format!("{} {}", gethostname::gethostname().to_string_lossy(), std::process::id()))
+/// Where a process runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Host {
+    /// The machine: the boot of its kernel, or the value of [`HOST_VARIABLE`].
+    machine: String,
+    /// What processes must share to connect by Unix sockets: the kernel, a network namespace and a user.
+    sockets: String,
+}
+
+impl Host {
+    pub(super) fn own() -> Self {
+        let read = || -> std::io::Result<(String, String)> {
+            let booted = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+            let network = std::fs::read_link("/proc/self/ns/net")?;
+            let user = rustix::process::geteuid().as_raw();
+            let sockets = format!("{booted} {} {user}", network.display());
+            Ok((booted, sockets))
+        };
+        // A process whose machine cannot be identified counts as alone on it.
+        let (machine, sockets) = read().unwrap_or_else(|_| {
+            let alone = format!("{} {}", gethostname::gethostname().to_string_lossy(), std::process::id());
+            (alone.clone(), alone)
+        });
+        let named = std::env::var(HOST_VARIABLE).ok().filter(|name| !name.is_empty());
+        Host { machine: named.unwrap_or(machine), sockets }
+    }
+
+    /// Whether a process there is on the same machine.
+    pub(super) fn is_same_machine(&self, other: &Host) -> bool {
+        self.machine == other.machine
+    }
+
+    /// Whether a process there may be reached by a Unix socket. The system may refuse the connection nevertheless, as between containers with
+    /// users of their own or under a security module.
+    pub(super) fn may_connect(&self, other: &Host) -> bool {
+        self == other
+    }
 }
 
 #[cfg(target_os = "linux")]
 mod linux {
     use std::io;
+    use std::os::fd::AsRawFd;
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
     use std::time::Duration;
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use rustix::net::sockopt::socket_peercred;
     use rustix::process::geteuid;
 
     use super::super::handshake::{self, Challenge, Identity};
@@ -85,7 +110,7 @@ mod linux {
             match hear(&socket, secret) {
                 Ok(identity) => Ok(Some((identity, Socket::Local(socket)))),
                 Err(error) => {
-                    tracing::warn!(%error, "a process of this machine that proved no secret was turned away");
+                    tracing::warn!(%error, "a connection from a process of this machine was refused");
                     Ok(None)
                 }
             }
@@ -101,7 +126,7 @@ mod linux {
 
     fn hear(mut socket: &UnixStream, secret: &Secret) -> io::Result<Identity> {
         let other_user = || io::Error::new(io::ErrorKind::PermissionDenied, "another user's process");
-        if socket_peercred(socket)?.uid != geteuid() {
+        if user_of_peer(socket)? != geteuid().as_raw() {
             return Err(other_user());
         }
         limit(socket, PROOF_TIME)?;
@@ -109,6 +134,24 @@ mod linux {
         io::Write::write_all(&mut socket, &challenge.greeting())?;
         let proven = challenge.hear(&mut socket, secret).map_err(io::Error::other)?;
         proven.map(|(identity, _)| identity).ok_or_else(|| io::ErrorKind::TimedOut.into())
+    }
+
+    /// The user of the process at the other end, as its number in the user namespace of this process. The system tells the process's number
+    /// too, which is 0 in another PID namespace, so this reads plain integers.
+    fn user_of_peer(socket: &UnixStream) -> io::Result<u32> {
+        let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: the system writes at most so many bytes to the structure, all of whose values are valid.
+        let code = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut peer).cast(),
+                &raw mut bytes,
+            )
+        };
+        if code == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Connects to a process and authenticates this rank there.

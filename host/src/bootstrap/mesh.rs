@@ -1,15 +1,16 @@
 //! [`Member::connect_peers`]: a connection between every two ranks of a group, for a transport that sends data over it.
 //!
 //! Ranks of one machine connect by Unix sockets. Their names are random, in Linux's abstract namespace, and disappear once all ranks have
-//! connected, so nothing is left in a file system; the system reports the user at the other end. Other ranks connect by TCP. Each
-//! connection begins with the [handshake](super::handshake) of the control channel, with a secret that every rank derives from the
-//! group's own. The transport has to tag its frames over TCP, by the keys that the handshake returns (see [`seal`](super::seal)).
+//! connected, so nothing is left in a file system; the system reports the user at the other end. Other ranks connect by TCP, and so do
+//! ranks of one machine between which a Unix socket is refused. Each connection begins with the [handshake](super::handshake) of the
+//! control channel, with a secret that every rank derives from the group's own. The transport has to tag its frames over TCP, by the keys
+//! that the handshake returns (see [`seal`](super::seal)).
 //!
 //! Each rank connects to the ranks below it, and then accepts the ranks above it. Rank 0 accepts at once, so the waits have no cycle.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,15 +19,15 @@ use serde::{Deserialize, Serialize};
 use super::client;
 use super::gathering::Applicant;
 use super::handshake::Identity;
-use super::local;
+use super::local::{self, Host};
 use super::member::{Member, Uplink};
 use super::poll::Alarm;
 use super::seal::Session;
 use super::secret::{Secret, random};
 use super::server;
-use super::unauthenticated::{Authenticated, UnauthenticatedConnections};
+use super::unauthenticated::{Authenticated, Rejected, UnauthenticatedConnections};
 use crate::call::scope;
-use crate::error::{CommError, Operation, Result};
+use crate::error::{BootstrapError, CommError, Operation, Result};
 
 /// The kinds of exchange that connecting consists of.
 const HOSTS: usize = 3;
@@ -40,8 +41,10 @@ const PAUSE: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) socket: Socket,
-    /// The keys that tag frames, if the connection leaves the machine.
+    /// The keys that tag frames, if the connection is a network's.
     pub(crate) session: Option<Session>,
+    /// Whether the other rank is on this machine.
+    pub(crate) is_here: bool,
 }
 
 /// The kinds of connection.
@@ -50,7 +53,7 @@ pub(crate) enum Socket {
     /// To a process of this machine and user.
     #[cfg(target_os = "linux")]
     Local(std::os::unix::net::UnixStream),
-    /// To a process of another machine or user.
+    /// To a process of another machine, user or network namespace, or one that no Unix socket reaches.
     Network(TcpStream),
 }
 
@@ -59,7 +62,7 @@ pub(crate) enum Socket {
 pub(crate) struct Peers {
     /// The connections by rank; `None` for this rank.
     pub(crate) connections: Vec<Option<Peer>>,
-    /// Whether all ranks are processes of one machine and user.
+    /// Whether all ranks are processes of one machine.
     pub(crate) are_on_one_machine: bool,
 }
 
@@ -81,7 +84,7 @@ struct Listeners {
 
 /// The arguments of connecting.
 struct Plan<'a> {
-    hosts: &'a [String],
+    hosts: &'a [Host],
     offers: &'a [Offer],
     secret: Secret,
     applicant: Applicant,
@@ -98,8 +101,7 @@ impl Member {
         let (end, recorder) = (Instant::now().checked_add(deadline), self.recorder().clone());
         let applicant = Applicant { rank, world_size, generation: 0, deadline, end, recorder };
         let left = || end.map_or(deadline, |end| end.saturating_duration_since(Instant::now()));
-        let hosts: Vec<String> = self.tell(HOSTS, &local::host(), left())?;
-        let is_local = |peer: usize| hosts[peer] == hosts[rank];
+        let hosts: Vec<Host> = self.tell(HOSTS, &Host::own(), left())?;
         let opened = self.listeners(&hosts);
         let (listeners, offer) = self.or_fail(opened)?;
         let mut offers: Vec<Offer> = self.tell(OFFERS, &offer, left())?;
@@ -107,8 +109,9 @@ impl Member {
         let plan = Plan { hosts: &hosts, offers: &offers, secret: self.secret_of(nonce), applicant: applicant.clone() };
         let connections = self.connect_all(&plan, listeners).inspect_err(|error| self.fail(error.clone()))?;
         self.gather(OUTCOMES, &[], left())?;
-        tracing::debug!(rank, local = (0..world_size).filter(|&peer| is_local(peer)).count() - 1, "connected to peers");
-        Ok(Peers { connections, are_on_one_machine: hosts.iter().all(|host| *host == hosts[0]) })
+        let here = hosts.iter().filter(|host| host.is_same_machine(&hosts[rank])).count();
+        tracing::debug!(rank, local = here - 1, "connected to peers");
+        Ok(Peers { connections, are_on_one_machine: here == world_size })
     }
 
     /// Fails the group with an error of this rank.
@@ -125,15 +128,16 @@ impl Member {
         CommError::Transport { operation: Operation::SetUp, rank: self.rank(), reason }
     }
 
-    fn listeners(&self, hosts: &[String]) -> io::Result<(Listeners, Offer)> {
+    /// Listens for the ranks above. Ranks of this machine may need the network too, if a Unix socket is refused.
+    fn listeners(&self, hosts: &[Host]) -> io::Result<(Listeners, Offer)> {
         let rank = self.rank();
-        let above = || hosts[rank + 1..].iter();
+        let above = &hosts[rank + 1..];
         let (mut listeners, mut offer) = (Listeners::default(), Offer::default());
-        if above().any(|host| *host == hosts[rank]) {
+        if above.iter().any(|host| host.may_connect(&hosts[rank])) {
             let (listener, name) = local::Listener::open()?;
             (listeners.local, offer.local) = (Some(listener), Some(name));
         }
-        if above().any(|host| *host != hosts[rank]) {
+        if !above.is_empty() {
             let listener = server::listen(self.network.loopback, 0).map_err(io::Error::other)?;
             offer.port = Some(server::port(&listener).map_err(io::Error::other)?);
             listeners.network = Some(listener);
@@ -164,9 +168,14 @@ impl Member {
             let outcome = (|| {
                 if let Some(listener) = network {
                     let (secret, alarm) = (&plan.secret, &alarm);
-                    let report = move |outcome: Result<Authenticated, _>| {
+                    let report = move |outcome| {
+                        let outcome = match outcome {
+                            Ok(connection) => Ok(connection),
+                            Err(Rejected::Starved(error)) => Err(error),
+                            Err(Rejected::Connection { .. }) => return,
+                        };
                         // The receiver is gone once all ranks have connected.
-                        outcome.into_iter().for_each(|connection| _ = sender.send(connection));
+                        let _ = sender.send(outcome);
                     };
                     let serve = move || UnauthenticatedConnections::new(listener, secret, alarm, report).serve();
                     let thread = thread::Builder::new().name("gradsync-accept".into());
@@ -177,25 +186,30 @@ impl Member {
                 }
                 while let Some(missing) = missing(&peers, rank) {
                     self.check_wait(plan, &missing)?;
-                    let is_local = |peer: &usize| plan.hosts[*peer] == plan.hosts[rank];
-                    if let Some(listener) = local.as_ref().filter(|_| missing.iter().any(is_local)) {
+                    let is_local = |peer: &usize| plan.hosts[*peer].may_connect(&plan.hosts[rank]);
+                    let local = local.as_ref().filter(|_| missing.iter().any(is_local));
+                    if let Some(listener) = local {
                         let came =
                             listener.accept(&plan.secret).map_err(|error| self.connect_error(error.to_string()))?;
-                        came.into_iter().for_each(|(identity, socket)| {
-                            admit(&mut peers, plan, identity, Peer { socket, session: None });
-                        });
+                        if let Some((identity, socket)) = came {
+                            admit(&mut peers, plan, identity, socket, None);
+                            continue;
+                        }
                     }
-                    match arrivals.recv_timeout(PAUSE) {
-                        Ok(Authenticated { socket, identity, session }) => {
-                            let peer = Peer { socket: Socket::Network(socket), session: Some(session) };
-                            admit(&mut peers, plan, identity, peer);
+                    // A local connection ends the wait at once, and one of the network soon.
+                    let arrival = match local {
+                        Some(listener) => {
+                            listener.wait(PAUSE);
+                            arrivals.try_recv().ok()
                         }
-                        Err(RecvTimeoutError::Timeout) => {}
-                        Err(RecvTimeoutError::Disconnected) => {
-                            if let Some(listener) = &local {
-                                listener.wait(PAUSE);
-                            }
+                        None => arrivals.recv_timeout(PAUSE).ok(),
+                    };
+                    match arrival {
+                        Some(Ok(Authenticated { socket, identity, session })) => {
+                            admit(&mut peers, plan, identity, Socket::Network(socket), Some(session));
                         }
+                        Some(Err(error)) => return Err(self.connect_error(error.to_string())),
+                        None => {}
                     }
                 }
                 Ok(())
@@ -224,24 +238,32 @@ impl Member {
     fn connect_to(&self, peer: usize, plan: &Plan<'_>) -> Result<Peer, CommError> {
         let Applicant { rank, world_size, .. } = plan.applicant;
         let offer = &plan.offers[peer];
+        let is_here = plan.hosts[peer].is_same_machine(&plan.hosts[rank]);
         let nowhere = || self.connect_error(format!("rank {peer} does not say where it listens"));
-        if plan.hosts[peer] == plan.hosts[rank] {
+        if plan.hosts[peer].may_connect(&plan.hosts[rank]) {
             let name = offer.local.as_ref().ok_or_else(nowhere)?;
             let identity = Identity { rank: rank as u64, world_size: world_size as u64, generation: 0 };
             loop {
                 match local::connect(name, &plan.secret, identity, plan.applicant.at_most(local::PROOF_TIME)) {
-                    Ok(socket) => return Ok(Peer { socket, session: None }),
+                    Ok(socket) => return Ok(Peer { socket, session: None, is_here }),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.check_wait(plan, &[peer])?,
-                    Err(error) => return Err(self.connect_error(format!("rank {peer}: {error}"))),
+                    Err(error) => {
+                        if BootstrapError::out_of_descriptors(rank, &error).is_some() {
+                            return Err(self.connect_error(format!("rank {peer}: {error}")));
+                        }
+                        tracing::info!(rank, peer, %error, "a Unix socket was refused, so the ranks connect by TCP");
+                        break;
+                    }
                 }
             }
         }
         let address = SocketAddr::new(self.address_of(peer), offer.port.ok_or_else(nowhere)?);
         loop {
-            match client::approach(&plan.applicant, &address.to_string(), address, &plan.secret) {
+            match client::approach(&plan.applicant, &address.to_string(), address, &plan.secret, client::ATTEMPT_TIME) {
                 Ok((socket, session)) => {
-                    return Ok(Peer { socket: Socket::Network(socket), session: Some(session) });
+                    return Ok(Peer { socket: Socket::Network(socket), session: Some(session), is_here });
                 }
+                Err(error @ BootstrapError::OutOfResources { .. }) => return Err(self.connect_error(error.to_string())),
                 Err(error) => {
                     self.check_wait(plan, &[peer])?;
                     tracing::debug!(rank, peer, %error, "trying again to connect to a rank");
@@ -259,10 +281,13 @@ fn missing(peers: &[Option<Peer>], rank: usize) -> Option<Vec<usize>> {
 }
 
 /// Keeps the connection of a rank above this one. A rank whose connection broke may connect again.
-fn admit(peers: &mut [Option<Peer>], plan: &Plan<'_>, identity: Identity, peer: Peer) {
+fn admit(peers: &mut [Option<Peer>], plan: &Plan<'_>, identity: Identity, socket: Socket, session: Option<Session>) {
     let Applicant { rank, world_size, .. } = plan.applicant;
     match usize::try_from(identity.rank) {
-        Ok(number) if (rank + 1..world_size).contains(&number) => peers[number] = Some(peer),
+        Ok(number) if (rank + 1..world_size).contains(&number) => {
+            let is_here = plan.hosts[number].is_same_machine(&plan.hosts[rank]);
+            peers[number] = Some(Peer { socket, session, is_here });
+        }
         _ => tracing::warn!(?identity, "a rank that does not connect to this one was refused"),
     }
 }

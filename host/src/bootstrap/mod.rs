@@ -66,6 +66,7 @@ mod member;
 #[cfg(unix)]
 mod mesh;
 mod message;
+mod notice;
 mod pending;
 mod poll;
 #[cfg(feature = "mpi")]
@@ -79,11 +80,13 @@ mod trust;
 mod unauthenticated;
 
 pub use self::environment::Launch;
+pub(crate) use self::environment::WORLD_SIZE_LIMIT;
 pub use self::member::Member;
 #[cfg(unix)]
 pub(crate) use self::mesh::{Peer, Peers, Socket};
 #[cfg(feature = "mpi")]
 pub(crate) use self::relayed::{Host, accept};
+pub(crate) use self::rendezvous::call_deadline;
 pub use self::rendezvous::{DEFAULT_DEADLINE, Rendezvous};
 #[cfg(unix)]
 pub(crate) use self::seal::{Session, TAG as TAG_BYTES};

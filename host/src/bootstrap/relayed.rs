@@ -12,7 +12,7 @@ use super::gathering::Applicant;
 use super::hosts::OWN_NAME_TIME;
 use super::member::Member;
 use super::secret::Secret;
-use super::server;
+use super::server::{self, Service};
 use crate::error::BootstrapError;
 use crate::trace::{Kind, Recorder};
 
@@ -39,7 +39,8 @@ impl Host {
     /// Joins as rank 0, and waits until all ranks have joined.
     pub(crate) fn join(self, world_size: usize, deadline: Duration) -> Result<Member, BootstrapError> {
         let applicant = applicant(0, world_size, deadline);
-        applicant.joining(|| server::join(self.listener, None, self.secret, &applicant))
+        let service = Service::new(None, self.secret, "the address that rank 0 sent by MPI".into());
+        applicant.joining(|| server::join(self.listener, service, &applicant, &|| Ok(())))
     }
 }
 

@@ -2,30 +2,54 @@
 //!
 //! This module dispatches between the ways; the rest of a join is common to all of them.
 
+#[cfg(test)]
+mod tests;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::client::{self, Invitation};
-use super::environment::{self, Launch};
+use super::environment::{self, Launch, WORLD_SIZE_LIMIT};
 use super::file::{self, RendezvousFile};
 use super::gathering::{Applicant, InProcess};
 use super::hosts::OWN_NAME_TIME;
 use super::member::Member;
 use super::secret::Secret;
-use super::server;
+use super::server::{self, Service};
 use crate::error::BootstrapError;
 use crate::error::Result;
 use crate::trace::{Kind, Recorder};
 
 /// The default deadline for waiting for other ranks, in a join and in every call of every transport: 10 minutes.
+///
+/// `GRADSYNC_JOIN_DEADLINE` and `GRADSYNC_DEADLINE`, in seconds, replace it for joins and for calls.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(600);
+
+/// The deadline of calls where the program sets none: `GRADSYNC_DEADLINE`, or [`DEFAULT_DEADLINE`].
+///
+/// # Errors
+/// [`BootstrapError::InvalidVariable`]. Every join refuses such a variable.
+pub(crate) fn call_deadline() -> Result<Duration, BootstrapError> {
+    Ok(environment::call_deadline()?.unwrap_or(DEFAULT_DEADLINE))
+}
 
 #[derive(Clone, Debug)]
 enum Way {
     InProcess(InProcess),
-    Tcp { host: String, port: u16, secret: Secret },
+    Tcp(Address),
     File(PathBuf),
+}
+
+/// Where rank 0 listens.
+#[derive(Clone, Debug)]
+struct Address {
+    host: String,
+    /// Rank 0 listens on the first of them that is free.
+    ports: Vec<u16>,
+    secret: Secret,
+    /// Whether rank 0 listens on loopback only if `host` is a loopback address.
+    may_confine: bool,
 }
 
 /// The place where the ranks of a group find each other. Every rank needs an equal one; threads of one process need clones of the same
@@ -33,7 +57,8 @@ enum Way {
 #[derive(Clone, Debug)]
 pub struct Rendezvous {
     way: Way,
-    deadline: Duration,
+    /// The deadline of a join, if the program sets it.
+    deadline: Option<Duration>,
     generation: u64,
 }
 
@@ -49,7 +74,7 @@ impl Launch {
 
 impl Rendezvous {
     fn new(way: Way) -> Self {
-        Rendezvous { way, deadline: DEFAULT_DEADLINE, generation: 0 }
+        Rendezvous { way, deadline: None, generation: 0 }
     }
 
     /// A rendezvous for ranks that are threads of one process: give each a clone. When a group is complete or has failed, the next group
@@ -64,7 +89,7 @@ impl Rendezvous {
     /// The secret keeps other processes out: ranks prove to each other that they know it, and it is never sent. All later messages are
     /// authenticated but not encrypted (see [Strangers](super#strangers)).
     pub fn tcp(host: impl Into<String>, port: u16, secret: Secret) -> Self {
-        Rendezvous::new(Way::Tcp { host: host.into(), port, secret })
+        Rendezvous::new(Way::Tcp(Address { host: host.into(), ports: vec![port], secret, may_confine: true }))
     }
 
     /// A rendezvous for ranks that share a file system: rank 0 listens on a free port of all interfaces, and writes its address and a
@@ -79,24 +104,43 @@ impl Rendezvous {
     }
 
     /// A rendezvous by [`tcp`](Self::tcp) at `MASTER_ADDR` and `MASTER_PORT`, with the secret in `GRADSYNC_SECRET` and the generation in
-    /// `GRADSYNC_GENERATION`, or 0. `gradsync launch` sets all of them.
+    /// `GRADSYNC_GENERATION`, or 0. `gradsync launch` sets all of them. Unlike with `tcp`, rank 0 listens on loopback only if the launcher
+    /// also says that all ranks are on its machine (`LOCAL_WORLD_SIZE` equals `WORLD_SIZE`): `MASTER_ADDR` may be `localhost` for rank 0,
+    /// and another name of its machine for the other ranks.
+    ///
+    /// `GRADSYNC_PORT` takes the place of `MASTER_PORT`. Without it, under torchrun, whose agent listens at `MASTER_PORT` itself, rank 0
+    /// listens on the first free one of eight ports between 20000 and 27999, which all ranks derive from `MASTER_PORT` and
+    /// `TORCHELASTIC_RUN_ID`, and the other ranks try all eight. Ranks of another job of torchrun are refused, even with the same secret. On
+    /// one machine, `TORCHELASTIC_RESTART_COUNT` is the generation if `GRADSYNC_GENERATION` is not set.
     ///
     /// # Errors
     /// [`BootstrapError::MissingVariable`] if one of the first three variables is not set; [`BootstrapError::InvalidVariable`] for a
     /// generation that is not a number; the errors of [`Secret::from_env`].
     pub fn from_env(launch: &Launch) -> Result<Self> {
-        let Some((host, port)) = launch.master.clone() else {
+        let Some(master) = launch.master.clone() else {
             let reason = "it and MASTER_PORT say where rank 0 listens".into();
             return Err(BootstrapError::MissingVariable { variable: "MASTER_ADDR".into(), reason }.into());
         };
-        let rendezvous = Rendezvous::tcp(host, port, Secret::from_env()?);
-        Ok(rendezvous.with_generation(environment::generation()?))
+        Ok(Rendezvous::at_master(master, launch, Secret::from_env()?, environment::generation()?))
     }
 
-    /// Sets the deadline of a join; it is [`DEFAULT_DEADLINE`] otherwise.
+    /// The rendezvous of a launch at `MASTER_ADDR` and `MASTER_PORT`, with the generation if one is given.
+    fn at_master((host, port): (String, u16), launch: &Launch, secret: Secret, generation: Option<u64>) -> Self {
+        let torchrun = launch.torchrun.as_ref();
+        let address = Address {
+            host,
+            ports: torchrun.map_or_else(|| vec![port], |job| job.ports(port)),
+            secret: torchrun.map_or_else(|| secret.clone(), |job| job.secret(&secret, port)),
+            may_confine: launch.is_one_machine(),
+        };
+        let generation = generation.or(torchrun.and_then(|job| job.restarts)).unwrap_or(0);
+        Rendezvous::new(Way::Tcp(address)).with_generation(generation)
+    }
+
+    /// Sets the deadline of a join; it is `GRADSYNC_JOIN_DEADLINE` (in seconds) or [`DEFAULT_DEADLINE`] otherwise.
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
-        Rendezvous { deadline, ..self }
+        Rendezvous { deadline: Some(deadline), ..self }
     }
 
     /// Sets the group's `generation`; it is 0 otherwise. Count it up with every restart: a rank of another generation is refused, so that
@@ -106,7 +150,9 @@ impl Rendezvous {
         Rendezvous { generation, ..self }
     }
 
-    /// Joins as `rank` of `world_size`, and blocks until all ranks have joined. A group of one needs no network.
+    /// Joins as `rank` of `world_size`, and blocks until all ranks have joined. A group of one needs no network. A join that takes longer
+    /// than some seconds says now and then for which ranks it waits: as a warning (`tracing`), or on standard error where the program
+    /// logs no warnings.
     ///
     /// # Errors
     /// [`Error::Bootstrap`](crate::Error::Bootstrap) with
@@ -118,16 +164,27 @@ impl Rendezvous {
     ///   [`BootstrapError::GenerationMismatch`], [`BootstrapError::WrongSecret`] and [`BootstrapError::VersionMismatch`] on the rank that
     ///   does not belong to the group, while the other ranks continue to wait. A rank of a later generation continues to look for its own
     ///   group; with a rendezvous file, every such rank continues, in case the file is replaced;
-    /// * [`BootstrapError::RankOutOfRange`];
+    /// * [`BootstrapError::OutOfResources`] at once on a rank that lacks descriptors or threads; if rank 0 does, on every rank that has
+    ///   arrived;
+    /// * [`BootstrapError::RankOutOfRange`]; [`BootstrapError::WorldSizeOutOfRange`] for more than 65536 ranks;
+    ///   [`BootstrapError::InvalidAddress`] for a host that can be neither a name nor an address; [`BootstrapError::InvalidVariable`] for a
+    ///   variable of deadlines that is no number of seconds;
     /// * with a rendezvous file, [`BootstrapError::NotAFile`] and [`BootstrapError::UntrustedFolder`] at once on every rank;
     ///   [`BootstrapError::UntrustedFile`] on other ranks than 0 when the deadline passes and rank 0 has not replaced the file, and on
-    ///   rank 0 if the file system does not let it make a private file;
+    ///   rank 0 if the file system does not let it make a private file; [`BootstrapError::File`] on rank 0 once the file is gone or
+    ///   another rank 0 has replaced it;
     /// * [`BootstrapError::PortBusy`], [`BootstrapError::CannotListen`] or [`BootstrapError::File`] on rank 0.
     pub fn join(&self, rank: usize, world_size: usize) -> Result<Member> {
         if rank >= world_size {
             return Err(BootstrapError::RankOutOfRange { rank, world_size }.into());
         }
-        let &Rendezvous { deadline, generation, .. } = self;
+        if world_size > WORLD_SIZE_LIMIT {
+            return Err(BootstrapError::WorldSizeOutOfRange { world_size, most: WORLD_SIZE_LIMIT }.into());
+        }
+        let user_deadline = environment::join_deadline()?;
+        call_deadline()?;
+        let deadline = self.deadline.or(user_deadline).unwrap_or(DEFAULT_DEADLINE);
+        let generation = self.generation;
         let kind = if matches!(self.way, Way::InProcess(_)) { Kind::Threads } else { Kind::Processes };
         let recorder = Recorder::always(kind, "channel", rank, world_size);
         if world_size == 1 {
@@ -137,7 +194,7 @@ impl Rendezvous {
         let applicant = Applicant { rank, world_size, generation, deadline, end, recorder };
         Ok(applicant.joining(|| match &self.way {
             Way::InProcess(gatherings) => join_in_process(gatherings, &applicant),
-            Way::Tcp { host, port, secret } => join_at(host, *port, secret, &applicant),
+            Way::Tcp(address) => join_at(address, &applicant),
             Way::File(path) => join_by_file(path, &applicant),
         })?)
     }
@@ -146,25 +203,45 @@ impl Rendezvous {
 pub(super) fn join_in_process(gatherings: &InProcess, applicant: &Applicant) -> Result<Member, BootstrapError> {
     let endpoint = applicant.endpoint(false);
     let gathering = gatherings.arrive(applicant, &endpoint)?;
-    Ok(Member::in_process(gathering.wait(applicant)?, endpoint, gathering.subgroups.clone()))
+    let coordinator = gathering.wait(applicant, &|| Ok(()))?;
+    Ok(Member::in_process(coordinator, endpoint, gathering.subgroups.clone()))
 }
 
-fn join_at(host: &str, port: u16, secret: &Secret, applicant: &Applicant) -> Result<Member, BootstrapError> {
-    if port == 0 {
-        let address = format!("{host}:{port}");
+fn join_at(address: &Address, applicant: &Applicant) -> Result<Member, BootstrapError> {
+    let Address { ports, secret, .. } = address;
+    let host = environment::host(&address.host)
+        .map_err(|reason| BootstrapError::InvalidAddress { address: address.host.clone(), reason: reason.into() })?;
+    if ports.contains(&0) {
+        let address = format!("{host}:0");
         return Err(BootstrapError::CannotListen { address, reason: "other ranks cannot find port 0".into() });
     }
     if applicant.rank == 0 {
-        let loopback = loopback(host);
-        return server::join(server::listen(loopback, port)?, loopback, secret.clone(), applicant);
+        let loopback = loopback(&host).filter(|_| address.may_confine);
+        let listener = listen(loopback, ports)?;
+        let place = format!("{host}:{}", server::port(&listener)?);
+        return server::join(listener, Service::new(loopback, secret.clone(), place), applicant, &|| Ok(()));
     }
-    let invite = || Ok(Invitation { hosts: vec![host.to_owned()], port, secret: secret.clone() });
+    let invite = || Ok(Invitation { hosts: vec![host.clone()], ports: ports.clone(), secret: secret.clone() });
     client::join(applicant, invite, |error| match error {
         BootstrapError::Unreachable { .. } => false,
         // An older group is still joining there; this rank's own group follows.
         BootstrapError::GenerationMismatch { generation, expected, .. } => generation < expected,
+        // At one of several ports, any program may listen.
+        BootstrapError::WrongSecret { .. } | BootstrapError::VersionMismatch { .. } => ports.len() == 1,
         _ => true,
     })
+}
+
+/// Listens on the first free one of these ports.
+fn listen(loopback: Option<IpAddr>, ports: &[u16]) -> Result<std::net::TcpListener, BootstrapError> {
+    let mut busy = Vec::new();
+    for &port in ports {
+        match server::listen(loopback, port) {
+            Err(BootstrapError::PortBusy { address }) => busy.push(address),
+            outcome => return outcome,
+        }
+    }
+    Err(BootstrapError::PortBusy { address: busy.join(", ") })
 }
 
 /// The loopback address that `host` denotes, if it does. Other names are not looked up, because only the other ranks use them.
@@ -181,8 +258,9 @@ fn join_by_file(path: &std::path::Path, applicant: &Applicant) -> Result<Member,
         let secret = Secret::random()?;
         let listener = server::listen(None, 0)?;
         let invitation = file::describe(server::port(&listener)?, &secret, applicant.at_most(OWN_NAME_TIME));
-        let _file = RendezvousFile::publish(place, invitation)?;
-        return server::join(listener, None, secret, applicant);
+        let file = RendezvousFile::publish(place, invitation)?;
+        let place = format!("the address in {}", path.display());
+        return server::join(listener, Service::new(None, secret, place), applicant, &|| file.check());
     }
     let invite = || {
         file::read(path).map_err(|refusal| {

@@ -17,7 +17,8 @@ use super::frame;
 /// The length of a tag: 128 bits, half of the hash.
 pub(crate) const TAG: usize = 16;
 
-/// The key of one direction of a connection, and the number of the next frame.
+/// The key of one direction of a connection, and the number of the next frame. A copy is for use in place of the original.
+#[derive(Clone)]
 pub(crate) struct Seal {
     mac: Hmac<Sha256>,
     number: u64,

@@ -5,13 +5,14 @@
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, BufReader};
+use std::io::{self, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::connection::{Connections, LINGER, Outbox, Threads, drain, is_closed};
 use super::coordinator::Route;
-use super::frame::FRAME_LIMIT;
+use super::frame::{self, FRAME_LIMIT, Timed};
 use super::gathering::{Applicant, Gathering};
 use super::handshake::Identity;
 use super::member::Member;
@@ -43,7 +44,7 @@ pub(super) fn listen(loopback: Option<IpAddr>, port: u16) -> Result<TcpListener,
         let address = SocketAddr::new(loopback.unwrap_or(everywhere[1]), port).to_string();
         match error.kind() {
             io::ErrorKind::AddrInUse => BootstrapError::PortBusy { address },
-            _ => BootstrapError::CannotListen { address, reason: error.to_string() },
+            _ => unavailable(&error, address),
         }
     })
 }
@@ -63,18 +64,34 @@ pub(super) fn port(listener: &TcpListener) -> Result<u16, BootstrapError> {
     Ok(listener.local_addr().map_err(error)?.port())
 }
 
-/// Joins as rank 0, which accepts the other ranks at `listener`.
-pub(super) fn join(
-    listener: TcpListener,
+/// What rank 0 offers at its listener.
+pub(super) struct Service {
+    /// The loopback address, if the group is confined to it.
     loopback: Option<IpAddr>,
     secret: Secret,
+    /// Where ranks join, in words.
+    place: String,
+}
+
+impl Service {
+    pub(super) fn new(loopback: Option<IpAddr>, secret: Secret, place: String) -> Self {
+        Service { loopback, secret, place }
+    }
+}
+
+/// Joins as rank 0, which accepts the other ranks at `listener`. An error of `check`, which is called now and then, ends the join.
+pub(super) fn join(
+    listener: TcpListener,
+    service: Service,
     applicant: &Applicant,
+    check: &dyn Fn() -> Result<(), BootstrapError>,
 ) -> Result<Member, BootstrapError> {
     let &Applicant { rank, world_size, generation, .. } = applicant;
-    let gathering = Gathering::new(world_size, generation, loopback);
+    let Service { loopback, secret, place } = service;
+    let gathering = Gathering::new(world_size, generation, loopback, place);
     let endpoint = applicant.endpoint(false);
     gathering.arrive((rank, world_size, generation), Route::Local(endpoint.clone()), None)?;
-    let alarm = Alarm::new().map_err(unavailable)?;
+    let alarm = Alarm::new().map_err(|error| unavailable(&error, "its port".into()))?;
     let connections = Arc::new(Connections::new(secret));
     let server = Arc::new(Server { gathering, connections: connections.clone(), alarm });
 
@@ -82,14 +99,14 @@ pub(super) fn join(
     let acceptor = server.clone();
     let outcome = match accepting.spawn("gradsync-accept", move || acceptor.accept(listener)) {
         Ok(()) => {
-            let outcome = server.gathering.wait(applicant);
+            let outcome = server.gathering.wait(applicant, check);
             server.alarm.raise();
             connections.close();
             // Once the thread has ended, the port is free for the group that comes after this one.
             accepting.wait(LINGER);
             outcome
         }
-        Err(error) => Err(unavailable(error)),
+        Err(error) => Err(BootstrapError::out_of_threads(rank, &error)),
     };
     match outcome {
         Ok(coordinator) => Ok(Member::server(coordinator, endpoint, connections)),
@@ -100,8 +117,10 @@ pub(super) fn join(
     }
 }
 
-fn unavailable(error: io::Error) -> BootstrapError {
-    BootstrapError::CannotListen { address: "its port".into(), reason: error.to_string() }
+/// The error of a rank that cannot listen at `address`.
+fn unavailable(error: &io::Error, address: String) -> BootstrapError {
+    let other = || BootstrapError::CannotListen { address, reason: error.to_string() };
+    BootstrapError::out_of_descriptors(0, error).unwrap_or_else(other)
 }
 
 /// The state that the threads of rank 0's process share.
@@ -116,7 +135,12 @@ impl Server {
     fn accept(self: &Arc<Self>, listener: TcpListener) {
         let report = |outcome| match outcome {
             Ok(proven) => self.admit(proven),
-            Err(Rejected { origin, reason }) => {
+            Err(Rejected::Starved(error)) => {
+                if let Some(error) = BootstrapError::out_of_descriptors(0, &error) {
+                    self.gathering.fail(error);
+                }
+            }
+            Err(Rejected::Connection { origin, reason }) => {
                 let count = self.gathering.count_unauthenticated(origin, reason.clone());
                 // Many connections must not fill the log.
                 if count.is_power_of_two() {
@@ -130,15 +154,30 @@ impl Server {
     fn admit(self: &Arc<Self>, Authenticated { socket, identity, session }: Authenticated) {
         let socket = Arc::new(socket);
         let Some(id) = self.connections.enter(&socket) else { return };
-        let server = self.clone();
+        let (server, served, outgoing) = (self.clone(), socket.clone(), session.outgoing.clone());
         let serve = move || {
-            server.serve(&socket, identity, session);
+            server.serve(&served, identity, session);
             server.connections.leave(id);
         };
         if let Err(error) = self.connections.threads.spawn("gradsync-serve", serve) {
-            tracing::warn!(%error, "no thread for a connection");
+            self.lack_thread(&socket, outgoing, &error);
             self.connections.leave(id);
         }
+    }
+
+    /// Ends the gathering because this process has no thread for a connection, and says so to the rank at its other end.
+    fn lack_thread(&self, socket: &TcpStream, mut outgoing: Seal, error: &io::Error) {
+        let error = BootstrapError::out_of_threads(0, error);
+        let mut refuse = || -> io::Result<()> {
+            let frame = frame::encode(&Event::Refused(error.clone()), FRAME_LIMIT)?;
+            let tag = outgoing.tag(&frame);
+            socket.set_nonblocking(false)?;
+            Timed { socket, end: Instant::now().checked_add(LINGER) }.write_all(&[&frame[..], &tag].concat())
+        };
+        if let Err(error) = refuse() {
+            tracing::debug!(%error, "a rank was not told why it is turned away");
+        }
+        self.gathering.fail(error);
     }
 
     /// Serves the connection of a rank from the handshake to its end.
@@ -151,12 +190,13 @@ impl Server {
         if is_closed(socket) {
             return tracing::warn!(?address, rank, "a rank has closed its connection before it was admitted");
         }
+        if let Err(error) = socket.set_nonblocking(false) {
+            return tracing::warn!(%error, ?address, rank, "a rank cannot be served");
+        }
         let Session { outgoing, incoming } = session;
-        let started =
-            socket.set_nonblocking(false).and_then(|()| Outbox::start(socket, outgoing, &self.connections.threads));
-        let outbox = match started {
+        let outbox = match Outbox::start(socket, outgoing.clone(), &self.connections.threads) {
             Ok(outbox) => outbox,
-            Err(error) => return tracing::warn!(%error, ?address, rank, "a rank cannot be served"),
+            Err(error) => return self.lack_thread(socket, outgoing, &error),
         };
         let place = Route::Remote(outbox.clone());
         match self.gathering.arrive((rank, world_size, identity.generation), place, address) {
@@ -178,12 +218,12 @@ impl Server {
             let request = seal.read::<Request>(&mut socket, FRAME_LIMIT);
             coordinator = coordinator.or_else(|| self.gathering.coordinator());
             let is_farewell = matches!(request, Ok(Request::Leave { .. }));
-            let outcome = request.map_err(|error| error.to_string()).and_then(|request| {
+            let outcome = request.and_then(|request| {
                 let outcome = match &coordinator {
                     Some(coordinator) => coordinator.receive(rank, request),
                     None => self.gathering.receive(&request),
                 };
-                outcome.map_err(|violation| violation.to_string())
+                outcome.map_err(|violation| io::Error::new(io::ErrorKind::InvalidData, violation))
             });
             match (outcome, &coordinator) {
                 (Ok(()), _) if is_farewell => return,
@@ -193,7 +233,7 @@ impl Server {
                     return;
                 }
                 (Err(error), None) => {
-                    tracing::warn!(rank, error, "a rank is gone before all have joined");
+                    tracing::warn!(rank, %error, "a rank is gone before all have joined");
                     self.gathering.lost(rank);
                     return;
                 }

@@ -16,7 +16,7 @@ use super::gathering::Applicant;
 use super::member::{Member, Uplink};
 use super::rendezvous::join_in_process;
 use super::secret::random;
-use super::server;
+use super::server::{self, Service};
 use crate::call::scope;
 use crate::error::BootstrapError;
 use crate::error::{CommError, Operation, Result};
@@ -85,7 +85,8 @@ impl Member {
         if let Some(listener) = listener {
             let (listener, _, nonce) = listener?;
             let secret = own_secret.derive(&nonce);
-            let join = || server::join(listener, self.network.loopback, secret, &applicant);
+            let service = Service::new(self.network.loopback, secret, format!("split {number} of their group"));
+            let join = || server::join(listener, service, &applicant, &|| Ok(()));
             return Ok(Some(applicant.joining(join)?));
         }
         let lowest = group[0];
@@ -96,7 +97,7 @@ impl Member {
             Some(ListenAddress::Failed(error)) => return Err(error.into()),
             None => return Err(malformed(lowest).into()),
         };
-        let invite = || Ok(Invitation { hosts: vec![host.clone()], port, secret: secret.clone() });
+        let invite = || Ok(Invitation { hosts: vec![host.clone()], ports: vec![port], secret: secret.clone() });
         let is_final = |error: &BootstrapError| !matches!(error, BootstrapError::Unreachable { .. });
         Ok(Some(applicant.joining(|| client::join(&applicant, invite, is_final))?))
     }
@@ -147,6 +148,6 @@ impl Member {
 }
 
 fn malformed(rank: usize) -> CommError {
-    let reason = "what it told the others does not parse".into();
+    let reason = "its message to the other ranks does not parse; perhaps it runs another version of gradsync".into();
     CommError::InvalidCall { operation: Operation::Split, rank, reason }
 }

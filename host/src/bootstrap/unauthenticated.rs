@@ -7,7 +7,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,6 +24,8 @@ const PROOF_TIME: Duration = Duration::from_millis(900);
 const GRACE: (Duration, Duration) = (Duration::from_micros(400), Duration::from_millis(50));
 /// How long no connection is accepted after the system lacked the resources for one.
 const PAUSE: Duration = Duration::from_millis(20);
+/// For how long the system may lack the resources for a single connection.
+const STARVED: Duration = Duration::from_secs(1);
 /// The least and the most slots; between these bounds, the number is a quarter of the process's descriptor limit. It shrinks when the
 /// system has no descriptors left.
 const SLOTS: (usize, usize) = (16, 512);
@@ -35,10 +37,12 @@ pub(super) struct Authenticated {
     pub(super) session: Session,
 }
 
-/// A connection that was closed because it was not authenticated.
-pub(super) struct Rejected {
-    pub(super) origin: SocketAddr,
-    pub(super) reason: String,
+/// Why a connection was not taken.
+pub(super) enum Rejected {
+    /// It was closed because it was not authenticated.
+    Connection { origin: SocketAddr, reason: String },
+    /// The system has refused a connection for [`STARVED`], although no unauthenticated connection holds anything.
+    Starved(io::Error),
 }
 
 struct Candidate {
@@ -61,13 +65,26 @@ pub(super) struct UnauthenticatedConnections<'a, F> {
     slots: usize,
     /// No connection is accepted before this time.
     pause_end: Option<Instant>,
+    /// Since when the system has refused connections although there is no candidate.
+    starved: Option<Instant>,
 }
 
 impl<'a, F: FnMut(Result<Authenticated, Rejected>)> UnauthenticatedConnections<'a, F> {
     /// Calls `report` with every connection that is authenticated or closed. The listener must not block.
     pub(super) fn new(listener: TcpListener, secret: &'a Secret, alarm: &'a Alarm, report: F) -> Self {
         let (candidates, per_source, slots) = (VecDeque::new(), HashMap::new(), slots());
-        UnauthenticatedConnections { listener, secret, alarm, report, candidates, per_source, slots, pause_end: None }
+        let (pause_end, starved) = (None, None);
+        UnauthenticatedConnections {
+            listener,
+            secret,
+            alarm,
+            report,
+            candidates,
+            per_source,
+            slots,
+            pause_end,
+            starved,
+        }
     }
 
     /// Serves all connections until the alarm.
@@ -144,6 +161,7 @@ impl<'a, F: FnMut(Result<Authenticated, Rejected>)> UnauthenticatedConnections<'
         while let Some(taken_from) = self.slot() {
             match self.listener.accept() {
                 Ok((socket, origin)) => {
+                    self.starved = None;
                     if let Some(index) = taken_from {
                         self.evict(index, "it proved nothing before its place was needed");
                     }
@@ -159,6 +177,12 @@ impl<'a, F: FnMut(Result<Authenticated, Rejected>)> UnauthenticatedConnections<'
                     self.slots = (self.candidates.len() / 4 * 3).max(1);
                     tracing::warn!(%error, slots = self.slots, "a connection was not accepted");
                     self.pause_end = Instant::now().checked_add(PAUSE);
+                    let since = *self.starved.get_or_insert_with(Instant::now);
+                    if !self.candidates.is_empty() {
+                        self.starved = None;
+                    } else if since.elapsed() >= STARVED {
+                        (self.report)(Err(Rejected::Starved(error)));
+                    }
                     return;
                 }
             }
@@ -211,7 +235,7 @@ impl<'a, F: FnMut(Result<Authenticated, Rejected>)> UnauthenticatedConnections<'
 
     fn report_rejected(&mut self, origin: SocketAddr, reason: String) {
         let origin = SocketAddr::new(origin.ip().to_canonical(), origin.port());
-        (self.report)(Err(Rejected { origin, reason }));
+        (self.report)(Err(Rejected::Connection { origin, reason }));
     }
 }
 

@@ -22,7 +22,7 @@ impl GradientBuffer<Cuda> {
     ) -> Result<Self> {
         let table = TensorTable::new(dtype, world_size, tensors)?;
         let arena = DeviceBuffer::zeroed(queue, dtype, table.arena_len())?;
-        Ok(Self { table, arena, scratch: Scratch::default() })
+        Ok(Self { table: Arc::new(table), arena, scratch: Scratch::default() })
     }
 
     /// The queue on which work on this buffer is ordered.
@@ -54,7 +54,7 @@ impl GradientBuffer<Cuda> {
     }
 
     fn check_same(&self, host: &GradientBuffer) -> Result<()> {
-        if self.table.fingerprint() == host.table().fingerprint() {
+        if self.table.is_same(host.table()) {
             return Ok(());
         }
         let reason = "the buffers have tensors of other names, shapes, order or dtype, or another world size".into();

@@ -5,10 +5,11 @@
 #[cfg(feature = "cuda")]
 mod device;
 mod scratch;
-mod table;
+pub(crate) mod table;
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 pub(crate) use self::scratch::Scratch;
 pub use self::table::TensorTable;
@@ -39,7 +40,7 @@ use crate::slice::SliceMut;
 /// # Ok::<(), gradsync::Error>(())
 /// ```
 pub struct GradientBuffer<M: Memory = Host> {
-    table: TensorTable,
+    table: Arc<TensorTable>,
     arena: M::Buffer,
     scratch: Scratch,
 }
@@ -84,7 +85,7 @@ impl GradientBuffer {
 
     fn with(arena: fn(&'static str, DType, usize) -> Result<HostBuffer>, table: TensorTable) -> Result<Self> {
         let arena = arena("gradient buffer", table.dtype(), table.arena_len())?;
-        Ok(Self { table, arena, scratch: Scratch::default() })
+        Ok(Self { table: Arc::new(table), arena, scratch: Scratch::default() })
     }
 
     /// Whether other processes can map the arena, that is, whether [`new_shared`](Self::new_shared) created it.
@@ -112,6 +113,11 @@ impl<M: Memory> GradientBuffer<M> {
     /// The tensors of the buffer, with their offsets.
     pub fn table(&self) -> &TensorTable {
         &self.table
+    }
+
+    /// The tensors, for an operation that keeps them, to compare the buffers of later calls with this one.
+    pub(crate) fn shared_table(&self) -> Arc<TensorTable> {
+        self.table.clone()
     }
 
     /// The dtype of every tensor.

@@ -3,12 +3,10 @@
 //! It owns no elements.
 
 use std::collections::HashMap;
-use std::hash::{Hash, Hasher};
+use std::hash::Hash;
 use std::ops::Range;
 
-use twox_hash::XxHash3_64;
-
-use crate::call::{Value, Visit};
+use crate::call::{Digest, LineBytes, Value, Visit};
 use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};
 use crate::plan::layout::Layout;
@@ -28,7 +26,7 @@ pub struct TensorTable {
     names: Vec<String>,
     shapes: Vec<Vec<usize>>,
     index: HashMap<String, usize>,
-    fingerprint: u64,
+    digest: Digest,
 }
 
 impl TensorTable {
@@ -54,10 +52,10 @@ impl TensorTable {
             shapes.push(shape);
         }
         let layout = Layout::new(dtype, world_size, &lens)?;
-        let mut table = Self { dtype, world_size, layout, names, shapes, index, fingerprint: 0 };
-        let mut hasher = XxHash3_64::new();
-        table.visit(&mut |_, value| value.hash(&mut hasher));
-        table.fingerprint = hasher.finish();
+        let mut table = Self { dtype, world_size, layout, names, shapes, index, digest: Digest::default() };
+        let mut bytes = LineBytes::default();
+        table.visit(&mut |_, value| value.hash(&mut bytes));
+        table.digest = bytes.digest();
         Ok(table)
     }
 
@@ -117,11 +115,13 @@ impl TensorTable {
     }
 
     /// Refuses a buffer with other tensors than the buffer for which an operation was created.
-    pub(crate) fn check_made_for(&self, operation: &'static str, fingerprint: u64) -> Result<()> {
-        if self.fingerprint() == fingerprint {
+    pub(crate) fn check_made_for(&self, operation: &'static str, made_for: &TensorTable) -> Result<()> {
+        if self.is_same(made_for) {
             return Ok(());
         }
-        let reason = "the buffer has other tensors than the one that this was made for".into();
+        let reason = "the buffer has other tensors than the one for which the operation was made: \
+                      make the operation anew for it"
+            .into();
         Err(Error::InvalidArgument { operation, reason })
     }
 
@@ -156,9 +156,110 @@ impl TensorTable {
         line(format_args!("tensor {}", self.tensor_count()), Value::Words("none"));
     }
 
-    /// A hash of these lines, that is, of dtype, world size, names and shapes: equal where two ranks' buffers have the same tensors at the
-    /// same offsets.
-    pub(crate) fn fingerprint(&self) -> u64 {
-        self.fingerprint
+    /// The digest of these lines, that is, of dtype, world size, names and shapes: equal where two ranks' buffers have the same tensors at
+    /// the same offsets.
+    pub(crate) fn digest(&self) -> &Digest {
+        &self.digest
+    }
+
+    /// Whether both tables have the same tensors at the same offsets. Offsets follow from dtype, world size and shapes.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let lines = |table: &Self| (table.dtype, table.world_size);
+        std::ptr::eq(self, other)
+            || (lines(self) == lines(other) && self.names == other.names && self.shapes == other.shapes)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::hash::Hasher;
+
+    use twox_hash::XxHash3_64;
+
+    use super::*;
+
+    /// The length of the first tensor of each of the [`colliding`] lists.
+    pub(crate) const LENS: [usize; 2] = [128, 1_007_616];
+
+    /// Two lists of tensors whose lines have the same XXH3, although the first tensors have different lengths: the shapes of the second
+    /// tensors begin with 0, so that their other dimensions are free.
+    ///
+    /// XXH3 adds each word `v` of a lane to one sum, and the product of both halves of `v ^ key` to another one, where the key belongs to
+    /// the word's place. So two words change the second sum by the required amount, and words whose product is 0 change the first one.
+    pub(crate) fn colliding() -> [[(&'static str, Vec<usize>); 2]; 2] {
+        // The keys of words 8, 16, 24, 32, 40 and 48 of the stream, which all belong to the first lane.
+        const KEYS: [u64; 6] = [
+            0x1cad_21f7_2c81_017c,
+            0xdb97_9083_e96d_d4de,
+            0x1f67_b3b7_a4a4_4072,
+            0x78e5_c0cc_4ee6_79cb,
+            0x2172_ffcc_7dd0_5a82,
+            0x8e24_43f7_7446_08b8,
+        ];
+        /// Its length puts the length of the tensor at word 8.
+        const FIRST: &str = "weights, first";
+        const HIGH: u64 = 1 << 26;
+        const LOW: u64 = 0xffff_ffff;
+        let product = |len: usize| i128::from((len as u64 ^ KEYS[0]) & LOW) * i128::from(KEYS[0] >> 32);
+        // The words of both lists at the places of the other keys.
+        let lack = product(LENS[1]) - product(LENS[0]);
+        let mut halves = [[0; 2]; 2];
+        halves[usize::from(lack < 0)] = [lack.unsigned_abs() as u64 / HIGH, lack.unsigned_abs() as u64 % HIGH];
+        let mut words =
+            halves.map(|[first, second]| vec![(HIGH << 32 | first) ^ KEYS[1], (1 << 32 | second) ^ KEYS[2]]);
+        let sum = |index: usize| LENS[index] as i128 + words[index].iter().map(|&word| i128::from(word)).sum::<i128>();
+        let mut lack = sum(0) - sum(1);
+        for key in &KEYS[3..] {
+            let step = lack.clamp(-i128::from(LOW), i128::from(LOW));
+            lack -= step;
+            let high = key & !LOW;
+            words[0].push(high | (-step).max(0) as u64);
+            words[1].push(high | step.max(0) as u64);
+        }
+        assert_eq!(lack, 0, "the first sum");
+        [0, 1].map(|index: usize| {
+            let mut free = vec![0; 48];
+            for (place, &word) in words[index].iter().enumerate() {
+                free[3 + 8 * place] = word as usize;
+            }
+            [(FIRST, vec![LENS[index]]), ("nothing", free)]
+        })
+    }
+
+    #[test]
+    fn tables_that_collide_in_a_fast_hash_are_told_apart() {
+        let tables = colliding().map(|tensors| TensorTable::new(DType::F32, 2, tensors).unwrap());
+        let hashes = tables.each_ref().map(|table| {
+            let (mut bytes, mut hasher) = (LineBytes::default(), XxHash3_64::new());
+            table.visit(&mut |_, value| value.hash(&mut bytes));
+            hasher.write(&bytes.0);
+            hasher.finish()
+        });
+        assert_eq!(hashes[0], hashes[1], "made to collide");
+        let [one, other] = &tables;
+        assert_ne!(one.digest(), other.digest());
+        assert!(one.arena_len() < other.arena_len());
+        one.check_made_for("test", one).unwrap();
+        one.check_made_for("test", &TensorTable::new(DType::F32, 2, colliding()[0].clone()).unwrap()).unwrap();
+        one.check_made_for("test", other).expect_err("other tensors");
+    }
+
+    #[test]
+    fn every_line_of_a_table_counts() {
+        let table = |dtype, world_size, name: &str, shape: &[usize]| {
+            TensorTable::new(dtype, world_size, [("first", vec![4]), (name, shape.to_vec())]).unwrap()
+        };
+        let one = table(DType::F32, 2, "second", &[2, 3]);
+        assert!(one.is_same(&table(DType::F32, 2, "second", &[2, 3])));
+        for other in [
+            table(DType::F64, 2, "second", &[2, 3]),
+            table(DType::F32, 3, "second", &[2, 3]),
+            table(DType::F32, 2, "Second", &[2, 3]),
+            table(DType::F32, 2, "second", &[3, 2]),
+            table(DType::F32, 2, "second", &[2, 3, 1]),
+            TensorTable::new(DType::F32, 2, [("first", [4])]).unwrap(),
+        ] {
+            assert!(!one.is_same(&other) && !other.is_same(&one) && one.digest() != other.digest(), "{other:?}");
+        }
     }
 }

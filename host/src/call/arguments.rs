@@ -23,7 +23,8 @@ pub(crate) use setters;
 /// The reduction of the ranks' values of one element.
 ///
 /// On host memory, sums run in `f64` in rank order and are rounded once, and a mean divides that sum by the world size before the rounding,
-/// so that results depend neither on shards nor on timing; `Max` and `Min` give NaN if any value is NaN. NCCL adds in the dtype of the
+/// so that results depend neither on shards nor on timing; `Max` and `Min` give NaN if any value is NaN. No sum on the way overflows, in
+/// `f64` either, where the result is within the range of the dtype. NCCL adds in the dtype of the
 /// data and in its own order, except for small sums, and its `Max` and `Min` of NaN are unspecified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]

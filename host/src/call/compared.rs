@@ -1,6 +1,9 @@
-//! [`Value`]: the values by which ranks compare a call, line by line.
+//! [`Value`]: the values by which ranks compare a call, line by line; and the [`Digest`] of such lines.
 
 use std::fmt;
+use std::hash::Hasher;
+
+use sha2::{Digest as _, Sha256};
 
 use super::Operation;
 use crate::dtype::DType;
@@ -34,3 +37,28 @@ impl fmt::Display for Value<'_> {
 /// A visitor of lines, given the label of a line and this rank's value. A label follows from the lines before it, so it is the same on
 /// two ranks whose earlier lines are the same.
 pub(crate) type Visit<'v> = dyn FnMut(fmt::Arguments<'_>, Value<'_>) + 'v;
+
+/// The SHA-256 of lines, which stands for them where ranks compare plans: nobody can make two different lists of lines with one digest,
+/// and kernels rely on the compared layouts.
+pub(crate) type Digest = [u8; 32];
+
+/// The bytes that [`Hash`](std::hash::Hash) writes for the values of lines. They are different for different lists of values.
+#[derive(Debug, Default)]
+pub(crate) struct LineBytes(pub(crate) Vec<u8>);
+
+impl LineBytes {
+    pub(crate) fn digest(&self) -> Digest {
+        Sha256::digest(&self.0).into()
+    }
+}
+
+impl Hasher for LineBytes {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    /// Never called: [`digest`](Self::digest) is the hash.
+    fn finish(&self) -> u64 {
+        unreachable!("the bytes are hashed as a whole")
+    }
+}

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::arguments::setters;
 pub use self::arguments::{AdasumOptions, Algorithm, Granularity, GroupKind, Pass, ReduceOp, WithinNode};
-pub(crate) use self::compared::{Value, Visit};
+pub(crate) use self::compared::{Digest, LineBytes, Value, Visit};
 use crate::dtype::DataType;
 
 /// A rank's call of a communicator, as the other ranks' errors quote it.
@@ -140,9 +140,17 @@ pub enum Operation {
     Adasum,
     /// A reduction in rank order by such kernels.
     OrderedAllReduce(ReduceOp),
+    /// The beginning of a communicator's collectives in a recording (a CUDA graph).
+    Recording {
+        /// The number of the recording among those with collectives of the communicator, from 1.
+        recording: u64,
+    },
     /// The launch of recorded work, with the collectives in it.
-    Graph,
-    /// An agreement from an earlier call, identified by its hash.
+    Graph {
+        /// The number of the recording; 0 for one without collectives of the communicator.
+        recording: u64,
+    },
+    /// An agreement from an earlier call, identified by its number: all ranks make their agreements in the same order.
     Agreed {
         agreement: u64,
     },
@@ -220,7 +228,8 @@ impl Operation {
             Operation::Barrier => "barrier",
             Operation::Adasum => "adasum",
             Operation::OrderedAllReduce(_) => "ordered all_reduce",
-            Operation::Graph => "graph",
+            Operation::Recording { .. } => "recording of a graph",
+            Operation::Graph { .. } => "graph",
             Operation::Agreed { .. } => "call agreed on before",
             Operation::SetUp => "set-up of a communicator",
             Operation::Exchange => "control exchange",
@@ -270,7 +279,10 @@ impl fmt::Display for Operation {
             Operation::Send { peer } => write!(f, "(to rank {peer})"),
             Operation::Recv { peer } => write!(f, "(from rank {peer})"),
             Operation::SendRecv { to, from } => write!(f, "(to rank {to}, from rank {from})"),
-            Operation::Agreed { agreement } => write!(f, " (hash {agreement:016x})"),
+            Operation::Recording { recording } => write!(f, " (number {recording})"),
+            Operation::Graph { recording: 0 } => f.write_str(" (without collectives of this communicator)"),
+            Operation::Graph { recording } => write!(f, " (recording {recording})"),
+            Operation::Agreed { agreement } => write!(f, " (number {agreement})"),
             Operation::AdasumAllReduce(options) => write!(f, "({})", Options(*options)),
             Operation::HierarchicalAdasumAllReduce(within_node, options) => match within_node {
                 WithinNode::Reduce(op) => write!(f, "({op} within nodes, {})", Options(*options)),

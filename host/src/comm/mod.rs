@@ -23,8 +23,8 @@
 //!
 //! Every transport has a deadline: a call that has waited this long for other ranks fails with a [`CommError::Timeout`] that names the
 //! missing ranks. Over MPI, messages of more than 2 MiB have none once data move; where ranks share memory, reductions, `all_gather` and
-//! `all_to_all` of host memory take no messages. The deadline is a [`Duration`](std::time::Duration): [`DEFAULT_DEADLINE`], unless
-//! another is given when the communicator is made. Groups that are split off keep it.
+//! `all_to_all` of host memory take no messages. The deadline is a [`Duration`](std::time::Duration): `GRADSYNC_DEADLINE` (in
+//! seconds) or [`DEFAULT_DEADLINE`], unless another is given when the communicator is made. Groups that are split off keep it.
 //!
 //! | made by | with another deadline |
 //! |---|---|
@@ -50,7 +50,7 @@ pub mod process;
 mod reduction;
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fmt;
 
 pub use self::collective::{Collective, Operands, Scaling};
@@ -59,6 +59,7 @@ pub use self::collectives::Collectives;
 pub(crate) use self::packets::PacketConnection;
 pub(crate) use self::reduction::reduce_windows;
 pub use crate::bootstrap::DEFAULT_DEADLINE;
+use crate::call::Digest;
 pub use crate::call::ReduceOp;
 pub use crate::error::{Call, CommError, Departure, Factor, Operation, Pass};
 use crate::error::{Error, Result};
@@ -70,8 +71,8 @@ pub trait Ledger {
     /// The agreements of the ranks on operations that are repeated at every step, so that the host waits for each of them once.
     fn agreements(&self) -> &Agreements;
 
-    /// Relies on an earlier agreement, without waiting for other ranks. Ranks that rely on different agreements fail like ranks with
-    /// different calls.
+    /// Relies on the earlier agreement with this number, without waiting for other ranks. Ranks that rely on different agreements fail like
+    /// ranks with different calls.
     ///
     /// # Errors
     /// The errors of a collective.
@@ -126,17 +127,22 @@ pub trait Ranks {
     }
 }
 
-/// The hashes of calls that all ranks of a group have agreed on, and that need not be compared again; equal on every rank of the group.
+/// The plans that all ranks of a group have agreed on, and that need not be compared again; equal on every rank of the group. All ranks
+/// make their agreements in the same order, so the number of an agreement identifies its plan on every rank.
 #[derive(Debug, Default)]
-pub struct Agreements(RefCell<HashSet<u64>>);
+pub struct Agreements(RefCell<HashMap<Digest, u64>>);
 
 impl Agreements {
-    pub(crate) fn contains(&self, value: u64) -> bool {
-        self.0.borrow().contains(&value)
+    /// The number of the agreement on the plan with this digest, if there is one.
+    pub(crate) fn number_of(&self, plan: &Digest) -> Option<u64> {
+        self.0.borrow().get(plan).copied()
     }
 
-    pub(crate) fn insert(&self, value: u64) {
-        self.0.borrow_mut().insert(value);
+    /// Adds an agreement that all ranks have just made.
+    pub(crate) fn add(&self, plan: Digest) {
+        let mut agreements = self.0.borrow_mut();
+        let number = agreements.len() as u64 + 1;
+        agreements.entry(plan).or_insert(number);
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::ptr;
 
-use super::{CudaError, Queue, check};
+use super::{CudaError, Queue, check, recording};
 use crate::sys::cuda::{self, Status};
+use crate::trace::waiting_for_device;
 
 /// A CUDA event without its queue. The context must be current in every call, and when it is dropped.
 #[derive(Debug)]
@@ -89,6 +90,12 @@ impl Event {
         self.queue.is_same(queue)
     }
 
+    /// Whether the event may be part of a recording under way.
+    pub(super) fn may_be_recorded(&self) -> bool {
+        // A recording that has become invalid is one too.
+        recording::exist() && self.queue.is_capturing().unwrap_or(true)
+    }
+
     /// Moves the event to the end of its queue.
     ///
     /// # Errors
@@ -113,6 +120,7 @@ impl Event {
     /// [`CudaError`] of work that failed while it ran.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.queue.make_current()?;
+        let _waiting = waiting_for_device(self.queue.ordinal());
         self.mark().wait()
     }
 

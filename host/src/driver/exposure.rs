@@ -201,15 +201,18 @@ impl Drop for Exposure {
             mappings: std::mem::take(&mut self.mappings),
             flags: Some(flags),
         };
-        let departed = exposure.queue.recording().and_then(|recording| match recording {
-            // Waiting for the end of recorded work would invalidate the recording. So the recording keeps the exposure for its graph, and
-            // drops it later.
-            Some(recording) => Ok(Err(recording)),
-            None => {
-                exposure.order.follow(&exposure.queue)?;
-                exposure.queue.event().and_then(|end| end.record().map(|()| Ok(end)))
-            }
-        });
+        let departed = {
+            let _held = exposure.queue.hold();
+            exposure.queue.recording().and_then(|recording| match recording {
+                // Waiting for the end of recorded work would invalidate the recording. So the recording keeps the exposure for its graph,
+                // and drops it later.
+                Some(recording) => Ok(Err(recording)),
+                None => {
+                    exposure.order.follow(&exposure.queue)?;
+                    exposure.queue.event().and_then(|end| end.record().map(|()| Ok(end)))
+                }
+            })
+        };
         match departed {
             Ok(Err(recording)) => recording.keep(Arc::new(exposure)),
             Ok(Ok(end)) => {

@@ -2,11 +2,12 @@
 //!
 //! It records all work of a queue. A [`Recording`] keeps the resources that the work uses.
 
+use std::any::Any;
 use std::ptr;
 use std::sync::Arc;
 
-use super::recording::Recording;
-use super::{CudaError, LaunchOrder, Queue, check};
+use super::recording::{Active, Recording};
+use super::{CudaError, Held, LaunchOrder, Queue, check};
 use crate::error::Result;
 use crate::sys::cuda::{self, Status};
 
@@ -32,21 +33,37 @@ pub struct Graph {
 /// A stream whose work is being recorded. Dropping it always ends the recording.
 struct Capture<'a> {
     queue: &'a Queue,
+    recording: Active,
     graph: cuda::CUgraph,
     is_over: bool,
 }
 
 impl<'a> Capture<'a> {
     fn begin(queue: &'a Queue) -> Result<Self, CudaError> {
+        if queue.is_held_here() {
+            return Err(unsupported("a recording", "not inside a call that enqueues work into the queue"));
+        }
+        let recording = Recording::begin(queue);
+        let changing = queue.change_recordings(&[]);
         queue.make_current()?;
         let (stream, mode) = (queue.raw_stream(), cuda::CU_STREAM_CAPTURE_MODE_RELAXED);
         // SAFETY: the handle is live. Relaxed: kernels are loaded when they are first needed, which other modes forbid.
         check("cuStreamBeginCapture", unsafe { cuda::cuStreamBeginCapture_v2(stream, mode) })?;
-        Ok(Self { queue, graph: ptr::null_mut(), is_over: false })
+        let capture = Self { queue, recording, graph: ptr::null_mut(), is_over: false };
+        let id = queue.capture_id();
+        if let Ok(Some(id)) = id {
+            capture.recording.set_capture(id);
+        }
+        // Ending the recording after an error waits for calls once more.
+        drop(changing);
+        id.map(|_| capture)
     }
 
     fn end(&mut self) -> Result<(), CudaError> {
         self.is_over = true;
+        // The recording of its other queues ends too.
+        let branches = self.recording.recording().branches();
+        let _changing = self.queue.change_recordings(&branches);
         self.queue.make_current()?;
         // SAFETY: ends the capture begun above, once; writes one handle, null if the recording is invalid.
         check("cuStreamEndCapture", unsafe { cuda::cuStreamEndCapture(self.queue.raw_stream(), &mut self.graph) })
@@ -94,13 +111,9 @@ impl Queue {
     /// on the legacy default stream.
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         self.refuse_default_stream()?;
-        let recording = Recording::begin(self);
         let mut capture = Capture::begin(self)?;
-        if let Some(id) = self.capture_id()? {
-            recording.set_capture(id);
-        }
         work().and(capture.end().map_err(Into::into))?;
-        Ok(Graph { queue: self.clone(), executable: capture.instantiate()?, recording: recording.recording() })
+        Ok(Graph { queue: self.clone(), executable: capture.instantiate()?, recording: capture.recording.recording() })
     }
 
     /// Whether work of this queue is being recorded.
@@ -131,12 +144,13 @@ impl Queue {
         if !self.is_capturing()? {
             return Ok(());
         }
-        Err(CudaError {
-            call: call.into(),
-            code: Status::STREAM_CAPTURE_UNSUPPORTED.0,
-            text: "not while work of this queue is being recorded; run it once before".into(),
-        })
+        Err(unsupported(call, "not while work of this queue is being recorded; run it once before"))
     }
+}
+
+/// The error of a call that a recording does not allow.
+fn unsupported(call: &str, text: &str) -> CudaError {
+    CudaError { call: call.into(), code: Status::STREAM_CAPTURE_UNSUPPORTED.0, text: text.into() }
 }
 
 impl Graph {
@@ -152,16 +166,27 @@ impl Graph {
     ///
     /// # Errors
     /// [`CudaError`] of the driver; with code 900 while the work of its queue, or of another queue that the graph works in, is being
-    /// recorded: CUDA does not record launches. Nothing is recorded then, and the recording goes on.
+    /// recorded: CUDA does not record launches. Nothing is recorded then, and the recording goes on. With code 900 too where only
+    /// [`NcclCommunicator::launch`](crate::comm::nccl::NcclCommunicator::launch) is safe, because it compares the recordings that ranks
+    /// launch ([checks](crate::comm::nccl#checks)).
     pub fn launch(&self) -> Result<(), CudaError> {
+        if self.recording.needs_comparison() {
+            let text =
+                "NCCL is safe only if all ranks launch the same recording, which NcclCommunicator::launch compares";
+            return Err(unsupported("the launch of a graph", text));
+        }
+        self.enqueue()
+    }
+
+    /// Like [`launch`](Self::launch), for a launch that the ranks of all its communicators have compared if that is needed.
+    pub(crate) fn enqueue(&self) -> Result<(), CudaError> {
         let branches = self.recording.branches();
-        for queue in branches.iter().chain([&self.queue]) {
+        let queues = || branches.iter().chain([&self.queue]);
+        let _held: Vec<Held<'_>> = queues().map(Queue::hold).collect();
+        for queue in queues() {
             if queue.is_capturing()? {
-                return Err(CudaError {
-                    call: "the launch of a graph".into(),
-                    code: Status::STREAM_CAPTURE_UNSUPPORTED.0,
-                    text: "CUDA records no launches of graphs; record the work of the graph itself once more".into(),
-                });
+                let text = "CUDA records no launches of graphs; record the work of the graph itself once more";
+                return Err(unsupported("the launch of a graph", text));
             }
         }
         let mut end = None;
@@ -179,6 +204,11 @@ impl Graph {
             // The branches would reuse the graph's memory without waiting for this launch, so the graph keeps it for ever.
             std::mem::forget(self.recording.clone());
         })
+    }
+
+    /// The parts of this type in the recording ([`Queue::part_of_recording`]).
+    pub(crate) fn parts<T: Any + Send + Sync>(&self) -> Vec<Arc<T>> {
+        self.recording.parts()
     }
 
     /// The queue from which the work was recorded.

@@ -49,6 +49,7 @@ impl DeviceBuffer {
 
     /// Like [`zeroed`](Self::zeroed), but sets every byte to `byte`.
     pub(crate) fn filled(queue: &Queue, dtype: DType, len: usize, byte: u8) -> Result<Self> {
+        let _held = queue.hold();
         let buffer = Self::allocate(queue, dtype, len)?;
         let bytes = len * dtype.size_bytes();
         // SAFETY: `bytes` bytes were just allocated.
@@ -155,6 +156,8 @@ impl<'a> DeviceSlice<'a> {
     /// [`Error::LengthMismatch`], [`Error::DTypeMismatch`], or [`Error::Cuda`] for any work in the queue that failed.
     pub fn copy_to_host(self, data: SliceMut<'_>) -> Result<()> {
         same_host("copy to host", self, data.len(), data.dtype())?;
+        // Held until the copy is over: the host's memory would be part of a recording.
+        let _held = self.queue.hold();
         self.queue.make_current()?;
         self.queue.refuse_capture("a copy to the host")?;
         let bytes = data.as_bytes_mut();
@@ -227,6 +230,7 @@ impl<'a> DeviceSliceMut<'a> {
     /// [`Error::LengthMismatch`], [`Error::DTypeMismatch`], or [`Error::Cuda`].
     pub fn copy_from_host(&mut self, data: Slice<'_>) -> Result<()> {
         same_host("copy from host", self.view, data.len(), data.dtype())?;
+        let _held = self.view.queue.hold();
         self.view.queue.make_current()?;
         self.view.queue.refuse_capture("a copy from the host")?;
         let bytes = data.as_bytes();

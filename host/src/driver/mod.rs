@@ -10,6 +10,7 @@ mod context;
 mod device;
 mod event;
 mod exposure;
+mod gate;
 mod graph;
 mod launch;
 mod memory;
@@ -34,6 +35,7 @@ pub use module::{KernelSource, LoadedKernel};
 pub use queue::Queue;
 
 pub(crate) use exposure::{Exposure, FlagList};
+pub(crate) use gate::Held;
 pub(crate) use launch::{Argument, Grid};
 pub(crate) use memory::is_aligned;
 pub(crate) use order::LaunchOrder;

@@ -38,6 +38,35 @@ pub(crate) fn process_number() -> [u8; 16] {
     })
 }
 
+impl Queue {
+    /// The address and the bytes of the allocation that an address of this queue's device belongs to.
+    ///
+    /// # Errors
+    /// [`CudaError`] for an address of no allocation.
+    pub(crate) fn allocation_of(&self, address: u64) -> Result<(u64, usize), CudaError> {
+        self.make_current()?;
+        let (mut base, mut bytes) = (0, 0);
+        // SAFETY: writes an address and a number; the driver checks the address.
+        check("cuMemGetAddressRange", unsafe { cuda::cuMemGetAddressRange_v2(&mut base, &mut bytes, address) })?;
+        Ok((base, bytes))
+    }
+
+    /// Whether an address belongs to memory of `cuMemAlloc`, which has an IPC handle, in contrast to memory of pools and of `cuMemCreate`.
+    ///
+    /// # Errors
+    /// [`CudaError`] for an address of no allocation.
+    pub(crate) fn is_of_mem_alloc(&self, address: u64) -> Result<bool, CudaError> {
+        self.make_current()?;
+        let mut answer = 0u32;
+        let attribute = cuda::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
+        // SAFETY: the attribute is a number of four bytes; the driver checks the address.
+        check("cuPointerGetAttribute", unsafe {
+            cuda::cuPointerGetAttribute((&raw mut answer).cast(), attribute, address)
+        })?;
+        Ok(answer != 0)
+    }
+}
+
 /// Memory of another rank, mapped into this one's address space for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -50,14 +79,10 @@ pub(crate) struct Mapping {
 impl Offer {
     /// Describes memory of `queue`'s device.
     pub(crate) fn new(queue: &Queue, address: u64) -> Result<Self, CudaError> {
-        queue.make_current()?;
-        let (mut base, mut size) = (0, 0);
+        let (base, _) = queue.allocation_of(address)?;
         let mut handle = cuda::CUipcMemHandle([0; 64]);
-        // SAFETY: each call writes into a variable of its type; the address belongs to an allocation.
-        unsafe {
-            check("cuMemGetAddressRange", cuda::cuMemGetAddressRange_v2(&mut base, &mut size, address))?;
-            check("cuIpcGetMemHandle", cuda::cuIpcGetMemHandle(&mut handle, base))?;
-        }
+        // SAFETY: writes a handle; the base is that of an allocation.
+        check("cuIpcGetMemHandle", unsafe { cuda::cuIpcGetMemHandle(&mut handle, base) })?;
         Ok(Self {
             process: process_number(),
             device: queue.ordinal(),

@@ -3,6 +3,7 @@
 //!
 //! Every block has an event after its last copy. The transport decides how the blocks are used.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr;
 
@@ -18,6 +19,8 @@ pub(crate) struct Pinned {
     /// For each block an event after its last copies.
     copied: Vec<Mark>,
     queue: Queue,
+    /// Whether the memory stays for as long as the process lives, because a transport may still use it.
+    is_left: Cell<bool>,
 }
 
 // SAFETY: memory behind a pointer, and handles of the driver, all of which may be used from any thread.
@@ -32,7 +35,7 @@ impl Pinned {
         let bytes = count * block_bytes;
         // SAFETY: writes one address.
         check(&format!("cuMemAllocHost of {bytes} bytes"), unsafe { cuda::cuMemAllocHost_v2(&mut start, bytes) })?;
-        Ok(Self { start: start.cast(), block_bytes, copied, queue: queue.clone() })
+        Ok(Self { start: start.cast(), block_bytes, copied, queue: queue.clone(), is_left: Cell::new(false) })
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -63,6 +66,7 @@ impl Pinned {
         if bytes == 0 {
             return Ok(());
         }
+        let _held = queue.hold();
         self.queue.make_current()?;
         queue.refuse_capture("a copy to pinned memory")?;
         // SAFETY: the range lies in the block; the rest is the caller's promise.
@@ -87,6 +91,7 @@ impl Pinned {
         if bytes == 0 {
             return Ok(());
         }
+        let _held = queue.hold();
         self.queue.make_current()?;
         queue.refuse_capture("a copy from pinned memory")?;
         // SAFETY: the range lies in the block; the rest is the caller's promise.
@@ -130,6 +135,11 @@ impl Pinned {
         self.block_bytes
     }
 
+    /// Keeps the memory for as long as the process lives, because the transport may go on using a block after its call has ended.
+    pub(crate) fn leave(&self) {
+        self.is_left.set(true);
+    }
+
     /// Makes later work of `queue` wait for a block's last copies. The host does not wait.
     pub(crate) fn make_queue_wait(&self, queue: &Queue, index: usize) -> Result<(), CudaError> {
         self.queue.make_current()?;
@@ -149,6 +159,9 @@ impl Drop for Pinned {
             if let Err(error) = mark.wait() {
                 tracing::warn!(%error, "waiting for the last copies of pinned memory");
             }
+        }
+        if self.is_left.get() {
+            return;
         }
         // SAFETY: allocated in `new`, freed once, and no copy uses it any more.
         if let Err(error) = check("cuMemFreeHost", unsafe { cuda::cuMemFreeHost(self.start.cast()) }) {

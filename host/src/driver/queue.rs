@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::context::{OwnedStream, Primary};
 use super::device::{Device, DeviceAttribute};
 use super::event::{Event, Timing};
+use super::gate::{Changing, Gate, Held};
 use super::launch::{Argument, EarlyLaunch, Grid};
 use super::module::{Kernel, Library, LoadedKernel};
 use super::pool::{self, Pool, Staging, Table, Tables};
@@ -15,6 +16,7 @@ use super::recording::Recording;
 use super::{CudaError, check, exposure, retired};
 use crate::error::Error;
 use crate::sys::cuda::{self, Status};
+use crate::trace::waiting_for_device;
 
 /// A device's primary context, a non-blocking stream in it, and the kernels loaded so far. Clones share all of it.
 ///
@@ -51,6 +53,7 @@ struct Inner {
     context: Primary,
     device: Device,
     library: Library,
+    gate: Gate,
 }
 
 // SAFETY: the driver's handles may be used from any thread; each use makes the context current first.
@@ -113,8 +116,8 @@ impl Queue {
         let context = Primary::retain(device)?;
         let (stream, owned) = stream()?;
         let (kernels, pool) = (Mutex::default(), Mutex::default());
-        let (staging, tables) = (Mutex::default(), Mutex::default());
-        let inner = Inner { kernels, pool, staging, tables, stream, _owned: owned, context, device, library };
+        let (staging, tables, gate) = (Mutex::default(), Mutex::default(), Gate::default());
+        let inner = Inner { kernels, pool, staging, tables, stream, _owned: owned, context, device, library, gate };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -153,6 +156,7 @@ impl Queue {
     /// Waits for everything in the queue, without advancing pending releases.
     pub(super) fn wait(&self) -> Result<(), CudaError> {
         self.make_current()?;
+        let _waiting = waiting_for_device(self.ordinal());
         // SAFETY: the handle is live.
         check("cuStreamSynchronize", unsafe { cuda::cuStreamSynchronize(self.inner.stream) })
     }
@@ -178,6 +182,8 @@ impl Queue {
     /// [`CudaError`] of the driver.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         self.make_current()?;
+        // An event of a recording takes this queue into the recording.
+        let _changing = event.may_be_recorded().then(|| self.change_recordings(&[]));
         event.mark().make_stream_wait(self.inner.stream)?;
         self.join_recording()
     }
@@ -187,6 +193,24 @@ impl Queue {
         let end = earlier.event()?;
         end.record()?;
         self.wait_for(&end)
+    }
+
+    /// Keeps recordings from beginning and ending in this queue, on any thread, until the result is dropped: for a call that checks for a
+    /// recording, and enqueues its work accordingly.
+    pub(crate) fn hold(&self) -> Held<'_> {
+        self.inner.gate.hold()
+    }
+
+    /// Waits until no call [holds](Self::hold) this queue or one of these others, which are different, and keeps calls from holding them
+    /// until the result is dropped. Queues that this thread holds are left out: they are in the middle of a call of its own.
+    pub(super) fn change_recordings<'a>(&'a self, others: &'a [Queue]) -> Vec<Changing<'a>> {
+        let gates = others.iter().chain([self]).map(|queue| &queue.inner.gate);
+        Gate::change(&gates.filter(|gate| !gate.is_held_here()).collect::<Vec<_>>())
+    }
+
+    /// Whether this thread is in a call that holds this queue.
+    pub(super) fn is_held_here(&self) -> bool {
+        self.inner.gate.is_held_here()
     }
 
     /// Loads a kernel, so that its first launch need not wait for loading and for the driver's compiler.
@@ -302,9 +326,10 @@ impl Queue {
         check("cuMemcpyDtoDAsync", unsafe { cuda::cuMemcpyDtoDAsync_v2(to, from, bytes, self.inner.stream) })
     }
 
-    /// A table on the device, for a launch that is enqueued while the result lives. A table that is not cached is uploaded, in the queue's
-    /// order.
+    /// A table on the device, for a launch that is enqueued while the result lives, by a call that [holds](Self::hold) the queue. A table
+    /// that is not cached is uploaded, in the queue's order.
     pub(crate) fn table(&self, words: &[u64]) -> Result<Table, CudaError> {
+        let _held = self.hold();
         let mut tables = self.inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
         self.make_current()?;
         if let Some(table) = tables.find(words) {
@@ -339,6 +364,7 @@ impl Queue {
     /// # Safety
     /// The conditions of `Staging::upload`.
     pub(super) unsafe fn upload(&self, address: u64, data: &[u8]) -> Result<(), CudaError> {
+        let _held = self.hold();
         self.make_current()?;
         self.refuse_capture("the upload of a table")?;
         let mut staging = self.inner.staging.lock().unwrap_or_else(PoisonError::into_inner);

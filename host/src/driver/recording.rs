@@ -25,6 +25,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whether there are recordings, under way or as graphs.
+pub(super) fn exist() -> bool {
+    LIVE.load(Ordering::Acquire) > 0
+}
+
 /// Device memory that goes back to its queue when this is dropped.
 #[derive(Debug)]
 pub(super) struct Block {
@@ -69,7 +74,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let Some(block) = self.block.take() else { return };
-        if LIVE.load(Ordering::Acquire) == 0 {
+        if !exist() {
             return;
         }
         let users: Vec<_> = lock(&RECORDINGS).iter().filter_map(Weak::upgrade).collect();
@@ -102,7 +107,11 @@ struct Kept {
     /// The communicators whose kernels take part in it, in the order of their addresses.
     orders: Vec<Arc<LaunchOrder>>,
     resources: Vec<Resource>,
+    /// For each part of a communicator, whether its ranks have to compare a launch before it runs.
+    comparisons: Vec<Comparison>,
 }
+
+type Comparison = Arc<dyn Fn() -> bool + Send + Sync>;
 
 impl std::fmt::Debug for Kept {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -128,6 +137,17 @@ impl Recording {
     /// Keeps a resource for as long as the graph can be launched.
     pub(super) fn keep(&self, resource: Resource) {
         lock(&self.kept).resources.push(resource);
+    }
+
+    /// The resources of this type.
+    pub(super) fn parts<T: Any + Send + Sync>(&self) -> Vec<Arc<T>> {
+        lock(&self.kept).resources.iter().filter_map(|resource| resource.clone().downcast().ok()).collect()
+    }
+
+    /// Whether ranks have to compare a launch before it runs.
+    pub(super) fn needs_comparison(&self) -> bool {
+        let comparisons = lock(&self.kept).comparisons.clone();
+        comparisons.iter().any(|is_needed| is_needed())
     }
 
     /// Registers that another queue takes part in the recording.
@@ -222,9 +242,32 @@ impl Queue {
         Ok(())
     }
 
+    /// The part of a communicator in the recording under way: the one that `is_own` accepts or, the first time, a new one, which the graph
+    /// keeps. `needs_comparison` is whether its ranks have to compare a launch of the graph before it runs. `None` if work of this queue is
+    /// not being recorded.
+    ///
+    /// # Errors
+    /// The error of [`recording`](Self::recording).
+    pub(crate) fn part_of_recording<T: Any + Send + Sync>(
+        &self,
+        is_own: impl Fn(&T) -> bool,
+        make: impl FnOnce() -> T,
+        needs_comparison: fn(&T) -> bool,
+    ) -> Result<Option<Arc<T>>, CudaError> {
+        let Some(recording) = self.recording()? else { return Ok(None) };
+        if let Some(own) = recording.parts::<T>().into_iter().find(|part| is_own(part)) {
+            return Ok(Some(own));
+        }
+        let part = Arc::new(make());
+        let compared = part.clone();
+        lock(&recording.kept).comparisons.push(Arc::new(move || needs_comparison(&compared)));
+        recording.keep(part.clone());
+        Ok(Some(part))
+    }
+
     /// Makes this queue part of the recording that an event has just extended to it, if there is one, and if this crate has begun it.
     pub(super) fn join_recording(&self) -> Result<(), CudaError> {
-        if LIVE.load(Ordering::Acquire) == 0 {
+        if !exist() {
             return Ok(());
         }
         if let Some(recording) = self.capture_id()?.and_then(Recording::find) {

@@ -3,6 +3,7 @@
 //! Later failures are a [`CommError`](crate::CommError).
 
 use std::fmt;
+use std::io;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// The reason why a process does not know its rank, or why ranks did not form a group.
 ///
 /// Rank 0 sends the reason of a refusal to the ranks concerned, so most of these errors have the same values on every rank.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum BootstrapError {
     /// No known launcher has started this process.
@@ -197,6 +198,56 @@ pub enum BootstrapError {
         /// The reason.
         reason: String,
     },
+    /// The host of a rendezvous can be neither the name nor the address of a machine.
+    #[error("{address:?} is no address of rank 0: {reason}")]
+    InvalidAddress {
+        /// The host.
+        address: String,
+        /// The form that is accepted.
+        reason: String,
+    },
+    /// A group of so many ranks is not supported.
+    #[error("a world size of {world_size} is out of range: a group has at most {most} ranks")]
+    WorldSizeOutOfRange {
+        /// Number of ranks.
+        world_size: usize,
+        /// The most ranks.
+        most: usize,
+    },
+    /// The system refused a rank something that it needs to join.
+    #[error("rank {rank} cannot join: it has no {resource} left ({reason}); raise {limit}")]
+    OutOfResources {
+        /// The rank that lacks it.
+        rank: usize,
+        /// The resource: descriptors or threads.
+        resource: String,
+        /// The system's reason.
+        reason: String,
+        /// The limit to raise.
+        limit: String,
+    },
+}
+
+impl BootstrapError {
+    /// The error for a lack of descriptors on `rank`, if this is the system's error for it.
+    pub(crate) fn out_of_descriptors(rank: usize, error: &io::Error) -> Option<Self> {
+        #[cfg(unix)]
+        let codes = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE].map(rustix::io::Errno::raw_os_error);
+        #[cfg(not(unix))]
+        let codes: [i32; 0] = [];
+        let is_lack = error.raw_os_error().is_some_and(|code| codes.contains(&code));
+        is_lack.then(|| BootstrapError::out_of(rank, "descriptors", error, "`ulimit -n`"))
+    }
+
+    /// The error for a thread that the system has refused `rank`.
+    pub(crate) fn out_of_threads(rank: usize, error: &io::Error) -> Self {
+        BootstrapError::out_of(rank, "threads", error, "`ulimit -u`, or the limit of processes of the container or job")
+    }
+
+    fn out_of(rank: usize, resource: &str, error: &io::Error, limit: &str) -> Self {
+        let (resource, reason, limit) = (resource.to_owned(), error.to_string(), limit.to_owned());
+        BootstrapError::OutOfResources { rank, resource, reason, limit }
+    }
 }
 
 /// Unauthenticated connections to rank 0 that were closed while ranks joined: port scanners, attackers, but also ranks with another

@@ -1,10 +1,12 @@
-//! The errors of this crate, by kind; each message names the operation and the offending values.
+//! The errors of this crate, by kind; each message names the operation and the offending values. `Debug` of an error is its message too.
 //!
 //! This module only defines errors: the operations detect them, before they write anything.
 
 mod bootstrap;
 #[cfg(feature = "mpi")]
 mod mpi;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 
@@ -25,7 +27,7 @@ pub use crate::sys::nccl::{NcclError, Version};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The reason why an operation was refused or failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Two operands that must have the same number of elements do not.
@@ -137,6 +139,8 @@ pub enum Error {
     Nccl(#[from] crate::sys::nccl::NcclError),
 }
 
+debug_as_text!(Error, Disagreement, CommError, BootstrapError);
+
 fn not_finite(step: u64, rank: Option<usize>, parameter: &str) -> String {
     match rank {
         Some(rank) => format!("in step {step} the gradient of {parameter:?} on rank {rank} has NaN or infinities"),
@@ -162,7 +166,7 @@ pub(crate) fn same_len(operation: &'static str, left: (&str, usize), right: (&st
 }
 
 /// The first difference between the calls of two ranks; equal on every rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Disagreement {
     /// The left rank's call, with the arguments that are part of its name.
@@ -223,7 +227,7 @@ impl std::fmt::Display for Departure {
 /// The first failure is permanent: every rank's call in progress and every later call return it, with the operation that the rank's
 /// caller called, which is not necessarily the step that failed. Drop the communicator and make a new group to continue. Only
 /// [`InvalidPeer`](Self::InvalidPeer) of a transfer leaves the group usable.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum CommError {
     /// Two ranks made calls that do not match. Every rank gets the same pair if all are in collectives.
@@ -279,7 +283,9 @@ pub enum CommError {
         reason: String,
     },
     /// The peer of a call does not exist, or is this rank itself where another rank is needed.
-    #[error("{operation}: rank {peer} is not a peer of rank {rank} in a world of {world_size}")]
+    #[error(
+        "{operation}: rank {rank} cannot exchange with rank {peer}: that must be another one of the {world_size} ranks"
+    )]
     InvalidPeer {
         /// The operation.
         operation: Operation,

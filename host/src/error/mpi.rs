@@ -1,7 +1,7 @@
 //! [`MpiError`]: the errors of using MPI outside collectives.
 
 /// The reason why MPI cannot be used, or the error that it returned.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MpiError {
     /// The process has finalised MPI, after which it cannot be used again (MPI-4.1, 11.2.2).
@@ -17,7 +17,9 @@ pub enum MpiError {
         found: &'static str,
     },
     /// The communicator connects two groups, and a collective of this crate runs in one.
-    #[error("an intercommunicator cannot carry this crate's collectives")]
+    #[error(
+        "this is an intercommunicator, and collectives need an intracommunicator, such as MPI_Intercomm_merge makes"
+    )]
     Intercommunicator,
     /// A rank did not arrive in time when this communicator was duplicated before. MPI still waits for that rank, and cannot make a
     /// second duplicate meanwhile.
@@ -43,3 +45,5 @@ pub enum MpiError {
         text: String,
     },
 }
+
+debug_as_text!(MpiError);

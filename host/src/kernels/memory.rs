@@ -187,7 +187,14 @@ impl KernelMemory for Cuda {
             slices.iter().map(|slice| slice.as_slice()).map(|view| (view.address(), view.len())).collect();
         let first = slices.first()?.as_slice();
         let (address, len) = joined_range(&places, first.dtype().size_bytes())?;
-        // SAFETY: the slices are borrowed mutably, belong to one queue, and fill this range without a gap.
+        // Two allocations may lie side by side, and a slice is never of more than one.
+        if places.iter().filter(|(_, len)| *len > 0).count() > 1 {
+            let (begin, bytes) = first.queue().allocation_of(address).ok()?;
+            if address + (len * first.dtype().size_bytes()) as u64 > begin + bytes as u64 {
+                return None;
+            }
+        }
+        // SAFETY: the slices are borrowed mutably, belong to one queue and one allocation, and fill this range without a gap.
         Some(unsafe { DeviceSliceMut::from_raw_parts(first.queue(), address, first.dtype(), len) })
     }
 }

@@ -117,7 +117,7 @@ impl Open {
         let (file, descriptor) = system::create(file_bytes as u64)?;
         let map = map(&file, file_bytes)?;
         system::reserve(&file, &map)?;
-        let handle = FileHandle { process: std::process::id(), descriptor, number: u64::from_ne_bytes(number) };
+        let handle = FileHandle { process: system::own_number(), descriptor, number: u64::from_ne_bytes(number) };
         // SAFETY: the address is within the header, aligned, and only this function uses it.
         unsafe { map.as_mut_ptr().cast::<u64>().write_volatile(handle.number) };
         Ok((map, Self { handle, bytes, file }))
@@ -225,6 +225,11 @@ impl Mapped {
         unsafe { self.map.as_ptr().cast::<u64>().read_volatile() == self.number }
     }
 
+    /// The number of bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.map.len() - HEADER_BYTES
+    }
+
     /// The address of the bytes in this process.
     pub(crate) fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr().wrapping_add(HEADER_BYTES)
@@ -258,6 +263,13 @@ mod system {
     use rustix::process::{Resource, geteuid, getrlimit};
 
     const NAME: &str = "gradsync";
+
+    /// The number of this process in the PID namespace of `/proc`, by which other processes find it there. It differs from the own number in
+    /// a PID namespace without a `/proc` of its own.
+    pub(super) fn own_number() -> u32 {
+        let link = std::fs::read_link("/proc/self").ok();
+        link.and_then(|link| link.to_str()?.parse().ok()).unwrap_or_else(std::process::id)
+    }
 
     /// Creates a file of `bytes` zeros; returns it with its descriptor in this process.
     pub(super) fn create(bytes: u64) -> io::Result<(File, u32)> {
@@ -341,6 +353,10 @@ mod system {
     use std::io;
 
     use memmap2::MmapRaw;
+
+    pub(super) fn own_number() -> u32 {
+        std::process::id()
+    }
 
     pub(super) fn create(_: u64) -> io::Result<(File, u32)> {
         Err(io::ErrorKind::Unsupported.into())

@@ -111,7 +111,10 @@ impl Connection {
         if Arc::ptr_eq(buffer.memory(), &self.arena) {
             return Ok(());
         }
-        let reason = "the peers have mapped another buffer, the one that this was made for".into();
+        let reason =
+            "this is another buffer than the one for which the operation was made, and which the peers have mapped: \
+                      pass that one, or make the operation anew for this one"
+                .into();
         Err(Error::InvalidArgument { operation, reason })
     }
 }

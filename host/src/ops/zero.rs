@@ -3,8 +3,10 @@
 //!
 //! [`plan::zero`](crate::plan::zero) assigns the elements to ranks; the optimizer is the caller's.
 
+use std::sync::Arc;
+
 use crate::agreement::same_plan;
-use crate::buffer::GradientBuffer;
+use crate::buffer::{GradientBuffer, TensorTable};
 use crate::call::scope;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Operation, Result};
@@ -19,7 +21,7 @@ const OPERATION: Operation = Operation::ZeroPartition;
 #[derive(Debug)]
 pub struct ZeroPartition<'c, M: Memory = Host> {
     comm: &'c dyn Communicator<M>,
-    fingerprint: u64,
+    made_for: Arc<TensorTable>,
     views: Vec<View>,
 }
 
@@ -33,7 +35,7 @@ impl<'c, M: Memory> ZeroPartition<'c, M> {
         let table = buffer.table();
         same_plan(OPERATION, comm, table, &[], Ok(()))?;
         let views = partition(table.segments(), table.shard_len(), table.world_size())?;
-        Ok(Self { comm, fingerprint: table.fingerprint(), views })
+        Ok(Self { comm, made_for: buffer.shared_table(), views })
     }
 
     /// The parts of tensors that this rank updates, in order.
@@ -69,6 +71,6 @@ impl<'c, M: Memory> ZeroPartition<'c, M> {
     }
 
     fn check(&self, buffer: &GradientBuffer<M>) -> Result<()> {
-        buffer.table().check_made_for(OPERATION.name(), self.fingerprint)
+        buffer.table().check_made_for(OPERATION.name(), &self.made_for)
     }
 }

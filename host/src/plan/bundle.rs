@@ -66,7 +66,9 @@ impl BundleLayout {
         for (index, &bytes) in byte_sizes.iter().enumerate() {
             let place = place_after(len, bytes as u64).filter(|place| place.end <= isize::MAX as u64);
             let place = place.ok_or_else(|| {
-                refused(format!("tensor {index} has {bytes} bytes, which the {len} before it do not leave room for"))
+                refused(format!(
+                    "tensor {index} has {bytes} bytes: with the {len} before it, they exceed the address space"
+                ))
             })?;
             len = place.end;
             places.push(place.start as usize..place.end as usize);
@@ -384,7 +386,7 @@ fn refused(reason: String) -> Error {
 }
 
 /// The fault of bytes that are no header of a bundle. Offsets are in bytes from the start of the header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the messages describe the fields
 pub enum HeaderError {
@@ -434,6 +436,8 @@ pub enum HeaderError {
     #[error("the header at byte 24 states {found} bytes of payload, and its tensors have {needed}")]
     PayloadLength { found: u64, needed: u64 },
 }
+
+debug_as_text!(HeaderError);
 
 impl From<HeaderError> for Error {
     fn from(error: HeaderError) -> Self {

@@ -41,7 +41,9 @@ impl PaddedLayout {
         let mut total = 0usize;
         for (index, &len) in lens.iter().enumerate() {
             let end = total.checked_add(len).ok_or_else(|| {
-                refused(format!("tensor {index} has {len} elements, which the {total} before it do not leave room for"))
+                refused(format!(
+                    "tensor {index} has {len} elements: with the {total} before it, they exceed the address space"
+                ))
             })?;
             segments.push(total..end);
             total = end;

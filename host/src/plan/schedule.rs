@@ -105,7 +105,8 @@ impl<T> RankSchedule<T> {
         let Self { rank, world_size, .. } = *self;
         if peer >= world_size || peer == rank {
             return refused(format!(
-                "slot {slot}: rank {peer} is not a peer of rank {rank} in a world of {world_size}"
+                "slot {slot}: rank {rank} cannot exchange with rank {peer}: that must be another one of the \
+                 {world_size} ranks"
             ));
         }
         Ok(())
@@ -173,7 +174,8 @@ impl<T> Schedule<T> {
         for (index, RankSchedule { rank, world_size, .. }) in ranks.iter().enumerate() {
             if *rank != index || *world_size != ranks.len() {
                 return refused(format!(
-                    "part {index} of {} is that of rank {rank} in a world of {world_size}",
+                    "part {index} of {} is for rank {rank} of {world_size}: parts must be in rank order, one for each \
+                     rank",
                     ranks.len()
                 ));
             }

@@ -93,6 +93,8 @@ pub(crate) const CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 pub(crate) const CU_MEMHOSTALLOC_PORTABLE: c_uint = 1;
 /// `CU_MEMHOSTALLOC_DEVICEMAP`
 pub(crate) const CU_MEMHOSTALLOC_DEVICEMAP: c_uint = 2;
+/// `CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE`
+pub(crate) const CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: c_uint = 10;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`
 pub(crate) const CU_STREAM_CAPTURE_MODE_RELAXED: c_uint = 2;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`
@@ -156,6 +158,7 @@ unsafe extern "C" {
     pub(crate) fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) -> Status;
     pub(crate) fn cuMemFree_v2(address: CUdeviceptr) -> Status;
     pub(crate) fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, address: CUdeviceptr) -> Status;
+    pub(crate) fn cuPointerGetAttribute(value: *mut c_void, attribute: c_uint, address: CUdeviceptr) -> Status;
     pub(crate) fn cuMemAllocHost_v2(start: *mut *mut c_void, bytes: usize) -> Status;
     pub(crate) fn cuMemHostAlloc(start: *mut *mut c_void, bytes: usize, flags: c_uint) -> Status;
     pub(crate) fn cuMemFreeHost(start: *mut c_void) -> Status;

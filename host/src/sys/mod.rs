@@ -7,7 +7,7 @@ mod loader;
 pub mod nccl;
 
 /// An error of the CUDA driver, or its absence.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("CUDA: {call} failed with code {code}: {text}")]
 #[non_exhaustive]
 pub struct CudaError {
@@ -18,6 +18,8 @@ pub struct CudaError {
     /// The driver's description of the code, or its name.
     pub text: String,
 }
+
+debug_as_text!(CudaError);
 
 /// The codes with which MPS refuses a client while its server ends one that was killed or that failed.
 const AFTER_A_KILL: [u32; 5] = [46, 805, 806, 807, 999];

@@ -158,7 +158,7 @@ impl fmt::Display for Version {
 }
 
 /// NCCL is missing, too old, or refused a call.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclError {
     /// No library of these names could be opened.
@@ -210,6 +210,8 @@ pub enum NcclError {
         world_size: usize,
     },
 }
+
+debug_as_text!(NcclError);
 
 fn list(tried: &[(String, String)]) -> String {
     tried.iter().map(|(name, reason)| format!("{name} ({reason})")).collect::<Vec<_>>().join(", ")

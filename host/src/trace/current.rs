@@ -1,7 +1,7 @@
 //! [`CurrentCall`]: the trace of a communicator that is in one call at a time.
 
 use std::cell::RefCell;
-use std::fmt::Display;
+use std::error::Error;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ impl CurrentCall {
     }
 
     /// Records that the current calls have failed, and the communicator with them. The trace is written.
-    pub(crate) fn failed(&self, error: &dyn Display) {
+    pub(crate) fn failed(&self, error: &(dyn Error + 'static)) {
         self.set(CallState::Failed);
         self.recorder.iter().for_each(|recorder| recorder.failed(error));
     }

@@ -5,30 +5,45 @@
 //!
 //! * when a call or a join fails, for example by a deadline, and once more when a further failure occurs;
 //! * when its process receives SIGUSR1 (on Unix). The handler is installed with the first communicator, or by [`start`], and only if the
-//!   variable is set; handlers that were there before are still called.
+//!   variable is set; handlers that were there before are still called;
+//! * when `gradsync launch` asks for them, which it does without a signal, so that no handler of the program runs.
 //!
 //! The files are written under another name and renamed, so that no reader sees a partial one; only their owner can read them. A process
 //! writes one file, named by its rank; if ranks are threads of a process without a rank of its own, it writes one file for each of them.
-//! `gradsync trace DIR` compares the files of all ranks; `gradsync launch` sets the variable and runs the comparison itself.
+//! `gradsync trace DIR` compares the files of all ranks; `gradsync launch` sets the variable and runs the comparison itself. It also numbers the
+//! job, and its ranks write to `rank-N.JOB.json`, so that jobs which share a folder do not mix.
 //!
 //! ```json
-//! {"version": "0.1.0", "rank": 1, "host": "node-0", "pid": 4711, "written": 1764021290.4, "reason": "SIGUSR1", "groups": [
-//!   {"group": "channel 0", "rank": 1, "members": [0, 1, 2, 3], "in_process": false, "failure": null, "has_left": false, "calls": [
+//! {"version": "0.1.0", "job": null, "rank": 1, "host": "node-0", "pid": 4711, "written": 1764021290.4, "reason": "SIGUSR1", "groups": [
+//!   {"group": "channel 0", "rank": 1, "members": [0, 1, 2, 3], "in_process": false, "failure": null, "blamed": [], "departure": null,
+//!    "has_left": false, "calls": [
 //!     {"sequence": 17, "state": "posted", "posted": 1764021278.1, "changed": 1764021278.1, "operation": "all_reduce(sum)",
-//!      "to": null, "from": null, "len": 1000, "bytes": 4000, "dtype": "f32", "within": "adasum_all_reduce(Auto, per tensor)", "tensors": 12}]}]}
+//!      "to": null, "from": null, "len": 1000, "bytes": 4000, "dtype": "f32", "within": "adasum_all_reduce(Auto, per tensor)", "tensors": 12}]}],
+//!  "device_waits": [{"device": 0, "since": 1764021278.2}]}
 //! ```
 //!
-//! Times are seconds since the Unix epoch, by the clock of the rank's machine.
+//! Times are seconds since the Unix epoch, by the clock of the rank's machine when the file was written: a clock that was set in between
+//! does not change the time between two of them.
 
 mod current;
+mod file;
 mod process;
 mod recorder;
+#[cfg(target_os = "linux")]
+mod requests;
+#[cfg(any(test, feature = "cuda"))]
+mod waits;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Departure;
+
 pub(crate) use self::current::CurrentCall;
-pub use self::process::{DIRECTORY, RANK_VARIABLES, start};
+pub use self::file::file_name;
+pub use self::process::{DIRECTORY, JOB, LAUNCHER, RANK_VARIABLES, start};
 pub(crate) use self::recorder::{Kind, Recorded, Recorder};
+#[cfg(feature = "cuda")]
+pub(crate) use self::waits::waiting_for_device;
 
 /// The content of a rank's trace file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,6 +51,9 @@ pub(crate) use self::recorder::{Kind, Recorded, Recorder};
 pub struct RankTrace {
     /// The version of this crate.
     pub version: String,
+    /// The number of the job in the variable `GRADSYNC_JOB`, which `gradsync launch` sets.
+    #[serde(default)]
+    pub job: Option<String>,
     /// The launcher's number of this process; without a launcher, the rank in the group of all ranks.
     pub rank: usize,
     /// The name of the machine.
@@ -48,6 +66,19 @@ pub struct RankTrace {
     pub reason: String,
     /// The groups of ranks that this rank belongs to, in the order in which they were made.
     pub groups: Vec<GroupTrace>,
+    /// The threads of the process that wait for work on a GPU, of this crate or of another library.
+    #[serde(default)]
+    pub device_waits: Vec<DeviceWait>,
+}
+
+/// The wait of a thread for enqueued work that has not completed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DeviceWait {
+    /// The number of the GPU.
+    pub device: u32,
+    /// When the thread began to wait, in seconds since the Unix epoch.
+    pub since: f64,
 }
 
 /// A rank's calls in one communicator.
@@ -65,6 +96,13 @@ pub struct GroupTrace {
     pub in_process: bool,
     /// The first failure of this rank in the group.
     pub failure: Option<String>,
+    /// The ranks that this failure names as its cause, by their numbers in the original group of all ranks
+    /// ([`CommError::blamed`](crate::comm::CommError::blamed)).
+    #[serde(default)]
+    pub blamed: Vec<usize>,
+    /// How the blamed rank has left, if that is the failure.
+    #[serde(default)]
+    pub departure: Option<Departure>,
     /// Whether the rank has dropped its communicator.
     pub has_left: bool,
     /// The last calls, oldest first.

@@ -1,17 +1,20 @@
 //! The recorders of this process, and their files.
 
 use std::collections::HashMap;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::SystemTime;
 
 use super::RankTrace;
-use super::recorder::{Kind, Recorder, seconds};
+use super::file::save;
+use super::recorder::{Kind, Now, Recorder};
 
 /// The variable that names the folder of the files.
 pub const DIRECTORY: &str = "GRADSYNC_TRACE_DIR";
+/// The variable by which `gradsync launch` numbers each start of a job: traces have the number in their names and contents.
+pub const JOB: &str = "GRADSYNC_JOB";
+/// The variable that names the private folder of `gradsync launch`, by which it asks for traces.
+pub const LAUNCHER: &str = "GRADSYNC_LAUNCHER";
 /// The variables by which launchers number the processes of a job.
 pub const RANK_VARIABLES: [&str; 4] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
 /// The most recorders to keep; beyond this number, the oldest group that a rank has left is dropped.
@@ -21,6 +24,10 @@ const MOST_GROUPS: usize = 64;
 #[derive(Debug)]
 pub(super) struct Process {
     directory: PathBuf,
+    /// The number of the job.
+    job: Option<String>,
+    /// The launcher's private folder.
+    launcher: Option<PathBuf>,
     /// The number that the launcher has given to this process.
     rank: Option<usize>,
     recorders: Mutex<Vec<Arc<Recorder>>>,
@@ -39,11 +46,15 @@ pub fn start() {
 pub(super) fn start_tracing() -> Option<&'static Process> {
     static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
     let process = PROCESS.get_or_init(|| {
-        let directory = std::env::var_os(DIRECTORY).filter(|directory| !directory.is_empty())?;
+        let folder = |name| std::env::var_os(name).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+        let (directory, launcher) = (folder(DIRECTORY)?, folder(LAUNCHER));
+        // The number is part of a file's name.
+        let is_number = |job: &String| !job.is_empty() && job.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        let job = std::env::var(JOB).ok().filter(is_number);
         let number = |name: &&str| std::env::var(name).ok()?.parse().ok();
         let rank = RANK_VARIABLES.iter().find_map(number);
         let (recorders, groups, writing) = Default::default();
-        Some(Process { directory: directory.into(), rank, recorders, groups, writing })
+        Some(Process { directory, job, launcher, rank, recorders, groups, writing })
     });
     let process = process.as_ref()?;
     static LISTENING: std::sync::Once = std::sync::Once::new();
@@ -55,9 +66,15 @@ pub(super) fn start_tracing() -> Option<&'static Process> {
     Some(process)
 }
 
-/// Starts a thread that writes all traces at every SIGUSR1.
+/// Starts a thread that writes all traces at every SIGUSR1, and one that writes them at every request of the launcher.
 #[cfg(unix)]
 fn listen(process: &'static Process) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    if let (Some(launcher), Some(rank)) = (&process.launcher, process.rank) {
+        if let Err(error) = super::requests::listen(launcher, rank, || process.write("a request of the launcher")) {
+            tracing::warn!(%error, launcher = %launcher.display(), "the launcher cannot ask for traces");
+        }
+    }
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGUSR1])?;
     let write = move || signals.forever().for_each(|_| process.write("SIGUSR1"));
     std::thread::Builder::new().name("gradsync-trace".into()).spawn(write).map(drop)
@@ -102,43 +119,43 @@ impl Process {
         let mut ranks: Vec<usize> = recorders.iter().map(|recorder| file_of(recorder)).chain(self.rank).collect();
         ranks.sort_unstable();
         ranks.dedup();
+        let now = Now::new();
         for rank in ranks {
-            let groups = recorders.iter().filter(|recorder| file_of(recorder) == rank).map(|recorder| recorder.trace());
+            let of_rank = recorders.iter().filter(|recorder| file_of(recorder) == rank);
+            let groups = of_rank.map(|recorder| recorder.trace(now));
             let trace = RankTrace {
                 version: env!("CARGO_PKG_VERSION").into(),
+                job: self.job.clone(),
                 rank,
                 host: gethostname::gethostname().to_string_lossy().into_owned(),
                 pid: std::process::id(),
-                written: seconds(SystemTime::now()),
+                written: now.seconds,
                 reason: reason.to_owned(),
                 groups: groups.collect(),
+                #[cfg(any(test, feature = "cuda"))]
+                device_waits: super::waits::waits(now),
+                #[cfg(not(any(test, feature = "cuda")))]
+                device_waits: Vec::new(),
             };
             if let Err(error) = save(&self.directory, &trace) {
                 tracing::warn!(%error, directory = %self.directory.display(), rank, "the trace is not written");
+                self.report(rank, &error);
             }
         }
     }
-}
 
-/// Writes a file under another name, and renames it.
-fn save(directory: &Path, trace: &RankTrace) -> io::Result<()> {
-    fs::create_dir_all(directory)?;
-    let text = serde_json::to_vec(trace)?;
-    let unfinished = directory.join(format!(".rank-{}.{}.part", trace.rank, std::process::id()));
-    // A killed process with the same id may have left such a file.
-    match fs::remove_file(&unfinished) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+    /// Tells a launcher, which would otherwise blame a rank without its trace, or else its user, that a trace is not written.
+    fn report(&self, rank: usize, error: &io::Error) {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        #[cfg(target_os = "linux")]
+        if self.launcher.as_ref().is_some_and(|launcher| super::requests::report(launcher, rank, error).is_ok()) {
+            return;
+        }
+        if self.job.is_some() {
+            let directory = self.directory.display();
+            ONCE.call_once(|| {
+                eprintln!("gradsync: rank {rank}: no record of calls is written to {directory}: {error}")
+            });
+        }
     }
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let written = options.open(&unfinished).and_then(|mut file| file.write_all(&text));
-    let renamed = written.and_then(|()| fs::rename(&unfinished, directory.join(format!("rank-{}.json", trace.rank))));
-    if renamed.is_err() {
-        // The first error is reported.
-        let _ = fs::remove_file(&unfinished);
-    }
-    renamed
 }

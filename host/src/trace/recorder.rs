@@ -3,15 +3,16 @@
 //! If no folder for traces is set, transports have no recorder, and calls have no extra cost.
 
 use std::collections::VecDeque;
-use std::fmt::Display;
+use std::error::Error;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::process::{self, Process};
 use super::{CallState, GroupTrace, TracedCall};
 use crate::call::{Call, Operation, scope};
+use crate::error::{CommError, Departure};
 
 /// How many calls are remembered.
 const REMEMBERED: usize = 32;
@@ -37,8 +38,8 @@ struct Entry {
     /// Set for a call that [`Recorder::post`] has recorded.
     announced: Option<Announced>,
     state: CallState,
-    posted: SystemTime,
-    changed: SystemTime,
+    posted: Instant,
+    changed: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -49,12 +50,55 @@ struct Announced {
     announced: u64,
 }
 
+/// The first failure of a rank in a group.
+#[derive(Clone, Debug)]
+struct Failure {
+    text: String,
+    /// The ranks of the group that are its cause, as far as is known.
+    blamed: Vec<usize>,
+    departure: Option<Departure>,
+}
+
+impl Failure {
+    fn of(error: &(dyn Error + 'static)) -> Self {
+        let of_crate = error.downcast_ref().and_then(|error: &crate::Error| match error {
+            crate::Error::Comm(error) => Some(error),
+            _ => None,
+        });
+        let failure: Option<&CommError> = error.downcast_ref().or(of_crate);
+        let departure = failure.and_then(|failure| match failure {
+            CommError::PeerGone { departure, .. } => Some(*departure),
+            _ => None,
+        });
+        Failure { text: error.to_string(), blamed: failure.map(CommError::blamed).unwrap_or_default(), departure }
+    }
+}
+
+/// The time of a writing, by both clocks. Times of calls are measured by the monotonic clock, which is never set.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Now {
+    instant: Instant,
+    /// Seconds since the Unix epoch.
+    pub(super) seconds: f64,
+}
+
+impl Now {
+    pub(super) fn new() -> Self {
+        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        Now { instant: Instant::now(), seconds }
+    }
+
+    pub(super) fn seconds_of(&self, instant: Instant) -> f64 {
+        self.seconds - self.instant.saturating_duration_since(instant).as_secs_f64()
+    }
+}
+
 #[derive(Debug, Default)]
 struct Log {
     entries: VecDeque<Entry>,
     number: u64,
     sequence: u64,
-    failure: Option<String>,
+    failure: Option<Failure>,
     /// How often a failure has been written.
     writes: usize,
     has_left: bool,
@@ -136,7 +180,7 @@ impl Recorder {
     pub(super) fn begin(&self, calls: impl IntoIterator<Item = Call>) -> Range<u64> {
         let mut log = self.lock();
         let first = log.number + 1;
-        let now = SystemTime::now();
+        let now = Instant::now();
         calls.into_iter().for_each(|call| log.post(call, None, now));
         first..log.number + 1
     }
@@ -148,7 +192,7 @@ impl Recorder {
         let is_collective = call.operation.peers() == (None, None);
         let sequence = self.posted.load(Ordering::Acquire) + u64::from(is_collective);
         self.posted.store(sequence, Ordering::Release);
-        log.post(call, Some(Announced { sequence, announced }), SystemTime::now());
+        log.post(call, Some(Announced { sequence, announced }), Instant::now());
         (sequence, log.number)
     }
 
@@ -166,7 +210,7 @@ impl Recorder {
     #[cfg(any(test, feature = "cuda"))]
     pub(crate) fn finish_announced(&self, number: u64) {
         let mut log = self.lock();
-        let now = SystemTime::now();
+        let now = Instant::now();
         let until = log.entries.iter_mut().take_while(|entry| entry.number <= number);
         until.filter(|entry| entry.announced.is_some() && !entry.state.is_over()).for_each(|entry| {
             (entry.state, entry.changed) = (CallState::Finished, now);
@@ -178,13 +222,13 @@ impl Recorder {
         let mut log = self.lock();
         let is_it = |entry: &&mut Entry| entry.call.operation == operation && !entry.state.is_over();
         if let Some(entry) = log.entries.iter_mut().find(is_it) {
-            (entry.state, entry.changed) = (CallState::Finished, SystemTime::now());
+            (entry.state, entry.changed) = (CallState::Finished, Instant::now());
         }
     }
 
     pub(super) fn set(&self, numbers: &Range<u64>, state: CallState) {
         let mut log = self.lock();
-        let now = SystemTime::now();
+        let now = Instant::now();
         let those = log.entries.iter_mut().rev().take_while(|entry| entry.number >= numbers.start);
         those.filter(|entry| numbers.contains(&entry.number) && !entry.state.is_over()).for_each(|entry| {
             (entry.state, entry.changed) = (state, now);
@@ -192,9 +236,9 @@ impl Recorder {
     }
 
     /// Keeps the first failure and writes the trace: at the failure, and once more when the call in progress at that time has ended.
-    pub(crate) fn failed(&self, error: &dyn Display) {
+    pub(crate) fn failed(&self, error: &(dyn Error + 'static)) {
         let mut log = self.lock();
-        let text = log.failure.get_or_insert_with(|| error.to_string()).clone();
+        let text = log.failure.get_or_insert_with(|| Failure::of(error)).text.clone();
         log.writes += 1;
         let is_news = log.writes <= WRITES;
         drop(log);
@@ -217,19 +261,27 @@ impl Recorder {
         self.lock().entries.iter().filter_map(|entry| Some((entry.announced?.sequence, entry.call))).collect()
     }
 
-    pub(super) fn trace(&self) -> GroupTrace {
+    pub(super) fn trace(&self, now: Now) -> GroupTrace {
         let log = self.lock();
         let matched = self.matched.load(Ordering::Relaxed);
-        let calls = log.entries.iter().map(|entry| entry.trace(matched)).collect();
-        let Log { failure, has_left, .. } = &*log;
-        let (group, members) = (self.group.clone(), self.members.clone());
-        let (rank, in_process) = (self.rank, self.kind == Kind::Threads);
-        GroupTrace { group, rank, members, in_process, failure: failure.clone(), has_left: *has_left, calls }
+        let failure = log.failure.as_ref();
+        let blamed = failure.map_or(&[][..], |failure| &failure.blamed);
+        GroupTrace {
+            group: self.group.clone(),
+            rank: self.rank,
+            members: self.members.clone(),
+            in_process: self.kind == Kind::Threads,
+            failure: failure.map(|failure| failure.text.clone()),
+            blamed: blamed.iter().filter_map(|&rank| self.members.get(rank).copied()).collect(),
+            departure: failure.and_then(|failure| failure.departure),
+            has_left: log.has_left,
+            calls: log.entries.iter().map(|entry| entry.trace(matched, now)).collect(),
+        }
     }
 }
 
 impl Log {
-    fn post(&mut self, call: Call, announced: Option<Announced>, now: SystemTime) {
+    fn post(&mut self, call: Call, announced: Option<Announced>, now: Instant) {
         if self.entries.len() == REMEMBERED {
             self.entries.pop_front();
         }
@@ -242,15 +294,15 @@ impl Log {
 }
 
 impl Entry {
-    fn trace(&self, matched: u64) -> TracedCall {
+    fn trace(&self, matched: u64, now: Now) -> TracedCall {
         let Call { within, operation, len, dtype } = self.call;
         let is_matched = self.announced.is_some_and(|call| 0 < call.announced && call.announced <= matched);
         let (to, from) = operation.peers();
         TracedCall {
             sequence: self.sequence,
             state: if self.state == CallState::Posted && is_matched { CallState::Matched } else { self.state },
-            posted: seconds(self.posted),
-            changed: seconds(self.changed),
+            posted: now.seconds_of(self.posted),
+            changed: now.seconds_of(self.changed),
             operation: operation.to_string(),
             to,
             from,
@@ -261,11 +313,6 @@ impl Entry {
             tensors: self.tensors,
         }
     }
-}
-
-/// Seconds since the Unix epoch.
-pub(super) fn seconds(time: SystemTime) -> f64 {
-    time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// Calls that a rank is in. If this is dropped before [`end`](Self::end), for example in a panic, the calls have failed.
@@ -286,7 +333,7 @@ impl Recorded<'_> {
     }
 
     /// Records the outcome of the calls. A failure is written to the trace.
-    pub(crate) fn end<T, E: Display>(mut self, outcome: &Result<T, E>) {
+    pub(crate) fn end<T, E: Error + 'static>(mut self, outcome: &Result<T, E>) {
         let Some(recorder) = self.recorder.take() else { return };
         match outcome {
             Ok(_) => recorder.set(&self.numbers, CallState::Finished),
@@ -312,7 +359,7 @@ mod tests {
     use crate::dtype::DataType;
 
     fn states(recorder: &Recorder) -> Vec<(u64, CallState)> {
-        recorder.trace().calls.iter().map(|call| (call.sequence, call.state)).collect()
+        recorder.trace(Now::new()).calls.iter().map(|call| (call.sequence, call.state)).collect()
     }
 
     #[test]
@@ -322,22 +369,25 @@ mod tests {
         let first = recorder.record([barrier()]);
         first.matched();
         assert_eq!(states(&recorder), [(1, CallState::Matched)]);
-        first.end(&Ok::<(), String>(()));
+        first.end(&Ok::<(), CommError>(()));
         let transfer = Call::new(Operation::Send { peer: 0 }, 5, DataType::F64);
         let second = recorder.record([transfer, transfer, barrier()]);
         recorder.finish_transfer(Operation::Send { peer: 0 });
-        second.end(&Err::<(), _>("a reason"));
+        let (operation, departure) = (Operation::Barrier, Departure::Panicked);
+        let error = CommError::PeerGone { operation, rank: 0, departure };
+        second.end(&Err::<(), _>(crate::Error::Comm(error.clone())));
         let expected =
             [(1, CallState::Finished), (1, CallState::Finished), (1, CallState::Failed), (2, CallState::Failed)];
         assert_eq!(states(&recorder), expected);
-        let trace = recorder.trace();
-        assert_eq!((trace.failure.as_deref(), trace.rank, recorder.origin()), (Some("a reason"), 1, 7));
+        let trace = recorder.trace(Now::new());
+        assert_eq!((trace.failure, trace.rank, recorder.origin()), (Some(error.to_string()), 1, 7));
+        assert_eq!((trace.blamed, trace.departure), (vec![4], Some(departure)));
         let sent = &trace.calls[1];
         assert_eq!((sent.to, sent.from, sent.bytes, sent.dtype.as_deref()), (Some(0), None, 40, Some("f64")));
         for _ in 0..2 * REMEMBERED {
-            recorder.record([barrier()]).end(&Ok::<(), String>(()));
+            recorder.record([barrier()]).end(&Ok::<(), CommError>(()));
         }
-        assert_eq!(recorder.trace().calls.len(), REMEMBERED);
+        assert_eq!(recorder.trace(Now::new()).calls.len(), REMEMBERED);
         assert_eq!(states(&recorder).last(), Some(&(2 + 2 * REMEMBERED as u64, CallState::Finished)));
     }
 

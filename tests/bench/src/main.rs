@@ -2,6 +2,8 @@
 //!
 //! `cargo xtask perf` and `cargo xtask compare` build it with the features that the machine supports, and start it.
 
+#![deny(unsafe_code)]
+
 mod compare;
 mod model;
 mod mpirun;

@@ -4,6 +4,8 @@
 //! `study` makes all runs of a protocol and keeps them in a file; `demo` makes a few of these runs, with the rates that the study chose,
 //! and writes a page. `cargo xtask study` and `cargo xtask demo` run this program. It never downloads anything: arguments name the data.
 
+#![deny(unsafe_code)]
+
 mod charts;
 mod demo;
 mod figures;
@@ -162,6 +164,7 @@ fn main() -> ExitCode {
 
 /// Ranks are threads, and several runs are active at a time; candle and rayon would each start further threads. A value that the user sets
 /// is kept.
+#[allow(unsafe_code, reason = "it sets a variable while there is one thread")]
 fn one_thread_a_rank() {
     const VARIABLE: &str = "RAYON_NUM_THREADS";
     if std::env::var_os(VARIABLE).is_none() {

@@ -34,6 +34,17 @@ fn main() {
         }
         ["abort", rank] if is(rank) => std::process::abort(),
         ["join"] => drop(join(&launch)),
+        ["join", "by variables"] => match launch.join() {
+            Ok(member) => {
+                let ranks = member.all_gather(launch.rank.to_string().as_bytes(), PLENTY).unwrap();
+                let ranks: Vec<_> = ranks.iter().map(|rank| String::from_utf8_lossy(rank)).collect();
+                println!("rank {} of {} has met ranks {}", launch.rank, launch.world_size, ranks.join(", "));
+            }
+            Err(error) => {
+                eprintln!("{error}");
+                exit(6);
+            }
+        },
         ["join", "once more"] => {
             let member = join(&launch);
             if std::env::var("GRADSYNC_GENERATION").as_deref() == Ok("0") && launch.rank == 1 {
@@ -73,6 +84,28 @@ fn main() {
                 drop(comm);
                 exit(7);
             }
+        }
+        ["panics", rank] => {
+            let _slow = is(rank).then_some(SlowDrop);
+            let member = join(&launch);
+            assert!(!is(rank), "a bug of rank {rank}");
+            agree(&member, Operation::Barrier, 0, PLENTY);
+        }
+        ["requeues", rank] => {
+            requeue_at_sigusr1();
+            let member = join(&launch);
+            if is(rank) {
+                exit(3);
+            }
+            agree(&member, Operation::Barrier, 0, PLENTY);
+        }
+        ["forks and dies", rank] => {
+            let member = join(&launch);
+            if is(rank) {
+                println!("process {}", fork());
+                exit(5);
+            }
+            agree(&member, Operation::Barrier, 0, PLENTY);
         }
         ["is killed", rank] => {
             let member = join(&launch);
@@ -120,6 +153,44 @@ fn agree(member: &Member, operation: Operation, len: usize, deadline: Duration) 
         // If this is rank 0, its departure makes the other ranks' calls fail too.
         member.leave();
         exit(7);
+    }
+}
+
+/// Takes longer to be dropped than the launcher looks for simultaneous ends.
+struct SlowDrop;
+
+impl Drop for SlowDrop {
+    fn drop(&mut self) {
+        sleep(Duration::from_millis(500));
+    }
+}
+
+/// Ends this process in good order at SIGUSR1, as programs do that a batch system shall start again.
+fn requeue_at_sigusr1() {
+    extern "C" fn requeue(_: libc::c_int) {
+        let line = b"requeued\n";
+        // SAFETY: both calls may be made in a signal handler; the line is valid.
+        unsafe {
+            libc::write(1, line.as_ptr().cast(), line.len());
+            libc::_exit(0);
+        }
+    }
+    // SAFETY: the handler only makes calls that handlers may make.
+    unsafe { libc::signal(libc::SIGUSR1, requeue as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+}
+
+/// Starts a copy of this process that keeps its sockets open, in a session of its own, and returns the copy's process ID.
+fn fork() -> i32 {
+    // SAFETY: the copy has one thread, and only makes calls that use neither the heap nor locks.
+    unsafe {
+        let process = libc::fork();
+        if process == 0 {
+            libc::setsid();
+            loop {
+                libc::pause();
+            }
+        }
+        process
     }
 }
 

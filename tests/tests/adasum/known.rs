@@ -1,9 +1,11 @@
 //! Cases with an answer that is known without an oracle: ONNX Runtime's numbers, the algebra of the rule, exact opposites.
 
-use gradsync::ops::{Algorithm, Granularity};
+use gradsync::kernels::cpu::coefficients;
+use gradsync::ops::{AdasumOptions, Algorithm, Granularity, adasum_all_reduce};
+use gradsync::{DType, GradientBuffer};
 use gradsync_tests::inputs::{Kind, vector};
 use gradsync_tests::oracle::Format;
-use gradsync_tests::ranks::guarded;
+use gradsync_tests::ranks::{guarded, on_ranks};
 
 use crate::case::Case;
 
@@ -109,6 +111,31 @@ fn orthogonal_is_the_sum_and_identical_is_the_mean() {
             }
         }
     });
+}
+
+/// The tree of adjacent pairs gives an odd rank, which moves up unchanged, the weight of the pair that it meets.
+#[test]
+fn an_odd_rank_counts_double_among_equal_gradients() {
+    let eighths = |weights: &[f64]| weights.iter().map(|weight| weight / 8.0).collect::<Vec<f64>>();
+    for (ranks, expected) in [
+        (2, eighths(&[4.0; 2])),
+        (3, eighths(&[2.0, 2.0, 4.0])),
+        (4, eighths(&[2.0; 4])),
+        (5, eighths(&[1.0, 1.0, 1.0, 1.0, 4.0])),
+        (6, eighths(&[1.0, 1.0, 1.0, 1.0, 2.0, 2.0])),
+        (7, eighths(&[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0])),
+        (8, eighths(&[1.0; 8])),
+    ] {
+        // All products of the vector (3, 4) with itself.
+        let products = vec![25.0; ranks * (ranks + 1) / 2];
+        assert_eq!(coefficients(&products, ranks).unwrap().weights, expected, "{ranks} ranks");
+        let reports = on_ranks(ranks, |comm| {
+            let mut gradients = GradientBuffer::new(DType::F32, ranks, [("weight", [2])]).unwrap();
+            gradients.tensor_mut(0).copy_from_slice(&[3.0f32, 4.0]);
+            adasum_all_reduce(&comm, &mut gradients, AdasumOptions::default()).unwrap()
+        });
+        reports.iter().for_each(|report| assert_eq!(report.weights_of(0), Some(&expected[..]), "{ranks} ranks"));
+    }
 }
 
 /// Small integers make every product and sum exact in any order, so exact opposites must vanish exactly and only the other pair remains. A

@@ -1,6 +1,8 @@
 //! Adasum over ranks: Gram and Tree, every dtype, per tensor and whole, against the tree of formed vectors in 106-bit
 //! arithmetic, within the bound that `gradsync_tests::tolerance::adasum` derives.
 
+#![forbid(unsafe_code)]
+
 mod apart;
 mod case;
 mod double;
@@ -12,4 +14,5 @@ mod nodes;
 mod nonfinite;
 mod object;
 mod on_nodes;
+mod range;
 mod refusals;

@@ -21,20 +21,20 @@ const SHAPES: [&[usize]; 8] = [&[1], &[0], &[37], &[5, 51], &[], &[64], &[700], 
 const WORLDS: [(usize, usize); 9] = [(1, 1), (1, 4), (4, 1), (2, 2), (3, 2), (2, 3), (4, 2), (5, 3), (8, 2)];
 
 /// The groups of this rank.
-struct Groups {
+pub(crate) struct Groups {
     all: LocalCommunicator,
     node: LocalCommunicator,
     across: LocalCommunicator,
 }
 
 impl Groups {
-    fn new(all: LocalCommunicator, (node, place): (usize, usize)) -> Self {
+    pub(crate) fn new(all: LocalCommunicator, (node, place): (usize, usize)) -> Self {
         let split = |color: usize| all.split(Some(color as u64), 0).unwrap().expect("every rank has a colour");
         let (node, across) = (split(node), split(place));
         Groups { all, node, across }
     }
 
-    fn nodes(&self) -> Nodes<'_> {
+    pub(crate) fn nodes(&self) -> Nodes<'_> {
         Nodes { all: &self.all, node: &self.node, across: &self.across }
     }
 }

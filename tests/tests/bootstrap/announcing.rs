@@ -151,8 +151,10 @@ fn another_order_is_named_on_every_rank() {
 #[test]
 fn recordings_and_launches_are_compared() {
     guarded(60, || {
-        let launch = Call::without_data(Operation::Graph);
-        let program = |launches: usize| [step(), vec![launch; launches]].concat();
+        let begins = |recording| Call::without_data(Operation::Recording { recording });
+        let launches = |recording| Call::without_data(Operation::Graph { recording });
+        let launch = launches(1);
+        let program = |launches: usize| [vec![begins(1)], step(), vec![launch; launches]].concat();
         for way in Way::CHANNELS {
             on_members(way, 3, |member| announce_all(&member, &program(40)).unwrap());
         }
@@ -160,6 +162,12 @@ fn recordings_and_launches_are_compared() {
         more.push(reduce(1));
         fewer.push(reduce(1));
         assert_mismatch(&[more, fewer], &mismatch(0, launch, 1, reduce(1)));
+        // One rank launches another recording, or records a call that the other rank makes.
+        let [one, other] = [1, 2].map(|recording| [program(0), vec![launches(recording)]].concat());
+        assert_mismatch(&[one, other], &mismatch(0, launches(1), 1, launches(2)));
+        assert_mismatch(&[program(0), step()], &mismatch(0, begins(1), 1, step()[0]));
+        let text = mismatch(0, launches(1), 1, launches(2)).to_string();
+        assert!(text.contains("graph (recording 1)") && text.contains("graph (recording 2)"), "{text}");
     });
 }
 

@@ -1,6 +1,8 @@
 //! The bootstrap and the control channel: ranks as threads, over connections, and as processes that are stopped and killed. Each test runs
 //! under a guard, so that a hang is a failure.
 
+#![deny(unsafe_code)]
+
 mod agreement;
 mod announcing;
 mod environment;
@@ -14,6 +16,9 @@ mod processes;
 mod refusals;
 mod rendezvous_file;
 #[cfg(target_os = "linux")]
+mod resources;
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code, reason = "a handler of signals")]
 mod signals;
 mod splitting;
 mod unauthenticated;

@@ -101,6 +101,10 @@ fn child() {
         return;
     }
     #[cfg(target_os = "linux")]
+    if role == "lacks descriptors" {
+        return crate::resources::join_without_descriptors(&launch, &rendezvous);
+    }
+    #[cfg(target_os = "linux")]
     if role == "is interrupted" {
         return join_under_signals(&launch, &rendezvous);
     }

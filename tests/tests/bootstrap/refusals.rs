@@ -88,6 +88,30 @@ fn ranks_out_of_range_are_refused() {
 }
 
 #[test]
+fn a_group_of_too_many_ranks_is_refused_before_anything_is_allocated() {
+    for way in Way::ALL {
+        let meeting = way.meeting();
+        for world_size in [65_537, 100_000_000, usize::MAX] {
+            let error = refused(meeting.rendezvous.join(0, world_size));
+            assert_eq!(error, BootstrapError::WorldSizeOutOfRange { world_size, most: 65_536 });
+        }
+    }
+}
+
+#[test]
+fn a_host_that_can_be_no_address_is_refused_at_once() {
+    let start = Instant::now();
+    for (host, words) in [("tcp://node", "scheme"), ("node:29500", "port"), ("a b", "white space"), ("", "name")] {
+        for rank in [0, 1] {
+            let error = refused(Rendezvous::tcp(host, 29_500, secret()).join(rank, 2));
+            assert!(matches!(&error, BootstrapError::InvalidAddress { address, .. } if address == host), "{error:?}");
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
+    assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
+}
+
+#[test]
 fn a_wrong_secret_is_refused_and_the_others_go_on() {
     guarded(60, || {
         let meeting = Way::Tcp.meeting();

@@ -114,3 +114,32 @@ fn a_file_that_cannot_be_written_is_named() {
     assert!(matches!(error, BootstrapError::File { .. }), "{error:?}");
     assert!(error.to_string().contains("/no/such/folder/file"), "{error}");
 }
+
+/// Two jobs with one file: the first rank 0 can no longer be found.
+#[test]
+fn rank_0_says_at_once_that_another_job_has_its_file() {
+    guarded(60, || {
+        let meeting = Way::File.meeting();
+        thread::scope(|scope| {
+            let first = scope.spawn(|| refused(meeting.rendezvous.join(0, 2)));
+            let own = wait_for(&meeting.path);
+            let start = Instant::now();
+            let second = scope.spawn(|| meeting.rendezvous.join(0, 2));
+            let error = first.join().unwrap();
+            assert!(start.elapsed() < PLENTY / 2, "{:?}", start.elapsed());
+            let BootstrapError::File { path, reason } = &error else { panic!("{error:?}") };
+            assert!(Path::new(path).ends_with("rendezvous") && reason.contains("another"), "{error}");
+            assert_ne!(wait_for(&meeting.path), own, "the first rank 0 has removed the second's file");
+            drop(meeting.rendezvous.join(1, 2).unwrap());
+            second.join().unwrap().unwrap();
+        });
+        let lonely = Way::File.meeting();
+        thread::scope(|scope| {
+            let rank_0 = scope.spawn(|| refused(lonely.rendezvous.join(0, 2)));
+            wait_for(&lonely.path);
+            fs::remove_file(&lonely.path).unwrap();
+            let error = rank_0.join().unwrap();
+            assert!(matches!(&error, BootstrapError::File { reason, .. } if reason.contains("removed")), "{error:?}");
+        });
+    });
+}

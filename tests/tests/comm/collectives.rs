@@ -209,6 +209,8 @@ fn ranks_know_themselves_and_meet_at_barriers() {
 
 #[test]
 fn no_ranks_is_an_error() {
-    assert!(gradsync::comm::local::group(0).is_err());
+    for none in [0, 65_537, usize::MAX] {
+        assert!(gradsync::comm::local::group(none).is_err(), "{none} ranks");
+    }
     assert!(gradsync::comm::local::run_each(0, |_| ()).is_err());
 }

@@ -1,6 +1,8 @@
 //! Ranks as threads of one process: every collective against the oracle, transfers, groups within groups, and every way in which a rank can
 //! fail the others. Each test runs under a guard, so that a hang is a failure.
 
+#![forbid(unsafe_code)]
+
 mod collectives;
 mod deadlines;
 mod exchange;

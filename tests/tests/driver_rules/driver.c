@@ -1,8 +1,10 @@
 /* A CUDA driver without a device, for tests of what this crate gives a driver: memory is the host's, kernels do nothing, and all other work is done at once. It prints
-   what streams and graphs are told, and follows the rules of recordings: which streams an event takes into one, and what spoils one. */
+   what streams and graphs are told, and follows the rules of recordings: which streams an event takes into one, and what spoils one. With DRIVER_PAUSES in
+   the environment, the answer whether a stream is recorded takes 0.2 s, in which other threads may begin a recording. Each page of memory is an allocation. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #define SAY(...) do { printf("\ndriver: " __VA_ARGS__); printf("\n"); fflush(stdout); } while (0)
 
 typedef struct { int number; unsigned long capture; } Stream;
@@ -33,6 +35,11 @@ int cuModuleGetFunction(void **to) { *to = to; return 0; }
 int cuModuleUnload(void) { return 0; }
 int cuMemAlloc_v2(void **to, unsigned long bytes) { return posix_memalign(to, 4096, bytes) ? 2 : 0; }
 int cuMemFree_v2(void *memory) { free(memory); return 0; }
+int cuMemGetAddressRange_v2(unsigned long *base, unsigned long *bytes, unsigned long address) {
+    *base = address / 4096 * 4096;
+    *bytes = 4096;
+    return 0;
+}
 int cuMemHostAlloc(void **to, unsigned long bytes) { *to = malloc(bytes); return 0; }
 int cuMemAllocHost_v2(void **to, unsigned long bytes) { *to = malloc(bytes); return 0; }
 int cuMemFreeHost(void *memory) { free(memory); return 0; }
@@ -51,10 +58,16 @@ int cuStreamSynchronize(Stream *stream) {
     if (stream->capture) { spoiled = 1; return 900; }
     return 0;
 }
-int cuStreamBeginCapture_v2(Stream *stream) { stream->capture = ++captures; spoiled = 0; return 0; }
+int cuStreamBeginCapture_v2(Stream *stream) {
+    if (stream->capture) { spoiled = 1; return 901; }
+    stream->capture = ++captures;
+    spoiled = 0;
+    return 0;
+}
 int cuStreamGetCaptureInfo_v2(Stream *stream, unsigned *status, unsigned long *id) {
     *status = !stream->capture ? 0 : spoiled ? 2 : 1;
     if (*status == 1) *id = stream->capture;
+    if (getenv("DRIVER_PAUSES")) usleep(200000);
     return 0;
 }
 int cuStreamEndCapture(Stream *stream, Graph **to) {

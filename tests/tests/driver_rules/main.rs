@@ -4,8 +4,10 @@
 //! Each case is a process of its own, running this program again. The variable that the forwarders of `host/libcuda.rs` read names its
 //! driver, `driver.c`. The GPU tier tests the results of graphs.
 
+mod clones;
 mod peers;
 mod recording;
+mod transport;
 
 use std::fs;
 
@@ -31,12 +33,17 @@ fn queue() -> Option<Queue> {
 
 /// The lines that a case prints in a process with the driver.
 fn lines(case: &str) -> Vec<String> {
+    lines_with(case, &[])
+}
+
+/// Like [`lines`], with variables.
+fn lines_with(case: &str, variables: &[(&str, &str)]) -> Vec<String> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (library, source) = (folder.path().join("driver.so"), folder.path().join("driver.c"));
     fs::write(&source, include_str!("driver.c")).expect("a writable folder");
     shared_library(&library, &source, &[]);
     let printed = printed_by(case, |command| {
-        command.env(DRIVER, &library);
+        command.env(DRIVER, &library).envs(variables.iter().copied());
     });
     printed.lines().filter_map(|line| line.strip_prefix("driver: ")).map(str::to_owned).collect()
 }

@@ -1,11 +1,11 @@
 //! Adasum's weights on the device: for equal inner products bitwise equal to the CPU's, and computed by the exact path where norms cancel.
 
-use gradsync::driver::{DeviceBuffer, DeviceSlice};
+use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
 use gradsync::kernels::cpu::{self, Coefficients, Trees};
 use gradsync::kernels::cuda::SegmentWorkspace;
 use gradsync::{DType, Slice};
 use gradsync_device::math::adasum::{self, Criterion};
-use gradsync_tests::double::{Family, UNITS};
+use gradsync_tests::double::{Family, OUT_OF_RANGE, UNITS, UNITS_OUT_OF_RANGE, of_magnitudes};
 use gradsync_tests::oracle::rational;
 
 use crate::{Bits, queue, uniform, upload};
@@ -108,6 +108,45 @@ fn cancelled_layers_take_the_exact_path() {
     }
 }
 
+/// The Adasum of layers of `f64`, given as layers × ranks × elements, on the device.
+fn adasum_of(queue: &Queue, layers: &[Vec<Vec<f64>>]) -> Vec<Vec<f64>> {
+    let (ranks, mut end) = (layers[0].len(), 0);
+    let segments = layers.iter().map(|layer| {
+        end += layer[0].len();
+        end - layer[0].len()..end
+    });
+    let segments: Vec<_> = segments.collect();
+    let flat = |rank: usize| layers.iter().flat_map(|layer| layer[rank].clone()).collect::<Vec<f64>>();
+    let devices: Vec<_> = (0..ranks).map(|rank| upload(queue, (&flat(rank)).into(), 0)).collect();
+    let views: Vec<DeviceSlice<'_>> = devices.iter().map(DeviceBuffer::as_slice).collect();
+    let mut result = DeviceBuffer::zeroed(queue, DType::F64, end).unwrap();
+    SegmentWorkspace::new(queue, end, &segments, ranks).unwrap().adasum(result.as_mut_slice(), &views).unwrap();
+    let result = crate::download(&result, 0).tensor(0).data().to_f64_vec();
+    segments.into_iter().map(|segment| result[segment].to_vec()).collect()
+}
+
+/// Products, or their products with weights, leave the range of `f64`, though the result does not.
+#[test]
+fn products_out_of_range_give_the_exact_result() {
+    let queue = queue();
+    for magnitudes in OUT_OF_RANGE {
+        for ranks in [2, 3, 4, 5, 8, 16] {
+            let lens: &[usize] = if ranks < 8 { &[1, 2, 128, 129, 1000] } else { &[1, 33, 129] };
+            let layers: Vec<_> =
+                lens.iter().zip(1..).map(|(&len, seed)| of_magnitudes(magnitudes, ranks, len, seed)).collect();
+            for (inputs, found) in layers.iter().zip(adasum_of(&queue, &layers)) {
+                let error = rational::adasum(inputs).error_of(&found, rational::unit(inputs));
+                let what = format!("{magnitudes:?}, {ranks} ranks, {} elements", found.len());
+                assert!(error <= UNITS_OUT_OF_RANGE, "{what}: {error} units");
+            }
+        }
+    }
+    for largest in [1e160, f64::MAX] {
+        let layer = vec![vec![largest; 129]; 8];
+        assert!(adasum_of(&queue, std::slice::from_ref(&layer))[0] == layer[0], "equal vectors of {largest:e}");
+    }
+}
+
 /// Short layers of `f64` against exact rational arithmetic, as on the CPU: the error is at most 8 units of `2^-52` of the largest input.
 #[test]
 fn short_layers_of_double_are_exact_to_eight_units() {
@@ -124,26 +163,11 @@ fn short_layers_of_double_are_exact_to_eight_units() {
             };
             let layers: Vec<Vec<Vec<f64>>> =
                 lens.iter().zip(1000 * ranks as u64..).map(|(&len, seed)| family.vectors(ranks, len, seed)).collect();
-            let mut end = 0;
-            let segments = lens.iter().map(|len| {
-                end += len;
-                end - len..end
-            });
-            let segments: Vec<_> = segments.collect();
-            let flat = |rank: usize| layers.iter().flat_map(|layer| layer[rank].clone()).collect::<Vec<f64>>();
-            let devices: Vec<_> = (0..ranks).map(|rank| upload(&queue, (&flat(rank)).into(), 0)).collect();
-            let views: Vec<DeviceSlice<'_>> = devices.iter().map(DeviceBuffer::as_slice).collect();
-            let mut result = DeviceBuffer::zeroed(&queue, DType::F64, end).unwrap();
-            SegmentWorkspace::new(&queue, end, &segments, ranks)
-                .unwrap()
-                .adasum(result.as_mut_slice(), &views)
-                .unwrap();
-            let result = crate::download(&result, 0).tensor(0).data().to_f64_vec();
-            for (inputs, segment) in layers.iter().zip(segments) {
+            for (inputs, found) in layers.iter().zip(adasum_of(&queue, &layers)) {
                 let unit = rational::unit(inputs);
                 let unit = if unit < f64::MIN_POSITIVE { f64::MIN_POSITIVE } else { unit };
-                let error = rational::adasum(inputs).error_of(&result[segment.clone()], unit);
-                assert!(error <= UNITS, "{family:?}, {ranks} ranks, elements {segment:?}: {error} units");
+                let error = rational::adasum(inputs).error_of(&found, unit);
+                assert!(error <= UNITS, "{family:?}, {ranks} ranks, {} elements: {error} units", found.len());
                 worst = worst.max(error);
             }
         }

@@ -3,10 +3,13 @@
 //! `cargo xtask bundle`'s runner starts it on a machine with an NVIDIA GPU. Without a GPU every test here fails with an error that names
 //! the missing part; nothing is skipped. It never tests more than one GPU.
 
+#![deny(unsafe_code)]
+
 mod adasum;
 mod counts;
 mod elementwise;
 mod graphs;
+#[allow(unsafe_code, reason = "queues and memory from raw handles")]
 mod reductions;
 
 use gradsync::driver::{DeviceBuffer, Queue};

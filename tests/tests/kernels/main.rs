@@ -1,6 +1,8 @@
 //! The CPU kernels against the oracle: every dtype pair, the sizes at which loops go wrong, misaligned slices, edge values, errors, and
 //! equal bits for any number of threads.
 
+#![forbid(unsafe_code)]
+
 mod coefficients;
 mod determinism;
 mod elementwise;

@@ -16,7 +16,7 @@ fn rank(variables: &[(&str, &str)], options: &[&str]) -> Command {
     command
 }
 
-fn free_port() -> String {
+pub(crate) fn free_port() -> String {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
 }
 
@@ -28,6 +28,7 @@ fn ranks_that_are_well_are_a_table_and_exit_code_0() {
     assert_eq!(lines.len(), 6, "{}", doctor.stdout);
     assert!(lines[1].starts_with("rank  host") && lines[4].starts_with("2 "), "{}", doctor.stdout);
     assert!(lines[4].contains("127.0.0.1") && lines[4].contains("2 of 3"), "{}", doctor.stdout);
+    assert!(lines[4].contains("  memory  "), "the ranks share memory: {}", doctor.stdout);
     assert_eq!(lines[5], "all ranks joined, and no problem was found");
 }
 
@@ -104,4 +105,71 @@ fn ranks_that_cannot_join_get_a_remedy_each() {
     let [first, second] = ranks.map(|rank| rank.join().unwrap());
     first.refused("a rank with another secret", &["remedy: look at the output of the missing ranks"]);
     second.refused("another secret", &["remedy: give all ranks the same GRADSYNC_SECRET"]);
+}
+
+/// torchrun's agent listens at MASTER_PORT: the variables of version 2.11, and a listener that says nothing.
+#[test]
+fn ranks_of_torchrun_join_beside_its_agent() {
+    let agent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = agent.local_addr().unwrap().port().to_string();
+    let secret = Secret::generate().unwrap().reveal();
+    let start = |number: &'static str| {
+        let variables = [
+            ("LOCAL_RANK", number),
+            ("RANK", number),
+            ("GROUP_RANK", "0"),
+            ("ROLE_RANK", number),
+            ("ROLE_NAME", "default"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("WORLD_SIZE", "2"),
+            ("GROUP_WORLD_SIZE", "1"),
+            ("ROLE_WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", port.as_str()),
+            ("TORCHELASTIC_RESTART_COUNT", "0"),
+            ("TORCHELASTIC_MAX_RESTARTS", "0"),
+            ("TORCHELASTIC_RUN_ID", "none"),
+            ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+            ("TORCHELASTIC_ERROR_FILE", "/tmp/torchelastic/error.json"),
+            ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            ("OMP_NUM_THREADS", "1"),
+            ("RAYON_NUM_THREADS", "1"),
+            ("CUDA_VISIBLE_DEVICES", ""),
+            ("GRADSYNC_SECRET", secret.as_str()),
+        ];
+        let mut command = rank(&variables, &["--deadline", "30"]);
+        std::thread::spawn(move || Finished::of(&mut command))
+    };
+    let [first, second] = ["0", "1"].map(start).map(|rank| rank.join().unwrap());
+    let first = first.succeeded("rank 0 beside the agent");
+    assert!(first.stdout.contains("gradsync ") && first.stdout.contains("2 ranks"), "{}", first.stdout);
+    second.succeeded("rank 1");
+}
+
+/// The doctor finds a wrong variable at once, whatever its value, and its remedy is for that variable.
+#[test]
+fn a_wrong_variable_gets_a_remedy_of_its_own() {
+    let secret = Secret::generate().unwrap().reveal();
+    for (variable, value, words) in [
+        ("WORLD_SIZE", "99999999999", "remedy: leave it to the launcher"),
+        ("WORLD_SIZE", "18446744073709551615", "remedy: leave it to the launcher"),
+        ("WORLD_SIZE", "100000000", "remedy: leave it to the launcher"),
+        ("LOCAL_RANK", "4294967296", "remedy: leave it to the launcher"),
+        ("MASTER_ADDR", "tcp://127.0.0.1", "remedy: set MASTER_ADDR to the name or the address"),
+        ("MASTER_ADDR", "127.0.0.1:29500", "remedy: set MASTER_ADDR to the name or the address"),
+        ("MASTER_PORT", "http", "remedy: set it to a free port"),
+        ("GRADSYNC_PORT", "99999", "remedy: set it to a free port"),
+        ("GRADSYNC_GENERATION", "first", "remedy: leave it to the launcher, which counts"),
+        ("GRADSYNC_DEADLINE", "10m", "remedy: set it to a number of seconds"),
+        ("GRADSYNC_JOIN_DEADLINE", "-1", "remedy: set it to a number of seconds"),
+    ] {
+        let well = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")];
+        let mut command = rank(&well, &[]);
+        command.env("GRADSYNC_SECRET", &secret).env(variable, value);
+        let start = std::time::Instant::now();
+        Finished::of(&mut command).refused(value, &[variable, value, words]);
+        assert!(start.elapsed() < std::time::Duration::from_secs(5), "{variable}: {:?}", start.elapsed());
+    }
+    let half = Finished::of(&mut rank(&[("RANK", "0")], &[]));
+    half.refused("half a pair", &["WORLD_SIZE", "remedy: a launcher sets a rank and a world size together"]);
 }

@@ -1,10 +1,13 @@
 //! The output lines of ranks: unbroken, prefixed by the rank, and in files.
 
 use std::fs;
+use std::process::Command;
 
+use gradsync_tests::programs::Finished;
 use tempfile::TempDir;
 
-use crate::job::{gradsync, run};
+use crate::job::{RANK, gradsync, run, sorted};
+use crate::program::binary;
 
 /// The expected lines of one stream of a rank.
 fn expected(stream: &str, count: usize) -> Vec<String> {
@@ -43,5 +46,53 @@ fn a_log_folder_has_the_output_of_each_rank() {
 #[test]
 fn a_program_that_does_not_start_is_named() {
     let mut command = gradsync(&["launch", "-n", "2", "--", "/nowhere/train"]);
-    gradsync_tests::programs::Finished::of(&mut command).refused("no program", &["/nowhere/train", "rank 0"]);
+    Finished::of(&mut command).refused("no program", &["/nowhere/train", "rank 0"]);
+}
+
+#[test]
+fn launch_takes_the_program_without_dashes_too() {
+    for arguments in [&["echo", "-n", "hi", "--", "--x"][..], &["--", "echo", "-n", "hi", "--", "--x"]] {
+        let mut command = gradsync(&["launch", "-n", "2", "--grace", "3"]);
+        let job = Finished::of(command.args(arguments)).succeeded("a program with options");
+        assert_eq!(sorted(&job.stdout), ["[0] hi -- --x", "[1] hi -- --x"], "{arguments:?}");
+    }
+    let wrong = Finished::of(&mut gradsync(&["launch", "-n", "2", "--restart", "3", "echo", "hi"]));
+    assert_eq!(wrong.code, Some(2), "{}", wrong.stderr);
+    assert!(wrong.stderr.contains("--restart"), "{}", wrong.stderr);
+}
+
+/// SIGXFSZ would end the launcher.
+#[test]
+fn a_log_file_at_its_limit_is_named_and_ends_no_job() {
+    let folder = TempDir::new().unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -f 1; exec \"$0\" \"$@\""]).arg(binary()).args([
+        "launch",
+        "-n",
+        "2",
+        "--quiet",
+        "--log-dir",
+    ]);
+    command.arg(folder.path()).args([RANK, "lines", "100"]).env_remove("GRADSYNC_TRACE_DIR");
+    let job = Finished::of(&mut command).succeeded("ranks that print more than their logs hold");
+    for name in ["rank-0.out", "rank-0.err", "rank-1.out", "rank-1.err"] {
+        let path = folder.path().join(name);
+        let said = format!("the log file {} ends here: File too large", path.display());
+        assert_eq!(job.stderr.matches(&said).count(), 1, "{said}: {}", job.stderr);
+    }
+}
+
+#[test]
+fn few_descriptors_are_refused_with_the_number_that_is_needed() {
+    let launch = |limit: u64, ranks: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\"")]).arg(binary());
+        Finished::of(command.args(["launch", "-n", ranks, "--", "true"]))
+    };
+    let refused = launch(60, "40");
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert!(refused.stderr.contains("-n 40: the launcher of so many ranks needs "), "{}", refused.stderr);
+    let needed = refused.stderr.split("`ulimit -n ").nth(1).unwrap().split('`').next().unwrap().parse().unwrap();
+    launch(needed, "40").succeeded("as many as are needed");
+    launch(60, "4000000000").refused("ranks beyond any limit", &["-n 4000000000", "needs 80000000"]);
 }

@@ -1,6 +1,11 @@
 //! Restarts: all ranks start again, as a new generation.
 
+use std::process::Command;
+
+use gradsync_tests::programs::Finished;
+
 use crate::job::run;
+use crate::program::binary;
 
 #[test]
 fn all_ranks_start_again_as_a_new_generation() {
@@ -20,4 +25,17 @@ fn restarts_come_to_an_end() {
         let text = std::fs::read_to_string(folder.path().join(log)).unwrap();
         assert_eq!(text, "this rank ends with 4\n", "{log}");
     }
+}
+
+/// An upgrade removes the program's file, and puts another one there, while the job runs.
+#[test]
+fn ranks_start_again_after_the_programs_file_was_replaced() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let program = folder.path().join("gradsync");
+    std::fs::copy(binary(), &program).unwrap();
+    let script = "rm -f \"$0\"; echo 'an upgrade' > \"$0\"; test $GRADSYNC_GENERATION = 1";
+    let mut command = Command::new(&program);
+    command.args(["launch", "-n", "1", "--restarts", "1", "--", "sh", "-c", script]).arg(&program);
+    let job = Finished::of(command.env_remove("GRADSYNC_TRACE_DIR")).succeeded("a start after the upgrade");
+    assert!(job.stderr.contains("restart 1 of 1"), "{}", job.stderr);
 }

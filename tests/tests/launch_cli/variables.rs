@@ -1,10 +1,15 @@
 //! The variables of ranks, and each rank's share of the machine's cores.
 
 use std::collections::HashSet;
+use std::path::Path;
+use std::process::Command;
 
+use gradsync::bootstrap::Secret;
 use gradsync_tests::programs::Finished;
 
-use crate::job::{launch, run, sorted};
+use crate::doctor::free_port;
+use crate::job::{RANK, launch, run, sorted};
+use crate::program::binary;
 
 #[test]
 fn ranks_get_the_variables_of_torchrun_and_a_secret() {
@@ -24,9 +29,10 @@ fn ranks_get_the_variables_of_torchrun_and_a_secret() {
 /// The launch runs inside a job of another launcher, which has set its own variables.
 #[test]
 fn variables_of_other_launchers_are_removed() {
-    let names = ["variables", "SLURM_PROCID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "RANK"];
+    let names = ["variables", "SLURM_PROCID", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "RANK"];
     let mut command = launch(&["-n", "2"], &names);
     command.env("SLURM_PROCID", "0").env("SLURM_NTASKS", "1").env("OMPI_COMM_WORLD_RANK", "5").env("RANK", "7");
+    command.env("TORCHELASTIC_RUN_ID", "none").env("TORCHELASTIC_USE_AGENT_STORE", "True");
     let job = Finished::of(&mut command).succeeded("inside another job");
     assert_eq!(sorted(&job.stdout), ["[0] - - - 0", "[1] - - - 1"]);
 }
@@ -55,4 +61,61 @@ fn affinity_binds_each_rank_to_processors_of_its_own() {
 #[test]
 fn ranks_join_by_their_variables() {
     run(&["-n", "4"], &["join"]).succeeded("a group of four");
+}
+
+#[test]
+fn the_flags_of_deadlines_are_variables_of_the_ranks() {
+    let names = ["variables", "GRADSYNC_JOIN_DEADLINE", "GRADSYNC_DEADLINE"];
+    let job = run(&["-n", "1", "--join-deadline", "7.5", "--deadline", "1800"], &names).succeeded("two deadlines");
+    assert_eq!(job.stdout, "[0] 7.5 1800\n");
+    let mut command = launch(&["-n", "1"], &names);
+    let job = Finished::of(command.env("GRADSYNC_DEADLINE", "60")).succeeded("a choice of the user");
+    assert_eq!(job.stdout, "[0] - 60\n");
+    run(&["-n", "1", "--deadline", "0"], &names).refused("no time", &["above 0"]);
+}
+
+/// A rank that does not come is named after some seconds, by a program without a log too, with the ranks that were turned away.
+#[test]
+fn while_ranks_are_missing_rank_0_says_so() {
+    let (port, secrets) = (free_port(), [0, 1].map(|_| Secret::generate().unwrap().reveal()));
+    let start = |rank: &str, secret: &str| {
+        let mut command = Command::new(RANK);
+        command.args(["join", "by variables"]).env("RANK", rank).env("WORLD_SIZE", "4").env("GRADSYNC_SECRET", secret);
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port).env("GRADSYNC_JOIN_DEADLINE", "6.5");
+        std::thread::spawn(move || Finished::of(&mut command))
+    };
+    let ranks = [start("0", &secrets[0]), start("2", &secrets[0]), start("1", &secrets[1])];
+    let [first, second, stranger] = ranks.map(|rank| rank.join().unwrap());
+    let line = first.stderr.lines().find(|line| line.starts_with("gradsync: waiting")).unwrap_or_default();
+    assert!(line.contains(&format!("waiting for ranks 1, 3 of 4 at 127.0.0.1:{port}")), "{}", first.stderr);
+    assert!(line.contains("1 connection proved no secret") && line.contains("of 6.5s"), "{line}");
+    assert_eq!(first.code, Some(6));
+    assert!(first.stderr.contains("ranks [1, 3] did not join within 6.5s"), "{}", first.stderr);
+    assert!(!second.stderr.contains("waiting"), "one rank speaks: {}", second.stderr);
+    assert!(stranger.stderr.contains("same secret"), "{}", stranger.stderr);
+    let lonely = start("3", &secrets[0]).join().unwrap();
+    let line = lonely.stderr.lines().find(|line| line.starts_with("gradsync: rank 3 is looking")).unwrap_or_default();
+    assert!(line.contains(&format!("127.0.0.1:{port}")) && line.contains("refused"), "{}", lonely.stderr);
+}
+
+/// In a network namespace of its own, the loopback device has the address of IPv6 alone.
+#[test]
+fn ranks_join_where_loopback_has_ipv6_alone() {
+    let inside = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--net", "sh", "-c", script]).args([binary(), Path::new(RANK)]);
+        command.env_remove("GRADSYNC_TRACE_DIR");
+        Finished::of(&mut command)
+    };
+    let set_up = "ip link set lo up && ip address del 127.0.0.1/8 dev lo && ip address show dev lo | grep -q ::1";
+    if inside(set_up).code != Some(0) {
+        eprintln!(
+            "not tested: this machine permits no network namespace (`unshare --net`), lacks `ip`, or has no IPv6"
+        );
+        return;
+    }
+    let job = inside(&format!("{set_up} && exec \"$0\" launch -n 2 -- \"$1\" join")).succeeded("two ranks");
+    assert_eq!(job.stderr, "");
+    let job = inside(&format!("{set_up} && exec \"$0\" launch -n 2 -- \"$1\" variables MASTER_ADDR"));
+    assert_eq!(sorted(&job.stdout), ["[0] ::1", "[1] ::1"], "{}", job.stderr);
 }

@@ -4,6 +4,7 @@ use gradsync::GradientBuffer;
 use gradsync::comm::{Communicator, ReduceOp, local};
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity, adasum_all_reduce, all_reduce};
 use gradsync_tests::array::{dtype, patterns_of, write};
+use gradsync_tests::double::{OUT_OF_RANGE, of_magnitudes};
 use gradsync_tests::inputs::{Kind, generate};
 use gradsync_tests::oracle::Format;
 
@@ -46,6 +47,23 @@ fn fill(buffer: &mut GradientBuffer, (kind, seed): (Kind, u64), format: Format, 
     }
 }
 
+/// The result of vectors whose products leave the range of `f64`.
+fn adasum_out_of_range(
+    comm: &dyn Communicator,
+    memory: Memory,
+    magnitudes: &[f64],
+    options: AdasumOptions,
+) -> Vec<u64> {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let mut buffer = memory.buffer(Format::F64, world_size, &SHAPES);
+    for (seed, segment) in buffer.segments().to_vec().into_iter().enumerate() {
+        let layer = &of_magnitudes(magnitudes, world_size, segment.len(), seed as u64)[rank];
+        write(buffer.as_mut_slice(), segment.start, layer);
+    }
+    adasum_all_reduce(comm, &mut buffer, options).expect("Adasum");
+    patterns_of(buffer.as_slice())
+}
+
 type Bits = (Vec<u64>, Option<Vec<u64>>);
 
 /// Returns the results of three steps in one buffer: the second step reuses the scratch memory of the first, and the third has fresh
@@ -70,6 +88,21 @@ pub(crate) fn run(cases: &mut Cases) {
     let mut algorithms = vec![Algorithm::Gram];
     if world_size.is_power_of_two() {
         algorithms.push(Algorithm::Tree);
+    }
+    for &algorithm in &algorithms {
+        let options = AdasumOptions::default().with_algorithm(algorithm);
+        for magnitudes in OUT_OF_RANGE {
+            cases.check(&format!("{algorithm:?} of magnitudes {magnitudes:?} as over threads"), |comm| {
+                let over_threads =
+                    |comm: &dyn Communicator| adasum_out_of_range(comm, Memory::Own, magnitudes, options);
+                let mut ranks = local::run_each(world_size, |comm| over_threads(&comm)).unwrap();
+                let expected = ranks.swap_remove(rank).expect("no rank panicked");
+                for &memory in Memory::ALL {
+                    let got = adasum_out_of_range(comm, memory, magnitudes, options);
+                    assert!(got == expected, "other bits than over threads, in {memory:?} memory");
+                }
+            });
+        }
     }
     for format in Format::ALL {
         for kind in [Kind::Random, Kind::Orthogonal, Kind::NearlyOpposite(1e-6)] {

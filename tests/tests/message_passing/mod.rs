@@ -5,6 +5,7 @@
 
 pub(crate) mod adasum;
 #[cfg(target_os = "linux")]
+#[allow(unsafe_code, reason = "memory whose first access waits")]
 mod ahead;
 pub(crate) mod cases;
 pub(crate) mod collectives;

@@ -4,6 +4,8 @@
 //! Every rank goes through the same cases in the same order. A case that fails is named with its rank; the exit code is 0 only if none
 //! failed on any rank. Never starts processes itself.
 
+#![deny(unsafe_code)]
+
 mod large;
 mod member;
 #[path = "../message_passing/mod.rs"]

@@ -26,6 +26,8 @@ pub(crate) struct Context {
     pub(crate) queue: Queue,
     rendezvous: Rendezvous,
     job: Option<MpiCommunicator>,
+    /// Whether all ranks are threads of this process.
+    pub(crate) in_threads: bool,
 }
 
 /// Long enough for the slowest case, which is the first use of NCCL under compute-sanitizer; short enough to end a suite that hangs.
@@ -106,7 +108,7 @@ fn run_process(suite: &Suite) -> bool {
     assert_eq!(launch.local_world_size, Some(layout.ranks_per_node), "ranks of a node");
     let queue = queue(layout.device(launch.rank));
     let (rank, world_size) = (launch.rank, launch.world_size);
-    let context = Context { rank, world_size, layout, queue, rendezvous, job: None };
+    let context = Context { rank, world_size, layout, queue, rendezvous, job: None, in_threads: false };
     run_rank(suite, &context, true)
 }
 
@@ -119,7 +121,7 @@ fn run_job(suite: &Suite) -> bool {
     let rendezvous = rendezvous(&job);
     let layout = Layout::from_env(world_size);
     let queue = queue(layout.device(rank));
-    let context = Context { rank, world_size, layout, queue, rendezvous, job: Some(job) };
+    let context = Context { rank, world_size, layout, queue, rendezvous, job: Some(job), in_threads: false };
     run_rank(suite, &context, rank == 0)
 }
 
@@ -154,7 +156,7 @@ fn run_threads(suite: &Suite) -> bool {
                 let rendezvous = rendezvous.clone();
                 scope.spawn(move || {
                     let queue = queue(layout.device(rank));
-                    let context = Context { rank, world_size, layout, queue, rendezvous, job: None };
+                    let context = Context { rank, world_size, layout, queue, rendezvous, job: None, in_threads: true };
                     run_rank(suite, &context, rank == 0)
                 })
             })

@@ -5,7 +5,7 @@ use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split};
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
 use gradsync::memory::Cuda;
 use gradsync::ops::{Adasum, AdasumOptions, Algorithm, Nodes, OrderedAllReduce, WithinNode};
-use gradsync::{DType, Error, GradientBuffer, Result};
+use gradsync::{CommError, DType, Error, GradientBuffer, Result};
 use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::inputs::vector;
 use gradsync_tests::oracle::Format;
@@ -103,6 +103,66 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         });
     }
     report.case("what cannot be recorded", || refusals(queue));
+    drop(comm);
+    for (index, has_checks) in [true, false].into_iter().enumerate() {
+        let (generation, options) = (1 + 2 * index as u64, context.options().with_checks(has_checks));
+        // All calls are NCCL's.
+        let options = &options.with_low_latency_bytes(Some(0));
+        let suffix = if has_checks { "" } else { ", without checks" };
+        report.case(&format!("ranks that record calls of different lengths{suffix}"), || {
+            recorded_lengths(context, &context.communicator(generation, options));
+        });
+        report.case(&format!("ranks that launch different recordings{suffix}"), || {
+            launched_recordings(context, &context.communicator(generation + 1, options));
+        });
+    }
+}
+
+#[track_caller]
+fn assert_mismatch(outcome: Result<()>, texts: [&str; 2]) {
+    let error = outcome.expect_err("the ranks differ");
+    let is_named = matches!(&error, Error::Comm(CommError::Mismatch { .. }))
+        && texts.iter().all(|text| error.to_string().contains(text));
+    assert!(is_named, "{error}");
+}
+
+/// NCCL never gets calls of different lengths where it could write to registered buffers of peers.
+fn recorded_lengths(context: &Context, comm: &NcclCommunicator) {
+    if context.world_size == 1 {
+        return;
+    }
+    let (queue, is_last) = (&context.queue, context.rank + 1 == context.world_size);
+    let mut data = DeviceBuffer::zeroed(queue, DType::F32, 1 << 20).unwrap();
+    // The first call connects the ranks.
+    comm.all_reduce(data.as_mut_slice(), ReduceOp::Max).unwrap();
+    comm.synchronize(queue).unwrap();
+    let len = if is_last { 1 << 20 } else { 1 << 10 };
+    let recorded = queue.capture(|| comm.all_reduce(data.as_mut_slice().range_mut(0..len), ReduceOp::Max));
+    assert_mismatch(recorded.map(drop), ["of 1024 × f32", "of 1048576 × f32"]);
+}
+
+/// Two recordings of equal calls: launches in the same order give the right numbers, and another order on one rank is an error.
+fn launched_recordings(context: &Context, comm: &NcclCommunicator) {
+    let (queue, is_last) = (&context.queue, context.rank + 1 == context.world_size);
+    let values = vec![context.rank as f32; 5000];
+    let mut buffers = [0; 2].map(|_| DeviceBuffer::from_host(queue, (&values[..]).into()).unwrap());
+    comm.all_reduce(buffers[0].as_mut_slice(), ReduceOp::Max).unwrap();
+    let [one, other] = buffers
+        .each_mut()
+        .map(|buffer| queue.capture(|| comm.all_reduce(buffer.as_mut_slice(), ReduceOp::Max)).unwrap());
+    for graph in [&one, &other, &one] {
+        comm.launch(graph).unwrap();
+    }
+    comm.synchronize(queue).unwrap();
+    for buffer in &buffers {
+        let mut host = vec![0.0f32; values.len()];
+        buffer.as_slice().copy_to_host((&mut host[..]).into()).unwrap();
+        assert_eq!(host, vec![(context.world_size - 1) as f32; values.len()]);
+    }
+    if context.world_size > 1 {
+        let launched = comm.launch(if is_last { &other } else { &one }).and_then(|()| comm.synchronize(queue));
+        assert_mismatch(launched, ["graph (recording 1)", "graph (recording 2)"]);
+    }
 }
 
 /// This rank's buffer, with other numbers in each round.

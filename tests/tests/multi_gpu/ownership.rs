@@ -35,6 +35,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     report.case("an object that is dropped while work is recorded", || dropped_in_a_recording(context, 7));
     report.case("a recorded graph keeps its part of the GPU", || keeps_its_part(context, [8, 9]));
     report.case("kernels of one communicator in two branches of a recording", || branches(context, 10));
+    report.case("a graph with calls of NCCL by threads of one process", || launched_by_the_communicator(context, 14));
 }
 
 fn buffer(queue: &Queue, world_size: usize) -> GradientBuffer<Cuda> {
@@ -144,7 +145,9 @@ fn await_memory(context: &Context, addresses: &[u64]) {
 /// Communicator, object and buffer are dropped; the graph keeps the memory that it needs, and no other memory changes.
 fn graph_outlives(context: &Context, generation: u64, by: By) {
     let queue = &context.queue;
-    let comm = context.communicator(generation, &context.options());
+    // A graph with calls of NCCL by threads of one process can only be launched by the communicator.
+    let options = context.options().with_low_latency_bytes(Some(LEN * 4));
+    let comm = context.communicator(generation, &options);
     let mut gradients = buffer(queue, context.world_size);
     let mut loose = DeviceBuffer::zeroed(queue, DType::F32, LEN).unwrap();
     let mut adasum = adasum(&comm, &gradients, by);
@@ -268,9 +271,9 @@ fn dropped_in_a_recording(context: &Context, generation: u64) {
         })
         .unwrap();
     for _ in 0..3 {
-        graph.launch().unwrap();
+        comm.launch(&graph).unwrap();
     }
-    queue.synchronize().unwrap();
+    comm.synchronize(queue).unwrap();
     assert_ones(&[ones]);
     drop(graph);
     await_memory(context, &[address]);
@@ -334,4 +337,24 @@ fn branches(context: &Context, generation: u64) {
         buffer.tensor(0).data().copy_to_host((&mut numbers[..]).into()).unwrap();
         assert!(numbers.iter().all(|&number| number == 1.0), "the mean of ones");
     }
+}
+
+/// Where NCCL writes to the memory of another thread directly, only the communicator launches graphs with its calls: it compares them.
+fn launched_by_the_communicator(context: &Context, generation: u64) {
+    let queue = &context.queue;
+    let comm = context.communicator(generation, &context.options().with_checks(false));
+    let mut ones = DeviceBuffer::from_host(queue, (&vec![1.0f32; LEN][..]).into()).unwrap();
+    comm.all_reduce(ones.as_mut_slice(), ReduceOp::Max).unwrap();
+    let graph = queue.capture(|| comm.all_reduce(ones.as_mut_slice(), ReduceOp::Max)).unwrap();
+    for _ in 0..3 {
+        comm.launch(&graph).unwrap();
+    }
+    if context.in_threads && context.world_size > 1 {
+        let error = graph.launch().expect_err("nothing compares the launch");
+        assert!(error.code == 900 && error.text.contains("NcclCommunicator::launch"), "{error}");
+    } else {
+        graph.launch().unwrap();
+    }
+    comm.synchronize(queue).unwrap();
+    assert_ones(&[ones]);
 }

@@ -2,9 +2,9 @@
 //! identical initial values.
 
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{Call, Communicator, Operation, Ranks};
+use gradsync::comm::{Communicator, Ranks};
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
-use gradsync::memory::{Cuda, PeerMemory};
+use gradsync::memory::Cuda;
 use gradsync::ops::{AdasumOptions, Algorithm};
 use gradsync::train::{
     AbsentGradients, GradientState, NonFinite, Parameter, Reducer, ReducerOptions, Reduction, RunningMean,
@@ -420,7 +420,7 @@ fn recorded(queue: &Queue, comm: &NcclCommunicator) {
         let mut graph: Option<Graph> = None;
         let found = rounds(&mut |gradients| {
             let graph = graph.get_or_insert_with(|| queue.capture(|| step(gradients)).unwrap());
-            comm.run_kernels(Call::without_data(Operation::Graph), queue, &mut || Ok(graph.launch()?)).unwrap();
+            comm.launch(graph).unwrap();
         });
         let mut checks = Checks::new(comm);
         checks.same_list(format!("{reduction:?}, recorded"), found, plain);

@@ -1,6 +1,8 @@
 //! The gradient-control family, the gradient buffer, tensor-parallel operations, and the steps composed of operations,
 //! with upstream's numeric cases.
 
+#![forbid(unsafe_code)]
+
 mod accumulate;
 mod buffer;
 mod delta;

@@ -25,6 +25,12 @@ fn refusal(header: &[u8]) -> HeaderError {
     decode(header, &Limits::default()).unwrap_err()
 }
 
+#[test]
+fn debug_of_a_header_error_is_its_text() {
+    let error = refusal(&[0; 3]);
+    assert_eq!(format!("{error:?}"), error.to_string());
+}
+
 /// A header with some bytes replaced.
 fn with(mut header: Vec<u8>, offset: usize, bytes: &[u8]) -> Vec<u8> {
     header[offset..offset + bytes.len()].copy_from_slice(bytes);

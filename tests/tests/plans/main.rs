@@ -1,6 +1,8 @@
 //! Plans of tensor ownership and of ZeRO, of groups, bundles and schedules, against sections 1.2, 1.3, 1.5 and 1.6 of the specification.
 //! Ranks are simulated in memory, by plain vectors and the two collectives below.
 
+#![forbid(unsafe_code)]
+
 mod bundle;
 #[path = "../../fuzz/bundle_header.rs"]
 mod bundle_header;

@@ -167,11 +167,16 @@ fn refusals_name_ranks_and_slot() {
     assert!(refusal(parts).contains("send 0 from rank 0 to rank 1 is 1, and its receive 0 is 2"));
 
     assert!(refusal(vec![]).contains("world size is 0"));
-    assert!(refusal(parts_of(3).split_off(1)).contains("part 0 of 2 is that of rank 1 in a world of 3"));
+    assert!(refusal(parts_of(3).split_off(1)).contains("part 0 of 2 is for rank 1 of 3"));
     let mut part = RankSchedule::new(1, 2).unwrap();
     for peer in [1, 2] {
         let message = part.send(9, peer, 0).unwrap_err().to_string();
-        assert!(message.contains(&format!("slot 9: rank {peer} is not a peer of rank 1 in a world of 2")), "{message}");
+        assert!(
+            message.contains(&format!(
+                "slot 9: rank 1 cannot exchange with rank {peer}: that must be another one of the 2 ranks"
+            )),
+            "{message}"
+        );
         assert!(part.recv(9, peer, 0).is_err());
     }
     assert!(part.slot(9).is_none());

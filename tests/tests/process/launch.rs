@@ -1,6 +1,6 @@
 //! Starts ranks as processes of this program with a role, and holds the body of these processes.
 
-use std::process::{Child, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,11 +29,16 @@ impl Launched {
         variables: impl Fn(usize) -> Vec<(&'static str, String)>,
     ) -> Self {
         let ranks = started_as_ranks("launch::rank", world_size).into_iter().enumerate();
-        Self(
-            ranks
-                .map(|(rank, mut command)| command.env(ROLE, role).envs(variables(rank)).spawn().expect("a process"))
-                .collect(),
-        )
+        let with_variables = |(rank, mut command): (usize, Command)| {
+            command.envs(variables(rank));
+            command
+        };
+        Self::of(role, ranks.map(with_variables))
+    }
+
+    /// Starts processes in this role by these commands.
+    pub(crate) fn of(role: &str, ranks: impl Iterator<Item = Command>) -> Self {
+        Self(ranks.map(|mut command| command.env(ROLE, role).spawn().expect("a process")).collect())
     }
 
     pub(crate) fn process(&mut self, rank: usize) -> &mut Child {
@@ -78,6 +83,8 @@ fn rank() {
     match role.as_str() {
         "cases" => crate::suite::run(),
         "machines" => crate::machines::run(),
+        #[cfg(target_os = "linux")]
+        "namespaces" => crate::namespaces::run(),
         "no descriptor" => crate::set_up::run(),
         other => crate::faults::run(other),
     }

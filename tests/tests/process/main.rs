@@ -1,6 +1,7 @@
 //! The process transport, without MPI: this program starts itself again for every rank, as the test [`launch::rank`] with a role in a
 //! variable.
 
+#![deny(unsafe_code)]
 #![cfg(unix)]
 
 mod faults;
@@ -8,6 +9,8 @@ mod launch;
 mod machines;
 #[path = "../message_passing/mod.rs"]
 mod message_passing;
+#[cfg(target_os = "linux")]
+mod namespaces;
 mod set_up;
 mod suite;
 mod threads;

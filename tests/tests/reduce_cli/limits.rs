@@ -113,3 +113,17 @@ fn a_header_in_another_order_than_its_data() {
     command.current_dir(ranks.folder.path()).args(["reduce", "--op", "adasum", "-o", "-", "in0.safetensors"]);
     Finished::of(&mut command).succeeded("to the standard output");
 }
+
+/// All inputs are open at the same time, and a shell's soft limit may be low.
+#[test]
+fn more_inputs_than_the_soft_limit_on_open_files() {
+    let ranks = Ranks::new(&vec![vec![tensor("a", Format::F32, &[1], &[1.0])]; 100]);
+    let mut command = std::process::Command::new("sh");
+    command.current_dir(ranks.folder.path()).args(["-c", "ulimit -Sn 64; exec \"$@\"", "sh"]).arg(binary());
+    command
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .args(["reduce", "--op", "sum", "-o", "out.safetensors"])
+        .args(&ranks.inputs);
+    Finished::of(&mut command).succeeded("100 inputs");
+    assert_eq!(load(&ranks.output())["a"].data.values(), [100.0]);
+}

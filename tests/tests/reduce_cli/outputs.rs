@@ -169,3 +169,20 @@ fn the_norm_of_huge_values_is_finite() {
     assert!((norm / 5e200 - 1.0).abs() <= 4.0 * f64::EPSILON, "{norm}");
     assert_eq!(report["tensors"][0]["finite"], true);
 }
+
+#[test]
+fn the_report_says_which_path_was_written() {
+    let ranks = two();
+    let folder = ranks.folder.path();
+    std::os::unix::fs::symlink("real.safetensors", folder.join("link.safetensors")).unwrap();
+    for output in ["o.safetensors", "./o.safetensors", "link.safetensors"] {
+        let arguments: [&dyn AsRef<std::ffi::OsStr>; 5] = [&"--op", &"sum", &"--output", &output, &"in0.safetensors"];
+        let lines = reduce(folder, &arguments).succeeded(output).stdout;
+        assert!(lines.ends_with(&format!("written to {output}\n")), "{lines}");
+        let json = reduce(folder, &[&arguments[..], &[&"--json"]].concat()).succeeded(output).stdout;
+        let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(report["output"], output);
+    }
+    let piped = reduce(folder, &[&"--op", &"sum", &"--output", &"/dev/stdout", &"in0.safetensors"]);
+    assert!(piped.stderr.contains("written to /dev/stdout"), "{}", piped.stderr);
+}

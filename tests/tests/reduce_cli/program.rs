@@ -1,25 +1,11 @@
 //! The binary under test, and runs of it.
 
 use std::ffi::OsStr;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-pub(crate) use gradsync_tests::programs::{Finished, built, fifo};
-
-/// Restores the default action of the signals that end programs, as whoever started the tests may ignore them, like `nohup`.
-pub(crate) fn heed_signals(command: &mut Command) {
-    // SAFETY: Between fork and exec, this only makes a call that signal handlers may make too.
-    unsafe {
-        command.pre_exec(|| {
-            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
-                libc::signal(signal, libc::SIG_DFL);
-            }
-            Ok(())
-        });
-    }
-}
+pub(crate) use gradsync_tests::programs::{Finished, built, fifo, heed_signals};
 
 /// The path of the program.
 pub(crate) fn binary() -> &'static Path {

@@ -12,12 +12,12 @@ use tempfile::TempDir;
 use crate::program::{Finished, binary, heed_signals};
 
 /// A reduction of sparse files that takes long enough to be interrupted.
-struct Long {
-    folder: TempDir,
+pub(crate) struct Long {
+    pub(crate) folder: TempDir,
 }
 
 impl Long {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         const BYTES: usize = 1 << 30;
         let folder = TempDir::new().unwrap();
         let header = crate::files::entry("weight", "F32", &[BYTES / 4], 0, BYTES);
@@ -31,12 +31,12 @@ impl Long {
         Self { folder }
     }
 
-    fn parts(&self) -> Vec<PathBuf> {
+    pub(crate) fn parts(&self) -> Vec<PathBuf> {
         parts(self.folder.path())
     }
 
     /// Starts the reduction from a shell that has run `before`, and waits until it has begun its output.
-    fn started(&self, before: &str) -> Child {
+    pub(crate) fn started(&self, before: &str) -> Child {
         let known = self.parts();
         let mut command = Command::new("sh");
         command.args(["-c", &format!("{before} exec \"$@\""), "sh"]).arg(binary());

@@ -161,6 +161,8 @@ impl<'a> PtxBuilder<'a> {
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
             .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
             .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
+            // An incremental compilation divides the crate, whatever the profile says, and gives other PTX, which spills registers.
+            .env("CARGO_INCREMENTAL", "0")
             .run()?;
 
         if !output.is_file() {

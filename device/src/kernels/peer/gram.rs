@@ -2,7 +2,7 @@
 //!
 //! The block that computes the weights of a layer whose norms have cancelled also evaluates its exact path.
 
-use super::super::adasum::{self, Exact, criterion, keep};
+use super::super::adasum::{self, Exact, criterion, keep, keep_scaling_norms};
 use super::super::kernel;
 use super::super::products::{add_triangle, gram_vector_len};
 use super::team::{ExactSums, Partials, Products, Team, is_divided};
@@ -36,7 +36,7 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize>(
 struct Tree<const W: usize, const MOST: usize> {
     count: usize,
     level: usize,
-    /// The coefficients of the first of these ranks' pairs, in the layer's row.
+    /// The coefficients of the first of these ranks' pairs, in the layer's row; for `f64` the row itself, of all ranks.
     row: *const f64,
 }
 
@@ -47,12 +47,23 @@ impl<const W: usize, const MOST: usize> Tree<W, MOST> {
         Self { count: end - begin, level, row: row.wrapping_add(NUMBERS * begin) }
     }
 
+    /// The row, from which numbers of `f64`'s exact path are loaded again.
+    #[inline(always)]
+    fn row_again<T: Exact>(&self) -> *const f64 {
+        if T::IS_DOUBLE { arch::forget(self.row as u64) as *const f64 } else { self.row }
+    }
+
     /// The nodes of that level over one element of the ranks' vectors, each at the index of its first rank, with the values of combining
     /// whole vectors in `f64`, or for `f64` in twice that precision. Coefficients are loaded again for every element: those of `f64` would
     /// not all fit into the registers.
     #[inline(always)]
     unsafe fn nodes<T: Exact>(&self, values: [T; W]) -> [T::Value; W] {
-        nodes::<_, W, MOST>(values.map(T::value), self.count, self.level, |pair, left, right| {
+        let leaf = |place: usize| {
+            let rank = if place < self.count { place } else { 0 };
+            // SAFETY: the launch provides memory for each layer's row, whose scaling norms have been set.
+            unsafe { values[place].leaf(self.row_again::<T>(), rank, self.count) }
+        };
+        nodes::<_, W, MOST>(core::array::from_fn(leaf), self.count, self.level, |pair, left, right| {
             // SAFETY: the launch provides memory for each pair of a layer, and the pairs of lower levels have been set.
             let both = unsafe { T::kept((arch::forget(self.row as u64) as *const f64).add(NUMBERS * pair.index())) };
             T::join(both, left, right)
@@ -126,7 +137,7 @@ macro_rules! of_width {
                 let sum = |values| <$T>::from_f64(weighted(values, factors, ranks));
                 let exact = if HAS_EXACT_PATH && *cancelled.add(layer) != 0 {
                     let tree = Tree::<$width, LEVELS>::of(tree.add(layer * tree_row(ranks)), (0, ranks), LEVELS);
-                    Some(move |values| <$T>::from_f64(<$T>::rounded(tree.nodes::<$T>(values)[0])))
+                    Some(move |values| <$T>::from_f64(<$T>::root(tree.nodes::<$T>(values)[0], tree.row_again::<$T>(), tree.count)))
                 } else {
                     None
                 };
@@ -259,7 +270,10 @@ impl Team<'_> {
             if let Some(layer) = own(self.again()) {
                 for rank in 0..self.ranks {
                     let row = self.tree_of(table, layer);
-                    let kept = |pair: Pair| T::rounded_coefficients(T::kept(row.add(NUMBERS * pair.index())));
+                    let kept = |pair: Pair| {
+                        let scales = T::scales(row, pair, self.ranks);
+                        T::rounded_coefficients(T::kept(row.add(NUMBERS * pair.index())), scales)
+                    };
                     let weight = weight_by_tree(rank, self.ranks, kept);
                     table.weights.add(layer * self.ranks + rank).write(weight);
                 }
@@ -355,9 +369,7 @@ impl Team<'_> {
             let criterion = criterion(T::IS_DOUBLE, if T::IS_DOUBLE { *table.short.add(layer) } else { 0 });
             let lost = weights(&mut layer_weights, self.ranks, criterion, product, keep);
             if T::IS_DOUBLE && lost {
-                for rank in 0..self.ranks {
-                    tree.add(NUMBERS * (self.ranks - 1) + rank).write(product(rank, rank));
-                }
+                keep_scaling_norms(tree, self.ranks, |rank| product(rank, rank));
             }
             for rank in 0..self.ranks {
                 table.weights.add(layer * self.ranks + rank).write(layer_weights.get(rank));
@@ -390,7 +402,9 @@ impl Team<'_> {
                         let (_, pair, part) = unpacked();
                         // Reads one rank's vector after the other, since registers are short.
                         let table = self.group.again().peers.copies.as_ptr().cast();
-                        let tree = adasum::Tree::<T, MOST> { table, row: arch::forget(row as u64) as *const f64 };
+                        let row = arch::forget(row as u64) as *const f64;
+                        let world_size = self.group.again().peers.world_size as usize;
+                        let tree = adasum::Tree::<T, MOST> { table, row, world_size };
                         let (left, right) = tree.sides(element, pair);
                         totals = T::add_part(totals, part, scales, left, right);
                     });

@@ -275,6 +275,35 @@ fn clip<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
         assert!(text.contains("\"b\"") && text.contains("storage"), "{text}");
         assert_eq!(values(reduced.get(&vars[0]).unwrap()), [1.5, 0.0]);
     }
+    if device.is_cpu() {
+        clip_of_any_magnitude(comm);
+    }
+}
+
+/// Squares, and the factor that clips, may leave the range of their dtypes where neither the norm nor the clipped gradients do.
+fn clip_of_any_magnitude<M: TensorMemory>(comm: &dyn Communicator<M>) {
+    let near = |found: f64, expected: f64, digits: f64| assert!((found / expected - 1.0).abs() < digits, "{found:e}");
+    for (dtype, magnitude, digits) in
+        [(DType::F64, 2e200, 1e-14), (DType::F64, 3e307, 1e-14), (DType::F64, 2e-200, 1e-14), (DType::F32, 6e37, 1e-6)]
+    {
+        let tensor = Tensor::new(&[3.0f64 * magnitude, 4.0 * magnitude], &Device::Cpu).unwrap();
+        let var = Var::from_tensor(&tensor.to_dtype(dtype).unwrap()).unwrap();
+        let all: Variables = [("a", var.clone())].into_iter().collect();
+        let mut parallel = DataParallel::new(all, comm, ReducerOptions::default()).unwrap();
+        for max_norm in [1.0, 1e-3, 1e-220] {
+            // The gradient of a product with a constant is the constant.
+            let loss = (var.as_tensor() * var.as_detached_tensor()).unwrap().sum_all().unwrap();
+            let mut reduced = parallel.backward(&loss).unwrap();
+            let norm = parallel.clip_gradients(&mut reduced, max_norm).unwrap().to_scalar::<f64>().unwrap();
+            near(norm, 5.0 * magnitude, digits);
+            let clipped = values(reduced.get(&var).unwrap());
+            let expected = (5.0 * magnitude).min(max_norm);
+            match dtype {
+                DType::F32 if max_norm < 1e-45 => assert_eq!(clipped, [0.0, 0.0]),
+                _ => clipped.iter().zip([0.6, 0.8]).for_each(|(found, part)| near(*found, part * expected, digits)),
+            }
+        }
+    }
 }
 
 /// Counts from the third step on, when the buckets are final.

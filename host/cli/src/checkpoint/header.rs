@@ -10,6 +10,12 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
+use super::FileError;
+use super::input::Input;
+
+/// The number of bytes of a header's length, which precede the header.
+pub(super) const LEN_BYTES: u64 = 8;
+
 /// What the header of a file may hold at most: whoever made the file chose what reading it costs.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct HeaderLimits {
@@ -41,20 +47,30 @@ pub(super) enum HeaderError<E> {
     Refused(E),
 }
 
-/// Finds the header in the bytes of a file.
-pub(super) fn find<'a>(file: &'a [u8], limits: &HeaderLimits) -> Result<&'a [u8], String> {
-    let Some((len, rest)) = file.split_first_chunk() else {
-        return Err(format!("it has {} bytes, and the length of a header alone takes 8", file.len()));
+/// The header of a file, which follows the eight bytes of its length.
+pub(super) fn of(input: &Input, limits: &HeaderLimits) -> Result<Vec<u8>, FileError> {
+    let in_file = input.len();
+    let Some(rest) = in_file.checked_sub(LEN_BYTES) else {
+        return Err(
+            input.malformed(format!("it has {in_file} bytes, and the length of a header alone takes {LEN_BYTES}"))
+        );
     };
-    let len = u64::from_le_bytes(*len);
-    let header = usize::try_from(len).ok().and_then(|len| rest.get(..len));
-    let Some(header) = header else {
-        return Err(format!("its header is said to have {len} bytes, and the file has {}", file.len()));
-    };
+    let mut len = [0; LEN_BYTES as usize];
+    input.read(&mut len, 0)?;
+    let len = u64::from_le_bytes(len);
+    if len > rest {
+        let reason = format!(
+            "its header is said to have {len} bytes, and the file has {in_file}; it was cut short, or is of another format"
+        );
+        return Err(input.malformed(reason));
+    }
     let limit = limits.max_header_bytes;
     if len > limit {
-        return Err(format!("its header has {len} bytes, more than {limit}; --max-header-bytes raises that limit"));
+        let reason = format!("its header has {len} bytes, more than {limit}; --max-header-bytes raises that limit");
+        return Err(input.malformed(reason));
     }
+    let mut header = vec![0; len as usize];
+    input.read(&mut header, LEN_BYTES)?;
     Ok(header)
 }
 
@@ -88,7 +104,8 @@ impl<'de, F: FnMut(Entry<'_>) -> Result<(), E>, E> Visitor<'de> for Header<'_, F
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self::Value, A::Error> {
         let (mut metadata, mut tensors, mut shape) = (None, 0, Vec::new());
-        while let Some(name) = map.next_key::<String>()? {
+        let mut last = String::new();
+        while let Some(name) = map.next_key::<String>().map_err(|error| after(&last, error))? {
             if name == "__metadata__" {
                 metadata = Some(map.next_value::<&RawValue>()?).filter(|metadata| metadata.get() != "null");
                 continue;
@@ -96,15 +113,20 @@ impl<'de, F: FnMut(Entry<'_>) -> Result<(), E>, E> Visitor<'de> for Header<'_, F
             tensors += 1;
             let limit = self.limits.max_tensors;
             if tensors > limit {
-                let reason = format!("it has more than {limit} tensors; --max-tensors raises that limit");
+                let reason = format!(
+                    "it has more than {limit} tensors, {name:?} being the next; --max-tensors raises that limit"
+                );
                 return Err(A::Error::custom(reason));
             }
             let limit = self.limits.max_dimensions;
-            let (dtype, (begin, end)) = map.next_value_seed(Info { name: &name, shape: &mut shape, limit })?;
+            let (dtype, (begin, end)) = map
+                .next_value_seed(Info { shape: &mut shape, limit })
+                .map_err(|error| A::Error::custom(format!("tensor {name:?}: {error}")))?;
             if let Err(error) = (self.take)(Entry { name: &name, dtype, shape: &shape, begin, end }) {
                 *self.refused = Some(error);
                 return Err(A::Error::custom("refused"));
             }
+            last = name;
         }
         if let Some(metadata) = metadata {
             serde_json::Deserializer::from_str(metadata.get())
@@ -115,9 +137,13 @@ impl<'de, F: FnMut(Entry<'_>) -> Result<(), E>, E> Visitor<'de> for Header<'_, F
     }
 }
 
+/// The error of a header that cannot be read further than a tensor.
+fn after<E: Error>(last: &str, error: E) -> E {
+    if last.is_empty() { error } else { E::custom(format!("after tensor {last:?}: {error}")) }
+}
+
 /// The entry of one tensor, as it is parsed.
 struct Info<'a> {
-    name: &'a str,
     /// The destination of the shape.
     shape: &'a mut Vec<usize>,
     limit: usize,
@@ -145,7 +171,7 @@ impl<'de> Visitor<'de> for Info<'_> {
     type Value = (Dtype, (usize, usize));
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "dtype, shape and data_offsets of tensor {:?}", self.name)
+        formatter.write_str("an object of dtype, shape and data_offsets")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
@@ -156,20 +182,19 @@ impl<'de> Visitor<'de> for Info<'_> {
                 Field::DataOffsets => offsets = Some(map.next_value()?),
                 Field::Shape => {
                     has_shape = true;
-                    map.next_value_seed(Shape { name: self.name, shape: &mut *self.shape, limit: self.limit })?;
+                    map.next_value_seed(Shape { shape: &mut *self.shape, limit: self.limit })?;
                 }
                 Field::Other => drop(map.next_value::<IgnoredAny>()?),
             }
         }
         match (dtype, offsets, has_shape) {
             (Some(dtype), Some(offsets), true) => Ok((dtype, offsets)),
-            _ => Err(A::Error::custom(format!("tensor {:?} lacks a dtype, a shape or data_offsets", self.name))),
+            _ => Err(A::Error::custom("it lacks a dtype, a shape or data_offsets")),
         }
     }
 }
 
 struct Shape<'a> {
-    name: &'a str,
     shape: &'a mut Vec<usize>,
     limit: usize,
 }
@@ -186,16 +211,15 @@ impl<'de> Visitor<'de> for Shape<'_> {
     type Value = ();
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "the dimensions of tensor {:?}", self.name)
+        formatter.write_str("a list of dimensions")
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut dimensions: A) -> Result<(), A::Error> {
-        let Self { name, shape, limit } = self;
+        let Self { shape, limit } = self;
         shape.clear();
         while let Some(dimension) = dimensions.next_element()? {
             if shape.len() == limit {
-                let reason =
-                    format!("tensor {name:?} has more than {limit} dimensions; --max-dimensions raises that limit");
+                let reason = format!("it has more than {limit} dimensions; --max-dimensions raises that limit");
                 return Err(A::Error::custom(reason));
             }
             shape.push(dimension);

@@ -1,12 +1,13 @@
 //! The tensors of a checkpoint, stored in a few bytes each besides their names: files may have millions of them.
 
 use gradsync::DType;
+use safetensors::Dtype;
 
 /// The description of a tensor, which is the same in all ranks' files.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tensor<'a> {
     pub(crate) name: &'a str,
-    pub(crate) dtype: DType,
+    pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<usize>,
     /// The number of elements.
     pub(crate) len: usize,
@@ -15,7 +16,28 @@ pub(crate) struct Tensor<'a> {
 impl Tensor<'_> {
     /// The size in bytes in a file.
     pub(crate) fn bytes(&self) -> usize {
-        self.len * self.dtype.size_bytes()
+        self.len * self.dtype.bitsize() / 8
+    }
+}
+
+/// The dtype by which the elements can be reduced; `None` for integers and other formats.
+pub(crate) fn reducible(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F64 => Some(DType::F64),
+        Dtype::F32 => Some(DType::F32),
+        Dtype::F16 => Some(DType::F16),
+        Dtype::BF16 => Some(DType::BF16),
+        _ => None,
+    }
+}
+
+/// The file's name of a dtype.
+pub(crate) fn file_dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F64 => Dtype::F64,
+        DType::F32 => Dtype::F32,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
     }
 }
 
@@ -26,7 +48,7 @@ pub(crate) struct Tensors {
     records: Vec<u8>,
     /// The offset of each tensor's record.
     begins: Vec<usize>,
-    dtypes: Vec<DType>,
+    dtypes: Vec<Dtype>,
 }
 
 /// Name, shape and number of elements.
@@ -51,12 +73,12 @@ impl Tensors {
         Tensor { name, dtype: self.dtype(index), shape, len }
     }
 
-    pub(crate) fn dtype(&self, index: usize) -> DType {
+    pub(crate) fn dtype(&self, index: usize) -> Dtype {
         self.dtypes[index]
     }
 
     /// The name alone, without decoding the rest.
-    pub(super) fn name(&self, index: usize) -> &str {
+    pub(crate) fn name(&self, index: usize) -> &str {
         postcard::take_from_bytes(self.record(index)).expect("a record begins with the name").0
     }
 

@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 
-use gradsync::DType;
 use safetensors::Dtype;
 use serde::ser::{Serialize, SerializeMap as _, Serializer};
 use serde_json::value::RawValue;
@@ -58,7 +57,7 @@ impl<'a, T: Iterator<Item = Tensor<'a>>, F: Fn() -> T> Serialize for Header<'_, 
         for tensor in (self.tensors)() {
             let begin = end;
             end += tensor.bytes();
-            let info = Info { dtype: file_dtype(tensor.dtype), shape: tensor.shape, data_offsets: (begin, end) };
+            let info = Info { dtype: tensor.dtype, shape: tensor.shape, data_offsets: (begin, end) };
             map.serialize_entry(tensor.name, &info)?;
         }
         map.end()
@@ -70,13 +69,4 @@ struct Info {
     dtype: Dtype,
     shape: Vec<usize>,
     data_offsets: (usize, usize),
-}
-
-fn file_dtype(dtype: DType) -> Dtype {
-    match dtype {
-        DType::F64 => Dtype::F64,
-        DType::F32 => Dtype::F32,
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-    }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::clock::Offset;
+use super::exchange::Exchange;
 use super::facts::Facts;
 
 /// A difference of clocks above this number of seconds puts the logs of two ranks into the wrong order.
@@ -31,7 +32,7 @@ fn problem(problem: String, remedy: &str) -> Problem {
 }
 
 /// All problems.
-pub(super) fn problems(ranks: &[Facts], clocks: &[Offset]) -> Vec<Problem> {
+pub(super) fn problems(ranks: &[Facts], clocks: &[Offset], exchanges: &[Exchange]) -> Vec<Problem> {
     let mut found = Vec::new();
     type Value = fn(&Facts) -> String;
     let differing: [(&str, Value, &str); 5] = [
@@ -73,7 +74,38 @@ pub(super) fn problems(ranks: &[Facts], clocks: &[Offset]) -> Vec<Problem> {
         }
     }
     limits(ranks, &mut found);
+    exchange(ranks, exchanges, &mut found);
     found
+}
+
+/// Ranks of one machine that do not share memory.
+fn exchange(ranks: &[Facts], exchanges: &[Exchange], found: &mut Vec<Problem>) {
+    for (rank, exchange) in ranks.iter().zip(exchanges) {
+        if let Exchange::Failed(reason) = exchange {
+            let text =
+                format!("rank {} of {} does not reach the other ranks of its machine: {reason}", rank.rank, rank.host);
+            found.push(problem(text, "let the ranks of a machine connect to each other, by Unix sockets or by TCP"));
+        }
+    }
+    for of in by(ranks, |rank| rank.machine.clone()).into_values() {
+        let by_sockets = of.iter().any(|&rank| exchanges[rank] == Exchange::Sockets);
+        if !by_sockets || of.iter().any(|&rank| ranks[rank].uses_messages_only) {
+            continue;
+        }
+        let namespace = |rank: usize| &ranks[rank].pid_namespace;
+        let remedy = if of.iter().any(|&rank| namespace(rank) != namespace(of[0])) {
+            "nothing needs it, but shared memory is faster: give the containers one PID namespace (docker run --pid=host or --pid=container:NAME; \
+             Kubernetes: shareProcessNamespace: true)"
+        } else {
+            "nothing needs it, but shared memory is faster: run all ranks as one user, and let them open each other's /proc/PID/fd; \
+             GRADSYNC_LOG=info tells what the system refuses"
+        };
+        let host = &ranks[of[0]].host;
+        found.push(problem(
+            format!("{} of {host} exchange host memory by sockets: they cannot open each other's memory", listed(&of)),
+            remedy,
+        ));
+    }
 }
 
 /// Groups the ranks by a value.
@@ -127,7 +159,8 @@ fn places(ranks: &[Facts], found: &mut Vec<Problem>) {
 
 fn gpus(ranks: &[Facts], found: &mut Vec<Problem>) {
     let with_gpus: Vec<Facts> = ranks.iter().filter(|rank| !rank.gpus.is_empty()).cloned().collect();
-    for ((host, gpu), of) in by(&with_gpus, |rank| (rank.host.clone(), rank.gpu().map(str::to_owned))) {
+    let place = |rank: &Facts| (rank.host.clone(), rank.gpu().map(str::to_owned), rank.gpu_identifier.clone());
+    for ((host, gpu, _), of) in by(&with_gpus, place) {
         match gpu {
             Some(gpu) if of.len() > 1 => {
                 let remedy = "give each rank a GPU of its own: a LOCAL_RANK from its launcher, or CUDA_VISIBLE_DEVICES";
@@ -248,11 +281,16 @@ mod tests {
             local_rank: Some(rank),
             local_world_size: Some(2),
             host: "node".into(),
+            machine: "boot".into(),
+            pid_namespace: Some("pid:[1]".into()),
+            uses_messages_only: false,
+            device: rank,
             pid: 1,
             version: "1".into(),
             features: vec!["cuda".into()],
             address: None,
             gpus: vec!["0".into(), "1".into()],
+            gpu_identifier: None,
             unreachable_gpus: Vec::new(),
             nccl: Some("2.28".into()),
             mpi: Some("Open MPI v4".into()),
@@ -274,7 +312,7 @@ mod tests {
         let mut ranks = [facts(0), facts(1)];
         change(&mut ranks[1]);
         let clock = |seconds| Offset { seconds, uncertainty: 0.001 };
-        problems(&ranks, &[clock(0.0), clock(offset)])
+        problems(&ranks, &[clock(0.0), clock(offset)], &[Exchange::Memory, Exchange::Memory])
     }
 
     #[test]
@@ -308,15 +346,43 @@ mod tests {
             let found = of(change, offset);
             assert!(found.len() == 1 && found[0].problem.contains(words), "{words}: {found:?}");
         }
-        let few = facts(0);
-        let few = [Facts { memory_bytes: Some(1 << 29), ..few.clone() }, Facts { rank: 1, local_rank: Some(1), ..few }];
-        let found = problems(&few, &[Offset { seconds: 0.0, uncertainty: 0.0 }; 2]);
+        let few = [0, 1].map(|rank| Facts { memory_bytes: Some(1 << 29), ..facts(rank) });
+        let same = [Offset { seconds: 0.0, uncertainty: 0.0 }; 2];
+        let found = problems(&few, &same, &[Exchange::Memory, Exchange::Memory]);
         assert!(found[0].problem.contains("may use 536870912 bytes of memory, less than 1073741824"), "{found:?}");
         let unknown = of(|rank| rank.interface = Some("ib".into()), 0.0);
         assert!(
             unknown.iter().any(|found| found.problem.contains("=ib of rank 1 fits no interface of node: eth0, lo"))
         );
+        // Tasks of a scheduler that see one GPU each are on different ones, although each has the number 0.
+        let one = [0, 1].map(|rank| Facts {
+            gpus: vec!["0".into()],
+            device: 0,
+            gpu_identifier: Some(rank.to_string()),
+            ..facts(rank)
+        });
+        assert_eq!(problems(&one, &same, &[Exchange::Memory, Exchange::Memory]), []);
         // Two ranks with one number are on one GPU as well.
-        assert_eq!(of(|rank| rank.local_rank = Some(0), 0.0).len(), 2);
+        assert_eq!(of(|rank| (rank.local_rank, rank.device) = (Some(0), 0), 0.0).len(), 2);
+    }
+
+    #[test]
+    fn ranks_that_exchange_by_sockets_are_told_what_would_let_them_share_memory() {
+        let clocks = [Offset { seconds: 0.0, uncertainty: 0.0 }; 2];
+        let by_sockets = |change: fn(&mut Facts)| {
+            let mut ranks = [facts(0), facts(1)];
+            change(&mut ranks[1]);
+            problems(&ranks, &clocks, &[Exchange::Sockets, Exchange::Sockets])
+        };
+        let found = by_sockets(|rank| rank.pid_namespace = Some("pid:[2]".into()));
+        assert!(found.len() == 1 && found[0].problem.starts_with("ranks 0, 1 of node exchange"), "{found:?}");
+        assert!(found[0].remedy.contains("shareProcessNamespace"), "{found:?}");
+        assert!(by_sockets(|_| {})[0].remedy.contains("one user"));
+        assert_eq!(by_sockets(|rank| rank.uses_messages_only = true), []);
+        let failed = Exchange::Failed("no route".into());
+        let found = problems(&[facts(0), facts(1)], &clocks, &[failed, Exchange::Memory]);
+        assert!(
+            found.len() == 1 && found[0].problem.contains("rank 0 of node") && found[0].problem.contains("no route")
+        );
     }
 }

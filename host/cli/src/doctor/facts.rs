@@ -19,6 +19,14 @@ pub(super) struct Facts {
     pub(super) local_rank: Option<usize>,
     pub(super) local_world_size: Option<usize>,
     pub(super) host: String,
+    /// The machine, by the boot of its kernel, which containers share; the host where that is unknown.
+    pub(super) machine: String,
+    /// The PID namespace; none where there are no such namespaces.
+    pub(super) pid_namespace: Option<String>,
+    /// Whether `GRADSYNC_PROCESS_MESSAGES_ONLY` keeps ranks from sharing memory.
+    pub(super) uses_messages_only: bool,
+    /// The ordinal of the rank's GPU among those that it sees.
+    pub(super) device: usize,
     pub(super) pid: u32,
     pub(super) version: String,
     pub(super) features: Vec<String>,
@@ -26,6 +34,8 @@ pub(super) struct Facts {
     pub(super) address: Option<String>,
     /// The GPUs that this rank sees, by their numbers or identifiers on the machine.
     pub(super) gpus: Vec<String>,
+    /// The identifier of the rank's GPU, if the build has CUDA. Schedulers that give every task a GPU of its own may number each of them 0.
+    pub(super) gpu_identifier: Option<String>,
     /// Pairs of device numbers: a GPU of this rank, and a peer on the machine whose memory it cannot access. Empty where this is unknown.
     pub(super) unreachable_gpus: Vec<(u32, u32)>,
     pub(super) nccl: Option<String>,
@@ -56,17 +66,23 @@ impl Facts {
         let machine = Machine::look();
         let version_of = |found: &crate::info::Found| found.version.clone().or_else(|| found.name.clone());
         let cores = machine.cpu.threads;
+        let host = gethostname::gethostname().to_string_lossy().into_owned();
         Facts {
             rank,
             world_size,
             local_rank: launch.local_rank,
             local_world_size: launch.local_world_size,
-            host: gethostname::gethostname().to_string_lossy().into_owned(),
+            machine: named_machine().or_else(booted).unwrap_or_else(|| host.clone()),
+            host,
+            pid_namespace: fs::read_link("/proc/self/ns/pid").ok().map(|link| link.display().to_string()),
+            uses_messages_only: number("GRADSYNC_PROCESS_MESSAGES_ONLY").is_some_and(|value| value != 0),
+            device: launch.device() as usize,
             pid: std::process::id(),
             version: machine.version.into(),
             features: machine.features.iter().map(|&feature| feature.to_owned()).collect(),
             address: launch.master.as_ref().and_then(|(host, port)| own_address(host, *port)),
             gpus: visible_gpus(),
+            gpu_identifier: gpu_identifier(launch.device()),
             unreachable_gpus: unreachable_gpus(machine.gpus.len()),
             nccl: version_of(&machine.nccl),
             mpi: version_of(&machine.mpi),
@@ -84,10 +100,18 @@ impl Facts {
         }
     }
 
-    /// The GPU with the index `LOCAL_RANK`, if this rank sees that many.
+    /// The rank's GPU, if this rank sees that many.
     pub(super) fn gpu(&self) -> Option<&str> {
-        self.gpus.get(self.local_rank.unwrap_or(0)).map(String::as_str)
+        self.gpus.get(self.device).map(String::as_str)
     }
+}
+
+fn named_machine() -> Option<String> {
+    std::env::var("GRADSYNC_HOSTID").ok().filter(|name| !name.is_empty())
+}
+
+fn booted() -> Option<String> {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned())
 }
 
 /// The names in a folder, in order; none if there is no such folder.
@@ -127,6 +151,17 @@ fn visible_gpus() -> Vec<String> {
 }
 
 #[cfg(feature = "cuda")]
+fn gpu_identifier(device: u32) -> Option<String> {
+    let uuid = gradsync::driver::Device::new(device).and_then(|device| device.uuid()).ok()?;
+    Some(uuid.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu_identifier(_: u32) -> Option<String> {
+    None
+}
+
+#[cfg(feature = "cuda")]
 fn unreachable_gpus(count: usize) -> Vec<(u32, u32)> {
     let pairs = (0..count as u32).flat_map(|device| (0..count as u32).map(move |peer| (device, peer)));
     let others = pairs.filter(|(device, peer)| device != peer);
@@ -142,6 +177,7 @@ fn mpi_launcher() -> Option<&'static str> {
     let is_set = |name: &str| std::env::var_os(name).is_some();
     match () {
         () if is_set("OMPI_COMM_WORLD_RANK") => Some("Open MPI"),
+        () if is_set("MV2_COMM_WORLD_RANK") => Some("MVAPICH2"),
         () if is_set("MPI_LOCALRANKID") || is_set("PMI_RANK") => Some("MPICH or Intel MPI"),
         () => None,
     }

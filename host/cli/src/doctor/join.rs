@@ -21,7 +21,7 @@ pub(super) fn join(deadline: Duration) -> Result<(Launch, Member), Problem> {
 /// Whether a launcher of MPI has started this process.
 #[cfg(feature = "mpi")]
 fn is_under_mpi() -> bool {
-    ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].iter().any(|name| std::env::var_os(name).is_some())
+    ["OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK"].iter().any(|name| std::env::var_os(name).is_some())
 }
 
 #[cfg(feature = "mpi")]
@@ -57,13 +57,9 @@ fn remedy(error: &BootstrapError) -> &'static str {
         BootstrapError::NoLauncher { .. } => {
             "start the ranks by a launcher: `gradsync launch -n 4 -- ./program`, torchrun, srun or mpirun; to try one machine, `gradsync doctor -n 4`"
         }
-        BootstrapError::MissingVariable { variable, .. } if variable == "GRADSYNC_SECRET" => {
-            "export GRADSYNC_SECRET=$(gradsync secret) where the launcher is started, and have it passed on (mpirun -x GRADSYNC_SECRET); gradsync launch does both"
-        }
-        BootstrapError::MissingVariable { .. } => {
-            "export MASTER_ADDR and MASTER_PORT, the name of rank 0's machine and a free port there, and have them passed on (mpirun -x); gradsync launch and torchrun set them"
-        }
-        BootstrapError::InvalidVariable { .. } | BootstrapError::ConflictingVariables { .. } => {
+        BootstrapError::MissingVariable { variable, .. } => missing(variable),
+        BootstrapError::InvalidVariable { variable, .. } => invalid(variable),
+        BootstrapError::ConflictingVariables { .. } => {
             "unset the variables of the launcher that did not start this process"
         }
         BootstrapError::WeakSecret { .. } => "make a secret with `gradsync secret`; no other text is one",
@@ -81,18 +77,50 @@ fn remedy(error: &BootstrapError) -> &'static str {
             "end the ranks that an earlier start has left, or choose another MASTER_PORT"
         }
         BootstrapError::PortBusy { .. } => {
-            "choose another MASTER_PORT, or end the program that listens there (`ss -ltnp`); MASTER_ADDR must be the machine of rank 0"
+            "choose another MASTER_PORT, or set GRADSYNC_PORT to a free port of rank 0's machine on all ranks, or end the program that listens there \
+             (`ss -ltnp`)"
         }
         BootstrapError::CannotListen { .. } => {
-            "MASTER_ADDR must be an address of the machine of rank 0, with a port from 1024 on"
+            "rank 0 needs a port from 1024 on: set MASTER_PORT or GRADSYNC_PORT on all ranks"
         }
         BootstrapError::Unreachable { .. } => {
             "MASTER_ADDR must be the machine of rank 0, by a name that this machine resolves (`getent hosts NAME`), and the firewall of that machine must \
-             let TCP connections to MASTER_PORT pass; rank 0 must run"
+             let TCP connections to MASTER_PORT pass (under torchrun, to the ports that the error names, or to GRADSYNC_PORT); rank 0 must run"
         }
         BootstrapError::Missing { .. } => {
             "look at the output of the missing ranks: they have not started, have ended, or cannot reach MASTER_ADDR and MASTER_PORT from their machine"
         }
+        BootstrapError::OutOfResources { .. } => {
+            "raise the limit that the error names, on the machine of the rank that it names"
+        }
         _ => "see the error",
+    }
+}
+
+fn missing(variable: &str) -> &'static str {
+    match variable {
+        "GRADSYNC_SECRET" => {
+            "export GRADSYNC_SECRET=$(gradsync secret) where the launcher is started, and have it passed on (mpirun -x GRADSYNC_SECRET); gradsync launch does both"
+        }
+        "MASTER_ADDR" | "MASTER_PORT" => {
+            "export MASTER_ADDR and MASTER_PORT, the name of rank 0's machine and a free port there, and have them passed on (mpirun -x); gradsync launch and torchrun set them"
+        }
+        _ => {
+            "a launcher sets a rank and a world size together: set both, as RANK and WORLD_SIZE, or unset the other one"
+        }
+    }
+}
+
+fn invalid(variable: &str) -> &'static str {
+    match variable {
+        "MASTER_ADDR" => {
+            "set MASTER_ADDR to the name or the address of rank 0's machine and nothing else; the port belongs into MASTER_PORT"
+        }
+        "MASTER_PORT" | "GRADSYNC_PORT" => "set it to a free port of rank 0's machine, the same on all ranks",
+        "GRADSYNC_GENERATION" | "TORCHELASTIC_RESTART_COUNT" => {
+            "leave it to the launcher, which counts the starts of the job"
+        }
+        "GRADSYNC_DEADLINE" | "GRADSYNC_JOIN_DEADLINE" => "set it to a number of seconds, such as 600, or unset it",
+        _ => "leave it to the launcher: unset what a script or an outer launcher has set, or correct the number",
     }
 }

@@ -4,6 +4,7 @@
 
 mod clock;
 mod diagnosis;
+mod exchange;
 mod facts;
 mod join;
 mod memory;
@@ -19,6 +20,7 @@ use serde::Serialize;
 
 use self::clock::Offset;
 use self::diagnosis::Problem;
+use self::exchange::Exchange;
 use self::facts::Facts;
 
 /// The arguments of `gradsync doctor`.
@@ -49,6 +51,8 @@ struct Report<'a> {
     ranks: &'a [Facts],
     /// The clock of each rank, compared with the clock of rank 0.
     clocks: &'a [Offset],
+    /// How each rank exchanges host memory with the other ranks of its machine.
+    exchanges: &'a [Exchange],
     problems: &'a [Problem],
 }
 
@@ -74,9 +78,10 @@ impl Doctor {
         let ranks = all.iter().map(|bytes| postcard::from_bytes(bytes)).collect::<Result<Vec<Facts>, _>>();
         let ranks = ranks.map_err(|error| format!("a rank runs another version of this program: {error}"))?;
         let clocks = clock::offsets(&member, deadline).map_err(told)?;
-        let problems = diagnosis::problems(&ranks, &clocks);
+        let exchanges = Exchange::of(&member, &ranks, deadline).map_err(told)?;
+        let problems = diagnosis::problems(&ranks, &clocks, &exchanges);
         if member.rank() == 0 {
-            let report = Report { ranks: &ranks, clocks: &clocks, problems: &problems };
+            let report = Report { ranks: &ranks, clocks: &clocks, exchanges: &exchanges, problems: &problems };
             self.show(&report).map_err(|error| error.to_string())?;
         }
         // Rank 0 stays until all have reached this point: without it, they would fail here.
@@ -88,15 +93,15 @@ impl Doctor {
         if self.json {
             return Listener::Stdout.print(&(printable_json(&serde_json::to_string(report)?).into_owned() + "\n"));
         }
-        Listener::Stdout.print(&table::text(report.ranks, report.clocks, report.problems))
+        Listener::Stdout.print(&table::text(report))
     }
 
     /// Starts the ranks, each of which is this command without `-n`.
     #[cfg(target_os = "linux")]
     fn launch(&self, ranks: u32) -> Result<ExitCode, String> {
-        let program = std::env::current_exe().map_err(|error| error.to_string())?;
+        // This very program, even if another file has its name by now.
         let mut arguments =
-            vec![program.into(), "doctor".into(), "--deadline".into(), self.deadline.to_string().into()];
+            vec!["/proc/self/exe".into(), "doctor".into(), "--deadline".into(), self.deadline.to_string().into()];
         arguments.extend(self.json.then(|| "--json".into()));
         crate::launch::Launch::of(ranks, arguments).run()
     }

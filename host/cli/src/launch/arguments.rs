@@ -49,20 +49,24 @@ pub(crate) struct Launch {
     #[arg(long, requires = "log_dir")]
     pub(super) quiet: bool,
 
-    /// Seconds from SIGTERM to SIGKILL, for ranks that have to end.
+    /// Seconds from SIGTERM to SIGKILL, for ranks that have to end and for processes that ranks leave behind.
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS", value_parser = seconds)]
     pub(super) grace: f64,
 
-    /// Seconds in which the launchers of all machines have to come.
-    #[arg(long, default_value_t = 600.0, value_name = "SECONDS", value_parser = seconds)]
-    pub(super) join_deadline: f64,
+    /// Seconds in which the launchers of all machines, and then all ranks, have to join. GRADSYNC_JOIN_DEADLINE or 600 unless given.
+    #[arg(long, value_name = "SECONDS", value_parser = deadline)]
+    pub(super) join_deadline: Option<f64>,
+
+    /// Seconds for which a call of a rank waits for the other ranks, unless the program sets a deadline. GRADSYNC_DEADLINE or 600 unless given.
+    #[arg(long, value_name = "SECONDS", value_parser = deadline)]
+    pub(super) deadline: Option<f64>,
 
     /// Whether the ranks speak for themselves: no numbers before their lines, and no report of a failure.
     #[arg(skip)]
     pub(super) is_plain: bool,
 
-    /// The program with its arguments.
-    #[arg(last = true, required = true, num_args = 1.., value_name = "PROGRAM")]
+    /// The program with its arguments, behind all options of the launcher; `--` may stand before it.
+    #[arg(trailing_var_arg = true, required = true, num_args = 1.., value_name = "PROGRAM")]
     pub(super) program: Vec<OsString>,
 }
 
@@ -71,6 +75,11 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     let most = 1e9;
     let seconds: f64 = text.parse().map_err(|_| "it must be a number of seconds".to_owned())?;
     if (0.0..=most).contains(&seconds) { Ok(seconds) } else { Err(format!("it must be from 0 to {most:e} seconds")) }
+}
+
+/// A number of seconds that a rank can wait.
+fn deadline(text: &str) -> Result<f64, String> {
+    seconds(text).and_then(|seconds| if seconds > 0.0 { Ok(seconds) } else { Err("it must be above 0 seconds".into()) })
 }
 
 impl Launch {
@@ -88,7 +97,8 @@ impl Launch {
             log_dir: None,
             quiet: false,
             grace: 10.0,
-            join_deadline: 600.0,
+            join_deadline: None,
+            deadline: None,
             is_plain: true,
             program,
         }

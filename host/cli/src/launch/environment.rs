@@ -4,7 +4,6 @@
 //! its peers' memory.
 
 use std::ffi::OsString;
-use std::path::Path;
 use std::process::Command;
 
 use gradsync::bootstrap::{Launch, Secret};
@@ -28,11 +27,15 @@ pub(super) struct Place {
     /// The number of earlier starts of the job.
     pub(super) generation: u32,
     pub(super) restarts: u32,
+    /// The variables of deadlines, in seconds, that the command line sets.
+    pub(super) deadlines: [(&'static str, Option<f64>); 2],
+    /// The number of this start, which no other start has; the same on all machines.
+    pub(super) job: String,
 }
 
 impl Place {
     /// Sets the variables of a rank, and removes other launchers' variables that would contradict them.
-    pub(super) fn set(&self, command: &mut Command, local_rank: usize, traces: &Path) {
+    pub(super) fn set(&self, command: &mut Command, local_rank: usize) {
         Launch::variables().for_each(|name| _ = command.env_remove(name));
         let (node, nodes) = self.node;
         let numbers = [
@@ -52,8 +55,10 @@ impl Place {
         for (name, value) in numbers {
             command.env(name, value.to_string());
         }
+        for (name, seconds) in self.deadlines {
+            seconds.iter().for_each(|seconds| _ = command.env(name, seconds.to_string()));
+        }
         command.env("MASTER_ADDR", &self.address).env("GRADSYNC_SECRET", self.secret.reveal());
-        command.env(gradsync::trace::DIRECTORY, traces);
         if THREADS.iter().all(|name| std::env::var_os(name).is_none_or(|value| value == OsString::new())) {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             let threads = (cores / self.local_world_size).max(1).to_string();

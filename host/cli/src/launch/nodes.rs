@@ -1,6 +1,6 @@
 //! The machines of a job: their launchers join a group of their own, in which they agree on the ranks' places.
 
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ impl Nodes {
         events: &Listener,
     ) -> Result<(Place, Option<Arc<Machines>>), String> {
         let ranks = launch.ranks as usize;
-        let place = |address, port, secret| Place {
+        let place = |address, port, secret, nonce: [u8; 32]| Place {
             node: (self.own, self.count),
             first_rank: 0,
             local_world_size: ranks,
@@ -80,21 +80,25 @@ impl Nodes {
             secret,
             generation,
             restarts: launch.restarts,
+            deadlines: [("GRADSYNC_JOIN_DEADLINE", launch.join_deadline), ("GRADSYNC_DEADLINE", launch.deadline)],
+            job: nonce[..8].iter().map(|byte| format!("{byte:02x}")).collect(),
         };
         let Some(Meeting { host, port, secret }) = &self.meeting else {
             let secret = Secret::generate().map_err(|error| error.to_string())?;
             let (address, port) = match &self.master {
                 Some((host, port)) => (host.clone(), launch.rank_port.unwrap_or(*port)),
                 None => {
-                    let port = launch.rank_port.map_or_else(|| free_port(Ipv4Addr::LOCALHOST.into()), Ok)?;
-                    (Ipv4Addr::LOCALHOST.to_string(), port)
+                    let (address, port) = free_on_loopback()?;
+                    (address.to_string(), launch.rank_port.unwrap_or(port))
                 }
             };
-            return Ok((place(address, port, secret), None));
+            return Ok((place(address, port, secret, nonce()?), None));
         };
-        let rendezvous = Rendezvous::tcp(host.clone(), *port, secret.clone())
-            .with_generation(u64::from(generation))
-            .with_deadline(Duration::from_secs_f64(launch.join_deadline));
+        let mut rendezvous =
+            Rendezvous::tcp(host.clone(), *port, secret.clone()).with_generation(u64::from(generation));
+        if let Some(seconds) = launch.join_deadline {
+            rendezvous = rendezvous.with_deadline(Duration::from_secs_f64(seconds));
+        }
         let (own, count) = (self.own, self.count);
         let member =
             events.run(move || rendezvous.join(own, count)).map_err(|error| format!("machine {own}: {error}"))?;
@@ -113,7 +117,7 @@ impl Nodes {
         let place = Place {
             first_rank: all[..own].iter().map(|hello| hello.ranks).sum(),
             world_size: all.iter().map(|hello| hello.ranks).sum(),
-            ..place(host.clone(), rank_port, secret.derived(&nonce))
+            ..place(host.clone(), rank_port, secret.derived(&nonce), nonce)
         };
         let machines = events.run(move || Machines::new(member)).map_err(|error| error.to_string())?;
         Ok((place, Some(Arc::new(machines))))
@@ -121,15 +125,27 @@ impl Nodes {
 }
 
 fn start(launch: &Launch) -> Result<(u16, [u8; 32]), String> {
+    let port = launch.rank_port.map_or_else(|| free_port(Ipv4Addr::UNSPECIFIED.into()), Ok)?;
+    Ok((port, nonce()?))
+}
+
+fn nonce() -> Result<[u8; 32], String> {
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce).map_err(|error| format!("no random bytes: {error}"))?;
-    let port = launch.rank_port.map_or_else(|| free_port(Ipv4Addr::UNSPECIFIED.into()), Ok)?;
-    Ok((port, nonce))
+    Ok(nonce)
+}
+
+/// A loopback address of this machine, which may have IPv6 alone, and a port there on which no process listens now.
+fn free_on_loopback() -> Result<(IpAddr, u16), String> {
+    let on = |address: IpAddr| free_port(address).map(|port| (address, port));
+    on(Ipv4Addr::LOCALHOST.into()).or_else(|first| {
+        on(Ipv6Addr::LOCALHOST.into()).map_err(|second| format!("no loopback address: {first}; {second}"))
+    })
 }
 
 /// A port on which no process listens now.
 fn free_port(address: IpAddr) -> Result<u16, String> {
-    let listener = TcpListener::bind((address, 0)).map_err(|error| format!("no free port: {error}"))?;
+    let listener = TcpListener::bind((address, 0)).map_err(|error| format!("no free port at {address}: {error}"))?;
     Ok(listener.local_addr().map_err(|error| error.to_string())?.port())
 }
 

@@ -2,7 +2,7 @@
 //! failure.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,6 +13,7 @@ use std::{iter, thread};
 use gradsync_cli::text::shown;
 
 use super::Launch;
+use crate::regular;
 
 /// Longer lines are shown in pieces of this number of bytes.
 const LONGEST: usize = 64 << 10;
@@ -39,7 +40,8 @@ struct Sink {
     stream: Stream,
     /// The prefix of each line; without it, lines are not shown.
     prefix: Option<String>,
-    file: Option<File>,
+    /// The log file, with its path.
+    file: Option<(File, PathBuf)>,
     last: Arc<Mutex<VecDeque<Vec<u8>>>>,
 }
 
@@ -86,7 +88,12 @@ impl Places {
             Stream::Out => format!("rank-{rank}.out"),
             Stream::Err => format!("rank-{rank}.err"),
         };
-        let create = |path: PathBuf| File::create(&path).map_err(|error| format!("{}: {error}", shown(&path)));
+        // The folder may be one to which others can write: what is no regular file is refused before anything is lost.
+        let create = |path: PathBuf| {
+            let file = regular::open(&path, OpenOptions::new().write(true).create(true));
+            let empty = file.and_then(|file| file.set_len(0).map(|()| file));
+            empty.map_err(|error| format!("--log-dir: {}: {error}", shown(&path))).map(|file| (file, path))
+        };
         let file = self.folder.as_ref().map(|folder| create(folder.join(name))).transpose()?;
         Ok(Sink { stream, prefix, file, last: last.clone() })
     }
@@ -158,9 +165,9 @@ impl Sink {
     /// Writes each line by one call, so that lines of ranks do not mix. A reader that has closed the pipe is no failure of the job.
     fn write(&mut self, line: &[u8]) {
         let whole = |prefix: &str| [prefix.as_bytes(), line, b"\n"].concat();
-        if let Some(file) = &mut self.file {
+        if let Some((file, path)) = &mut self.file {
             if let Err(error) = file.write_all(&whole("")) {
-                gradsync_cli::messages::say("warning", format_args!("a log file ends here: {error}"));
+                gradsync_cli::messages::say("warning", format_args!("the log file {} ends here: {error}", shown(path)));
                 self.file = None;
             }
         }

@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::thread;
-use std::time::Duration;
+use std::time::Instant;
 
 use gradsync_cli::text::shown;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, set_parent_process_death_signal, waitid};
@@ -14,6 +14,7 @@ use super::Launch;
 use super::affinity;
 use super::environment::Place;
 use super::output::{Output, Places, Prepared};
+use super::records::Records;
 use super::signals::{self, Event};
 use super::status::Status;
 
@@ -25,8 +26,12 @@ pub(super) struct Rank {
     pub(super) pid: Pid,
     process: Child,
     pub(super) output: Output,
-    /// The status, once it has ended.
+    /// The status, once the process has ended.
     pub(super) status: Option<Status>,
+    /// When the process has ended.
+    pub(super) ended: Option<Instant>,
+    /// Whether nothing is left of it: the process, and the processes that it has started.
+    pub(super) is_over: bool,
 }
 
 /// The common arguments of the ranks of one start.
@@ -34,9 +39,9 @@ pub(super) struct Common<'a> {
     pub(super) launch: &'a Launch,
     pub(super) place: &'a Place,
     pub(super) places: &'a Places,
-    pub(super) traces: &'a std::path::Path,
+    pub(super) records: &'a Records,
     /// The logical processors of each rank, if ranks are bound to cores.
-    pub(super) processors: Option<Vec<Vec<usize>>>,
+    pub(super) processors: Option<&'a [Vec<usize>]>,
     pub(super) events: Sender<Event>,
 }
 
@@ -54,8 +59,9 @@ impl Rank {
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Signals of a terminal reach the launcher alone, which passes them on.
         command.process_group(0);
-        common.place.set(&mut command, local_rank, common.traces);
-        let processors = common.processors.as_ref().map(|processors| affinity::set(&processors[local_rank]));
+        common.place.set(&mut command, local_rank);
+        common.records.set(&mut command);
+        let processors = common.processors.map(|processors| affinity::set(&processors[local_rank]));
         let launcher = getpid();
         let prepare = move || {
             set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -73,18 +79,26 @@ impl Rank {
         let (Some(out), Some(err)) = (process.stdout.take(), process.stderr.take()) else {
             return Err(format!("rank {number} was started without pipes"));
         };
-        let output = output.start(out, err).map_err(|error| format!("rank {number}: {error}"))?;
+        let output =
+            output.start(out, err).map_err(|error| format!("rank {number}: no thread for its output: {error}"))?;
         let (events, generation) = (common.events.clone(), common.place.generation);
         let wait = move || {
             // The rank is not reaped here, so that its process group keeps its number until the whole group has been ended.
-            while let Err(rustix::io::Errno::INTR) =
-                waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
-            {}
+            let ended = loop {
+                match waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
+                    Err(rustix::io::Errno::INTR) | Ok(None) => {}
+                    Ok(Some(status)) => break Status::from(status),
+                    Err(_) => break Status::Code(1),
+                }
+            };
             // The receiver is gone only if the launcher ends.
-            let _ = events.send(Event::Ended(generation, local_rank));
+            let _ = events.send(Event::Ended(generation, local_rank, ended));
         };
-        thread::Builder::new().name("rank".into()).spawn(wait).map_err(|error| format!("rank {number}: {error}"))?;
-        Ok(Rank { number, pid, process, output, status: None })
+        thread::Builder::new()
+            .name("rank".into())
+            .spawn(wait)
+            .map_err(|error| format!("rank {number}: no thread waits for it: {error}"))?;
+        Ok(Rank { number, pid, process, output, status: None, ended: None, is_over: false })
     }
 
     pub(super) fn is_running(&self) -> bool {
@@ -103,17 +117,28 @@ impl Rank {
         }
     }
 
+    /// Sends a signal to what is left of its process group. Until the rank is over, no other group has the number.
+    pub(super) fn signal_group(&self, signal: i32) {
+        if !self.is_over {
+            signals::send(self.pid, signal, true);
+        }
+    }
+
     /// Whether the rank handles a signal, so that the signal does not end it.
     pub(super) fn handles(&self, signal: i32) -> bool {
         self.is_running() && signals::is_handled(self.pid, signal)
     }
 
-    /// Called when the rank has ended: ends the processes that it has started, and records its status.
-    pub(super) fn reap(&mut self, last_lines: Duration) -> io::Result<Status> {
-        signals::send(self.pid, libc::SIGKILL, true);
-        let status = Status::from(self.process.wait()?);
-        self.output.wait(last_lines);
+    /// Called when the process has ended.
+    pub(super) fn has_ended(&mut self, status: Status) {
         self.status = Some(status);
-        Ok(status)
+        self.ended = Some(Instant::now());
+    }
+
+    /// Called when the process has ended and nothing that it is known to have started is left.
+    pub(super) fn reap(&mut self) -> io::Result<()> {
+        self.signal_group(libc::SIGKILL);
+        self.is_over = true;
+        self.process.wait().map(drop)
     }
 }

@@ -1,11 +1,13 @@
 //! The secret of a job of several machines, from a file or the environment.
 
-use std::fs::File;
+use std::fs::{self, OpenOptions};
 use std::io::Read;
 use std::path::Path;
 
 use gradsync::bootstrap::Secret;
 use gradsync_cli::text::shown;
+
+use crate::regular;
 
 /// The limit of a secret file's size in bytes.
 const LONGEST: u64 = 4096;
@@ -22,11 +24,10 @@ pub(super) fn given(file: Option<&Path>) -> Result<Option<Secret>, String> {
 }
 
 fn read(path: &Path) -> Result<Secret, String> {
-    let file = File::open(path).map_err(|error| error.to_string())?;
+    // A link is the user's own choice here; a pipe must not hang the launcher.
+    let opened = fs::canonicalize(path).and_then(|path| regular::open(&path, OpenOptions::new().read(true)));
+    let file = opened.map_err(|error| error.to_string())?;
     let metadata = file.metadata().map_err(|error| error.to_string())?;
-    if !metadata.is_file() {
-        return Err("it is no regular file".into());
-    }
     let mode = std::os::unix::fs::MetadataExt::mode(&metadata) & 0o777;
     if mode & 0o077 != 0 {
         return Err(format!("others than its owner have access to it (mode {mode:04o}); `chmod 600` it"));

@@ -1,13 +1,16 @@
 //! The signals to the launcher, as events together with the ends of ranks; and signals to ranks.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 use std::{fs, io, thread};
 
 use gradsync_cli::output::ends_by_default;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::iterator::Signals;
+
+use super::status::Status;
 
 /// The signals that end a job.
 pub(super) const ENDING: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
@@ -15,8 +18,12 @@ pub(super) const ENDING: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 /// An event that the launcher waits for.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// A rank of this generation has ended, and is not reaped yet: the generation, and the rank's number on this machine.
-    Ended(u32, usize),
+    /// A rank of this generation has ended, and is not reaped yet: the generation, the rank's number on this machine, and its status.
+    Ended(u32, usize, Status),
+    /// A rank of this generation has reported a failure, and may run on: the generation, the rank, and the failure.
+    Reported(u32, usize, String),
+    /// A rank of this generation cannot write its record of calls: the generation, and the rank with the reason.
+    Unwritten(u32, String),
     /// A signal to the launcher.
     Signal(i32),
     /// The outcome of the ranks of all machines: the generation, and the failure if there is one.
@@ -33,6 +40,8 @@ pub(super) struct Listener {
 impl Listener {
     /// Catches signals from now on. A signal that is ignored stays ignored, as after `nohup`.
     pub(super) fn start() -> io::Result<Self> {
+        // A log file beyond the limit of a file's size (`ulimit -f`) is an error then; the flag itself is unused.
+        signal_hook::flag::register(SIGXFSZ, Arc::default())?;
         let (sender, events) = channel();
         let caught = ENDING.into_iter().chain([SIGUSR1, SIGUSR2]).filter(|&signal| ends_by_default(signal));
         let mut signals = Signals::new(caught.chain([SIGTSTP, SIGCONT]))?;

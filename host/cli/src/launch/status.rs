@@ -1,11 +1,14 @@
 //! The end of a rank, as text and as an exit status.
 
 use std::fmt;
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::ExitStatus;
+
+use rustix::process::WaitIdStatus;
 
 /// The offset of the exit status of a process that a signal ended, as in shells: 128 plus the signal's number.
 const SIGNAL: i32 = 128;
+
+/// The exit code of a program whose main thread has panicked.
+pub(super) const PANIC: u8 = 101;
 
 /// The end of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,11 +17,11 @@ pub(super) enum Status {
     Signal { number: i32, has_core: bool },
 }
 
-impl From<ExitStatus> for Status {
-    fn from(status: ExitStatus) -> Self {
-        match status.signal() {
-            Some(number) => Status::Signal { number, has_core: status.core_dumped() },
-            None => Status::Code(status.code().unwrap_or(1)),
+impl From<WaitIdStatus> for Status {
+    fn from(status: WaitIdStatus) -> Self {
+        match status.terminating_signal() {
+            Some(number) => Status::Signal { number, has_core: status.dumped() },
+            None => Status::Code(status.exit_status().unwrap_or(1)),
         }
     }
 }

@@ -5,6 +5,7 @@
 //! is the standard output.
 
 mod part;
+#[allow(unsafe_code, reason = "it asks how a signal is handled")]
 mod signals;
 
 use std::fmt::Display;
@@ -107,6 +108,11 @@ impl Destination {
             return Err(OutputError::Input { path: path.to_owned() });
         }
         Ok(Self { path: path.to_owned(), place })
+    }
+
+    /// The path as the user named it, or "standard output", as one line of text.
+    pub fn shown(&self) -> String {
+        name(&self.path).to_string()
     }
 
     /// Whether it is the standard output, to which nothing else can be written then.

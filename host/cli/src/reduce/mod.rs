@@ -1,25 +1,33 @@
 //! `gradsync reduce`: sum, mean or Adasum of the checkpoints of several ranks.
 //!
-//! The arithmetic is the library's ([`gradsync::ops::offline`]). Inputs are mapped and read piece by piece, so that memory use does not
-//! grow with their size. All checks of the inputs precede the creation of the output.
+//! The arithmetic is the library's ([`gradsync::ops::offline`]). Inputs are read piece by piece, so that memory use does not grow with
+//! their size. All checks of the inputs precede the creation of the output, but one: an input that was changed while it was read.
 
+mod non_finite;
 mod report;
+mod source;
 
-use std::ops::Range;
+use std::cmp::Reverse;
+use std::iter;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use gradsync::kernels::cpu;
-use gradsync::ops::offline::{OfflineOp, OfflineReduction, RankTensors};
+use gradsync::ops::offline::{OfflineOp, OfflineReduction};
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity};
 use gradsync::{DType, GradientBuffer, Slice};
 use indicatif::{ProgressBar, ProgressStyle};
+use safetensors::Dtype;
 
+use self::non_finite::NotFinite;
 use self::report::{Found, Report};
+use self::source::Source;
 use crate::backend::BackendChoice;
-use crate::checkpoint::{Checkpoints, FileError, HeaderLimits, Tensor, write_header};
-use gradsync_cli::messages::Listener;
+use crate::checkpoint::{
+    Checkpoints, FileError, HeaderLimits, OtherDTypes, Tensor, file_dtype, reducible, write_header,
+};
+use gradsync_cli::messages::{self, Listener};
 use gradsync_cli::output::{Destination, OutputError, OutputFile};
 use gradsync_cli::text::shown;
 
@@ -76,6 +84,9 @@ pub(crate) struct Reduce {
     /// warning names its tensors, and the exit code is 0.
     #[arg(long)]
     fail_on_non_finite: bool,
+    /// What to do with tensors of other dtypes than f64, f32, f16 and bf16, such as the counters of batch normalisation.
+    #[arg(long, value_enum, default_value_t = OtherDTypes::Refuse)]
+    other_dtypes: OtherDTypes,
     #[command(flatten)]
     limits: HeaderLimits,
     /// Print one JSON object instead of lines.
@@ -94,7 +105,7 @@ pub(crate) struct Reduce {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReduceError {
     #[error(transparent)]
-    File(#[from] FileError),
+    File(Box<FileError>),
     #[error(transparent)]
     Output(#[from] OutputError),
     #[error(transparent)]
@@ -107,10 +118,18 @@ pub(crate) enum ReduceError {
     Scale(f64),
     #[error("--algorithm tree needs a power of two of inputs, and there are {0}")]
     NotPowerOfTwo(usize),
-    #[error("tensor {tensor:?} of the result is not finite; {} is left as it was", shown(output))]
-    NotFinite { tensor: String, output: PathBuf },
+    #[error("tensor {tensor:?}: {source}")]
+    Tensor { tensor: String, source: gradsync::Error },
+    #[error("tensor {tensor:?} of the result is not finite: {cause}; {} is left as it was", shown(output))]
+    NotFinite { tensor: String, cause: String, output: PathBuf },
     #[error("--fail-on-non-finite writes to regular files only, and nothing written to {} could be taken back", shown(.0))]
     CannotTakeBack(PathBuf),
+}
+
+impl From<FileError> for ReduceError {
+    fn from(error: FileError) -> Self {
+        ReduceError::File(error.into())
+    }
 }
 
 impl ReduceError {
@@ -132,18 +151,28 @@ impl Reduce {
         if self.fail_on_non_finite && !destination.is_file() {
             return Err(ReduceError::CannotTakeBack(self.output));
         }
-        let listener = Listener::beside([&destination]);
-        let ranks = Checkpoints::open(&self.inputs, &self.limits)?;
+        let (listener, written) = (Listener::beside([&destination]), destination.shown());
+        let ranks = Checkpoints::open(&self.inputs, &self.limits, self.other_dtypes)?;
+        let progress = self.progress_bar(&ranks);
+        let source = Source::new(&ranks, &progress);
+        // Whatever else is wrong, or seems to be well, is of no meaning if an input has been changed: here, and after the reduction.
+        let copied = ranks.check_copied(&mut source.pieces());
+        ranks.check().and(copied)?;
         // Wide dtypes come first, as in the format's own writer: every tensor is then aligned in the file.
         let mut order: Vec<u32> = (0..ranks.tensors.len() as u32).collect();
-        let size = |tensor: &u32| self.output_dtype(ranks.tensors.dtype(*tensor as usize)).size_bytes();
-        order.sort_by_key(|tensor| std::cmp::Reverse(size(tensor)));
-        let progress = self.progress_bar(&ranks);
-        let source = Source { ranks: &ranks, progress: &progress };
+        order.sort_by_key(|tensor| Reverse(self.written(ranks.tensors.dtype(*tensor as usize)).bitsize()));
         let processor = self.backend.open().map_err(ReduceError::Backend)?;
         let backend = processor.name();
         let reduction = OfflineReduction::new(&source, self.offline_op(), self.scale, processor)?;
-        let tensors = self.write(&ranks, &order, reduction, destination.open()?)?;
+        let mut output = destination.open()?;
+        let found = self.write(&source, &order, reduction, &mut output).and_then(|tensors| {
+            let inputs = tensors.not_finite().map(|tensor| Ok(non_finite::inputs(&source, tensor)?));
+            let inputs: Vec<Vec<NotFinite>> = inputs.collect::<Result<_, ReduceError>>()?;
+            Ok((tensors, inputs.into_iter().flatten().collect()))
+        });
+        ranks.check()?;
+        let (tensors, not_finite_inputs) = found?;
+        output.finish()?;
         progress.finish_and_clear();
         let (op, algorithm) = match self.op {
             Op::Sum => ("sum", None),
@@ -151,9 +180,10 @@ impl Reduce {
             Op::Adasum if self.is_tree() => ("adasum", Some("tree")),
             Op::Adasum => ("adasum", Some("gram")),
         };
-        let report = Report { op, algorithm, backend, ranks: ranks.len(), tensors };
-        if let Some(names) = report.not_finite() {
-            gradsync_cli::messages::say("warning", format_args!("the result is not finite in {names}"));
+        let (ranks, skipped) = (ranks.len(), &ranks.skipped);
+        let report = Report { op, algorithm, backend, ranks, output: written, tensors, skipped, not_finite_inputs };
+        if let Some(warning) = report.warning() {
+            messages::say("warning", warning);
         }
         listener.print_by(|writer| if self.json { report.write_json(writer) } else { report.write_lines(writer) })?;
         Ok(())
@@ -185,47 +215,67 @@ impl Reduce {
     /// Writes the results of all tensors, in this order.
     fn write<'a>(
         &self,
-        ranks: &'a Checkpoints,
+        source: &Source<'a>,
         order: &'a [u32],
         mut reduction: OfflineReduction<'_>,
-        mut output: OutputFile,
+        output: &mut OutputFile,
     ) -> Result<Found<'a>, ReduceError> {
-        let tensors = &ranks.tensors;
+        let tensors = &source.ranks.tensors;
         let written = || {
             let tensors = order.iter().map(|&tensor| tensors.get(tensor as usize));
-            tensors.map(|tensor| Tensor { dtype: self.output_dtype(tensor.dtype), ..tensor })
+            tensors.map(|tensor| Tensor { dtype: self.written(tensor.dtype), ..tensor })
         };
-        write_header(&mut output, ranks.metadata(), written)?;
-        let (coefficients, norms, finite) = Default::default();
-        let mut found = Found { tensors, order, output_dtype: self.output_dtype, coefficients, norms, finite };
+        write_header(output, source.ranks.metadata(), written)?;
+        let mut found = Found::new(tensors, order, self.output_dtype);
         for &tensor in order {
             let tensor = tensor as usize;
+            let Some(own) = reducible(tensors.dtype(tensor)) else {
+                source
+                    .ranks
+                    .copied(tensor, &mut source.pieces(), |bytes| Ok::<_, ReduceError>(output.write(bytes)?))?;
+                continue;
+            };
             let (mut norm, mut is_finite) = (0.0f64, true);
-            let dtype = self.output_dtype(tensors.dtype(tensor));
-            let coefficients = reduction.reduce(tensor, dtype, |piece| {
+            let coefficients = reduction.reduce(tensor, self.output_dtype.unwrap_or(own), |piece| {
                 norm = norm.hypot(piece_norm(piece)?);
                 is_finite &= cpu::all_finite(piece);
                 Ok::<_, ReduceError>(output.write(piece.as_bytes())?)
-            })?;
+            });
+            let coefficients = coefficients.map_err(|error| source.explained(tensor, error))?;
             if self.fail_on_non_finite && !is_finite {
-                let tensor = tensors.get(tensor).name.to_owned();
-                return Err(ReduceError::NotFinite { tensor, output: self.output.clone() });
+                return Err(self.not_finite(source, tensor)?);
             }
-            found.coefficients.extend(coefficients);
-            found.norms.push(norm);
-            found.finite.push(is_finite);
+            found.push(coefficients, norm, is_finite);
         }
-        output.finish()?;
         Ok(found)
     }
 
-    fn output_dtype(&self, own: DType) -> DType {
-        self.output_dtype.unwrap_or(own)
+    /// The error of a result that is not finite, with the inputs to blame.
+    fn not_finite(&self, source: &Source<'_>, tensor: usize) -> Result<ReduceError, FileError> {
+        // Tensors that share their weights share what is wrong with one of them.
+        let is_whole = self.op == Op::Adasum && self.granularity == GranularityChoice::Whole;
+        let others = (0..source.ranks.tensors.len()).filter(|_| is_whole);
+        let mut inputs = Vec::new();
+        for tensor in iter::once(tensor).chain(others) {
+            inputs = non_finite::inputs(source, tensor)?;
+            if !inputs.is_empty() {
+                break;
+            }
+        }
+        let cause = non_finite::cause(&inputs);
+        let tensor = source.ranks.tensors.name(tensor).to_owned();
+        Ok(ReduceError::NotFinite { tensor, cause, output: self.output.clone() })
+    }
+
+    /// The dtype in which a tensor of this dtype is written.
+    fn written(&self, own: Dtype) -> Dtype {
+        self.output_dtype.filter(|_| reducible(own).is_some()).map_or(own, file_dtype)
     }
 
     /// A bar over the bytes of all passes; indicatif draws it only if stderr is a terminal.
     fn progress_bar(&self, ranks: &Checkpoints) -> ProgressBar {
-        let bytes: usize = ranks.tensors.iter().map(|tensor| tensor.bytes()).sum();
+        let reduced = ranks.tensors.iter().filter(|tensor| reducible(tensor.dtype).is_some());
+        let bytes: usize = reduced.map(|tensor| tensor.bytes()).sum();
         let passes = match (self.op, self.algorithm) {
             // One pass for each pair, and one for the combination.
             (Op::Adasum, AlgorithmChoice::Tree) => ranks.len(),
@@ -235,36 +285,6 @@ impl Reduce {
         let style = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
         let bar = ProgressBar::new((bytes * ranks.len() * passes) as u64);
         bar.with_style(style.expect("the template is well-formed"))
-    }
-}
-
-/// The files of all ranks, with a bar of the bytes read so far.
-struct Source<'a> {
-    ranks: &'a Checkpoints,
-    progress: &'a ProgressBar,
-}
-
-impl RankTensors for Source<'_> {
-    fn ranks(&self) -> usize {
-        self.ranks.len()
-    }
-
-    fn tensor_count(&self) -> usize {
-        self.ranks.tensors.len()
-    }
-
-    fn tensor(&self, index: usize) -> (DType, usize) {
-        let Tensor { dtype, len, .. } = self.ranks.tensors.get(index);
-        (dtype, len)
-    }
-
-    fn read(&self, index: usize, elements: Range<usize>, work: &mut dyn FnMut(&[Slice<'_>])) -> gradsync::Result<()> {
-        let mut copies: Vec<Option<GradientBuffer>> = (0..self.ranks.len()).map(|_| None).collect();
-        work(&self.ranks.elements(index, elements.clone(), &mut copies)?);
-        let bytes = elements.len() * self.ranks.tensors.dtype(index).size_bytes();
-        self.progress.inc((bytes * self.ranks.len()) as u64);
-        self.ranks.release(index, elements);
-        Ok(())
     }
 }
 

@@ -3,13 +3,14 @@
 use std::io::{self, Write};
 
 use gradsync::DType;
-use serde::{Serialize, Serializer};
+use serde::ser::{Serialize, SerializeMap as _, Serializer};
 
-use crate::checkpoint::Tensors;
+use super::non_finite::{self, NotFinite};
+use crate::checkpoint::{Tensor, Tensors, reducible};
 use gradsync_cli::text::{PrintableJson, shown};
 
 /// One reduced tensor.
-#[derive(Debug, Serialize)]
+#[derive(Debug, serde::Serialize)]
 struct TensorReport<'a> {
     name: &'a str,
     /// The dtype written.
@@ -23,32 +24,59 @@ struct TensorReport<'a> {
     finite: bool,
 }
 
-/// The results for the tensors, in the order in which they were written.
+/// The results for the tensors, in the order in which they were written, among tensors that were copied.
 #[derive(Debug)]
-pub(crate) struct Found<'a> {
-    pub(crate) tensors: &'a Tensors,
-    pub(crate) order: &'a [u32],
-    pub(crate) output_dtype: Option<DType>,
-    /// The weights of all ranks, tensor by tensor.
-    pub(crate) coefficients: Vec<f64>,
-    pub(crate) norms: Vec<f64>,
-    pub(crate) finite: Vec<bool>,
+pub(super) struct Found<'a> {
+    tensors: &'a Tensors,
+    order: &'a [u32],
+    output_dtype: Option<DType>,
+    /// The weights of all ranks, reduced tensor by reduced tensor.
+    coefficients: Vec<f64>,
+    norms: Vec<f64>,
+    finite: Vec<bool>,
 }
 
-impl Found<'_> {
+impl<'a> Found<'a> {
+    pub(super) fn new(tensors: &'a Tensors, order: &'a [u32], output_dtype: Option<DType>) -> Self {
+        let (coefficients, norms, finite) = Default::default();
+        Self { tensors, order, output_dtype, coefficients, norms, finite }
+    }
+
+    /// Adds the result of the next tensor that is reduced.
+    pub(super) fn push(&mut self, coefficients: Vec<f64>, norm: f64, is_finite: bool) {
+        self.coefficients.extend(coefficients);
+        self.norms.push(norm);
+        self.finite.push(is_finite);
+    }
+
+    fn reduced(&self) -> impl Iterator<Item = usize> + '_ {
+        let order = self.order.iter().map(|&tensor| tensor as usize);
+        order.filter(|&tensor| reducible(self.tensors.dtype(tensor)).is_some())
+    }
+
+    /// The tensors whose result is not finite.
+    pub(super) fn not_finite(&self) -> impl Iterator<Item = usize> + '_ {
+        self.reduced().zip(&self.finite).filter(|(_, finite)| !**finite).map(|(tensor, _)| tensor)
+    }
+
     fn iter(&self) -> impl Iterator<Item = TensorReport<'_>> {
-        let ranks = self.coefficients.len() / self.order.len().max(1);
-        self.order.iter().enumerate().map(move |(place, &tensor)| {
-            let tensor = self.tensors.get(tensor as usize);
+        let ranks = self.coefficients.len() / self.norms.len().max(1);
+        self.reduced().enumerate().map(move |(place, tensor)| {
+            let tensor = self.tensors.get(tensor);
             TensorReport {
                 name: tensor.name,
-                dtype: self.output_dtype.unwrap_or(tensor.dtype).name(),
+                dtype: self.output_dtype.or(reducible(tensor.dtype)).map_or("", DType::name),
                 shape: tensor.shape,
                 coefficients: &self.coefficients[place * ranks..][..ranks],
                 norm: self.norms[place],
                 finite: self.finite[place],
             }
         })
+    }
+
+    fn copied(&self) -> impl Iterator<Item = Tensor<'_>> {
+        let tensors = self.order.iter().map(|&tensor| self.tensors.get(tensor as usize));
+        tensors.filter(|tensor| reducible(tensor.dtype).is_none())
     }
 }
 
@@ -58,26 +86,70 @@ impl Serialize for Found<'_> {
     }
 }
 
+/// A tensor that is not reduced.
+#[derive(Debug, serde::Serialize)]
+struct OtherReport<'a> {
+    name: &'a str,
+    dtype: String,
+    shape: Vec<usize>,
+}
+
+impl<'a> OtherReport<'a> {
+    fn of(tensor: Tensor<'a>) -> Self {
+        Self { name: tensor.name, dtype: tensor.dtype.to_string().to_lowercase(), shape: tensor.shape }
+    }
+}
+
 /// One reduction.
-#[derive(Debug, Serialize)]
-pub(crate) struct Report<'a> {
-    pub(crate) op: &'static str,
+#[derive(Debug)]
+pub(super) struct Report<'a> {
+    pub(super) op: &'static str,
     /// The algorithm that ran; null for an operation with only one.
-    pub(crate) algorithm: Option<&'static str>,
-    pub(crate) backend: &'static str,
-    pub(crate) ranks: usize,
-    pub(crate) tensors: Found<'a>,
+    pub(super) algorithm: Option<&'static str>,
+    pub(super) backend: &'static str,
+    pub(super) ranks: usize,
+    /// The path that was written, as the user named it.
+    pub(super) output: String,
+    pub(super) tensors: Found<'a>,
+    /// The tensors that the result does not have.
+    pub(super) skipped: &'a Tensors,
+    /// The first elements that are not finite of the inputs of results that are not finite.
+    pub(super) not_finite_inputs: Vec<NotFinite>,
+}
+
+impl Serialize for Report<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("op", self.op)?;
+        map.serialize_entry("algorithm", &self.algorithm)?;
+        map.serialize_entry("backend", self.backend)?;
+        map.serialize_entry("ranks", &self.ranks)?;
+        map.serialize_entry("output", &self.output)?;
+        map.serialize_entry("tensors", &self.tensors)?;
+        map.serialize_entry("copied", &self.copied().collect::<Vec<_>>())?;
+        map.serialize_entry("skipped", &self.skipped().collect::<Vec<_>>())?;
+        map.serialize_entry("not_finite_inputs", &self.not_finite_inputs)?;
+        map.end()
+    }
 }
 
 impl Report<'_> {
+    fn copied(&self) -> impl Iterator<Item = OtherReport<'_>> {
+        self.tensors.copied().map(OtherReport::of)
+    }
+
+    fn skipped(&self) -> impl Iterator<Item = OtherReport<'_>> {
+        self.skipped.iter().map(OtherReport::of)
+    }
+
     /// Writes one JSON object.
-    pub(crate) fn write_json(&self, writer: &mut dyn Write) -> io::Result<()> {
+    pub(super) fn write_json(&self, writer: &mut dyn Write) -> io::Result<()> {
         self.serialize(&mut serde_json::Serializer::with_formatter(&mut *writer, PrintableJson))?;
         writeln!(writer)
     }
 
     /// Writes a line for each tensor and one for the whole.
-    pub(crate) fn write_lines(&self, writer: &mut dyn Write) -> io::Result<()> {
+    pub(super) fn write_lines(&self, writer: &mut dyn Write) -> io::Result<()> {
         for tensor in self.tensors.iter() {
             let finite = if tensor.finite { "" } else { "  NOT FINITE" };
             let coefficients: Vec<_> = tensor.coefficients.iter().map(|weight| format!("{weight:.6}")).collect();
@@ -85,20 +157,37 @@ impl Report<'_> {
             let coefficients = coefficients.join(", ");
             writeln!(writer, "{name}: {dtype} {shape:?}  norm {norm:.6e}  coefficients [{coefficients}]{finite}")?;
         }
+        for tensor in self.copied() {
+            writeln!(
+                writer,
+                "{}: {} {:?}  copied, equal in all files",
+                shown(tensor.name),
+                tensor.dtype,
+                tensor.shape
+            )?;
+        }
+        for tensor in self.skipped() {
+            writeln!(writer, "{}: {} {:?}  skipped", shown(tensor.name), tensor.dtype, tensor.shape)?;
+        }
         let algorithm = self.algorithm.map(|name| format!(" ({name})")).unwrap_or_default();
-        let (op, backend, ranks, count) = (self.op, self.backend, self.ranks, self.tensors.order.len());
+        let (op, backend, ranks, output) = (self.op, self.backend, self.ranks, &self.output);
+        let count = self.tensors.norms.len();
         let plural = |count: usize| if count == 1 { "" } else { "s" };
         let (tensors, rank_s) = (plural(count), plural(ranks));
-        writeln!(writer, "{op}{algorithm} of {count} tensor{tensors} over {ranks} rank{rank_s} on {backend}")
+        writeln!(
+            writer,
+            "{op}{algorithm} of {count} tensor{tensors} over {ranks} rank{rank_s} on {backend}, written to {output}"
+        )
     }
 
-    /// The names of the first tensors that are not finite, and the number of others; `None` if all are finite.
-    pub(crate) fn not_finite(&self) -> Option<String> {
+    /// Names the first tensors that are not finite, and the inputs to blame; `None` if all are finite.
+    pub(super) fn warning(&self) -> Option<String> {
         const MOST: usize = 10;
-        let mut names = self.tensors.iter().filter(|tensor| !tensor.finite).map(|tensor| format!("{:?}", tensor.name));
+        let mut names = self.tensors.not_finite().map(|tensor| format!("{:?}", self.tensors.tensors.name(tensor)));
         let first: Vec<String> = names.by_ref().take(MOST).collect();
         let others = names.count();
         let others = if others > 0 { format!(" and {others} others") } else { String::new() };
-        (!first.is_empty()).then(|| format!("{}{others}", first.join(", ")))
+        let cause = non_finite::cause(&self.not_finite_inputs);
+        (!first.is_empty()).then(|| format!("the result is not finite in {}{others}: {cause}", first.join(", ")))
     }
 }

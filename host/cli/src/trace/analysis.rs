@@ -2,12 +2,12 @@
 //!
 //! Pure: the input is traces, the output findings.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use gradsync::trace::{CallState, GroupTrace, RankTrace, TracedCall};
 use serde::Serialize;
 
-use super::Ends;
+use super::{End, Ends};
 
 /// The number of a rank; for threads of one process, it also identifies the process.
 pub(super) type Who = usize;
@@ -19,6 +19,8 @@ pub(super) struct Analysis {
     pub(super) world_size: usize,
     /// The ranks without a file.
     pub(super) silent: Vec<Who>,
+    /// Of these, the ranks that run and were asked for a file a moment ago.
+    pub(super) late: Vec<Who>,
     /// Different collectives with the same number: the first of each group.
     pub(super) differences: Vec<Difference>,
     pub(super) waits: Vec<Wait>,
@@ -26,6 +28,8 @@ pub(super) struct Analysis {
     pub(super) causes: Vec<Cause>,
     /// Ranks that wait for each other, if no other rank is at the end of the waits.
     pub(super) cycle: Vec<Who>,
+    /// The ranks whose threads wait for work on a GPU, with the longest time in seconds.
+    pub(super) device_waits: Option<(Vec<Who>, f64)>,
     /// The failures of ranks.
     pub(super) failures: Vec<Failure>,
     /// The last call of each rank with a file.
@@ -63,6 +67,9 @@ pub(super) struct Cause {
     pub(super) rank: Who,
     /// The known state of the rank.
     pub(super) state: String,
+    /// The group and the number of the call that the state describes.
+    #[serde(skip)]
+    pub(super) call: Option<(String, u64)>,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
@@ -71,7 +78,7 @@ pub(super) struct Failure {
     pub(super) text: String,
 }
 
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Last {
     pub(super) rank: Who,
     pub(super) group: String,
@@ -88,11 +95,49 @@ struct Group<'t> {
     members: &'t [usize],
     /// The trace of each rank of the group, by its number there, with the time of its file.
     ranks: BTreeMap<usize, (&'t GroupTrace, f64)>,
+    /// The number of the last collective that each rank of the group has called, and the rank; sorted.
+    reached: Vec<(u64, usize)>,
+    /// The transfers that have not finished: the rank and its peer.
+    sends: HashSet<(usize, usize)>,
+    receives: HashSet<(usize, usize)>,
+}
+
+/// The ranks that a call waits for.
+#[derive(PartialEq, Eq, Hash)]
+enum Awaited {
+    /// So many ranks that have reached the fewest collectives.
+    Slowest(usize),
+    /// The peers of a transfer.
+    Peers(Vec<usize>),
 }
 
 impl<'t> Group<'t> {
+    fn new(name: String, members: &'t [usize]) -> Self {
+        let (ranks, reached, sends, receives) = Default::default();
+        Group { name, members, ranks, reached, sends, receives }
+    }
+
+    /// Prepares the group for [`waits`](Self::waits) and [`first_difference`](Self::first_difference), once all ranks are there.
+    fn index(&mut self) {
+        for (&rank, (trace, _)) in &self.ranks {
+            for call in trace.calls.iter().filter(|call| call.state != CallState::Finished) {
+                self.sends.extend(call.to.map(|peer| (rank, peer)));
+                self.receives.extend(call.from.map(|peer| (rank, peer)));
+            }
+        }
+        self.reached = (0..self.members.len()).map(|rank| (self.last_collective(rank), rank)).collect();
+        self.reached.sort_unstable();
+    }
+
     fn who(&self, rank: usize) -> Who {
         self.members[rank]
+    }
+
+    /// These ranks of the group by their numbers in the group of all ranks, in order.
+    fn all_of(&self, ranks: impl IntoIterator<Item = usize>) -> Vec<Who> {
+        let mut all: Vec<Who> = ranks.into_iter().map(|rank| self.who(rank)).collect();
+        all.sort_unstable();
+        all
     }
 
     /// The collectives of a rank, in the order of their numbers.
@@ -101,9 +146,17 @@ impl<'t> Group<'t> {
         calls.iter().filter(|call| is_collective(call))
     }
 
-    /// The number of the last collective that a rank has called.
-    fn reached(&self, rank: usize) -> u64 {
+    fn last_collective(&self, rank: usize) -> u64 {
         self.collectives(rank).map(|call| call.sequence).max().unwrap_or(0)
+    }
+
+    /// How many ranks have not reached a collective; they are the first ones of `reached`.
+    fn before(&self, sequence: u64) -> usize {
+        self.reached.partition_point(|(reached, _)| *reached < sequence)
+    }
+
+    fn slowest(&self, count: usize) -> Vec<Who> {
+        self.all_of(self.reached[..count].iter().map(|(_, rank)| *rank))
     }
 
     fn first_difference(&self) -> Option<Difference> {
@@ -114,48 +167,74 @@ impl<'t> Group<'t> {
             }
         }
         let (sequence, calls) = by_number.into_iter().find(|(_, calls)| calls.len() > 1)?;
-        let without = (0..self.members.len()).filter(|&rank| self.reached(rank) < sequence).map(|rank| self.who(rank));
-        let mut without: Vec<Who> = without.collect();
-        without.sort_unstable();
+        let without = self.slowest(self.before(sequence));
         let mut calls: Vec<(String, Vec<Who>)> = calls.into_iter().collect();
         calls.sort_by_key(|(_, ranks)| (std::cmp::Reverse(ranks.len()), ranks[0]));
         Some(Difference { group: self.name.clone(), sequence, calls, without })
     }
 
     /// The ranks that a call of `rank` waits for.
-    fn awaited(&self, rank: usize, call: &TracedCall) -> Vec<usize> {
+    fn awaited(&self, rank: usize, call: &TracedCall) -> Awaited {
         if is_collective(call) {
-            return (0..self.members.len()).filter(|&peer| self.reached(peer) < call.sequence).collect();
+            return Awaited::Slowest(self.before(call.sequence));
         }
-        let is_open = |peer: usize, fits: &dyn Fn(&TracedCall) -> bool| {
-            let calls = self.ranks.get(&peer).map_or(&[][..], |(trace, _)| &trace.calls[..]);
-            calls.iter().any(|theirs| theirs.state != CallState::Finished && fits(theirs))
-        };
-        let to = call.to.filter(|&peer| !is_open(peer, &|theirs| theirs.from == Some(rank)));
-        let from = call.from.filter(|&peer| !is_open(peer, &|theirs| theirs.to == Some(rank)));
-        to.into_iter().chain(from).collect()
+        let to = call.to.filter(|&peer| !self.receives.contains(&(peer, rank)));
+        let from = call.from.filter(|&peer| !self.sends.contains(&(peer, rank)));
+        Awaited::Peers(to.into_iter().chain(from).collect())
     }
 
-    /// The calls in which a rank waits, or has waited until a failure, with the ranks that it waits for.
-    fn waits(&self, rank: usize) -> Vec<Wait> {
-        let Some((trace, written)) = self.ranks.get(&rank) else { return Vec::new() };
+    /// The calls in which ranks wait, or have waited until a failure, with the ranks that they wait for. Ranks that are only `late` with their
+    /// files count where no others are awaited.
+    fn waits(&self, late: &BTreeSet<Who>) -> Vec<Wait> {
         let is_open = |call: &&TracedCall| matches!(call.state, CallState::Posted | CallState::Failed);
-        let wait = |call: &TracedCall| {
-            let mut awaited: Vec<Who> = self.awaited(rank, call).into_iter().map(|peer| self.who(peer)).collect();
-            awaited.sort_unstable();
-            let has_failed = call.state == CallState::Failed;
-            Wait {
-                group: self.name.clone(),
-                sequence: call.sequence,
-                call: described(call),
-                waiting: vec![self.who(rank)],
-                awaited,
-                seconds: if has_failed { call.changed } else { *written } - call.posted,
-                has_failed,
+        let (mut found, mut indices, mut slowest) = (Vec::<Wait>::new(), HashMap::new(), HashMap::new());
+        for (&rank, (trace, written)) in &self.ranks {
+            for call in trace.calls.iter().filter(is_open) {
+                let awaited = self.awaited(rank, call);
+                let ranks = match &awaited {
+                    Awaited::Slowest(count) => {
+                        slowest.entry(*count).or_insert_with(|| without(self.slowest(*count), late)).clone()
+                    }
+                    Awaited::Peers(peers) => without(self.all_of(peers.iter().copied()), late),
+                };
+                if ranks.is_empty() {
+                    continue;
+                }
+                let (sequence, description, has_failed) =
+                    (call.sequence, described(call), call.state == CallState::Failed);
+                let end = if has_failed { call.changed } else { *written };
+                let seconds = (end - call.posted).max(0.0);
+                let key = (sequence, description.clone(), awaited, has_failed);
+                match indices.get(&key) {
+                    Some(&index) => {
+                        let wait: &mut Wait = &mut found[index];
+                        wait.waiting.push(self.who(rank));
+                        wait.seconds = wait.seconds.max(seconds);
+                    }
+                    None => {
+                        indices.insert(key, found.len());
+                        found.push(Wait {
+                            group: self.name.clone(),
+                            sequence,
+                            call: description,
+                            waiting: vec![self.who(rank)],
+                            awaited: ranks,
+                            seconds,
+                            has_failed,
+                        });
+                    }
+                }
             }
-        };
-        trace.calls.iter().filter(is_open).map(wait).filter(|wait| !wait.awaited.is_empty()).collect()
+        }
+        found.iter_mut().for_each(|wait| wait.waiting.sort_unstable());
+        found
     }
+}
+
+/// These ranks without the late ones, unless all of them are late.
+fn without(ranks: Vec<Who>, late: &BTreeSet<Who>) -> Vec<Who> {
+    let others: Vec<Who> = ranks.iter().copied().filter(|rank| !late.contains(rank)).collect();
+    if others.is_empty() { ranks } else { others }
 }
 
 fn is_collective(call: &TracedCall) -> bool {
@@ -183,13 +262,15 @@ fn groups(traces: &BTreeMap<usize, RankTrace>) -> Vec<Group<'_>> {
                     Some((_, pid)) => format!("{} of process {pid}", group.group),
                     None => group.group.clone(),
                 };
-                Group { name, members: &group.members, ranks: BTreeMap::new() }
+                Group::new(name, &group.members)
             };
             let entry = found.entry((&group.group, &group.members, process)).or_insert_with(new);
             entry.ranks.insert(group.rank, (group, trace.written));
         }
     }
-    found.into_values().collect()
+    let mut groups: Vec<Group<'_>> = found.into_values().collect();
+    groups.iter_mut().for_each(Group::index);
+    groups
 }
 
 impl Analysis {
@@ -206,55 +287,45 @@ impl Analysis {
         // Ranks that the launcher of another machine has started write to another folder.
         let is_elsewhere = |rank: &Who| !known.is_empty() && !known.contains_key(rank);
         let silent: Vec<Who> = (0..world_size).filter(|rank| !here.contains(rank) && !is_elsewhere(rank)).collect();
+        let is_late = |rank: &Who| matches!(known.get(rank), Some(End::IsLate));
+        let late: BTreeSet<Who> = silent.iter().copied().filter(is_late).collect();
 
-        let ranks = |group: &Group<'_>| group.ranks.keys().copied().collect::<Vec<_>>();
-        let mut waits = Vec::new();
-        for group in &groups {
-            for wait in ranks(group).into_iter().flat_map(|rank| group.waits(rank)) {
-                join(&mut waits, wait);
-            }
-        }
+        let waits: Vec<Wait> = groups.iter().flat_map(|group| group.waits(&late)).collect();
+        let latest = latest(&groups);
         let waiting: BTreeSet<Who> = waits.iter().flat_map(|wait| &wait.waiting).copied().collect();
         let awaited: BTreeSet<Who> = waits.iter().flat_map(|wait| &wait.awaited).copied().collect();
         // A rank whose call has failed was itself blocked by another.
-        let has_failed = |rank: &Who| latest(*rank, &groups).is_some_and(|call| call.call.state == CallState::Failed);
+        let has_failed = |rank: &Who| latest.get(rank).is_some_and(|call| call.call.state == CallState::Failed);
         let causes: Vec<Who> = awaited.difference(&waiting).copied().filter(|rank| !has_failed(rank)).collect();
         let is_cycle = causes.is_empty() && awaited.is_subset(&waiting);
         let cycle = if is_cycle { awaited.into_iter().collect() } else { Vec::new() };
-        let state = |rank: Who| match known.get(&rank) {
-            Some(Some(how)) => format!("it {how}"),
-            _ if is_elsewhere(&rank) => "it is on another machine, whose launcher knows more".into(),
-            _ => state(rank, &groups, traces),
+        let cause = |rank: Who| {
+            let latest = latest.get(&rank);
+            let state = match known.get(&rank) {
+                Some(End::Ended(how)) => format!("it {how}"),
+                Some(End::IsStopped) => "it is stopped, by SIGSTOP for example".into(),
+                Some(End::IsLate) => "it runs, and has not written its record yet".into(),
+                _ if is_elsewhere(&rank) => "it is on another machine, whose launcher knows more".into(),
+                _ => state(latest, traces.contains_key(&rank)),
+            };
+            let call = latest.map(|latest| (latest.group.name.clone(), latest.call.sequence));
+            Cause { rank, state, call }
         };
         Analysis {
             world_size,
             silent,
             differences: groups.iter().filter_map(Group::first_difference).collect(),
             waits,
-            causes: causes.into_iter().map(|rank| Cause { rank, state: state(rank) }).collect(),
+            causes: without(causes, &late).into_iter().map(cause).collect(),
+            late: late.into_iter().collect(),
             cycle,
+            device_waits: device_waits(traces),
             failures: failures(&groups),
             last: groups
                 .iter()
-                .flat_map(|group| ranks(group).into_iter().filter_map(|rank| last(group, rank)))
+                .flat_map(|group| group.ranks.keys().filter_map(|&rank| last(group, rank)).collect::<Vec<_>>())
                 .collect(),
         }
-    }
-}
-
-/// Merges a wait with the waits of other ranks in the same call.
-fn join(waits: &mut Vec<Wait>, wait: Wait) {
-    let is_same = |other: &&mut Wait| {
-        (&other.group, other.sequence, &other.call, &other.awaited, other.has_failed)
-            == (&wait.group, wait.sequence, &wait.call, &wait.awaited, wait.has_failed)
-    };
-    match waits.iter_mut().find(is_same) {
-        Some(other) => {
-            other.waiting.extend(wait.waiting);
-            other.waiting.sort_unstable();
-            other.seconds = other.seconds.max(wait.seconds);
-        }
-        None => waits.push(wait),
     }
 }
 
@@ -266,27 +337,33 @@ struct Latest<'g, 't> {
     written: f64,
 }
 
-/// The last call of a rank in all groups.
-fn latest<'g, 't>(rank: Who, groups: &'g [Group<'t>]) -> Option<Latest<'g, 't>> {
-    let calls = groups.iter().flat_map(|group| {
-        let own = group.ranks.iter().filter(move |(number, _)| group.who(**number) == rank);
-        own.filter_map(move |(_, &(trace, written))| Some(Latest { group, trace, call: trace.calls.last()?, written }))
-    });
-    calls.max_by(|left, right| left.call.changed.total_cmp(&right.call.changed))
+/// The last call of each rank in all groups.
+fn latest<'g, 't>(groups: &'g [Group<'t>]) -> HashMap<Who, Latest<'g, 't>> {
+    let mut found: HashMap<Who, Latest<'g, 't>> = HashMap::new();
+    for group in groups {
+        for (&rank, &(trace, written)) in &group.ranks {
+            let Some(call) = trace.calls.last() else { continue };
+            let is_later = |other: &Latest<'_, '_>| other.call.changed <= call.changed;
+            if found.get(&group.who(rank)).is_none_or(is_later) {
+                found.insert(group.who(rank), Latest { group, trace, call, written });
+            }
+        }
+    }
+    found
 }
 
 /// Describes the recorded state of a rank that others wait for.
-fn state(rank: Who, groups: &[Group<'_>], traces: &BTreeMap<usize, RankTrace>) -> String {
-    let Some(Latest { group, trace, call, written }) = latest(rank, groups) else {
-        return match traces.get(&rank) {
-            Some(_) => "it has made no call yet".into(),
-            None => {
+fn state(latest: Option<&Latest<'_, '_>>, has_trace: bool) -> String {
+    let Some(Latest { group, trace, call, written }) = latest else {
+        return match has_trace {
+            true => "it has made no call yet".into(),
+            false => {
                 "it has written no record: it has not come to a call of gradsync, does not run any more, or is stopped"
                     .into()
             }
         };
     };
-    let seconds = written - call.changed;
+    let seconds = (written - call.changed).max(0.0);
     let description = format!("call {} of {}, {}", call.sequence, group.name, described(call));
     match call.state {
         _ if trace.has_left => format!("it has dropped its communicator; its last call was {description}"),
@@ -303,24 +380,33 @@ fn state(rank: Who, groups: &[Group<'_>], traces: &BTreeMap<usize, RankTrace>) -
     }
 }
 
+/// The ranks that wait for work on a GPU, with the longest time to the writing of a file.
+fn device_waits(traces: &BTreeMap<usize, RankTrace>) -> Option<(Vec<Who>, f64)> {
+    let of_rank = |(&rank, trace): (&usize, &RankTrace)| {
+        let seconds = trace.device_waits.iter().map(|wait| trace.written - wait.since).reduce(f64::max)?;
+        Some((rank, seconds))
+    };
+    let (ranks, seconds): (Vec<Who>, Vec<f64>) = traces.iter().filter_map(of_rank).unzip();
+    seconds.into_iter().reduce(f64::max).map(|longest| (ranks, longest))
+}
+
+/// The failures of ranks, in the order of their files.
 fn failures(groups: &[Group<'_>]) -> Vec<Failure> {
-    let mut found: Vec<(f64, Failure)> = Vec::new();
+    let mut found: HashMap<&str, (f64, BTreeSet<Who>)> = HashMap::new();
     for group in groups {
         for (&rank, (trace, written)) in &group.ranks {
             let Some(text) = &trace.failure else { continue };
-            match found.iter_mut().find(|(_, failure)| failure.text == *text) {
-                Some((_, failure)) => failure.ranks.push(group.who(rank)),
-                None => found.push((*written, Failure { ranks: vec![group.who(rank)], text: text.clone() })),
-            }
+            let (first, ranks) = found.entry(text).or_insert_with(|| (*written, BTreeSet::new()));
+            *first = first.min(*written);
+            ranks.insert(group.who(rank));
         }
     }
-    found.sort_by(|left, right| left.0.total_cmp(&right.0));
-    let sorted = |mut failure: Failure| {
-        failure.ranks.sort_unstable();
-        failure.ranks.dedup();
-        failure
-    };
-    found.into_iter().map(|(_, failure)| sorted(failure)).collect()
+    let mut found: Vec<_> = found.into_iter().collect();
+    found.sort_by(|(left, (one, _)), (right, (other, _))| one.total_cmp(other).then(left.cmp(right)));
+    found
+        .into_iter()
+        .map(|(text, (_, ranks))| Failure { ranks: ranks.into_iter().collect(), text: text.into() })
+        .collect()
 }
 
 fn last(group: &Group<'_>, rank: usize) -> Option<Last> {
@@ -332,6 +418,6 @@ fn last(group: &Group<'_>, rank: usize) -> Option<Last> {
         call: described(call),
         sequence: call.sequence,
         state: call.state,
-        seconds: written - call.changed,
+        seconds: (written - call.changed).max(0.0),
     })
 }

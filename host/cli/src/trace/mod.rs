@@ -2,10 +2,12 @@
 
 mod analysis;
 mod files;
+#[cfg(test)]
+mod tests;
 mod text;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use gradsync::trace::RankTrace;
@@ -14,7 +16,7 @@ use gradsync_cli::text::{printable_json, shown};
 use serde::{Deserialize, Serialize};
 
 use self::analysis::Analysis;
-pub(crate) use self::files::{files, has_failure, has_file, reported_failure};
+pub(crate) use self::files::{JobFiles, MOST_RANKS, Version};
 
 /// The arguments of `gradsync trace`.
 #[derive(Args)]
@@ -23,32 +25,49 @@ pub(crate) struct Trace {
     folder: PathBuf,
 
     /// How many ranks there were, if more than the record tells.
-    #[arg(short = 'n', long, value_name = "RANKS")]
-    ranks: Option<usize>,
+    #[arg(short = 'n', long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=MOST_RANKS as i64))]
+    ranks: Option<u32>,
 
     /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
 }
 
-/// How a rank has ended by itself, in words, or that it has not; of the ranks that a launcher has started.
-pub(crate) type Ends = BTreeMap<usize, Option<String>>;
+/// The knowledge of a launcher about a rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum End {
+    /// It has ended by itself, in these words.
+    Ended(String),
+    /// It runs, or was ended by its launcher.
+    Runs,
+    /// It was asked for its record, and has not written it yet.
+    IsLate,
+    /// It is stopped, as by SIGSTOP.
+    IsStopped,
+}
 
-/// The last calls of ranks, and how ranks have ended, as far as their launcher knows.
+/// The ranks that launchers have started.
+pub(crate) type Ends = BTreeMap<usize, End>;
+
+/// The rank that a launcher blames for the end of its ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Blamed {
+    pub(crate) rank: usize,
+    /// The exit status of a launcher for it.
+    pub(crate) code: u8,
+    /// Whether the rank has failed because of another one, as its record says.
+    pub(crate) is_follower: bool,
+}
+
+/// The last calls of ranks, and how ranks have ended, as far as their launchers know.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Record {
-    traces: BTreeMap<usize, RankTrace>,
-    ends: Ends,
+    pub(crate) traces: BTreeMap<usize, RankTrace>,
+    pub(crate) ends: Ends,
+    pub(crate) blamed: Option<Blamed>,
 }
 
 impl Record {
-    /// The traces in a folder, of ranks with these ends.
-    pub(crate) fn of(folder: &Path, ends: Ends) -> Self {
-        // A folder that cannot be read has no traces for the user either.
-        let traces = files::read(folder).map(|read| read.traces).unwrap_or_default();
-        Self { traces, ends }
-    }
-
     /// Says where ranks part, if any of them has written its last calls.
     pub(crate) fn explanation(&self, world_size: usize) -> Option<String> {
         (!self.traces.is_empty()).then(|| Analysis::of(&self.traces, world_size, &self.ends).to_string())
@@ -61,6 +80,10 @@ impl FromIterator<Record> for Record {
         records.into_iter().fold(Record::default(), |mut all, record| {
             all.traces.extend(record.traces);
             all.ends.extend(record.ends);
+            let is_cause = |blamed: &Option<Blamed>| blamed.as_ref().map(|blamed| !blamed.is_follower);
+            if is_cause(&record.blamed) > is_cause(&all.blamed) {
+                all.blamed = record.blamed;
+            }
             all
         })
     }
@@ -72,12 +95,12 @@ impl Trace {
         read.unreadable.iter().for_each(|reason| gradsync_cli::messages::say("warning", reason));
         if read.traces.is_empty() {
             return Err(format!(
-                "{}: there is no file rank-N.json; ranks write one when a call fails, and on SIGUSR1, into the folder that {} names",
+                "{}: there is no record, rank-N.json or rank-N.JOB.json; ranks write one when a call fails, and on SIGUSR1, into the folder that {} names",
                 shown(&self.folder),
                 gradsync::trace::DIRECTORY
             ));
         }
-        let analysis = Analysis::of(&read.traces, self.ranks.unwrap_or(0), &BTreeMap::new());
+        let analysis = Analysis::of(&read.traces, self.ranks.unwrap_or(0) as usize, &BTreeMap::new());
         let output = if self.json {
             let json = serde_json::to_string(&analysis).map_err(|error| error.to_string())?;
             printable_json(&json).into_owned() + "\n"

@@ -1,11 +1,12 @@
 //! The findings as text, for readers who did not write the program.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use gradsync::trace::CallState;
-use gradsync_cli::text::shown;
+use gradsync_cli::text::one_line;
 
-use super::analysis::{Analysis, Difference, Last, Wait, Who};
+use super::analysis::{Analysis, Cause, Difference, Last, Wait, Who};
 
 /// Ranks as text: `rank 3`, `ranks 0, 2 to 5`.
 fn ranks(ranks: &[Who]) -> String {
@@ -37,15 +38,17 @@ fn verb(ranks: &[Who], one: &'static str, several: &'static str) -> &'static str
 
 impl fmt::Display for Analysis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let missing = match &self.silent[..] {
+        let (late, none): (Vec<Who>, Vec<Who>) = self.silent.iter().partition(|rank| self.late.contains(rank));
+        let missing = |found: &[Who], what: &str| match found {
             [] => String::new(),
-            silent => format!("; {} {} written none", ranks(silent), verb(silent, "has", "have")),
+            found => format!("; {} {} {what}", ranks(found), verb(found, "has", "have")),
         };
+        let missing = missing(&none, "written none") + &missing(&late, "not written theirs yet");
         let plural = if self.world_size == 1 { "" } else { "s" };
         writeln!(f, "the last calls of {} rank{plural}{missing}", self.world_size)?;
         self.differences.iter().try_for_each(|difference| write!(f, "{difference}"))?;
         for cause in &self.causes {
-            writeln!(f, "Rank {} holds up others: {}.", cause.rank, shown(&cause.state))?;
+            writeln!(f, "Rank {} holds up others: {}.", cause.rank, one_line(&cause.state))?;
         }
         if !self.cycle.is_empty() {
             writeln!(f, "{} wait for each other, and nobody else holds them up.", capital(&ranks(&self.cycle)))?;
@@ -54,13 +57,54 @@ impl fmt::Display for Analysis {
         if self.waits.is_empty() && self.differences.is_empty() {
             writeln!(f, "No rank waits for another, and no calls differ.")?;
         }
+        if let Some((waiting, seconds)) = &self.device_waits {
+            let (who, waits) = (capital(&ranks(waiting)), verb(waiting, "waits", "wait"));
+            writeln!(
+                f,
+                "{who} {waits} for work on a GPU that was enqueued and has not completed, for {seconds:.1} s. If all calls above are over, \
+                 the work is not a call of gradsync: another library's, or a kernel of the program."
+            )?;
+        }
         for failure in &self.failures {
-            writeln!(f, "Failure of {}: {}", ranks(&failure.ranks), shown(&failure.text))?;
+            writeln!(f, "Failure of {}: {}", ranks(&failure.ranks), one_line(&failure.text))?;
         }
-        if !self.last.is_empty() {
-            writeln!(f, "The last call of each rank:")?;
+        let last = self.last_with_news();
+        if !last.is_empty() {
+            writeln!(f, "Other last calls:")?;
         }
-        self.last.iter().try_for_each(|last| write!(f, "{last}"))
+        for (ranks_of_it, last) in last {
+            writeln!(f, "    {}: {last}", ranks(&ranks_of_it))?;
+        }
+        Ok(())
+    }
+}
+
+impl Analysis {
+    /// The last calls of ranks about which no other line has told, each with its ranks and the longest time.
+    fn last_with_news(&self) -> Vec<(Vec<Who>, Last)> {
+        let mut told = HashSet::new();
+        for Wait { waiting, group, sequence, .. } in &self.waits {
+            told.extend(waiting.iter().map(|rank| (*rank, group, *sequence)));
+        }
+        for Difference { calls, group, sequence, .. } in &self.differences {
+            told.extend(calls.iter().flat_map(|(_, ranks)| ranks).map(|rank| (*rank, group, *sequence)));
+        }
+        for Cause { rank, call, .. } in &self.causes {
+            told.extend(call.iter().map(|(group, sequence)| (*rank, group, *sequence)));
+        }
+        let (mut found, mut indices) = (Vec::<(Vec<Who>, Last)>::new(), HashMap::new());
+        for last in self.last.iter().filter(|last| !told.contains(&(last.rank, &last.group, last.sequence))) {
+            let Last { rank, group, call, sequence, state, seconds } = last;
+            let index = *indices.entry((group, call, sequence, *state as u8)).or_insert(found.len());
+            if index == found.len() {
+                found.push((Vec::new(), last.clone()));
+            }
+            let (ranks, longest) = &mut found[index];
+            ranks.push(*rank);
+            longest.seconds = longest.seconds.max(*seconds);
+        }
+        found.iter_mut().for_each(|(ranks, _)| ranks.sort_unstable());
+        found
     }
 }
 
@@ -71,7 +115,7 @@ impl fmt::Display for Wait {
             false => verb(&self.waiting, "waits", "wait"),
         };
         let (waiting, awaited) = (capital(&ranks(&self.waiting)), ranks(&self.awaited));
-        let (call, group) = (shown(&self.call), shown(&self.group));
+        let (call, group) = (one_line(&self.call), one_line(&self.group));
         let (seconds, sequence) = (self.seconds, self.sequence);
         writeln!(f, "{waiting} {verb} for {awaited}, for {seconds:.1} s, in call {sequence} of {group}: {call}.")
     }
@@ -79,9 +123,9 @@ impl fmt::Display for Wait {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "The first calls that differ are number {} of {}:", self.sequence, shown(&self.group))?;
+        writeln!(f, "The first calls that differ are number {} of {}:", self.sequence, one_line(&self.group))?;
         for (call, of) in &self.calls {
-            writeln!(f, "    {}: {}", ranks(of), shown(call))?;
+            writeln!(f, "    {}: {}", ranks(of), one_line(call))?;
         }
         if self.without.is_empty() { Ok(()) } else { writeln!(f, "    {}: none so far", ranks(&self.without)) }
     }
@@ -96,7 +140,7 @@ impl fmt::Display for Last {
             CallState::Failed => "failed since",
             _ => "in another state since",
         };
-        let (call, group) = (shown(&self.call), shown(&self.group));
-        writeln!(f, "    rank {}: call {} of {group}, {call}: {state} {:.1} s", self.rank, self.sequence, self.seconds)
+        let (call, group) = (one_line(&self.call), one_line(&self.group));
+        write!(f, "call {} of {group}, {call}: {state} {:.1} s", self.sequence, self.seconds)
     }
 }

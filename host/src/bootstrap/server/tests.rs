@@ -1,5 +1,5 @@
 //! Ranks that violate the protocol, and connections on which an attacker changes bytes. Bytes that are not a frame, not the next frame or
-//! not a request end only the connection that carried them, and the group counts its rank as lost.
+//! not a request end only the connection that carried them, and the group fails with an error that names the rank and the violation.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown};
@@ -40,9 +40,11 @@ fn with_deviant(words: impl FnOnce(&mut Seal) -> Vec<u8>) -> Vec<CommError> {
     let listener = listen(loopback, 0).unwrap();
     let port = port(&listener).unwrap();
     thread::scope(|scope| {
-        let coordinator = scope.spawn(move || join(listener, loopback, secret(), &applicant(0, 3)).unwrap());
+        let coordinator = scope.spawn(move || {
+            join(listener, Service::new(loopback, secret(), "a test".into()), &applicant(0, 3), &|| Ok(())).unwrap()
+        });
         let member = scope.spawn(move || {
-            let invite = || Ok(Invitation { hosts: vec!["127.0.0.1".into()], port, secret: secret() });
+            let invite = || Ok(Invitation { hosts: vec!["127.0.0.1".into()], ports: vec![port], secret: secret() });
             client::join(&applicant(1, 3), invite, |_| true).unwrap()
         });
         let mut deviant = TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -62,7 +64,7 @@ fn with_deviant(words: impl FnOnce(&mut Seal) -> Vec<u8>) -> Vec<CommError> {
 }
 
 #[test]
-fn what_is_no_request_loses_its_rank() {
+fn what_is_no_request_is_a_violation_by_its_rank() {
     let post = |calls: usize, contribution| {
         let calls = vec![Call::without_data(Operation::Barrier); calls];
         encode(&Request::Post { calls, contribution }, FRAME_LIMIT).unwrap()
@@ -79,34 +81,37 @@ fn what_is_no_request_loses_its_rank() {
         vec![stray],
         vec![to_itself],
     ];
-    raw.iter().for_each(|bytes| assert_lost(with_deviant(|_| bytes.clone()), bytes));
-    frames.iter().for_each(|frames| assert_lost(with_deviant(|seal| sealed(seal, frames)), frames));
+    raw.iter().for_each(|bytes| assert_violation(with_deviant(|_| bytes.clone()), bytes));
+    frames.iter().for_each(|frames| assert_violation(with_deviant(|seal| sealed(seal, frames)), frames));
 }
 
 #[track_caller]
-fn assert_lost(failures: Vec<CommError>, after: &dyn std::fmt::Debug) {
-    let (operation, departure) = (Operation::Exchange, Departure::Lost);
-    let expected = CommError::PeerGone { operation, rank: 2, departure };
-    assert_eq!(failures, vec![expected; 2], "after {:.60}", format!("{after:?}"));
+fn assert_violation(failures: Vec<CommError>, after: &dyn std::fmt::Debug) {
+    for failure in failures {
+        let CommError::Transport { operation: Operation::Exchange, rank: 2, reason } = &failure else {
+            panic!("{failure:?} after {after:.60?}");
+        };
+        assert!(reason.contains("its messages violate the protocol"), "{failure} after {after:.60?}");
+    }
 }
 
 /// The requests are valid only if the rank itself sends them, once each and in this order: an attacker in between can neither make nor
 /// repeat them.
 #[test]
-fn what_was_altered_injected_or_repeated_loses_its_rank() {
+fn what_was_altered_injected_or_repeated_is_a_violation() {
     let request = |request: Request| encode(&request, FRAME_LIMIT).unwrap();
     let farewell = || request(Request::Leave { departure: Departure::Left, sequence: 0 });
     let fine = || request(Request::Progress { inquiry: 9, sequence: 0 });
-    assert_lost(with_deviant(|_| [farewell(), vec![0; 16]].concat()), &"an injected farewell");
-    assert_lost(with_deviant(|seal| sealed(seal, &[fine()]).repeat(2)), &"a repeated request");
-    assert_lost(
+    assert_violation(with_deviant(|_| [farewell(), vec![0; 16]].concat()), &"an injected farewell");
+    assert_violation(with_deviant(|seal| sealed(seal, &[fine()]).repeat(2)), &"a repeated request");
+    assert_violation(
         with_deviant(|seal| {
             let [first, second] = [fine(), farewell()].map(|frame| sealed(seal, &[frame]));
             [second, first].concat()
         }),
         &"requests in another order",
     );
-    assert_lost(
+    assert_violation(
         with_deviant(|seal| {
             let mut bytes = sealed(seal, &[fine()]);
             // Changes the number of the inquiry to another valid number.
@@ -127,7 +132,8 @@ fn a_new_group_has_a_secret_that_nobody_else_hears_of() {
     let port = relay.local_addr().unwrap().port();
     let (heard, (old, new)) = thread::scope(|scope| {
         let coordinator = scope.spawn(move || {
-            let member = join(listener, loopback, secret(), &applicant(0, 2)).unwrap();
+            let service = Service::new(loopback, secret(), "a test".into());
+            let member = join(listener, service, &applicant(0, 2), &|| Ok(())).unwrap();
             drop(member.split(Some(0), 0, PLENTY).unwrap());
         });
         let ear = scope.spawn(move || {
@@ -139,7 +145,7 @@ fn a_new_group_has_a_secret_that_nobody_else_hears_of() {
                 [there.join().unwrap(), back].concat()
             })
         });
-        let invite = || Ok(Invitation { hosts: vec!["127.0.0.1".into()], port, secret: secret() });
+        let invite = || Ok(Invitation { hosts: vec!["127.0.0.1".into()], ports: vec![port], secret: secret() });
         let member = client::join(&applicant(1, 2), invite, |_| true).unwrap();
         let group = member.split(Some(0), 0, PLENTY).unwrap().unwrap();
         let secrets = [&member, &group].map(|member| match &member.uplink {
@@ -167,9 +173,9 @@ fn overhear(mut from: &TcpStream, mut to: &TcpStream) -> Vec<u8> {
     all
 }
 
-/// A rank 0 that sends bytes which are no event is lost to the other ranks.
+/// A rank 0 that sends bytes which are no event violates the protocol.
 #[test]
-fn a_hub_that_talks_rubbish_is_lost() {
+fn a_rank_0_that_sends_no_events_is_a_violation() {
     let listener = listen(Some(Ipv4Addr::LOCALHOST.into()), 0).unwrap();
     listener.set_nonblocking(false).unwrap();
     let port = port(&listener).unwrap();
@@ -182,7 +188,7 @@ fn a_hub_that_talks_rubbish_is_lost() {
     ] {
         thread::scope(|scope| {
             let member = scope.spawn(move || {
-                let invite = || Ok(Invitation { hosts: vec!["127.0.0.1".into()], port, secret: secret() });
+                let invite = || Ok(Invitation { hosts: vec!["127.0.0.1".into()], ports: vec![port], secret: secret() });
                 client::join(&applicant(1, 2), invite, |_| true).unwrap()
             });
             let mut connection = listener.accept().unwrap().0;
@@ -195,8 +201,10 @@ fn a_hub_that_talks_rubbish_is_lost() {
             assert_eq!(member.failure(), None);
             let bytes = if is_sealed { sealed(&mut session.outgoing, &[bytes]) } else { bytes };
             connection.write_all(&bytes).unwrap();
-            let (operation, departure) = (Operation::Exchange, Departure::Lost);
-            assert_eq!(member.wait_failure(PLENTY), Some(CommError::PeerGone { operation, rank: 0, departure }));
+            let failure = member.wait_failure(PLENTY).expect("a violation");
+            let is_named =
+                matches!(&failure, CommError::Transport { rank: 0, reason, .. } if reason.contains("protocol"));
+            assert!(is_named, "{failure:?}");
         });
     }
 }

@@ -22,7 +22,8 @@ use self::pending::{CollectiveCall, Region, Transfer};
 use self::rendezvous::Rendezvous;
 use super::collective::{check_peer, check_shards};
 use super::reduction::Reduction;
-use super::{Collective, Communicator, DEFAULT_DEADLINE, Operands, Ranks, gather_words_by};
+use super::{Collective, Communicator, Operands, Ranks, gather_words_by};
+use crate::bootstrap::{WORLD_SIZE_LIMIT, call_deadline};
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::memory::{SharedWindows, WireSlice, WireSliceMut, Work};
 use crate::slice::SliceMut;
@@ -37,18 +38,23 @@ use crate::trace::Recorder;
 /// for each rank.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for 0 ranks.
+/// [`Error::InvalidArgument`] for 0 ranks, and for more than 65536.
 pub fn group(world_size: usize) -> Result<Vec<LocalCommunicator>> {
-    group_with_deadline(world_size, DEFAULT_DEADLINE)
+    group_with_deadline(world_size, call_deadline()?)
 }
 
-/// Like [`group`], but every call waits for the other ranks at most `deadline` instead of [`DEFAULT_DEADLINE`].
+/// Like [`group`], but every call waits for the other ranks at most `deadline` instead of `GRADSYNC_DEADLINE` or
+/// [`DEFAULT_DEADLINE`](super::DEFAULT_DEADLINE).
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for 0 ranks.
+/// [`Error::InvalidArgument`] for 0 ranks, and for more than 65536.
 pub fn group_with_deadline(world_size: usize, deadline: Duration) -> Result<Vec<LocalCommunicator>> {
     if world_size == 0 {
         return Err(Error::InvalidArgument { operation: "local group", reason: "the world size is 0".into() });
+    }
+    if world_size > WORLD_SIZE_LIMIT {
+        let reason = format!("the world size is {world_size}, and a group has at most {WORLD_SIZE_LIMIT} ranks");
+        return Err(Error::InvalidArgument { operation: "local group", reason });
     }
     let recorders = Recorder::of_threads("threads", world_size);
     let shared = Arc::new(Rendezvous::new(world_size, deadline, recorders));
@@ -105,19 +111,20 @@ pub fn run<T: Send, E: Send + From<Error>>(
 /// Like [`run`], but returns each rank's result separately: the return value of its thread, or the payload of its panic.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for 0 ranks.
+/// [`Error::InvalidArgument`] for 0 ranks, and for more than 65536.
 pub fn run_each<T: Send>(
     world_size: usize,
     body: impl Fn(LocalCommunicator) -> T + Sync,
 ) -> Result<Vec<std::thread::Result<T>>> {
-    run_each_with_deadline(world_size, DEFAULT_DEADLINE, body)
+    run_each_with_deadline(world_size, call_deadline()?, body)
 }
 
-/// Like [`run_each`], but every call of a communicator waits for the other ranks at most `deadline` instead of [`DEFAULT_DEADLINE`].
+/// Like [`run_each`], but every call of a communicator waits for the other ranks at most `deadline` instead of `GRADSYNC_DEADLINE` or
+/// [`DEFAULT_DEADLINE`](super::DEFAULT_DEADLINE).
 /// `body` itself has no time limit.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for 0 ranks.
+/// [`Error::InvalidArgument`] for 0 ranks, and for more than 65536.
 pub fn run_each_with_deadline<T: Send>(
     world_size: usize,
     deadline: Duration,

@@ -6,23 +6,35 @@ use super::stream::Stream;
 use crate::error::Call;
 
 impl Half<'_> {
-    /// The sending end of a transfer of this memory.
+    /// The sending end of a transfer of this memory, which may be a device's if `is_host` is not set.
     ///
     /// # Safety
     /// The memory stays valid and unchanged until [`exchange`](super::point_to_point::exchange) has returned.
-    pub(in crate::comm) unsafe fn outgoing(link: &dyn Link, call: Call, outgoing: Outgoing) -> Half<'static> {
+    pub(in crate::comm) unsafe fn outgoing(
+        link: &dyn Link,
+        call: Call,
+        outgoing: Outgoing,
+        is_host: bool,
+    ) -> Half<'static> {
         // SAFETY: as the caller promises.
         let stream = unsafe { Stream::outward(link, outgoing) };
+        let stream = if is_host { stream } else { stream.without_copies() };
         Half::new(outgoing.peer, call, outgoing.bytes, Direct { stream, is_here: true })
     }
 
-    /// The receiving end of a transfer into this memory.
+    /// The receiving end of a transfer into this memory, which may be a device's if `is_host` is not set.
     ///
     /// # Safety
     /// The memory stays valid and is used by nothing else until [`exchange`](super::point_to_point::exchange) has returned.
-    pub(in crate::comm) unsafe fn incoming(link: &dyn Link, call: Call, incoming: Incoming) -> Half<'static> {
+    pub(in crate::comm) unsafe fn incoming(
+        link: &dyn Link,
+        call: Call,
+        incoming: Incoming,
+        is_host: bool,
+    ) -> Half<'static> {
         // SAFETY: as the caller promises.
         let stream = unsafe { Stream::inward(link, incoming) };
+        let stream = if is_host { stream } else { stream.without_copies() };
         Half::new(incoming.peer, call, incoming.bytes, Direct { stream, is_here: false })
     }
 }

@@ -238,8 +238,10 @@ impl Handshake {
     /// The failure of calls whose payloads differ in length: small calls on host memory have eager payloads, and calls on device memory
     /// never have them.
     fn other_kind(&self, call: Call, peer: usize) -> Failure {
-        let reason =
-            format!("rank {peer} makes this call for another kind of memory than this rank, or by another version");
+        let reason = format!(
+            "rank {peer} makes this call with another kind of memory (host or device) than this rank, or has another \
+             version of gradsync"
+        );
         self.own_failure(call.operation, reason)
     }
 
@@ -532,7 +534,8 @@ pub(super) fn misplaced(operation: Operation, rank: usize, record: &Record) -> F
     if let Record::Failed { error, .. } = record {
         return Failure { error: error.clone(), is_unreported: true };
     }
-    let reason = format!("it sent {record:?} where no rank of this version does");
+    let reason =
+        format!("it sent {record:?}, which no rank of this version sends here: all ranks need one version of gradsync");
     Failure { error: CommError::Transport { operation, rank, reason }, is_unreported: true }
 }
 

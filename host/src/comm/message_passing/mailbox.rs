@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 
 use super::record::{Record, shortened};
-use crate::error::{Call, CommError};
+use crate::error::{Call, CommError, Operation};
 use crate::memory::file::{FileHandle, Mapped, MemoryFile};
 
 /// The most payload bytes of all ranks together, and the size of each payload slot. Half and twice this size were slower.
@@ -108,7 +108,8 @@ impl ClosableCounter<'_> {
     /// returns that rank as the error.
     fn raise(&self, to: u64) -> Result<(), usize> {
         let raised = self.0.compare_exchange(to - 1, to, Ordering::AcqRel, Ordering::Acquire);
-        raised.map(drop).map_err(|word| Self::closer_of(word).expect("nobody else raises it"))
+        // Only a broken rank raises it instead of this one, and no rank has this number.
+        raised.map(drop).map_err(|word| Self::closer_of(word).unwrap_or(usize::MAX))
     }
 
     /// Closes the counter as `rank`, unless it has reached `before`. Returns the rank that has closed it, if one has.
@@ -274,11 +275,16 @@ impl Mailboxes {
 
     /// The failure with which `closer` has closed a counter.
     fn failure_of(&self, closer: usize) -> CommError {
+        let broken = |rank, reason| CommError::Transport { operation: Operation::Exchange, rank, reason };
+        let Some(mailbox) = self.mailboxes.get(closer) else {
+            let reason = "another process has written to its mailbox what no rank of this version writes".into();
+            return broken(self.rank, reason);
+        };
         // SAFETY: written before that rank closed the counter, and never again.
-        let room = unsafe { self.mailboxes[closer].failure().read() };
+        let room = unsafe { mailbox.failure().read() };
         match postcard::from_bytes(&room).unwrap_or_else(|error| Record::unreadable(closer, &error)) {
             Record::Failed { error, .. } => error,
-            record => unreachable!("{record:?}"),
+            record => broken(closer, format!("it has given up with {record:?}, where no rank of this version does")),
         }
     }
 
@@ -414,178 +420,4 @@ impl Mailboxes {
 }
 
 #[cfg(all(test, target_os = "linux"))]
-mod tests {
-    use super::*;
-    use crate::error::Operation;
-
-    const RANKS: usize = 3;
-
-    /// The mailboxes of several ranks, all in this process.
-    fn ranks() -> Vec<Mailboxes> {
-        let files: Vec<MemoryFile> = (0..RANKS).map(|_| Mailboxes::make().unwrap()).collect();
-        let handles: Vec<FileHandle> = files.iter().map(|file| FileHandle::of(file.bytes()).expect("a file")).collect();
-        (0..RANKS).map(|rank| Mailboxes::find(&handles, rank).unwrap()).collect()
-    }
-
-    fn call(len: usize) -> Record {
-        Record::Call { call: Call::of(Operation::Barrier, len, None), eager: Default::default() }
-    }
-
-    #[test]
-    fn mailboxes_outlive_their_makers_and_ranks_that_leave_first() {
-        let mut ranks = ranks();
-        for mailboxes in &ranks {
-            mailboxes.publish(&call(7), Payload::EMPTY).unwrap();
-        }
-        let last = ranks.pop().unwrap();
-        drop(ranks);
-        assert!(last.have_all_arrived());
-        assert_eq!((last.entry(0).record, last.entry(1).record), (call(7), call(7)));
-    }
-
-    #[test]
-    fn a_payload_stays_until_the_next_call_and_may_be_a_round_late() {
-        let ranks = ranks();
-        for round in 0..10u8 {
-            let numbers: Vec<[u8; RANKS]> = (0..RANKS as u8).map(|rank| [round, rank, 100 + rank]).collect();
-            // Each time, rank 0 is a round ahead of the others.
-            for (mailboxes, number) in ranks.iter().zip(&numbers) {
-                let are_shards = round % 2 == 1;
-                mailboxes.publish(&call(round.into()), Payload { bytes: number, are_shards }).unwrap();
-            }
-            let entries: Vec<Vec<Entry>> =
-                ranks.iter().map(|mailboxes| (0..RANKS).map(|peer| mailboxes.entry(peer)).collect()).collect();
-            ranks[0].publish(&Record::Go, Payload::EMPTY).unwrap();
-            assert!(ranks[1].has_arrived(0) && !ranks[0].has_arrived(1) && !ranks[0].have_all_arrived());
-            for (rank, (mailboxes, entries)) in ranks.iter().zip(&entries).enumerate() {
-                for (peer, entry) in entries.iter().enumerate() {
-                    assert_eq!(entry.record, call(round.into()));
-                    let number = &numbers[peer];
-                    let expected = if round % 2 == 1 { &number[rank..rank + 1] } else { &number[..] };
-                    assert_eq!(mailboxes.received(peer, entry), expected);
-                }
-            }
-            ranks[1..].iter().for_each(|mailboxes| mailboxes.publish(&Record::Go, Payload::EMPTY).unwrap());
-            assert!(ranks.iter().all(Mailboxes::have_all_arrived));
-        }
-    }
-
-    #[test]
-    fn a_payload_of_the_greatest_length() {
-        let ranks = ranks();
-        let bytes: Vec<u8> = (0..MAX_TOTAL_BYTES).map(|index| (index % 251) as u8).collect();
-        for _ in 0..3 {
-            ranks.iter().for_each(|mailboxes| mailboxes.publish(&call(1), Payload::for_all(&bytes)).unwrap());
-            assert!(ranks[1].received(2, &ranks[1].entry(2)) == bytes);
-        }
-    }
-
-    #[test]
-    fn a_call_ahead_is_seen_and_a_record_of_another_kind_is_not() {
-        let ranks = ranks();
-        assert_eq!(ranks[1].call_ahead(0), None);
-        ranks[0].publish(&call(5), Payload::EMPTY).unwrap();
-        let ahead = ranks[1].call_ahead(0).expect("rank 0 has come");
-        assert_eq!(ahead.len, 5);
-        ranks[1..].iter().for_each(|mailboxes| mailboxes.publish(&call(5), Payload::EMPTY).unwrap());
-        assert_eq!(ranks[1].call_ahead(0), None, "it is here");
-        ranks[0].publish(&Record::Go, Payload::EMPTY).unwrap();
-        assert_eq!(ranks[1].call_ahead(0), None, "of the same collective");
-    }
-
-    #[test]
-    fn epochs_end_for_each_rank_on_its_own() {
-        let ranks = ranks();
-        ranks.iter().for_each(|mailboxes| (0..2).for_each(|_| mailboxes.begin_epoch()));
-        assert!(!ranks[0].has_ended_early(2));
-        ranks[2].end_epoch(false).unwrap();
-        assert!(ranks[0].has_ended_early(2) && !ranks[2].has_ended_early(0));
-        ranks[0].end_epoch(true).unwrap();
-        assert!(!ranks[1].has_ended_early(0), "it has failed, and says with what elsewhere");
-        assert_eq!((ranks[0].has_ended(1), ranks[0].has_ended(2)), (None, Some(false)));
-        assert!(!ranks[0].have_all_ended() && ranks[0].in_epoch());
-        ranks[1].end_epoch(false).unwrap();
-        assert!(ranks.iter().all(|mailboxes| mailboxes.have_all_ended()) && ranks[2].has_ended(0) == Some(true));
-        ranks.iter().for_each(|mailboxes| mailboxes.end_epoch(false).unwrap());
-        assert!(ranks.iter().all(|mailboxes| mailboxes.have_all_ended() && !mailboxes.in_epoch()));
-        assert_eq!(ranks[1].has_ended(0), Some(true), "it stays so");
-    }
-
-    #[test]
-    fn a_failure_in_the_outer_epoch_leaves_the_inner_one_a_success() {
-        let ranks = ranks();
-        ranks.iter().for_each(|mailboxes| (0..2).for_each(|_| mailboxes.begin_epoch()));
-        ranks.iter().for_each(|mailboxes| mailboxes.end_epoch(false).unwrap());
-        ranks[0].end_epoch(true).unwrap();
-        // The other ranks check the end of the inner epoch only now.
-        assert_eq!((ranks[1].has_ended(0), ranks[1].has_ended_early(0)), (Some(false), false));
-        ranks[1].end_epoch(false).unwrap();
-        assert_eq!(ranks[1].has_ended(0), Some(true));
-    }
-
-    fn late(rank: usize) -> CommError {
-        let deadline = std::time::Duration::from_secs(1);
-        CommError::Timeout { operation: Operation::Barrier, missing: vec![rank], deadline }
-    }
-
-    #[test]
-    fn a_round_is_closed_once_and_by_one_rank() {
-        let ranks = ranks();
-        ranks.iter().for_each(|mailboxes| mailboxes.publish(&call(5), Payload::EMPTY).unwrap());
-        assert_eq!(ranks[0].close_round(&late(1)), None, "all have come");
-        ranks[2].publish(&Record::Go, Payload::EMPTY).unwrap();
-        assert_eq!(ranks[2].close_round(&late(0)), Some((2, late(0))));
-        assert!(ranks[0].have_all_arrived() && ranks[1].closed_round().is_none(), "the round before is what it was");
-        assert_eq!(ranks[0].publish(&Record::Go, Payload::EMPTY), Err(late(0)));
-        ranks[1].publish(&Record::Go, Payload::EMPTY).unwrap();
-        assert!(!ranks[1].have_all_arrived());
-        assert_eq!((ranks[1].closed_round(), ranks[1].close_round(&late(2))), (Some(late(0)), Some((2, late(0)))));
-    }
-
-    #[test]
-    fn ranks_that_give_up_and_one_that_comes_find_the_same() {
-        for _ in 0..200 {
-            let ranks = ranks();
-            let outcomes: Vec<_> = std::thread::scope(|scope| {
-                let all = ranks.into_iter().enumerate();
-                let threads: Vec<_> = all
-                    .map(|(rank, mailboxes)| {
-                        scope.spawn(move || {
-                            let published = mailboxes.publish(&call(5), Payload::EMPTY).err();
-                            let given_up = || mailboxes.close_round(&late(rank)).map(|(_, error)| error);
-                            (published.or_else(given_up), mailboxes)
-                        })
-                    })
-                    .collect();
-                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-            });
-            let (outcomes, _mailboxes): (Vec<_>, Vec<_>) = outcomes.into_iter().unzip();
-            assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{outcomes:?}");
-        }
-    }
-
-    #[test]
-    fn an_epoch_that_others_have_given_up_ends_as_a_failure() {
-        let ranks = ranks();
-        ranks.iter().for_each(|mailboxes| (0..2).for_each(|_| mailboxes.begin_epoch()));
-        ranks.iter().for_each(|mailboxes| mailboxes.end_epoch(false).unwrap());
-        ranks[0].end_epoch(false).unwrap();
-        assert_eq!(ranks[0].close_epochs(&late(1)), Some((0, late(1))));
-        assert_eq!(ranks[1].end_epoch(false), Err(late(1)));
-        assert_eq!(ranks[2].has_ended(1), Some(false), "the one inside");
-        ranks[2].end_epoch(false).unwrap();
-        assert_eq!(ranks[2].has_ended(1), Some(true));
-    }
-
-    #[test]
-    fn an_entry_of_another_version_is_a_failure_of_its_rank() {
-        let ranks = ranks();
-        ranks[0].publish(&call(5), Payload::EMPTY).unwrap();
-        // SAFETY: its own mailbox, which no other rank reads now.
-        unsafe { ranks[0].own().entry(1).write([255; ENTRY_BYTES]) };
-        ranks[1].publish(&call(5), Payload::EMPTY).unwrap();
-        let Record::Failed { error, .. } = ranks[1].entry(0).record else { panic!("it was readable") };
-        assert!(error.to_string().contains("rank 0 failed: it speaks another language"), "{error}");
-        assert!(ranks[1].call_ahead(0).is_none());
-    }
-}
+mod tests;

@@ -303,14 +303,14 @@ impl SetUp {
 /// The transfer ends before the borrow of the data.
 unsafe fn outgoing(link: &dyn Link, call: Call, data: &[u8], peer: usize) -> Half<'static> {
     // SAFETY: the caller's promise.
-    unsafe { Half::outgoing(link, call, Outgoing { peer, start: data.as_ptr(), bytes: data.len() }) }
+    unsafe { Half::outgoing(link, call, Outgoing { peer, start: data.as_ptr(), bytes: data.len() }, true) }
 }
 
 /// # Safety
 /// As [`outgoing`].
 unsafe fn incoming(link: &dyn Link, call: Call, data: &mut [u8], peer: usize) -> Half<'static> {
     // SAFETY: the caller's promise.
-    unsafe { Half::incoming(link, call, Incoming { peer, start: data.as_mut_ptr(), bytes: data.len() }) }
+    unsafe { Half::incoming(link, call, Incoming { peer, start: data.as_mut_ptr(), bytes: data.len() }, true) }
 }
 
 impl Split for MessagePassing {

@@ -35,7 +35,8 @@ pub(in crate::comm) trait End {
     /// Whether the sender confirms its data after the last message, because it can fail between two messages. Equal on both sides.
     fn is_confirmed(&self) -> bool;
 
-    /// Whether this rank can return while messages are in flight, because MPI uses no memory of the caller.
+    /// Whether this rank can return while messages are in flight, because the transport uses no memory of the caller then. Dropping the end
+    /// leaves the memory of these messages to the transport.
     fn can_be_left(&self) -> bool;
 }
 
@@ -106,7 +107,7 @@ pub(in crate::comm) fn exchange(handshake: &Handshake, sends: Vec<Half<'_>>, rec
 impl<'a> Exchange<'_, 'a> {
     fn run(&mut self) {
         self.offer();
-        let mut wait = Wait::new(Some(self.handshake.deadline()));
+        let (mut wait, mut grace) = (Wait::new(Some(self.handshake.deadline())), None);
         for round in 0.. {
             let operation = self.operation();
             let pumped = self.handshake.pump(operation);
@@ -123,6 +124,10 @@ impl<'a> Exchange<'_, 'a> {
             }
             if self.failure.is_some() {
                 self.withdraw();
+                // The other transfers may go on for a while, but may also wait for memory that an abandoned one keeps.
+                if grace.get_or_insert_with(|| Wait::new(Some(self.handshake.deadline()))).is_over() {
+                    self.abandon();
+                }
             }
             if is_moving {
                 std::thread::yield_now();
@@ -199,6 +204,12 @@ impl<'a> Exchange<'_, 'a> {
         }
     }
 
+    /// Abandons all transfers whose memory is not the caller's.
+    fn abandon(&mut self) {
+        let halves = self.sends.iter_mut().chain(&mut self.receives);
+        halves.filter(|half| half.end.can_be_left()).for_each(|half| half.state = State::Done);
+    }
+
     /// Advances the outgoing transfers. Returns whether any is in flight.
     fn step_out(&mut self, round: usize) -> bool {
         for index in 0..self.sends.len() {
@@ -250,7 +261,12 @@ impl<'a> Exchange<'_, 'a> {
                 },
                 State::Unconfirmed => {
                     is_moving = true;
-                    if let Some(word) = confirmed(self.handshake, peer) {
+                    let departed = || self.handshake.departure(operation, peer);
+                    let is_late = || half.stall.is_over(self.handshake.deadline());
+                    let word = confirmed(self.handshake, peer)
+                        .or_else(|| departed().map(Err))
+                        .or_else(|| is_late().then(|| Err(late(self.handshake, half))));
+                    if let Some(word) = word {
                         self.receives[index].state = State::Done;
                         self.note(operation, word);
                     }
@@ -270,7 +286,7 @@ impl<'a> Exchange<'_, 'a> {
                 Stage::Idle => {
                     // The sender has made its offer, but a sender of device memory may have many other transfers, so it gets twice the
                     // deadline.
-                    let patience = if half.end.can_be_left() { 1 } else { 2 };
+                    let patience = if half.end.is_confirmed() { 2 } else { 1 };
                     let is_late = half.stall.is_over(self.handshake.deadline().saturating_mul(patience));
                     if let Some(failure) = told.or_else(|| is_late.then(|| late(self.handshake, half))) {
                         half.state = State::Done;
@@ -289,6 +305,7 @@ impl<'a> Exchange<'_, 'a> {
                 Stage::Done => {
                     is_moving = true;
                     half.state = if half.end.is_confirmed() { State::Unconfirmed } else { State::Done };
+                    half.stall.end();
                     if let Some(reason) = half.end.failure() {
                         self.note(operation, Err(self.handshake.own_failure(operation, reason)));
                     }
@@ -458,3 +475,6 @@ fn failure_of(handshake: &Handshake, half: &Half<'_>) -> Option<Failure> {
     });
     told.or_else(|| handshake.departure(half.call.operation, half.peer))
 }
+
+#[cfg(test)]
+mod tests;

@@ -48,7 +48,7 @@ impl Record {
 
     /// Replaces a record of `rank` that cannot be decoded.
     pub(super) fn unreadable(rank: usize, error: &postcard::Error) -> Self {
-        let reason = format!("it speaks another language, perhaps another version of this crate: {error}");
+        let reason = format!("its message cannot be read, perhaps as it has another version of gradsync: {error}");
         Record::Failed { completed: 0, error: CommError::Transport { operation: Operation::Exchange, rank, reason } }
     }
 }

@@ -34,6 +34,8 @@ pub(super) struct Stream {
     is_outward: bool,
     /// Whether messages in flight can be cancelled, so that they need no buffers.
     can_cancel: bool,
+    /// Whether the host can copy the memory.
+    is_host: bool,
     begun: usize,
     flights: VecDeque<Flight>,
     error: Option<LinkError>,
@@ -64,11 +66,17 @@ impl Stream {
 
     fn new(link: &dyn Link, peer: usize, start: *mut u8, bytes: usize, is_outward: bool) -> Self {
         let (flights, can_cancel) = (VecDeque::new(), link.buffers().is_none());
-        Self { peer, start, bytes, is_outward, can_cancel, begun: 0, flights, error: None }
+        Self { peer, start, bytes, is_outward, can_cancel, is_host: true, begun: 0, flights, error: None }
+    }
+
+    /// The same stream of memory that may be a device's: the transport gets the memory itself.
+    pub(super) fn without_copies(mut self) -> Self {
+        self.is_host = false;
+        self
     }
 
     fn is_copied(&self) -> bool {
-        self.bytes <= MOST_COPIED && !self.can_cancel
+        self.bytes <= MOST_COPIED && !self.can_cancel && self.is_host
     }
 
     /// Whether the transport uses no memory of the caller, or can release it.

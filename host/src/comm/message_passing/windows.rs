@@ -38,6 +38,8 @@ pub(super) struct PeerMappings {
 #[derive(Debug)]
 struct FileSet {
     handles: Vec<FileHandle>,
+    /// The bytes that every file has at least.
+    bytes: usize,
     /// The mapped files by rank; `None` for this rank.
     files: Vec<Option<Mapped>>,
 }
@@ -45,7 +47,9 @@ struct FileSet {
 impl FileSet {
     fn map(handles: &[FileHandle], own: usize, bytes: usize) -> io::Result<Self> {
         let map = |(rank, handle): (usize, &FileHandle)| (rank != own).then(|| handle.map(bytes)).transpose();
-        Ok(Self { handles: handles.to_vec(), files: handles.iter().enumerate().map(map).collect::<io::Result<_>>()? })
+        let files: Vec<Option<Mapped>> = handles.iter().enumerate().map(map).collect::<io::Result<_>>()?;
+        let bytes = files.iter().flatten().map(Mapped::len).min().unwrap_or(bytes);
+        Ok(Self { handles: handles.to_vec(), bytes, files })
     }
 }
 
@@ -156,7 +160,8 @@ impl MessagePassing {
     /// another.
     fn map(&self, handles: &[FileHandle], bytes: usize) -> Result<Option<Arc<FileSet>>> {
         let mut sets = self.mappings.sets.borrow_mut();
-        if let Some(set) = sets.iter().find(|set| set.handles == handles) {
+        // A file is as long as its owner's vector, unless its owner is broken: then it is mapped once more, and that fails.
+        if let Some(set) = sets.iter().find(|set| set.handles == handles && set.bytes >= bytes) {
             return Ok(Some(set.clone()));
         }
         let own = |set: &FileSet| set.handles[self.rank()];
@@ -248,7 +253,7 @@ impl<'a> ExposureEpoch<'a> {
         while !handshake.has_failed() {
             self.note(self.listen());
             if wait.is_over() {
-                let reason = "it says that it has failed, and not with what".into();
+                let reason = "it failed, and has not told the reason within the deadline".into();
                 let error = CommError::Transport { operation: Operation::SharedWindows, rank: peer, reason };
                 self.note(Err(Failure { error, is_unreported: true }));
             }

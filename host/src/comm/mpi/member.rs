@@ -31,7 +31,8 @@ impl MpiCommunicator {
             return Ok(host.join(world_size, deadline)?);
         }
         let told: Result<Vec<u8>, BootstrapError> = postcard::from_bytes(&message).map_err(|error| {
-            let reason = format!("its invitation does not parse, perhaps it is another version of this crate: {error}");
+            let reason =
+                format!("its invitation cannot be read, perhaps as it has another version of gradsync: {error}");
             CommError::Transport { operation: Operation::Member, rank: 0, reason }
         })?;
         Ok(bootstrap::accept(&told?, rank, world_size, deadline)?)

@@ -79,8 +79,8 @@ use std::time::Duration;
 use ::mpi::{ffi, topology};
 
 use self::channel::Channel;
-use super::DEFAULT_DEADLINE;
 use super::message_passing::{MemoryUse, MessagePassing, communicator};
+use crate::bootstrap::call_deadline;
 pub use crate::error::MpiError;
 use crate::error::Result;
 
@@ -104,7 +104,7 @@ impl MpiCommunicator {
     /// [`CommError::Timeout`](crate::CommError::Timeout) if a rank does not arrive. After a timeout MPI still waits for that rank, so
     /// every later call is [`MpiError::GivenUp`]; existing communicators still work, and can be split.
     pub fn world() -> Result<Self> {
-        Self::world_within(DEFAULT_DEADLINE)
+        Self::world_within(call_deadline()?)
     }
 
     /// Like [`world`](Self::world), but this call waits for the other ranks at most `deadline`, and so do the calls of the communicator, as
@@ -126,13 +126,14 @@ impl MpiCommunicator {
     /// As [`world`](Self::world); [`MpiError::Intercommunicator`] for a communicator between two groups.
     pub fn from_rsmpi(original: &impl topology::Communicator) -> Result<Self> {
         library::Library::get()?;
+        let deadline = call_deadline()?;
         // SAFETY: communicators of rsmpi are live for as long as they exist, and freed by `MPI_Comm_free`.
-        let channel = unsafe { making::duplicate(original.as_raw(), DEFAULT_DEADLINE) }?;
-        Self::over(channel, DEFAULT_DEADLINE)
+        let channel = unsafe { making::duplicate(original.as_raw(), deadline) }?;
+        Self::over(channel, deadline)
     }
 
-    /// Sets the deadline of every call, [`DEFAULT_DEADLINE`] otherwise; equal on all ranks, or the shortest takes effect. Groups that are
-    /// split off keep it.
+    /// Sets the deadline of every call, `GRADSYNC_DEADLINE` or [`DEFAULT_DEADLINE`](super::DEFAULT_DEADLINE) otherwise; equal on all
+    /// ranks, or the shortest takes effect. Groups that are split off keep it.
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.ranks.set_deadline(deadline);

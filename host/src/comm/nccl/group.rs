@@ -169,7 +169,8 @@ impl<'c, 'd> Group<'c, 'd> {
             _ => Err(Error::InvalidArgument {
                 operation: "group",
                 reason: format!(
-                    "{operation} of {} over {} ranks needs a pass of its own; sum here and scale behind",
+                    "{operation} of {} over {} ranks needs a pass of its own, which a group cannot have: sum in the \
+                     group, and scale the result after it",
                     data.dtype(),
                     self.comm.world()
                 ),

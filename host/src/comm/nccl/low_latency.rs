@@ -116,12 +116,16 @@ impl NcclCommunicator {
         let (packets, dtype) = (&low_latency.packets, input.dtype.float()?);
         // SAFETY: the caller's promise.
         let source = unsafe { DeviceSlice::from_raw_parts(queue, input.address, dtype, input.len) };
-        let kept = self.keep_for_recording(queue).and_then(|()| packets.keep_for_recording(queue));
-        Some(kept.and_then(|()| {
-            self.session.admit_kernels(queue, call, true, &mut || {
+        let _held = queue.hold();
+        let recorded = self.recorded(queue).and_then(|recorded| {
+            packets.keep_for_recording(queue)?;
+            Ok(recorded)
+        });
+        Some(recorded.and_then(|recorded| {
+            self.session.admit_kernels((queue, recorded.as_deref()), call, &mut || {
                 // SAFETY: the caller's promise. The source is not empty, and has at most the size for which the mailboxes were made;
-                // launches of a communicator follow each other. Where ranks' calls differ, kernels write within mailboxes that hold any
-                // small tensor, and wait until the communicator is ended.
+                // launches of a communicator follow each other. Ranks' calls may differ, because they are compared later or not at all:
+                // kernels write within mailboxes that hold any small tensor, and wait until the communicator is ended.
                 unsafe { packets.group.sum(output, source, factor, shots) }
             })
         }))

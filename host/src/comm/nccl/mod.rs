@@ -77,11 +77,8 @@
 //! unspecified contents when the error is returned. Use results only after `synchronize` has returned without an error: waiting for the
 //! queue by other means does not wait for the comparison. The error is final, so a program cannot continue after counts have differed.
 //!
-//! Between ranks that are threads of one process, NCCL may write to the peer's memory directly, up to the writer's count. So if a
-//! communicator has two ranks in one process, every call of NCCL waits until it has been compared, whatever [`NcclOptions::checks`] is.
-//!
 //! Work that is recorded into a CUDA graph is compared before it is recorded. A launch by [`launch`](NcclCommunicator::launch) is one
-//! call, [`Operation::Graph`], whatever the graph contains.
+//! call, [`Operation::Graph`], with the number of the recording: launching different recordings is a mismatch.
 //!
 //! The cost, measured over loopback on 2 x86 cores that were busy with other work too, as medians: 0.1 to 0.2 µs of the host's time a
 //! call, and 3 to 28 µs for the 14 calls of a step that follow each other, where the thread that writes to the connection must be woken;
@@ -89,7 +86,27 @@
 //! call takes 0.6 ms for them on 2 ranks and 3.8 ms on 8. `synchronize` requests the confirmation while the queue runs; if the queue is
 //! done sooner, it takes as long as a message to rank 0 and back, 0.06 ms on 2 ranks and 0.2 to 0.4 ms on 8. Rank 0's process handled 0.2
 //! million records a second of 2 ranks, and 0.7 million of 8. To bound the memory, a host that is 4096 calls ahead of another rank waits.
+//!
+//! # Without checks
+//!
+//! With [`NcclOptions::checks`]` = false`, calls that differ hang until the deadline, or give wrong numbers, but memory stays safe:
+//!
+//! * Between processes, NCCL's kernels send data through NCCL's own buffers, and use this rank's operands only up to this rank's count. A
+//!   call of another length, dtype or root never reaches beyond them.
+//! * Between threads of one process, and between buffers that NCCL registers because a graph names them, NCCL writes to the peer's memory
+//!   directly, up to the writer's count. So these calls wait until they have been compared, whatever the option: calls of NCCL by ranks
+//!   that share a process, and calls of NCCL that are recorded, once, while they are recorded.
+//! * Launches of graphs with calls of NCCL are compared too. They wait for that only where ranks share a process, or where a communicator
+//!   has several recordings in which NCCL may have registered buffers; in both cases [`Graph::launch`] refuses the graph. NCCL may register
+//!   memory of `cuMemAlloc`, which this crate allocates, before 2.24 and with `NCCL_LEGACY_CUDA_REGISTER=1`; other memory always; and no
+//!   memory with `NCCL_GRAPH_REGISTER=0`.
+//! * The kernels of this crate write only to memory that all ranks have agreed on, within its size, and are never compared.
+//!
+//! So without checks, ranks that are threads of one process may use several communicators in different orders, as long as their calls are
+//! launches of this crate's kernels: [small sums](self#small-sums), and [`OrderedAllReduce`](crate::ops::OrderedAllReduce) and
+//! [`Adasum`](crate::ops::Adasum) by peers. Calls of NCCL need the same order on all ranks.
 
+mod all_reduce;
 mod companions;
 mod group;
 #[cfg(unix)]
@@ -98,7 +115,7 @@ mod low_latency;
 mod options;
 mod primitive;
 mod raw;
-mod scaling;
+mod recorded;
 mod session;
 mod setup;
 mod share;
@@ -112,27 +129,26 @@ use std::time::{Duration, Instant};
 pub use self::group::Group;
 use self::low_latency::LowLatency;
 pub use self::options::NcclOptions;
-use self::primitive::{Primitive, Reduction};
-use self::scaling::{is_exact, scale_in_place};
+use self::primitive::Primitive;
+use self::recorded::Recorded;
 use self::session::{Failure, Session};
 use self::watch::End;
 use super::collective::one_queue;
-use super::{Agreements, Collective, Communicator, Ledger, Operands, Ranks, ReduceOp, Scaling, Split};
+use super::{Agreements, Collective, Communicator, Ledger, Operands, Ranks, Split};
 use crate::bootstrap::Member;
 use crate::call::scope;
-use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Graph, HostFlag, Queue, Sharers};
-use crate::dtype::{DType, DataType};
+use crate::driver::{DeviceBuffer, DeviceSlice, Graph, HostFlag, Queue, Sharers};
 use crate::error::{Call, CommError, Error, Operation, Result};
-use crate::kernels::cuda;
 use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, PeerMemory, RawSlice, SharedMemory};
-use crate::sys::nccl::{RedOp, Version};
+use crate::sys::nccl::Version;
 
 /// One rank of a group with a GPU each. It may move to another thread, but only one thread at a time can use it.
 ///
-/// Operations are those of [`Communicator`], on slices of any queue of its device. Small sums and means are added by this crate's kernels in `f64` in
-/// rank order ([small sums](self#small-sums)); for all others, NCCL computes sums in the dtype of the data, in an order that depends on the length and on the machine, but is equal on all ranks and from run to run on the same machine. Means are sums
-/// times `1/P`, applied by NCCL to the inputs if the dtype is f32 or f64 or `P` is a power of two, and by a pass over the result
-/// otherwise, so that no mean is off by the rounding of its factor. `Max` and `Min` of NaN are unspecified.
+/// Operations are those of [`Communicator`], on slices of any queue of its device. Small sums and means are added by this crate's kernels in
+/// `f64` in rank order ([small sums](self#small-sums)); for all others, NCCL computes sums in the dtype of the data, in an order that depends
+/// on the length and on the machine, but is equal on all ranks and from run to run on the same machine. Means are sums times `1/P`, applied
+/// by NCCL to the inputs if the dtype is f32 or f64 or `P` is a power of two, and otherwise by the next smaller power of two before and a
+/// pass over the result, so that no mean is off by the rounding of its factor, and no sum overflows. `Max` and `Min` of NaN are unspecified.
 ///
 /// Dropping it waits for its operations, at most until their deadline, and destroys the communicator; a rank that panics aborts it. Of
 /// ranks that are threads of one process, the last one to be dropped destroys NCCL's part of all of them. A [`Graph`] with its operations
@@ -247,8 +263,10 @@ impl NcclCommunicator {
     }
 
     /// Launches a graph in which collectives of this communicator, or kernels that wait for kernels of other ranks, were recorded. The
-    /// launch is one call of [`Operation::Graph`]: it is compared with the calls of the other ranks, and given up after the deadline if
-    /// one of them does not launch.
+    /// launch is one call of [`Operation::Graph`] with the number of the recording: it is compared with the calls of the other ranks, and
+    /// given up after the deadline if one of them does not launch. If calls of NCCL by other communicators are in the graph, their ranks
+    /// compare the launch too. With [checks](self#checks) or [without](self#without-checks), all ranks launch the same recordings in the
+    /// same order.
     ///
     /// # Errors
     /// The errors of a collective, and of [`Graph::launch`].
@@ -264,9 +282,10 @@ impl NcclCommunicator {
     /// # Safety
     /// As [`Session::submit`].
     unsafe fn submit(&self, queue: &Queue, calls: &[Call], primitives: &[Primitive]) -> Result<()> {
-        self.keep_for_recording(queue)?;
+        let _held = queue.hold();
+        let recorded = self.recorded(queue)?;
         // SAFETY: the caller's promise.
-        unsafe { self.session.submit(queue, calls, primitives) }
+        unsafe { self.session.submit((queue, recorded.as_deref()), calls, primitives) }
     }
 
     /// Submits one operation.
@@ -279,97 +298,16 @@ impl NcclCommunicator {
         unsafe { self.submit(queue, &[call], primitives) }
     }
 
-    /// Keeps the communicator alive while `queue` is recording: NCCL's communicator must outlive graphs with its operations, because
-    /// destroying it waits for them.
-    fn keep_for_recording(&self, queue: &Queue) -> Result<()> {
-        Ok(queue.keep_for_recording(|| self.end.clone())?)
+    /// This communicator's part of the recording of the queue's work, if there is one. It keeps the communicator alive: NCCL's communicator
+    /// must outlive graphs with its operations, because destroying it waits for them. The caller holds the queue.
+    fn recorded(&self, queue: &Queue) -> Result<Option<Arc<Recorded>>> {
+        let is_own = |part: &Recorded| Arc::ptr_eq(&part.session, &self.session);
+        let make = || Recorded::new(self.session.clone(), self.end.clone());
+        Ok(queue.part_of_recording(is_own, make, Recorded::launch_waits)?)
     }
 
     fn world(&self) -> usize {
         self.session.member.world_size()
-    }
-
-    /// The reduction by which NCCL computes the reduction of inputs times `before`, and the remaining factor of the result.
-    fn reduction(&self, op: ReduceOp, dtype: DataType, before: f64) -> (Reduction, f64) {
-        let world_size = self.world();
-        let is_wide = matches!(dtype, DataType::F64 | DataType::F32) || dtype.float().is_none();
-        match op {
-            // Over one rank, NCCL 2.28 leaves the last elements of scaled sums and means unwritten.
-            ReduceOp::Sum | ReduceOp::Mean if world_size == 1 => (Reduction::Plain(RedOp::SUM), before),
-            ReduceOp::Max => (Reduction::Plain(RedOp::MAX), 1.0),
-            ReduceOp::Min => (Reduction::Plain(RedOp::MIN), 1.0),
-            ReduceOp::Sum if before == 1.0 => (Reduction::Plain(RedOp::SUM), 1.0),
-            ReduceOp::Sum => (Reduction::ScaledSum(before), 1.0),
-            // With a factor that the dtype cannot represent, the mean would be off by the factor's rounding. The next power of two keeps
-            // the sum within the range of the mean, and the digits of all but the smallest numbers.
-            ReduceOp::Mean if !(is_wide || world_size.is_power_of_two()) => {
-                let share = 1.0 / world_size.next_power_of_two() as f64;
-                let (reduction, _) = self.reduction(ReduceOp::Sum, dtype, before * share);
-                (reduction, 1.0 / (share * world_size as f64))
-            }
-            ReduceOp::Mean if before == 1.0 => (Reduction::Plain(RedOp::AVG), 1.0),
-            ReduceOp::Mean => (Reduction::ScaledSum(before / world_size as f64), 1.0),
-        }
-    }
-
-    /// An all-reduce of `input` into memory of the same length and dtype, which may be the input itself, under the name of this operation.
-    ///
-    /// # Safety
-    /// Both belong to the same queue; the output is borrowed mutably by the caller.
-    unsafe fn all_reduce_any(
-        &self,
-        operation: Operation,
-        (input, output): (DeviceSlice<'_>, DeviceSlice<'_>),
-        op: ReduceOp,
-        scaling: Scaling,
-    ) -> Result<()> {
-        let (queue, call) = (input.queue(), Call::new(operation, input.len(), input.dtype()));
-        let operands = (input.into(), output.address());
-        // SAFETY: the caller's promise.
-        if let Some(done) = unsafe { self.all_reduce_small(queue, call, operands, op, scaling) } {
-            return done;
-        }
-        let Scaling { before, after } = scaling;
-        // NCCL's own factor has the dtype's precision, and NCCL has none for maxima.
-        let is_wide = matches!(input.dtype(), DType::F64 | DType::F32);
-        let is_fused = before == 1.0
-            || (matches!(op, ReduceOp::Sum | ReduceOp::Mean) && (is_wide || is_exact(before, input.dtype())));
-        let (source, fused) = if is_fused {
-            (input, before)
-        } else {
-            // SAFETY: the caller holds the output mutably; each element is read before it is written.
-            let place =
-                unsafe { DeviceSliceMut::from_raw_parts(queue, output.address(), output.dtype(), output.len()) };
-            cuda::scale(place, input, before)?;
-            (output, 1.0)
-        };
-        let (reduction, rest) = self.reduction(op, input.dtype().into(), fused);
-        let primitive = Primitive::AllReduce { input: source.into(), output: output.address(), reduction };
-        // SAFETY: operands of one queue, borrowed by the caller; later work on them is ordered after the operation.
-        unsafe {
-            self.submit_one(queue, call, [primitive])?;
-            scale_in_place(queue, output.into(), rest * after)
-        }
-    }
-
-    /// The weighted mean of the ranks' inputs: every rank multiplies its own by its share of the weights before the sum, which NCCL
-    /// computes in the dtype of the data.
-    ///
-    /// # Safety
-    /// As [`all_reduce_any`](Self::all_reduce_any).
-    unsafe fn weighted_mean_any(
-        &self,
-        operation: Operation,
-        (input, output): (DeviceSlice<'_>, DeviceSlice<'_>),
-        weights: &[f64],
-    ) -> Result<()> {
-        let share = weights[self.rank()] / weights.iter().sum::<f64>();
-        // SAFETY: the caller holds the output mutably; each element is read before it is written.
-        let place =
-            unsafe { DeviceSliceMut::from_raw_parts(input.queue(), output.address(), output.dtype(), output.len()) };
-        if share == 0.0 { cuda::zero(place) } else { cuda::scale(place, input, share) }?;
-        // SAFETY: the caller's promise.
-        unsafe { self.all_reduce_any(operation, (output, output), ReduceOp::Sum, Scaling::NONE) }
     }
 
     /// Returns an error of this rank's own call, after reporting it to the other ranks.
@@ -445,7 +383,7 @@ impl Ledger for NcclCommunicator {
     fn recall(&self, agreement: u64) -> Result<()> {
         let operation = Operation::Agreed { agreement };
         self.session.check(scope::called(operation))?;
-        self.session.announce(&[Call::without_data(operation)])
+        if self.session.compares_calls() { self.session.announce(&[Call::without_data(operation)]) } else { Ok(()) }
     }
 }
 
@@ -579,7 +517,8 @@ unsafe impl PeerMemory for NcclCommunicator {
     }
 
     fn run_kernels(&self, call: Call, queue: &Queue, launch: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        self.keep_for_recording(queue)?;
-        self.session.admit_kernels(queue, call, false, launch)
+        let _held = queue.hold();
+        let recorded = self.recorded(queue)?;
+        self.session.admit_kernels((queue, recorded.as_deref()), call, launch)
     }
 }

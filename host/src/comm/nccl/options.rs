@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::bootstrap::call_deadline;
 use crate::call::setters;
 use crate::comm::DEFAULT_DEADLINE;
 
@@ -18,12 +19,11 @@ use crate::comm::DEFAULT_DEADLINE;
 #[non_exhaustive]
 pub struct NcclOptions {
     /// The time limit of set-up, and of each operation from its call to its end, including the earlier work in its queue.
-    /// [`DEFAULT_DEADLINE`] by default.
+    /// `GRADSYNC_DEADLINE` (in seconds) or [`DEFAULT_DEADLINE`] by default.
     pub deadline: Duration,
     /// Whether ranks compare every call with each other (see the [module](super#checks)), so that a mismatch is an error that names two
-    /// ranks' calls, instead of a hang or a wrong result. On by default; must be equal on all ranks. Ranks that are threads of one
-    /// process always compare the calls of NCCL, and wait for the comparison. Without checks, recorded collectives need
-    /// `NCCL_GRAPH_REGISTER=0` in the environment if counts may differ, because NCCL writes to the registered buffers of its peers.
+    /// ranks' calls, instead of a hang or a wrong result. On by default; must be equal on all ranks. Calls by which NCCL could write
+    /// beyond the memory of a peer are compared in any case ([without checks](super#without-checks)).
     pub checks: bool,
     /// Whether calls of NCCL may block the host (see the [module](super)). True by default.
     pub blocking: bool,
@@ -52,7 +52,8 @@ const MOST_LOW_LATENCY_BYTES: usize = 64 << 20;
 impl Default for NcclOptions {
     fn default() -> Self {
         Self {
-            deadline: DEFAULT_DEADLINE,
+            // The join of the ranks has refused an invalid variable.
+            deadline: call_deadline().unwrap_or(DEFAULT_DEADLINE),
             checks: true,
             blocking: true,
             min_ctas: None,

@@ -108,6 +108,20 @@ fn scalar(factor: f64, dtype: DataType) -> [u8; 8] {
 }
 
 impl Primitive {
+    /// The addresses of its operands.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = u64> + use<> {
+        let (one, other) = match *self {
+            Primitive::AllReduce { input, output, .. } | Primitive::AllGather { input, output } => {
+                (input.address, Some(output))
+            }
+            Primitive::ReduceScatter { input, output, .. } => (input, Some(output.address)),
+            Primitive::Broadcast { data, .. } | Primitive::Send { data, .. } | Primitive::Recv { data, .. } => {
+                (data.address, None)
+            }
+        };
+        std::iter::once(one).chain(other)
+    }
+
     /// Whether there are no data to move; equal on all ranks, because counts agree.
     pub(super) fn is_empty(&self) -> bool {
         match self {

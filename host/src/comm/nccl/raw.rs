@@ -1,7 +1,7 @@
 //! Collectives on raw memory, of any type that NCCL moves, for communicators of other crates' tensors.
 
+use super::all_reduce::scale_in_place;
 use super::primitive::{Primitive, is_reducible};
-use super::scaling::scale_in_place;
 use super::{NcclCommunicator, group};
 use crate::comm::{Ranks, ReduceOp, Scaling};
 use crate::driver::Queue;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::companions::Companions;
 use super::primitive::{Primitive, Refused, issue_all};
+use super::recorded::{Recorded, Recordings};
 use super::setup::Connected;
 use crate::bootstrap::Member;
 use crate::driver::{Event, Graph, HostFlag, LaunchOrder, Queue, Sharers};
@@ -108,6 +109,7 @@ pub(super) struct Session {
     in_call: Mutex<()>,
     /// The launches of kernels that wait for kernels of other ranks.
     pub(super) order: Arc<LaunchOrder>,
+    pub(super) recordings: Recordings,
     has_failed: AtomicBool,
     state: Mutex<State>,
     pub(super) changed: Condvar,
@@ -121,8 +123,10 @@ impl Session {
         options: &super::NcclOptions,
         abort: Arc<HostFlag>,
     ) -> Self {
+        let recordings = Recordings::new(nccl.version(), neighbours.share_process);
         Self {
             abort,
+            recordings,
             nccl,
             member,
             device,
@@ -189,9 +193,17 @@ impl Session {
     /// # Safety
     /// The operands are memory of this communicator's device, valid until the queue has passed them, and used only by work that is
     /// ordered on the queue.
-    pub(super) unsafe fn submit(&self, queue: &Queue, calls: &[Call], primitives: &[Primitive]) -> Result<()> {
+    pub(super) unsafe fn submit(
+        &self,
+        (queue, recorded): (&Queue, Option<&Recorded>),
+        calls: &[Call],
+        primitives: &[Primitive],
+    ) -> Result<()> {
         let Some(last) = calls.last() else { return Ok(()) };
-        self.admit(queue, calls, true, |recording| {
+        if recorded.is_some() {
+            self.recordings.note_operands(queue, primitives);
+        }
+        self.admit((queue, recorded), calls, true, |recording| {
             if primitives.is_empty() {
                 return Ok(Put::Nothing);
             }
@@ -209,57 +221,113 @@ impl Session {
         })
     }
 
-    /// Like [`admit`](Self::admit), for kernels that wait for kernels of other ranks.
+    /// Like [`admit`](Self::admit), for kernels of this crate that wait for kernels of other ranks.
     pub(super) fn admit_kernels(
         &self,
-        queue: &Queue,
+        (queue, recorded): (&Queue, Option<&Recorded>),
         call: Call,
-        in_place_of_nccl: bool,
         launch: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
-        self.admit(queue, &[call], in_place_of_nccl, |recording| {
+        self.admit((queue, recorded), &[call], false, |recording| {
             self.order.launch(queue, recording, launch)?;
             Ok(if recording.is_some() { Put::Recorded } else { Put::Work })
         })
     }
 
-    /// Launches a graph, which orders its own kernels that wait for kernels of other ranks.
+    /// Launches a graph, which orders its own kernels that wait for kernels of other ranks. The launch is compared by the ranks of every
+    /// communicator whose calls of NCCL are in the graph.
     pub(super) fn launch(&self, graph: &Graph) -> Result<()> {
-        self.admit(graph.queue(), &[Call::without_data(Operation::Graph)], false, |_| {
-            graph.launch()?;
+        let parts = graph.parts::<Recorded>();
+        let (own, others): (Vec<_>, Vec<_>) = parts.iter().partition(|part| std::ptr::eq(&*part.session, self));
+        let own = own.first();
+        let call = |part: Option<&Arc<Recorded>>| {
+            Call::without_data(Operation::Graph { recording: part.map_or(0, |part| part.number()) })
+        };
+        self.check_queue(graph.queue(), call(own.copied()).operation)?;
+        for other in others.into_iter().filter(|other| other.is_of_nccl()) {
+            other.session.compare_launch(call(Some(other)), Some(other))?;
+        }
+        let call = call(own.copied());
+        let _held = graph.queue().hold();
+        self.compare_launch(call, own.copied().map(|own| &**own))?;
+        self.enqueue(graph.queue(), &[call], None, |_| {
+            graph.enqueue()?;
             Ok(Put::Work)
         })
     }
 
-    /// Enqueues operations by `put`, which is told the number of the queue's recording if there is one, after announcing them for comparison,
-    /// and watches them from then on. `by_nccl` is whether NCCL's kernels run the operations, or this crate's in their place, on ranks whose
-    /// calls may differ.
+    /// Compares the launch of a graph with the other ranks' launches, before it runs if that is needed.
+    fn compare_launch(&self, launch: Call, part: Option<&Recorded>) -> Result<()> {
+        self.check(launch.called())?;
+        let is_of_nccl = part.is_some_and(Recorded::is_of_nccl);
+        let mut calls = Vec::new();
+        // A recording of transfers alone concerns the ranks that they name, unless ranks compare every call.
+        if self.options.checks || (is_of_nccl && part.is_some_and(|part| part.number() > 0)) {
+            calls.push(launch);
+        }
+        calls.extend(part.map(Recorded::transfers).unwrap_or_default());
+        self.announce(&calls)?;
+        let waits = part.is_some_and(Recorded::launch_waits) || (self.options.checks && self.neighbours.share_process);
+        if waits { self.confirm_all(launch) } else { Ok(()) }
+    }
+
+    /// Refuses a queue of another device.
+    fn check_queue(&self, queue: &Queue, operation: Operation) -> Result<()> {
+        self.check(operation)?;
+        if queue.ordinal() != self.device.ordinal() {
+            let (memory, own) = (queue.ordinal(), self.device.ordinal());
+            let reason = format!("the operands are on device {memory}, this rank's communicator on device {own}");
+            return Err(self.refuse(operation, Error::InvalidArgument { operation: "nccl", reason }));
+        }
+        Ok(())
+    }
+
+    /// Enqueues operations by `put`, which is told the number of the queue's recording if there is one, after announcing them for
+    /// comparison, and watches them from then on. `by_nccl` is whether NCCL's kernels run the operations. `recorded` is this communicator's part of the
+    /// recording, if there is one; the caller holds the queue.
     fn admit(
         &self,
-        queue: &Queue,
+        (queue, recorded): (&Queue, Option<&Recorded>),
         calls: &[Call],
         by_nccl: bool,
         put: impl FnOnce(Option<u64>) -> Result<Put>,
     ) -> Result<()> {
         let Some(last) = calls.last() else { return Ok(()) };
-        self.check(last.called())?;
-        if queue.ordinal() != self.device.ordinal() {
-            let (memory, own) = (queue.ordinal(), self.device.ordinal());
-            let reason = format!("the operands are on device {memory}, this rank's communicator on device {own}");
-            return Err(self.refuse(last.called(), Error::InvalidArgument { operation: "nccl", reason }));
-        }
+        self.check_queue(queue, last.called())?;
         // A recording that the driver has ended because of an error is refused here.
         let recording = queue.capture_id().map_err(|error| self.refuse(last.called(), error.into()))?;
-        // This crate's other kernels write only to memory that their ranks have agreed on, whatever the call.
-        if self.options.checks || by_nccl {
-            self.announce(calls)?;
+        // Inside a process, and between buffers that NCCL registers because a graph names them, NCCL writes to the peer's memory directly,
+        // up to the writer's count. This crate's kernels write only to memory that their ranks have agreed on, whatever the call.
+        let waits = self.neighbours.share_process || recorded.is_some();
+        let is_compared = self.options.checks || (by_nccl && waits);
+        let beginning = recorded.and_then(|recorded| recorded.add(calls, by_nccl, is_compared));
+        if is_compared {
+            match beginning {
+                Some(beginning) => self.announce(&[&[beginning], calls].concat())?,
+                None => self.announce(calls)?,
+            }
+            if waits {
+                self.confirm_all(*last)?;
+            }
         }
-        if self.neighbours.share_process || recording.is_some() {
-            // Inside a process, and between buffers that NCCL registers because a graph names them, NCCL writes to the peer's memory
-            // directly, up to the writer's count.
-            let confirmed = self.confirm(self.member.announced(), self.options.deadline);
-            confirmed.or_else(|error| self.check(last.called()).and(Err(error)))?;
-        }
+        self.enqueue(queue, calls, recording, put)
+    }
+
+    /// Waits until all calls of this rank so far, of which `last` is the last one, have been compared.
+    fn confirm_all(&self, last: Call) -> Result<()> {
+        let confirmed = self.confirm(self.member.announced(), self.options.deadline);
+        confirmed.or_else(|error| self.check(last.called()).and(Err(error)))
+    }
+
+    /// Enqueues operations that were compared, by `put`, and watches them from then on.
+    fn enqueue(
+        &self,
+        queue: &Queue,
+        calls: &[Call],
+        recording: Option<u64>,
+        put: impl FnOnce(Option<u64>) -> Result<Put>,
+    ) -> Result<()> {
+        let Some(last) = calls.last() else { return Ok(()) };
         let (recorder, announced) = (self.member.recorder(), self.member.announced());
         let announced = if self.options.checks { announced } else { 0 };
         // `fold` instead of `last`, because every call has to be posted.
@@ -304,17 +372,22 @@ impl Session {
         Ok(())
     }
 
-    /// Announces these calls for comparison, if checks are on or ranks share a process. This does not wait: a mismatch may fail the
-    /// communicator at any time, and [`confirm`](Self::confirm) waits for the comparison.
+    /// Whether the ranks compare calls of NCCL that are not recorded.
+    pub(super) fn compares_calls(&self) -> bool {
+        self.options.checks || self.neighbours.share_process
+    }
+
+    /// Announces these calls for comparison. This does not wait: a mismatch may fail the communicator at any time, and
+    /// [`confirm`](Self::confirm) waits for the comparison.
     pub(super) fn announce(&self, calls: &[Call]) -> Result<()> {
-        if !self.options.checks && !self.neighbours.share_process {
+        if calls.is_empty() {
             return Ok(());
         }
         let fail = |error: &CommError| self.fail(Failure::Comm(error.clone()));
         Ok(self.member.announce(calls, self.options.deadline).inspect_err(fail)?)
     }
 
-    /// Waits until the first `calls` announced calls have been compared with the other ranks' calls; does not wait without checks.
+    /// Waits until the first `calls` announced calls have been compared with the other ranks' calls.
     pub(super) fn confirm(&self, calls: u64, deadline: Duration) -> Result<()> {
         self.member.confirm_first(calls, deadline).or_else(|error| {
             self.fail(Failure::Comm(error));

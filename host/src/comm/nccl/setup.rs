@@ -117,8 +117,13 @@ fn host() -> String {
 }
 
 /// Whether a numeric variable of NCCL is set and not 0.
-fn is_on(variable: Option<&str>) -> bool {
+pub(super) fn is_on(variable: Option<&str>) -> bool {
     variable.is_some_and(|value| value.trim().parse::<i64>().is_ok_and(|value| value != 0))
+}
+
+/// Whether a numeric variable of NCCL is set to 0.
+pub(super) fn is_off(variable: Option<&str>) -> bool {
+    variable.is_some_and(|value| value.trim().parse::<i64>().is_ok_and(|value| value == 0))
 }
 
 fn neighbours(hellos: &[Hello], rank: usize, parent: Sharers) -> Neighbours {
@@ -177,7 +182,7 @@ fn exchange(member: &Member, hello: &Hello, deadline: Duration) -> Result<Vec<He
     let all = member.all_gather(&bytes, deadline)?;
     let read = |(rank, bytes): (usize, Vec<u8>)| {
         postcard::from_bytes(&bytes).map_err(|error| {
-            let reason = format!("it speaks another language, perhaps another version of this crate: {error}");
+            let reason = format!("its message cannot be read, perhaps as it has another version of gradsync: {error}");
             CommError::Transport { operation: Operation::SetUp, rank, reason }.into()
         })
     };

@@ -61,6 +61,8 @@ struct Window {
 pub(super) struct Connection {
     socket: Socket,
     session: Option<Session>,
+    /// Whether the other process is on this machine.
+    is_here: bool,
     lanes: Option<Lanes>,
     /// Bytes that wait for room in the lane or socket.
     queue: VecDeque<u8>,
@@ -73,11 +75,12 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(peer: Peer) -> Self {
-        let Peer { socket, session } = peer;
+        let Peer { socket, session, is_here } = peer;
         let (queue, received) = (VecDeque::new(), Vec::new());
         Connection {
             socket,
             session,
+            is_here,
             lanes: None,
             queue,
             received,
@@ -87,9 +90,10 @@ impl Connection {
         }
     }
 
-    /// Sends all later frames through lanes; both ends have to do so.
+    /// Sends all later frames through lanes; both ends have to do so. Frames in memory need no tags.
     pub(super) fn set_lanes(&mut self, lanes: Lanes) {
         self.lanes = Some(lanes);
+        self.session = None;
     }
 
     pub(super) fn lanes(&self) -> Option<&Lanes> {
@@ -98,6 +102,11 @@ impl Connection {
 
     /// Whether the other process is on another machine.
     pub(super) fn leaves_machine(&self) -> bool {
+        !self.is_here
+    }
+
+    /// Whether the socket is a network's, which loses bytes in flight when it is closed early.
+    pub(super) fn is_network(&self) -> bool {
         matches!(self.socket, Socket::Network(_))
     }
 
@@ -164,8 +173,10 @@ impl Connection {
         header[4] = kind as u8;
         header[8..].copy_from_slice(&group.to_le_bytes());
         if let Some(lanes) = self.lanes.as_ref().filter(|_| self.queue.is_empty()) {
-            if lanes.outward.write(&[&header, payload[0], payload[1]]) {
-                return;
+            match lanes.outward.write(&[&header, payload[0], payload[1]]) {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => return self.give_up(&error),
             }
         }
         let begin = self.queue.len();
@@ -183,7 +194,7 @@ impl Connection {
         while !self.queue.is_empty() && !self.has_ended {
             let (bytes, _) = self.queue.as_slices();
             let written = match &self.lanes {
-                Some(lanes) => Ok(lanes.outward.write_some(bytes)),
+                Some(lanes) => lanes.outward.write_some(bytes),
                 None => write(&self.socket, bytes),
             };
             match written {
@@ -191,6 +202,7 @@ impl Connection {
                 Ok(written) => drop(self.queue.drain(..written)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::InvalidData => return self.give_up(&error),
                 Err(_) => {
                     // Bytes that the other process has sent can still be read.
                     self.queue.clear();
@@ -207,7 +219,9 @@ impl Connection {
             self.taken = 0;
         }
         if let Some(lanes) = &self.lanes {
-            lanes.inward.read(&mut self.received);
+            if let Err(error) = lanes.inward.read(&mut self.received) {
+                self.give_up(&error);
+            }
             return;
         }
         while !self.has_ended {
@@ -229,6 +243,15 @@ impl Connection {
                 }
             }
         }
+    }
+
+    /// Ends the connection, because the other process does what no rank of this version does.
+    fn give_up(&mut self, error: &io::Error) {
+        if !self.has_ended {
+            tracing::warn!(%error, "the connection to a rank is given up");
+        }
+        self.has_ended = true;
+        self.queue.clear();
     }
 
     /// Records the end of the other process, if it has ended, and receives its last bytes.

@@ -2,7 +2,11 @@
 //! sender's memory.
 //!
 //! One process writes and one reads, each under its own lock. The memory stays for as long as either has it mapped.
+//!
+//! The other process can change everything in the lane at any time. So each end keeps its own counter and publishes a copy, and compares
+//! the other's counter with the capacity before it relies on it.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,6 +31,8 @@ pub(super) struct Lane {
     begin: usize,
     /// The bytes of the stream's buffer, a power of two.
     capacity: usize,
+    /// The number of bytes that this end has written or read.
+    position: AtomicU64,
     /// The number of tickets that the sender has issued.
     issued: AtomicU64,
 }
@@ -57,7 +63,8 @@ impl Lane {
     /// The lane with index `number` in this memory; all lanes in it have the same capacity.
     pub(super) fn new(memory: Arc<Mapped>, number: usize, capacity: usize) -> Self {
         assert!(capacity.is_power_of_two(), "a capacity of {capacity}");
-        Lane { memory, begin: number * bytes_of(capacity), capacity, issued: AtomicU64::new(0) }
+        let (position, issued) = (AtomicU64::new(0), AtomicU64::new(0));
+        Lane { memory, begin: number * bytes_of(capacity), capacity, position, issued }
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
@@ -69,19 +76,32 @@ impl Lane {
         self.memory.start().wrapping_add(self.begin + HEADER_BYTES)
     }
 
-    /// The number of bytes that can be written now.
-    fn room(&self) -> usize {
-        let used = self.word(WRITTEN_AT).load(Ordering::Relaxed) - self.word(READ_AT).load(Ordering::Acquire);
-        self.capacity - used as usize
+    /// The number of bytes in the buffer, between these counters.
+    fn used(&self, written: u64, read: u64) -> io::Result<usize> {
+        let used = written.wrapping_sub(read);
+        if used <= self.capacity as u64 {
+            return Ok(used as usize);
+        }
+        let reason = format!("{written} bytes were written to and {read} were read from a lane of {}", self.capacity);
+        Err(io::Error::new(io::ErrorKind::InvalidData, reason))
     }
 
-    /// Writes all parts, one after another, if there is room for all of them.
-    pub(super) fn write(&self, parts: &[&[u8]]) -> bool {
+    /// The number of bytes that can be written now.
+    fn room(&self) -> io::Result<usize> {
+        let written = self.position.load(Ordering::Relaxed);
+        Ok(self.capacity - self.used(written, self.word(READ_AT).load(Ordering::Acquire))?)
+    }
+
+    /// Writes all parts, one after another, if there is room for all of them. Returns whether there was.
+    ///
+    /// # Errors
+    /// The reader's counter is impossible.
+    pub(super) fn write(&self, parts: &[&[u8]]) -> io::Result<bool> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
-        if bytes > self.room() {
-            return false;
+        if bytes > self.room()? {
+            return Ok(false);
         }
-        let mut written = self.word(WRITTEN_AT).load(Ordering::Relaxed);
+        let mut written = self.position.load(Ordering::Relaxed);
         for part in parts {
             let at = written as usize & (self.capacity - 1);
             let first = part.len().min(self.capacity - at);
@@ -92,23 +112,29 @@ impl Lane {
             }
             written += part.len() as u64;
         }
+        self.position.store(written, Ordering::Relaxed);
         self.word(WRITTEN_AT).store(written, Ordering::Release);
-        true
+        Ok(true)
     }
 
     /// Writes as many of these bytes as there is room for. Returns the number of written bytes.
-    pub(super) fn write_some(&self, bytes: &[u8]) -> usize {
-        let some = bytes.len().min(self.room());
-        if some > 0 && self.write(&[&bytes[..some]]) { some } else { 0 }
+    ///
+    /// # Errors
+    /// The errors of [`write`](Self::write).
+    pub(super) fn write_some(&self, bytes: &[u8]) -> io::Result<usize> {
+        let some = bytes.len().min(self.room()?);
+        Ok(if some > 0 && self.write(&[&bytes[..some]])? { some } else { 0 })
     }
 
     /// Appends all written bytes to `into`. Returns whether there were any.
-    pub(super) fn read(&self, into: &mut Vec<u8>) -> bool {
-        let (written, read) = (self.word(WRITTEN_AT).load(Ordering::Acquire), self.word(READ_AT));
-        let begin = read.load(Ordering::Relaxed);
-        let bytes = (written - begin) as usize;
+    ///
+    /// # Errors
+    /// The writer's counter is impossible.
+    pub(super) fn read(&self, into: &mut Vec<u8>) -> io::Result<bool> {
+        let (written, begin) = (self.word(WRITTEN_AT).load(Ordering::Acquire), self.position.load(Ordering::Relaxed));
+        let bytes = self.used(written, begin)?;
         if bytes == 0 {
-            return false;
+            return Ok(false);
         }
         let at = begin as usize & (self.capacity - 1);
         let first = bytes.min(self.capacity - at);
@@ -117,8 +143,9 @@ impl Lane {
             into.extend_from_slice(std::slice::from_raw_parts(self.data().add(at), first));
             into.extend_from_slice(std::slice::from_raw_parts(self.data(), bytes - first));
         }
-        read.store(written, Ordering::Release);
-        true
+        self.position.store(written, Ordering::Relaxed);
+        self.word(READ_AT).store(written, Ordering::Release);
+        Ok(true)
     }
 
     fn ticket(&self, ticket: Ticket) -> &AtomicU64 {
@@ -192,19 +219,20 @@ mod tests {
         let (mut sent, mut received) = (Vec::new(), Vec::new());
         for round in 0..100u8 {
             let part: Vec<u8> = (0..round % 50).map(|index| index ^ round).collect();
-            let before = writer.room();
-            let is_written = writer.write(&[&part, &[round]]);
+            let before = writer.room().unwrap();
+            let is_written = writer.write(&[&part, &[round]]).unwrap();
             assert_eq!(is_written, part.len() < before);
             if is_written {
                 sent.extend([&part[..], &[round]].concat());
             } else {
-                let some = writer.write_some(&part);
-                assert_eq!((some, writer.room()), (before.min(part.len()), before - before.min(part.len())));
+                let some = writer.write_some(&part).unwrap();
+                let left = before - before.min(part.len());
+                assert_eq!((some, writer.room().unwrap()), (before.min(part.len()), left));
                 sent.extend(&part[..some]);
             }
             if round % 3 == 0 {
-                assert!(reader.read(&mut received));
-                assert!(!reader.read(&mut received));
+                assert!(reader.read(&mut received).unwrap());
+                assert!(!reader.read(&mut received).unwrap());
                 assert_eq!(received, sent);
             }
         }
@@ -218,16 +246,41 @@ mod tests {
             scope.spawn(|| {
                 let mut left = &bytes[..];
                 while !left.is_empty() {
-                    left = &left[writer.write_some(left)..];
+                    left = &left[writer.write_some(left).unwrap()..];
                 }
             });
             let mut received = Vec::new();
             while received.len() < bytes.len() {
-                reader.read(&mut received);
+                reader.read(&mut received).unwrap();
             }
             received
         });
         assert!(received == bytes);
+    }
+
+    #[test]
+    fn counters_of_a_broken_peer_are_errors_and_reach_no_other_memory() {
+        for wrong in [CAPACITY as u64 + 6, u64::MAX, 1 << 63] {
+            let [writer, reader] = lanes();
+            assert!(writer.write(&[&[7; 5]]).unwrap());
+            writer.word(WRITTEN_AT).store(wrong, Ordering::Release);
+            let mut received = Vec::new();
+            let error = reader.read(&mut received).unwrap_err().to_string();
+            assert!(error.contains(&format!("{wrong} bytes were written")) && error.contains("0 were read"), "{error}");
+            assert!(received.is_empty());
+            // The writer relies on its own counter.
+            assert!(writer.write(&[&[8]]).unwrap());
+            assert!(reader.read(&mut received).unwrap());
+            assert_eq!(received, [7, 7, 7, 7, 7, 8]);
+        }
+        for wrong in [6, 1 << 63, u64::MAX - CAPACITY as u64] {
+            let [writer, reader] = lanes();
+            assert!(writer.write(&[&[7; 5]]).unwrap());
+            reader.word(READ_AT).store(wrong, Ordering::Release);
+            let error = writer.write(&[&[8]]).unwrap_err().to_string();
+            assert!(error.contains("5 bytes were written") && error.contains(&format!("{wrong} were read")), "{error}");
+            writer.write_some(&[8; CAPACITY]).unwrap_err();
+        }
     }
 
     #[test]

@@ -76,6 +76,9 @@ impl Link for ProcessLink {
             let mut connected = self.mesh.peer(number);
             let messages = connected.progress_of(self.group);
             inbox[peer].extend(messages.records.drain(..).map(|record| Record::decode(&record, peer)));
+            if let Some(violation) = &connected.violation {
+                return Err(LinkError(format!("the messages of rank {peer} violate the protocol: {violation}")));
+            }
         }
         Ok(())
     }

@@ -94,7 +94,11 @@ fn gather<const N: usize>(member: &Member, own: [u64; N], deadline: Duration) ->
         let words: Option<Vec<u64>> = (0..N).map(word).collect();
         let words = words.and_then(|words| words.try_into().ok());
         words.ok_or_else(|| {
-            let reason = format!("it tells {} bytes of its memory, perhaps it is another version", bytes.len());
+            let reason = format!(
+                "its description of its memory has {} bytes, and cannot be read; perhaps it has another version of \
+                 gradsync",
+                bytes.len()
+            );
             CommError::Transport { operation: Operation::SetUp, rank, reason }
         })
     };

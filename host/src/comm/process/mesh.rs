@@ -38,12 +38,14 @@ pub(super) struct Peer {
     pub(super) connection: Connection,
     /// The number of the process, if this process can read its memory.
     pub(super) process: Option<u32>,
+    /// The first violation of the protocol by the other process; its connection counts as ended.
+    pub(super) violation: Option<String>,
     groups: HashMap<u64, Messages>,
 }
 
 impl Peer {
     pub(super) fn new(connection: Connection, process: Option<u32>) -> Self {
-        Self { connection, process, groups: HashMap::new() }
+        Self { connection, process, violation: None, groups: HashMap::new() }
     }
 
     /// The messages of a group.
@@ -97,6 +99,7 @@ impl Peer {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the connection to a rank is given up");
+                    self.violation.get_or_insert(error.to_string());
                     break;
                 }
             }
@@ -185,8 +188,7 @@ impl Drop for Mesh {
             std::thread::sleep(Duration::from_micros(100));
         }
         peers.iter_mut().for_each(|peer| peer.connection.finish());
-        let mut networks: VecDeque<&mut Peer> =
-            peers.into_iter().filter(|peer| peer.connection.leaves_machine()).collect();
+        let mut networks: VecDeque<&mut Peer> = peers.into_iter().filter(|peer| peer.connection.is_network()).collect();
         // A socket that is closed with unread bytes resets the connection, and bytes in flight to the other end are lost.
         while start.elapsed() < LINGER && !networks.is_empty() {
             networks.retain_mut(|peer| {
@@ -195,5 +197,33 @@ impl Drop for Mesh {
             });
             std::thread::sleep(Duration::from_micros(100));
         }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::bootstrap::Socket;
+
+    #[test]
+    fn bytes_that_are_no_frame_are_a_violation_and_more_than_the_end_of_a_connection() {
+        let connected = || {
+            let (own, other) = UnixStream::pair().expect("a pair");
+            own.set_nonblocking(true).expect("a socket");
+            let peer = crate::bootstrap::Peer { socket: Socket::Local(own), session: None, is_here: true };
+            (Peer::new(Connection::new(peer), None), other)
+        };
+        let (mut peer, mut other) = connected();
+        other.write_all(&[0xff; 64]).expect("room for a few bytes");
+        peer.progress();
+        assert!(peer.connection.has_ended());
+        assert!(peer.violation.is_some_and(|violation| violation.contains("no rank of this version sends")));
+        let (mut peer, other) = connected();
+        drop(other);
+        peer.progress();
+        assert!(peer.connection.has_ended() && peer.violation.is_none());
     }
 }

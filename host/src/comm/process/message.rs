@@ -136,7 +136,10 @@ impl Messages {
                     }
                 });
                 if let Err(reason) = taken {
-                    let reason = format!("a peer sent {reason} where no rank of this version does");
+                    let reason = format!(
+                        "a peer sent {reason}, which no rank of this version sends here: all ranks need one version of \
+                         gradsync"
+                    );
                     self.error.get_or_insert(LinkError(reason));
                 }
             }

@@ -26,13 +26,14 @@
 //!
 //! # One machine
 //!
-//! Processes of one machine, one user and one network namespace connect by Unix sockets, whose names disappear once all have connected.
+//! Processes of one machine, one user and one network namespace connect by Unix sockets, whose names disappear once all have connected;
+//! other processes of the machine, and those between which the system refuses such a socket, connect by TCP, with authenticated frames.
 //! Both ends prove that they know the group's secret. Over the control channel they exchange handles of their memory, and open it by
 //! `/proc`, as ranks of MPI do ([`shares_memory`](ProcessCommunicator::shares_memory)): handshakes run in mailboxes, records in lanes of
 //! shared memory, all collectives but broadcasts in chunks through the mailboxes, and
 //! [shared buffers](crate::GradientBuffer::new_shared) are reduced in place. Longer messages are copied once, by the receiver, directly
 //! out of the sender's memory (`process_vm_readv`). If the system does not permit this, they go through the lanes; if memory cannot be
-//! shared, for example for lack of descriptors, through the sockets. Ranks try each of these when the communicator is made, and all ranks
+//! shared, for example for lack of descriptors or between containers with PID namespaces of their own, through the sockets. Ranks try each of these when the communicator is made, and all ranks
 //! make the same choice. With `GRADSYNC_PROCESS_MESSAGES_ONLY=1` in the environment of any rank, all use only sockets.
 //!
 //! # Several machines
@@ -65,9 +66,8 @@ use std::time::Duration;
 
 use self::link::ProcessLink;
 use self::mesh::Mesh;
-use super::DEFAULT_DEADLINE;
 use super::message_passing::{MemoryUse, MessagePassing, communicator};
-use crate::bootstrap::Member;
+use crate::bootstrap::{Member, call_deadline};
 use crate::error::Result;
 
 /// The environment variable that makes ranks use sockets even if they could share memory, with any value but `0`.
@@ -85,14 +85,14 @@ pub struct ProcessCommunicator {
 
 impl ProcessCommunicator {
     /// Connects the ranks of a group that a [`Rendezvous`](crate::bootstrap::Rendezvous) has formed. All of them have to call it.
-    /// The deadline of its calls is [`DEFAULT_DEADLINE`], whatever the rendezvous had.
+    /// The deadline of its calls is `GRADSYNC_DEADLINE` or [`DEFAULT_DEADLINE`](crate::comm::DEFAULT_DEADLINE), whatever the rendezvous had.
     ///
     /// # Errors
     /// [`CommError::Timeout`](crate::CommError::Timeout) and [`CommError::PeerGone`](crate::CommError::PeerGone) for ranks that do not
     /// connect; [`CommError::Transport`](crate::CommError::Transport), on every rank, with the system's error if a rank cannot connect:
     /// for example, it has no descriptors left, of which it needs one for each other rank.
     pub fn new(member: Member) -> Result<Self> {
-        Self::new_within(member, DEFAULT_DEADLINE)
+        Self::new_within(member, call_deadline()?)
     }
 
     /// Like [`new`](Self::new), but this call waits for the other ranks at most `deadline`, and so do the calls of the communicator, as
@@ -107,7 +107,7 @@ impl ProcessCommunicator {
         Ok(Self { ranks: MessagePassing::new(Box::new(link), deadline, memory)?, mesh })
     }
 
-    /// Sets the deadline of every call, [`DEFAULT_DEADLINE`] otherwise; equal on all ranks, or the shortest takes effect. Groups that are
+    /// Sets the deadline of every call, that of [`new`](Self::new) otherwise; equal on all ranks, or the shortest takes effect. Groups that are
     /// split off keep it.
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {

@@ -55,7 +55,7 @@ impl Fingerprint {
     }
 
     /// XXH3 (64 bits, seed 0) of the hashes of all MiBs.
-    pub(crate) fn hash(&self) -> u64 {
+    pub fn hash(&self) -> u64 {
         fingerprint_of_words(&self.hashes)
     }
 

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use gradsync_device::math::Element as Formula;
-use gradsync_device::math::adasum::{self, Pair, join, pairs, product_index, products};
+use gradsync_device::math::adasum::{self, Criterion, Pair, join, pairs, product_index, products};
 use gradsync_device::math::precise::{self, Scales};
 use gradsync_device::math::wide::Wide;
 
@@ -30,6 +30,8 @@ pub struct Trees {
     coefficients: Coefficients,
     /// The layers that take the exact path.
     wanted: Vec<bool>,
+    /// The pair whose next sums are scaled ([`Trees::scale_pair`]).
+    scaled: Option<Pair>,
 }
 
 /// The coefficients, `layers × (P - 1)`.
@@ -37,22 +39,33 @@ pub struct Trees {
 enum Coefficients {
     Plain(Vec<adasum::Coefficients>),
     /// Coefficients of nodes that are rounded to the vectors' dtype.
-    Rounded(Vec<adasum::Coefficients>),
+    Rounded(Vec<OfRounded>),
     Precise {
         of_pairs: Vec<precise::Coefficients>,
-        /// The squared norms of the ranks' vectors, `layers × P`.
-        squared_norms: Vec<f64>,
+        /// The scaling norms of the ranks' vectors, `layers × P`.
+        scaling_norms: Vec<f64>,
     },
+}
+
+/// The coefficients of a pair of rounded nodes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum OfRounded {
+    Plain(adasum::Coefficients),
+    /// The coefficients, and the scaling norms of both nodes, whose squared norms have overflowed.
+    Scaled(precise::Coefficients, [f64; 2]),
 }
 
 /// The coefficients of one layer's tree.
 #[derive(Clone, Copy)]
 pub(super) enum Tree<'a> {
     Plain(&'a [adasum::Coefficients]),
-    Rounded(&'a [adasum::Coefficients]),
-    /// The coefficients, and the squared norms of the ranks' vectors.
+    Rounded(&'a [OfRounded]),
+    /// The coefficients, and the scaling norms of the ranks' vectors.
     Precise(&'a [precise::Coefficients], &'a [f64]),
 }
+
+/// Coefficients of `f64` that are not set.
+const PRECISE_ONES: precise::Coefficients = (Wide { high: 1.0, low: 0.0 }, Wide { high: 1.0, low: 0.0 });
 
 impl Trees {
     /// Creates trees over `world_size` ranks for the layers selected by `wanted`, without coefficients.
@@ -62,7 +75,7 @@ impl Trees {
     pub fn new(world_size: usize, wanted: Vec<bool>) -> Result<Self> {
         check_world("trees", world_size)?;
         let coefficients = Coefficients::Plain(vec![(1.0, 1.0); wanted.len() * (world_size - 1)]);
-        Ok(Self { world_size, coefficients, wanted })
+        Ok(Self { world_size, coefficients, wanted, scaled: None })
     }
 
     /// Like [`new`](Self::new), with every node rounded to the dtype of the vectors, as [`Algorithm::Tree`](crate::ops::Algorithm::Tree)
@@ -72,12 +85,13 @@ impl Trees {
     /// The errors of [`new`](Self::new).
     pub fn rounded(world_size: usize, wanted: Vec<bool>) -> Result<Self> {
         check_world("trees", world_size)?;
-        let coefficients = Coefficients::Rounded(vec![(1.0, 1.0); wanted.len() * (world_size - 1)]);
-        Ok(Self { world_size, coefficients, wanted })
+        let ones = OfRounded::Plain((1.0, 1.0));
+        let coefficients = Coefficients::Rounded(vec![ones; wanted.len() * (world_size - 1)]);
+        Ok(Self { world_size, coefficients, wanted, scaled: None })
     }
 
     /// Like [`new`](Self::new), for vectors of `f64`, in twice the precision of `f64`. `gram` has the layers' Gram matrices, from which the
-    /// scales of the sums are derived.
+    /// scales of the sums are derived; where squared norms overflow, large vectors are scaled by a power of two.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new), and [`Error::LengthMismatch`] for Gram matrices of another number of layers or ranks.
@@ -85,14 +99,14 @@ impl Trees {
         check_world("trees", world_size)?;
         let count = products(world_size);
         same_len("trees", ("products of the layers", wanted.len() * count), ("products", gram.len()))?;
-        let norms = |gram: &[f64]| -> Vec<f64> {
-            (0..world_size).map(|rank| gram[product_index(rank, rank, world_size)]).collect()
-        };
-        let coefficients = Coefficients::Precise {
-            of_pairs: vec![(Wide::from(1.0), Wide::from(1.0)); wanted.len() * (world_size - 1)],
-            squared_norms: gram.chunks_exact(count).flat_map(norms).collect(),
-        };
-        Ok(Self { world_size, coefficients, wanted })
+        let mut scaling_norms = Vec::with_capacity(wanted.len() * world_size);
+        for gram in gram.chunks_exact(count) {
+            let squared_norm = |rank: usize| gram[product_index(rank, rank, world_size)];
+            precise::scaling_norms(world_size, squared_norm, |_, norm| scaling_norms.push(norm));
+        }
+        let of_pairs = vec![PRECISE_ONES; wanted.len() * (world_size - 1)];
+        let coefficients = Coefficients::Precise { of_pairs, scaling_norms };
+        Ok(Self { world_size, coefficients, wanted, scaled: None })
     }
 
     /// Repeats the tree for `count` segments that share the weights of one layer.
@@ -100,19 +114,44 @@ impl Trees {
         let coefficients = match &self.coefficients {
             Coefficients::Plain(of_pairs) => Coefficients::Plain(of_pairs.repeat(count)),
             Coefficients::Rounded(of_pairs) => Coefficients::Rounded(of_pairs.repeat(count)),
-            Coefficients::Precise { of_pairs, squared_norms } => {
-                Coefficients::Precise { of_pairs: of_pairs.repeat(count), squared_norms: squared_norms.repeat(count) }
+            Coefficients::Precise { of_pairs, scaling_norms } => {
+                Coefficients::Precise { of_pairs: of_pairs.repeat(count), scaling_norms: scaling_norms.repeat(count) }
             }
         };
-        Self { world_size: self.world_size, coefficients, wanted: self.wanted.repeat(count) }
+        Self { coefficients, wanted: self.wanted.repeat(count), ..*self }
     }
 
     /// The number of sums per layer that [`tree_dots`] returns.
     pub fn sums(&self) -> usize {
         match self.coefficients {
-            Coefficients::Plain(_) | Coefficients::Rounded(_) => 3,
-            Coefficients::Precise { .. } => precise::SUMS,
+            Coefficients::Plain(_) => 3,
+            Coefficients::Rounded(_) if self.scaled.is_none() => 3,
+            Coefficients::Rounded(_) | Coefficients::Precise { .. } => precise::SUMS,
         }
+    }
+
+    /// Whether a squared norm in a pair's sums, from rounded trees of `f64`, has overflowed in some layer. The pair's sums must then be
+    /// computed again, scaled, before they are passed to [`set_pair`](Self::set_pair). False for other trees.
+    ///
+    /// # Errors
+    /// The errors of [`set_pair`](Self::set_pair).
+    pub fn scale_pair(&mut self, pair: Pair, sums: &[f64]) -> Result<bool> {
+        self.check_pair("scale_pair", pair)?;
+        same_len("scale_pair", ("sums of the trees", self.wanted.len() * self.sums()), ("sums", sums.len()))?;
+        let Coefficients::Rounded(of_pairs) = &mut self.coefficients else { return Ok(false) };
+        for (layer, sums) in sums.chunks_exact(3).enumerate().filter(|(layer, _)| self.wanted[*layer]) {
+            let (gram, mut norms) = ([sums[1], sums[0], sums[2]], [0.0; 2]);
+            let product = |i: usize, j: usize| gram[i + j];
+            let is_lost = adasum::weights(&mut [0.0; 2][..], 2, Criterion::Overflow, product, |_, _| ());
+            precise::scaling_norms(2, |side| product(side, side), |side, norm| norms[side] = norm);
+            of_pairs[layer * (self.world_size - 1) + pair.index()] = if is_lost {
+                self.scaled = Some(pair);
+                OfRounded::Scaled(PRECISE_ONES, norms)
+            } else {
+                OfRounded::Plain(adasum::coefficients(sums[0], sums[1], sums[2]))
+            };
+        }
+        Ok(self.scaled.is_some())
     }
 
     /// Computes the coefficients of a pair from the sums of [`tree_dots`] for each layer, added over all parts of the vectors, and applies
@@ -126,17 +165,29 @@ impl Trees {
         let (layers, width, ranks) = (self.wanted.len(), self.sums(), self.world_size);
         same_len("set_pair", ("sums of the trees", layers * width), ("sums", sums.len()))?;
         same_len("set_pair", ("layers × ranks", layers * ranks), ("weights", weights.len()))?;
+        let is_scaled = self.scaled.take().is_some();
         for (layer, sums) in sums.chunks_exact(width).enumerate().filter(|(layer, _)| self.wanted[*layer]) {
             let place = layer * (ranks - 1) + pair.index();
+            let precise = |to: &mut precise::Coefficients, scales: Scales| {
+                *to = precise::coefficients(|index| sums[index], scales);
+                precise::rounded(*to, scales)
+            };
             let both = match &mut self.coefficients {
-                Coefficients::Plain(of_pairs) | Coefficients::Rounded(of_pairs) => {
+                Coefficients::Plain(of_pairs) => {
                     of_pairs[place] = adasum::coefficients(sums[0], sums[1], sums[2]);
                     of_pairs[place]
                 }
-                Coefficients::Precise { of_pairs, squared_norms } => {
-                    let scales = Scales::of(pair, |rank| squared_norms[layer * ranks + rank]);
-                    of_pairs[place] = precise::coefficients(|index| sums[index], scales);
-                    precise::rounded(of_pairs[place])
+                Coefficients::Rounded(of_pairs) => match &mut of_pairs[place] {
+                    OfRounded::Scaled(to, norms) if is_scaled => precise(to, Scales::of(OF_NODES, |side| norms[side])),
+                    OfRounded::Plain(both) if is_scaled => *both,
+                    place => {
+                        let both = adasum::coefficients(sums[0], sums[1], sums[2]);
+                        *place = OfRounded::Plain(both);
+                        both
+                    }
+                },
+                Coefficients::Precise { of_pairs, scaling_norms } => {
+                    precise(&mut of_pairs[place], Scales::of(pair, |rank| scaling_norms[layer * ranks + rank]))
                 }
             };
             adasum::combine_pair(&mut weights[layer * ranks..][..ranks], pair, both);
@@ -145,10 +196,13 @@ impl Trees {
     }
 
     fn check_pair(&self, operation: &'static str, pair: Pair) -> Result<()> {
-        if pairs(self.world_size).any(|known| known == pair) {
+        let reason = if !pairs(self.world_size).any(|known| known == pair) {
+            format!("the tree of {} ranks has no {pair:?}", self.world_size)
+        } else if let Some(scaled) = self.scaled.filter(|&scaled| scaled != pair) {
+            format!("{pair:?}: the scaled sums of {scaled:?} come first")
+        } else {
             return Ok(());
-        }
-        let reason = format!("the tree of {} ranks has no {pair:?}", self.world_size);
+        };
         Err(Error::InvalidArgument { operation, reason })
     }
 
@@ -158,8 +212,8 @@ impl Trees {
         self.wanted[layer].then(|| match &self.coefficients {
             Coefficients::Plain(of_pairs) => Tree::Plain(&of_pairs[pairs]),
             Coefficients::Rounded(of_pairs) => Tree::Rounded(&of_pairs[pairs]),
-            Coefficients::Precise { of_pairs, squared_norms } => {
-                Tree::Precise(&of_pairs[pairs], &squared_norms[layer * self.world_size..][..self.world_size])
+            Coefficients::Precise { of_pairs, scaling_norms } => {
+                Tree::Precise(&of_pairs[pairs], &scaling_norms[layer * self.world_size..][..self.world_size])
             }
         })
     }
@@ -199,43 +253,57 @@ fn pairs_below(ranks: Range<usize>) -> impl Iterator<Item = (Pair, Pair)> {
 pub(super) fn root(vectors: &[Slice<'_>], block: Range<usize>, tree: Tree<'_>, factor: f64) -> Block {
     let ranks = 0..vectors.len();
     match tree {
-        Tree::Plain(of_pairs) | Tree::Rounded(of_pairs) => {
-            let mut root = node(vectors, block, ranks, of_pairs, matches!(tree, Tree::Rounded(_)));
+        Tree::Plain(_) | Tree::Rounded(_) => {
+            let mut root = node(vectors, block, ranks, tree);
             if factor != 1.0 {
                 root.iter_mut().for_each(|value| *value *= factor);
             }
             root
         }
-        Tree::Precise(tree, _) => {
-            let mut root = [0.0; BLOCK_LEN];
-            for (to, from) in root.iter_mut().zip(precise_node(vectors, block, ranks, tree)) {
-                *to = if factor == 1.0 { from.high } else { from.times(factor.into()).high };
+        Tree::Precise(of_pairs, norms) => {
+            let (mut root, norm) = ([0.0; BLOCK_LEN], norms.iter().sum());
+            for (to, from) in root.iter_mut().zip(precise_node(vectors, block, ranks, (of_pairs, norms))) {
+                *to = precise::root(from, norm, factor);
             }
             root
         }
     }
 }
 
-/// Computes one block of the node over `ranks`; `rounded` is set for trees that round every node.
-fn node(
-    vectors: &[Slice<'_>],
-    block: Range<usize>,
-    ranks: Range<usize>,
-    tree: &[adasum::Coefficients],
-    rounded: bool,
-) -> Block {
+/// Computes one block of the node over `ranks`, of a tree that is not precise.
+fn node(vectors: &[Slice<'_>], block: Range<usize>, ranks: Range<usize>, tree: Tree<'_>) -> Block {
     let (mut nodes, mut halfway) = (vec![[0.0; BLOCK_LEN]; ranks.len()], [0.0; BLOCK_LEN]);
     for (node, vector) in nodes.iter_mut().zip(&vectors[ranks.clone()]) {
         widen(node, &mut halfway, *vector, block.clone());
     }
     for (Pair { begin, middle, .. }, global) in pairs_below(ranks) {
         let (left, right) = nodes.split_at_mut(middle);
-        join_block(tree[global.index()], &mut left[begin], &right[0]);
-        if rounded {
-            with_typed!(Slice, vectors[0], data => round(&mut left[begin], storage(data)));
+        let (left, right) = (&mut left[begin], &right[0]);
+        let index = global.index();
+        match tree {
+            Tree::Plain(of_pairs) => join_block(of_pairs[index], left, right),
+            Tree::Rounded(of_pairs) => {
+                match of_pairs[index] {
+                    OfRounded::Plain(both) => join_block(both, left, right),
+                    OfRounded::Scaled(both, norms) => join_scaled(both, norms, left, right),
+                }
+                with_typed!(Slice, vectors[0], data => round(left, storage(data)));
+            }
+            Tree::Precise(..) => unreachable!("the nodes of precise trees are no blocks of f64"),
         }
     }
     nodes[0]
+}
+
+/// The pair of two nodes as a tree of its own.
+const OF_NODES: Pair = Pair { begin: 0, middle: 1, end: 2 };
+
+/// Joins two blocks of nodes whose squared norms have overflowed.
+fn join_scaled(both: precise::Coefficients, norms: [f64; 2], left: &mut Block, right: &Block) {
+    for (left, &right) in left.iter_mut().zip(right) {
+        let joined = precise::join(both, precise::leaf(*left, norms[0]), precise::leaf(right, norms[1]));
+        *left = precise::root(joined, norms[0] + norms[1], 1.0);
+    }
 }
 
 /// Rounds a block to the dtype of a vector.
@@ -245,19 +313,20 @@ fn round<T: Formula>(block: &mut Block, _vector: &[T]) {
     cast_near(block, &narrow);
 }
 
-/// Computes one block of a node in twice the precision of `f64`, for the elements of the block alone.
+/// Computes one block of a node in twice the precision of `f64`, for the elements of the block alone, from the coefficients of the tree and
+/// the scaling norms of all ranks.
 fn precise_node(
     vectors: &[Slice<'_>],
     block: Range<usize>,
     ranks: Range<usize>,
-    tree: &[precise::Coefficients],
+    (tree, norms): (&[precise::Coefficients], &[f64]),
 ) -> Vec<Wide> {
-    let values = |vector: &Slice<'_>| -> Vec<Wide> {
-        with_typed!(Slice, vector.range(block.clone()), data => {
-            storage(data).iter().map(|value| value.to_f64().into()).collect()
+    let values = |rank: usize| -> Vec<Wide> {
+        with_typed!(Slice, vectors[rank].range(block.clone()), data => {
+            storage(data).iter().map(|value| precise::leaf(value.to_f64(), norms[rank])).collect()
         })
     };
-    let mut nodes: Vec<Vec<Wide>> = vectors[ranks.clone()].iter().map(values).collect();
+    let mut nodes: Vec<Vec<Wide>> = ranks.clone().map(values).collect();
     for (Pair { begin, middle, .. }, global) in pairs_below(ranks) {
         let (left, right) = nodes.split_at_mut(middle);
         for (left, &right) in left[begin].iter_mut().zip(&right[0]) {
@@ -296,24 +365,37 @@ pub(crate) fn add_tree_dots(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &
         || (),
         |chunk, (), sums| match trees.wanted(chunk.layer) {
             None => {}
-            Some(kind @ (Tree::Plain(tree) | Tree::Rounded(tree))) => {
-                let rounded = matches!(kind, Tree::Rounded(_));
+            Some(tree @ Tree::Rounded(of_pairs)) if trees.scaled.is_some() => {
+                let OfRounded::Scaled(_, norms) = of_pairs[pair.index()] else { return };
+                let mut terms = [0.0; precise::SUMS];
+                let scales = Scales::of(OF_NODES, |side| norms[side]);
+                for block in blocks(chunk.range.clone()) {
+                    let len = block.len();
+                    let nodes = [&left, &right].map(|ranks| node(vectors, block.clone(), ranks.clone(), tree));
+                    for (&left, &right) in nodes[0][..len].iter().zip(&nodes[1]) {
+                        let (left, right) = (precise::leaf(left, norms[0]), precise::leaf(right, norms[1]));
+                        terms = precise::add_terms(terms, scales, left, right);
+                    }
+                }
+                sums.copy_from_slice(&terms);
+            }
+            Some(tree @ (Tree::Plain(_) | Tree::Rounded(_))) => {
                 let mut lanes = [[0.0; LANES]; 3];
                 for block in blocks(chunk.range.clone()) {
-                    let left = node(vectors, block.clone(), left.clone(), tree, rounded);
-                    let right = node(vectors, block, right.clone(), tree, rounded);
+                    let left = node(vectors, block.clone(), left.clone(), tree);
+                    let right = node(vectors, block, right.clone(), tree);
                     add_dot(&mut lanes[0], &left, &right);
                     add_dot(&mut lanes[1], &left, &left);
                     add_dot(&mut lanes[2], &right, &right);
                 }
                 sums.copy_from_slice(&lanes.map(lane_sum));
             }
-            Some(Tree::Precise(tree, squared_norms)) => {
+            Some(Tree::Precise(of_pairs, norms)) => {
                 let mut terms = [0.0; precise::SUMS];
-                let scales = Scales::of(pair, |rank| squared_norms[rank]);
+                let scales = Scales::of(pair, |rank| norms[rank]);
                 for block in blocks(chunk.range.clone()) {
-                    let left = precise_node(vectors, block.clone(), left.clone(), tree);
-                    let right = precise_node(vectors, block, right.clone(), tree);
+                    let left = precise_node(vectors, block.clone(), left.clone(), (of_pairs, norms));
+                    let right = precise_node(vectors, block, right.clone(), (of_pairs, norms));
                     for (&left, &right) in left.iter().zip(&right) {
                         terms = precise::add_terms(terms, scales, left, right);
                     }

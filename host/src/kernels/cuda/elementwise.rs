@@ -243,6 +243,7 @@ impl<'a> Pieces<'a> {
             .iter()
             .flat_map(|piece| [piece.destination, piece.source, piece.len, piece.first_block])
             .collect();
+        let _held = queue.hold();
         let table = queue.table(&words)?;
         let arguments = [(&table).into(), self.pieces.len().into()];
         // SAFETY: the caller's promise; the table has that many rows.

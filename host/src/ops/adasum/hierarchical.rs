@@ -83,13 +83,17 @@ fn check_grid(operation: &'static str, positions: &[GridPosition]) -> Result<()>
         if let Some((other, _)) = before().find(|(_, other)| {
             other.on_node.first == position.on_node.first && other.across.rank != position.across.rank
         }) {
-            return refuse(format!("ranks {other} and {rank} are on one node, but not in the same place across nodes"));
+            return refuse(format!(
+                "ranks {other} and {rank} are on one node, and have different ranks in their groups across nodes, \
+                 which must be equal"
+            ));
         }
         if let Some((other, _)) = before().find(|(_, other)| {
             other.across.first == position.across.first && other.on_node.rank != position.on_node.rank
         }) {
             return refuse(format!(
-                "ranks {other} and {rank} meet across nodes, but not from the same place on their nodes"
+                "ranks {other} and {rank} are in one group across nodes, and have different ranks on their nodes, \
+                 which must be equal"
             ));
         }
     }

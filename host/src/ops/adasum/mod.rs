@@ -13,6 +13,7 @@ mod shared_memory;
 mod tree;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use gradsync_device::math::adasum::Criterion;
 
@@ -28,7 +29,7 @@ pub use self::object::{Adasum, AdasumMemory};
 #[cfg(feature = "cuda")]
 use self::tree::Tree;
 use crate::agreement::same_plan;
-use crate::buffer::{GradientBuffer, Parts};
+use crate::buffer::{GradientBuffer, Parts, TensorTable};
 use crate::call::Value;
 use crate::call::scope;
 use crate::comm::Communicator;
@@ -51,11 +52,12 @@ pub struct AdasumReport {
     pub algorithm: Algorithm,
     /// The weights of the ranks' vectors in the result, `[layer][rank]`: with [`Granularity::Tensor`] each tensor is a layer, so that
     /// `weights[tensor * world_size + rank]` is the factor of that rank's tensor; with [`Granularity::Whole`] there is one layer. A
-    /// hierarchical reduction has weights of nodes, `[layer][node]`, unless it combined all ranks by one Gram matrix. Weights may be negative.
+    /// hierarchical reduction has weights of nodes, `[layer][node]`, unless it combined all ranks by one Gram matrix. Weights may be negative;
+    /// a weight beyond the range of `f64`, as of a vector of 1e-75 beside one of 1e300, is infinite here and has its right value in the result.
     /// `None` for [`Algorithm::Tree`], where no rank knows all of them. [`weights_of`](Self::weights_of) returns those of one layer.
     pub weights: Option<Vec<f64>>,
-    /// The number of layers that lost digits to cancellation, or are short vectors of `f64`, and were recomputed from the vectors; their
-    /// weights are exact as well.
+    /// The number of layers that lost digits to cancellation, or are short vectors of `f64`, or whose products overflowed, and were recomputed
+    /// from the vectors; their weights are exact as well.
     pub recomputed: usize,
     /// The number of layers; 0 for [`Algorithm::Tree`].
     layers: usize,
@@ -109,10 +111,21 @@ impl AdasumReport {
 /// Ranks combine as a tree of adjacent pairs, `(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b`, where a coefficient is 1 if the squared norm is
 /// below the square root of the smallest normal `f64`; an odd rank moves up unchanged. Inner products and weighted sums are `f64`; the
 /// result is rounded once ([`Algorithm::Gram`]) or once per level ([`Algorithm::Tree`]). A NaN or an infinity spreads over its layer
-/// according to the formula. Squares of `f64` elements beyond about 1e154 overflow, and their layer becomes NaN.
+/// according to the formula.
 ///
-/// For layers of `f64` with up to 128 elements, on up to 16 ranks and without nodes, the error is at most 8 × 2^-52 times the largest input, if
-/// the elements are below 1e147.
+/// # Choosing the ranks
+/// An odd rank counts double, because it meets a pair: equal vectors get the weights 1/4, 1/4, 1/2 on 3 ranks, four times 1/8 and 1/2 on 5,
+/// four times 1/8 and twice 1/4 on 6, six times 1/8 and 1/4 on 7. On a power of two of ranks they get equal weights. Ranks must see alike
+/// data: vectors in unrelated directions are added, so that ranks with labels of their own, above all after own steps between reductions,
+/// diverge where a mean does not (page "Convergence", "What to use").
+///
+/// # Range and precision of `f64`
+/// Finite elements may have any magnitude: where squared norms overflow, large vectors are scaled by a power of two. A vector whose norm is
+/// below 1.22e-77, so that its square is below the square root above, has the coefficient 1: shorter vectors are added.
+///
+/// For layers of up to 128 elements, on up to 16 ranks and without nodes, the error is at most 8 × 2^-52 times the largest input, if the
+/// elements are below 1e147. Inner products with vectors whose squares overflow have the precision of sums of `f64`, so that of two such
+/// vectors that are opposite to within 1e-8, half of the digits remain.
 ///
 /// This prepares an [`Adasum`], runs it once and waits for its report. A training loop keeps the object.
 ///
@@ -156,7 +169,7 @@ impl AdasumMemory for Host {
 /// The properties of buffers in host memory that the ranks have agreed on, and the report of the last reduction.
 #[derive(Debug)]
 struct MadeFor {
-    fingerprint: u64,
+    table: Arc<TensorTable>,
     memory: &'static str,
     report: AdasumReport,
 }
@@ -168,12 +181,12 @@ impl MadeFor {
             Algorithm::Tree => AdasumReport::of_tree(),
             _ => AdasumReport::of_gram(vec![0.0; layers * vectors], layers, 0),
         };
-        Self { fingerprint: buffer.table().fingerprint(), memory: memory_kind(buffer), report }
+        Self { table: buffer.shared_table(), memory: memory_kind(buffer), report }
     }
 
     /// Refuses a buffer that differs from the buffer that the ranks agreed on.
     fn check(&self, operation: &'static str, buffer: &GradientBuffer) -> Result<()> {
-        buffer.table().check_made_for(operation, self.fingerprint)?;
+        buffer.table().check_made_for(operation, &self.table)?;
         let (made_for, found) = (self.memory, memory_kind(buffer));
         if made_for == found {
             return Ok(());
@@ -288,6 +301,31 @@ fn for_tensors(of_layers: &[f64], width: usize, tensors: usize) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::Algorithm;
+    use crate::GradientBuffer;
+    use crate::buffer::table::tests::{LENS, colliding};
+    use crate::comm::local;
+    use crate::dtype::DType;
+    use crate::error::Error;
+    use crate::ops::{Adasum, AdasumOptions};
+
+    #[test]
+    fn an_adasum_made_for_128_elements_refuses_a_buffer_that_collides_in_a_fast_hash() {
+        let run = local::run(2, |comm| {
+            let [small, large] = colliding();
+            let mut large = GradientBuffer::new(DType::F32, 2, large)?;
+            let mut adasum = Adasum::new(&comm, &GradientBuffer::new(DType::F32, 2, small)?, AdasumOptions::default())?;
+            assert_eq!(large.segments()[0].len(), LENS[1]);
+            large.tensor_mut(0).copy_from_slice(&vec![1.0f32; LENS[1]])?;
+            let error = adasum.all_reduce(&mut large).expect_err("made for other tensors");
+            assert!(
+                matches!(&error, Error::InvalidArgument { reason, .. } if reason.contains("other tensors")),
+                "{error}"
+            );
+            assert_eq!(large.tensor(0).to_vec::<f32>()?, vec![1.0; LENS[1]]);
+            Ok::<_, Error>(())
+        });
+        run.unwrap();
+    }
 
     #[test]
     fn gram_until_its_products_cost_and_the_tree_where_it_can() {

@@ -68,7 +68,8 @@ pub trait Prepared<M: Memory>: Debug {
 /// | [`on_nodes`](Self::on_nodes) | host memory, GPU | by a sum, a mean or Adasum inside nodes, by Adasum across them | 2 |
 /// | `staged` | GPU | all at once, by the processors, over a transport of host memory | 1 |
 ///
-/// All of them have the numerics of [`adasum_all_reduce`](super::adasum_all_reduce). The object keeps its communicators, and reduces
+/// All of them have the numerics of [`adasum_all_reduce`](super::adasum_all_reduce), which also says which ranks to choose: an odd one counts
+/// double, and ranks must see alike data. The object keeps its communicators, and reduces
 /// buffers with the tensors of the buffer for which it was created.
 #[derive(Debug)]
 pub struct Adasum<'c, M: AdasumMemory = Host>(Box<dyn Prepared<M> + 'c>);

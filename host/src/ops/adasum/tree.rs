@@ -2,11 +2,12 @@
 //! half and continues with it; then they exchange the results. Vectors may be divided among the ranks of a node, each of which processes
 //! its part in this way.
 //!
-//! Intermediate results are rounded to the dtype. The number of vectors must be a power of two, which the caller has checked.
+//! Intermediate results are rounded to the dtype. Where squared norms of `f64` overflow, a pair is combined by the exact path of the Gram
+//! form, which scales large vectors. The number of vectors must be a power of two, which the caller has checked.
 
 use std::ops::Range;
 
-use gradsync_device::math::adasum;
+use gradsync_device::math::adasum::{self, Criterion, Pair};
 
 use super::{AdasumReport, Granularity, OPERATION, for_tensors};
 use crate::buffer::{Parts, Scratch};
@@ -17,7 +18,7 @@ use crate::kernels::cpu;
 use crate::memory::HostBuffer;
 use crate::plan::chunks::SumTable;
 use crate::plan::{segments, tree};
-use crate::slice::SliceMut;
+use crate::slice::{Slice, SliceMut};
 
 /// Replaces the arena, which has the tensors `tensors`, by the Adasum of all ranks' arenas.
 pub(super) fn in_place(comm: &dyn Communicator, parts: Parts<'_>, granularity: Granularity) -> Result<AdasumReport> {
@@ -60,6 +61,7 @@ impl Tree<'_> {
         let Tree { across, table, begin, tensors, .. } = *self;
         let [mut mine, mut theirs] = Self::halves(scratch, arena.dtype(), arena.len())?;
         let steps = tree::steps(across.rank(), across.world_size(), arena.len());
+        let criterion = if arena.dtype() == DType::F64 { Criterion::Overflow } else { Criterion::Narrow };
 
         for step in &steps {
             let kept = 0..step.keep.len();
@@ -75,11 +77,16 @@ impl Tree<'_> {
             cpu::add_gram(&mut sums, &[left, right], &table.within(begin + step.keep.start..begin + step.keep.end));
             self.sum(step.group.len(), &mut sums)?;
             let sums = table.fold(&sums, adasum::products(2));
-            let pairs = sums.chunks_exact(3).map(|gram| adasum::coefficients(gram[1], gram[0], gram[2]));
-            let weights: Vec<f64> = pairs.flat_map(<[f64; 2]>::from).collect();
+            let cpu::Coefficients { weights, cancelled } = cpu::coefficients_by(&sums, 2, |_| criterion)?;
             let weights = for_tensors(&weights, 2, tensors.len());
             let parts = segments::clip(tensors, step.keep.clone());
-            cpu::combine(arena.reborrow().range_mut(step.keep.clone()), &[left, right], &weights, &parts)?;
+            let mut kept = arena.reborrow().range_mut(step.keep.clone());
+            cpu::combine(kept.reborrow(), &[left, right], &weights, &parts)?;
+            if cancelled.contains(&true) {
+                let trees = self.scaled(step, &[left, right], &sums, cancelled)?;
+                let trees = if table.layers() == tensors.len() { trees } else { trees.repeated(tensors.len()) };
+                cpu::tree_combine(kept, &[left, right], &parts, &trees, 1.0)?;
+            }
         }
         for step in steps.iter().rev() {
             let mut kept = mine.as_mut_slice().range_mut(0..step.keep.len());
@@ -89,6 +96,26 @@ impl Tree<'_> {
         }
         scratch.give([mine, theirs]);
         Ok(())
+    }
+
+    /// Computes the coefficients of the layers whose squared norms have overflowed, as trees of one pair, from the two vectors of a step and
+    /// their products over all ranks of its group. These ranks have the same products, and all call this or none.
+    fn scaled(
+        &self,
+        step: &tree::Step,
+        vectors: &[Slice<'_>],
+        products: &[f64],
+        overflowed: Vec<bool>,
+    ) -> Result<cpu::Trees> {
+        let (table, pair) = (self.table, Pair { begin: 0, middle: 1, end: 2 });
+        let mut unused_weights = vec![1.0; 2 * overflowed.len()];
+        let mut trees = cpu::Trees::precise(2, overflowed, products)?;
+        let mut sums = vec![0.0; table.row_count() * trees.sums()];
+        let chunks = table.within(self.begin + step.keep.start..self.begin + step.keep.end);
+        cpu::add_tree_dots(&mut sums, vectors, &chunks, &trees, pair);
+        self.sum(step.group.len(), &mut sums)?;
+        trees.set_pair(pair, &table.fold(&sums, trees.sums()), &mut unused_weights)?;
+        Ok(trees)
     }
 
     /// Adds `values` over the ranks of this node, and then over the aligned group of `group_size` vectors to which this rank's vector

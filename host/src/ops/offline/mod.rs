@@ -44,7 +44,7 @@ mod processor;
 
 use std::ops::Range;
 
-use gradsync_device::math::adasum::{self, Criterion};
+use gradsync_device::math::adasum::{self, Criterion, Pair};
 
 pub use self::processor::Processor;
 use super::{AdasumOptions, Algorithm, Granularity};
@@ -196,18 +196,20 @@ impl<'a> OfflineReduction<'a> {
 
     fn gram(&self, tensors: Range<usize>) -> Result<Combination> {
         let ranks = self.source.ranks();
-        // Tensors that form one vector may differ in dtype: the narrowest limits the precision of the result.
-        let is_double = tensors.clone().all(|tensor| self.source.tensor(tensor).0 == DType::F64);
+        // Tensors that form one vector may differ in dtype: the narrowest limits the precision of the result, the widest its range.
+        let is_double = tensors.clone().all(|tensor| self.is_double(tensor));
         let len = tensors.clone().map(|tensor| self.source.tensor(tensor).1).sum();
         let mut gram = vec![0.0; adasum::products(ranks)];
         self.for_each_piece(tensors.clone(), |vectors, chunks| self.processor.add_gram(&mut gram, vectors, chunks))?;
         let found = cpu::coefficients_by(&gram, ranks, |_| Criterion::of(is_double, len))?;
-        if !found.cancelled[0] {
+        let has_overflowed = tensors.clone().any(|tensor| self.is_double(tensor))
+            && cpu::coefficients_by(&gram, ranks, |_| Criterion::Overflow)?.cancelled[0];
+        if !found.cancelled[0] && !has_overflowed {
             return Ok(Combination { weights: found.weights, tree: None });
         }
         // The norms have lost their digits to cancellation, so they are recomputed from the vectors. Such layers are rare or short, and the
         // passes over them run on the CPU for every processor, which gives the same bits.
-        let mut tree = match is_double {
+        let mut tree = match is_double || has_overflowed {
             true => Trees::precise(ranks, vec![true], &gram)?,
             false => Trees::new(ranks, vec![true])?,
         };
@@ -227,14 +229,28 @@ impl<'a> OfflineReduction<'a> {
         let ranks = self.source.ranks();
         let mut weights = vec![1.0; ranks];
         for pair in adasum::pairs(ranks) {
-            let mut sums = vec![0.0; tree.sums()];
-            self.for_each_piece(tensors.clone(), |vectors, chunks| {
-                cpu::add_tree_dots(&mut sums, vectors, chunks, tree, pair);
-                Ok::<_, Error>(())
-            })?;
+            let mut sums = self.sums(tree, pair, tensors.clone())?;
+            if tensors.clone().any(|tensor| self.is_double(tensor)) && tree.scale_pair(pair, &sums)? {
+                sums = self.sums(tree, pair, tensors.clone())?;
+            }
             tree.set_pair(pair, &sums, &mut weights)?;
         }
         Ok(weights)
+    }
+
+    /// Whether a tensor is of `f64`, whose products may overflow.
+    fn is_double(&self, tensor: usize) -> bool {
+        self.source.tensor(tensor).0 == DType::F64
+    }
+
+    /// Computes the sums of one pair of a tree of one layer.
+    fn sums(&self, tree: &Trees, pair: Pair, tensors: Range<usize>) -> Result<Vec<f64>> {
+        let mut sums = vec![0.0; tree.sums()];
+        self.for_each_piece(tensors, |vectors, chunks| {
+            cpu::add_tree_dots(&mut sums, vectors, chunks, tree, pair);
+            Ok::<_, Error>(())
+        })?;
+        Ok(sums)
     }
 
     /// Calls `work` with every rank's elements of each piece of the tensors, and the piece's chunks, all of one layer.

@@ -48,16 +48,24 @@ impl Exchange {
         mut data: DeviceSliceMut<'_>,
         op: ReduceOp,
     ) -> Result<()> {
-        let Some(mut narrow) = self.narrow.take() else {
-            return self.reduce(comm, data, op);
-        };
-        let outcome = cast(narrow.as_mut_slice(), data.as_slice())
-            .and_then(|()| self.reduce(comm, narrow.as_mut_slice(), op))
-            .and_then(|()| cast(data.reborrow(), narrow.as_slice()));
-        self.narrow = Some(narrow);
-        outcome
+        let Self { shard_len, layers, ones, received, narrow } = self;
+        let mut steps = Steps { shard_len: *shard_len, layers, ones, received };
+        let Some(narrow) = narrow else { return steps.reduce(comm, data, op) };
+        cast(narrow.as_mut_slice(), data.as_slice())?;
+        steps.reduce(comm, narrow.as_mut_slice(), op)?;
+        cast(data.reborrow(), narrow.as_slice())
     }
+}
 
+/// The workspace of a reduction in the dtype of the wire.
+struct Steps<'w> {
+    shard_len: usize,
+    layers: &'w mut SegmentWorkspace,
+    ones: &'w DeviceBuffer,
+    received: &'w mut DeviceBuffer,
+}
+
+impl Steps<'_> {
     /// Reduces data in the dtype of the wire.
     fn reduce(&mut self, comm: &dyn Communicator<Cuda>, mut data: DeviceSliceMut<'_>, op: ReduceOp) -> Result<()> {
         let (rank, world_size) = (comm.rank(), comm.world_size());
@@ -81,7 +89,7 @@ impl Exchange {
         let sums = unsafe { DeviceSliceMut::from_view(own) };
         match op {
             ReduceOp::Mean => self.layers.combine(sums, &vectors)?,
-            _ => self.layers.combine_by(&self.ones, sums, &vectors)?,
+            _ => self.layers.combine_by(self.ones, sums, &vectors)?,
         }
 
         // Every shard except this rank's own is written by another rank.

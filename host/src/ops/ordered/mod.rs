@@ -11,7 +11,7 @@ use self::exchange::Exchange;
 use super::peers::{Connection, peers};
 use super::tensors::copy_into;
 use crate::agreement::{all_prepared, same_plan};
-use crate::buffer::GradientBuffer;
+use crate::buffer::{GradientBuffer, TensorTable};
 use crate::call::{Value, scope};
 use crate::comm::{Call, Communicator, Operation, ReduceOp};
 use crate::driver::DeviceSliceMut;
@@ -43,7 +43,7 @@ pub struct OrderedAllReduce<'c> {
     comm: &'c dyn Communicator<Cuda>,
     op: ReduceOp,
     wire: DType,
-    fingerprint: u64,
+    made_for: Arc<TensorTable>,
     steps: Steps,
 }
 
@@ -104,7 +104,7 @@ impl<'c> OrderedAllReduce<'c> {
             Some((connection, ())) => Steps::Peers(connection),
             None => Steps::Exchange(Box::new(all_prepared(operation, comm, Exchange::new(comm, buffer, wire))?)),
         };
-        Ok(Self { comm, op, wire, fingerprint: buffer.table().fingerprint(), steps })
+        Ok(Self { comm, op, wire, made_for: buffer.shared_table(), steps })
     }
 
     /// The dtype in which the data are sent.
@@ -146,10 +146,11 @@ impl<'c> OrderedAllReduce<'c> {
     fn reduce(&mut self, buffer: &mut GradientBuffer<Cuda>, op: ReduceOp) -> Result<()> {
         let operation = Operation::OrderedAllReduce(op);
         let _scope = scope::within(operation);
-        buffer.table().check_made_for(OPERATION, self.fingerprint)?;
+        buffer.table().check_made_for(OPERATION, &self.made_for)?;
         match &mut self.steps {
             Steps::Peers(connection) => {
                 connection.check(OPERATION, buffer)?;
+                let _held = buffer.queue().hold();
                 connection.keep_for_recording(buffer.queue())?;
                 let call = Call::new(operation, buffer.len(), buffer.dtype());
                 let factor = factor(op, self.comm.world_size());
@@ -186,6 +187,8 @@ fn check_op(op: ReduceOp) -> Result<()> {
     if matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
         return Ok(());
     }
-    let reason = format!("{op} has no order of additions; the transport's own is reproducible");
+    let reason = format!(
+        "{op} has no order of additions, as it adds nothing: call all_reduce, whose bits are the same in every run"
+    );
     Err(Error::InvalidArgument { operation: OPERATION, reason })
 }

@@ -263,7 +263,10 @@ fn decode_answer(answer: &[u8]) -> Option<String> {
     match answer {
         [0, ..] => None,
         [1, text @ ..] => Some(String::from_utf8_lossy(text).trim_end_matches('\0').to_owned()),
-        other => Some(format!("its answer begins with {:?}, which means nothing", other.first())),
+        other => Some(format!(
+            "its answer begins with {:?}, which is no answer of this version: all ranks need one version of gradsync",
+            other.first()
+        )),
     }
 }
 
@@ -291,7 +294,10 @@ pub(crate) fn check_call(
     (rank, world_size): (usize, usize),
 ) -> Result<()> {
     if !signal {
-        return Err(Error::InvalidArgument { operation: name, reason: "the input signal is false".into() });
+        return Err(Error::InvalidArgument {
+            operation: name,
+            reason: "the input signal is false, and nothing is transferred unless it is true".into(),
+        });
     }
     if peer < world_size && peer != rank {
         return Ok(());

@@ -87,7 +87,7 @@ pub fn run_stage<M: BundleMemory>(ranks: &SendRecv<'_, M>, stage: &Stage, work: 
             Step::Slot(number) => {
                 let Some(slot) = stage.transfers.slot(number) else {
                     let reason =
-                        format!("slot {number} is a step of stage {}, and has no transfers", ranks.comm().rank());
+                        format!("stage {} has a step for slot {number}, and no transfers for it", ranks.comm().rank());
                     return Err(Error::InvalidArgument { operation: OPERATION, reason });
                 };
                 run_slot(Operation::RunStage, ranks, slot, work)?;
@@ -106,7 +106,7 @@ fn check<T, M: BundleMemory>(ranks: &SendRecv<'_, M>, schedule: &RankSchedule<T>
         return Ok(());
     }
     let reason =
-        format!("the plan is that of rank {} of {}, and this is rank {} of {}", planned.0, planned.1, own.0, own.1);
+        format!("the schedule is for rank {} of {}, and this is rank {} of {}", planned.0, planned.1, own.0, own.1);
     Err(Error::InvalidArgument { operation: OPERATION, reason })
 }
 

@@ -120,11 +120,13 @@ impl<T: Tensor> TensorOp<T> for Pipeline<T> {
         let operation = BACKWARD.name();
         let refused = |reason| Error::InvalidArgument { operation, reason };
         let Some(last) = &self.last else {
-            return Err(refused("there was no pass forward since the last one backward".into()));
+            return Err(refused(
+                "there was no pass forward before it: each backward needs a forward of its own".into(),
+            ));
         };
         let world_size = comm.world_size();
         if last.world_size != world_size {
-            let reason = format!("the pass forward was over {} ranks, this is over {world_size}", last.world_size);
+            let reason = format!("forward was called over {} ranks, and backward over {world_size}", last.world_size);
             return Err(refused(reason));
         }
         if last.dtype != gradient.dtype() {

@@ -27,7 +27,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
     /// Begins a step on every rank: all must call it.
     ///
     /// # Errors
-    /// * [`Error::NotFinite`] for an earlier step, with [`NonFinite::Report`], the default; the next call begins a step;
+    /// * [`Error::NotFinite`] for an earlier step, with [`NonFinite::Report`](super::NonFinite::Report), the default; the next call begins a step;
     /// * [`Error::InvalidArgument`] if the last step was left without an end, by a caught panic for example: it ends now, as
     ///   [`Step::refuse`] would end it;
     /// * in the second step, which may reassign the buckets: [`Error::OutOfMemory`] or `Error::Cuda`, and on the other ranks
@@ -125,9 +125,10 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
     /// ```
     ///
     /// Sums and Adasum are not weighted; a rank without data adds zeros to them. Where numbers are equal, results have the bits of
-    /// [`step`](Self::step); otherwise the mean is weighted by them, as [`all_reduce_weighted`](crate::comm::Collectives::all_reduce_weighted)
-    /// describes: on host memory with one rounding. NCCL, and ordered sums on GPUs, multiply each rank's gradients by
-    /// `examples / examples of all ranks` first, with one more rounding. All ranks must call the same one of the two functions.
+    /// [`step`](Self::step); otherwise they are the weights of
+    /// [`all_reduce_weighted`](crate::comm::Collectives::all_reduce_weighted): on host memory the mean is rounded once. NCCL, and ordered
+    /// sums on GPUs, multiply each rank's gradients by `examples / examples of all ranks` first, with one more rounding. All ranks must
+    /// call the same one of the two functions.
     ///
     /// # Errors
     /// The errors of [`step`](Self::step). A rank with sums over micro-batches that passes 0 examples is refused at the end of the step.

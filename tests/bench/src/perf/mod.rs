@@ -27,6 +27,7 @@ pub(crate) mod statistics;
 pub(crate) mod subject;
 pub(crate) mod table;
 pub(crate) mod tensors;
+#[allow(unsafe_code, reason = "an exit that does not wait for the device")]
 mod watch;
 
 use std::io;

@@ -2,6 +2,8 @@
 //!
 //! Sizes are small and iterations few: these tests check that results are correct and reported correctly, not how fast operations are.
 
+#![forbid(unsafe_code)]
+
 mod arguments;
 mod grid;
 mod json;

@@ -3,6 +3,8 @@
 //!
 //! As in `perf`, the measured times do not matter here. The tests need `mpirun`, or the program that the variable `MPIRUN` names.
 
+#![forbid(unsafe_code)]
+
 use std::fs;
 use std::path::Path;
 use std::process::Command;

@@ -26,6 +26,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         }
         report.case(&cases.name(&format!("all_reduce of {} edges", format.name())), || edge_values(cases, format));
         report.case(&cases.name(&format!("all_reduce with factors {}", format.name())), || scaled(cases, format));
+        report.case(&cases.name(&format!("all_reduce with weights {}", format.name())), || weighted(cases, format));
     }
     report.case(&cases.name("all_reduce of more windows than blocks"), || many_windows(cases));
 }
@@ -110,6 +111,20 @@ fn scaled(cases: &Cases<'_>, format: Format) {
                 cases.comm.all_reduce_scaled(data.slice_mut(), op, scaling).unwrap();
                 cases.assert_holds(&format!("{what}, in place"), &data, &expected);
             }
+        }
+    }
+}
+
+/// A mean with weights has the bits of the host transport, also of numbers of which no two can be added within the range of the dtype.
+fn weighted(cases: &Cases<'_>, format: Format) {
+    let weights: Vec<f64> = (0..cases.world_size()).map(|rank| [97.0, 1.0, 0.0, 2.0][rank % 4]).collect();
+    for len in [1, 4097] {
+        for values in [cases.inputs(format, len).swap_remove(cases.rank()), vec![format.max_finite(); len]] {
+            let own = Array::new(format, &values);
+            let (mut expected, mut data) = (own.clone(), cases.placed(&own));
+            cases.context.job().all_reduce_weighted(expected.slice_mut(), &weights).unwrap();
+            cases.comm.all_reduce_weighted(data.slice_mut(), &weights).unwrap();
+            cases.assert_holds(&format!("{len} with weights"), &data, &expected);
         }
     }
 }

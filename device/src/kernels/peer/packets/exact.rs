@@ -52,7 +52,7 @@ where
         unsafe {
             let table = memory.trees.add(thread::block_idx_x() as usize * packet_tree(arena.ranks()));
             let row = table.add(arena.ranks()).cast();
-            let tree = Tree { table: table.cast_const().cast(), row };
+            let tree = Tree { table: table.cast_const().cast(), row, world_size: arena.ranks() };
             Self { arena, first, memory, tree, row }
         }
     }
@@ -137,7 +137,7 @@ where
     #[inline(always)]
     unsafe fn start(self, short: *const u32) {
         let (arena, shared) = (self.arena, shared::partials());
-        // SAFETY: the products are in the block's shared memory; the row has memory for all pairs, and for the squared norms.
+        // SAFETY: the products are in the block's shared memory; the row has memory for all pairs, and for the scaling norms.
         unsafe {
             let products = arena.products();
             self.add_up(K as u32, |chunk, product| products + chunk * K as u32 + product);
@@ -150,11 +150,8 @@ where
                         adasum::keep(self.row.add(NUMBERS * pair.index()), both);
                     }
                 });
-                let mut rank = 0;
-                while T::IS_DOUBLE && rank < arena.ranks() {
-                    let norm = shared.read(product_index(rank, rank, W));
-                    self.row.add(NUMBERS * (arena.ranks() - 1) + rank).write(norm);
-                    rank += 1;
+                if T::IS_DOUBLE {
+                    adasum::keep_scaling_norms(self.row, arena.ranks(), |rank| product(rank, rank));
                 }
             }
             thread::sync_threads();
@@ -221,8 +218,7 @@ where
                     let of_lane = |lane: usize| {
                         let element = packet as usize * E + lane;
                         let place = if element < chunk.len as usize { element } else { packet as usize * E };
-                        let value = self.tree.value(chunk.begin as u64 + place as u64, 0, arena.ranks());
-                        T::from_f64(T::rounded(value))
+                        T::from_f64(self.tree.root(chunk.begin as u64 + place as u64))
                     };
                     let data = sendable(memory::reinterpret::<[T; E], _>(core::array::from_fn(of_lane)));
                     arena.send_result(chunk, packet, data);
@@ -233,7 +229,10 @@ where
             }
             let PacketChunk { layer, of_layer, .. } = arena.chunk(self.first);
             if self.first == of_layer.first && (thread as usize) < arena.ranks() {
-                let kept = |pair: Pair| T::rounded_coefficients(T::kept(self.row.add(NUMBERS * pair.index())));
+                let kept = |pair: Pair| {
+                    let scales = T::scales(self.row, pair, arena.ranks());
+                    T::rounded_coefficients(T::kept(self.row.add(NUMBERS * pair.index())), scales)
+                };
                 let weight = weight_by_tree(thread as usize, arena.ranks(), kept);
                 arena.store_weight(layer, thread as usize, weight, results);
                 if thread == 0 {

@@ -164,6 +164,7 @@ impl MpiDeviceCommunicator {
             let reason = format!("the operands are on device {memory}, this rank's communicator on device {own}");
             return Err(self.refuse(operation, Error::InvalidArgument { operation: OPERATION, reason }));
         }
+        let _held = queue.hold();
         if queue.is_capturing().map_err(|error| self.broken(operation, &error))? {
             let reason = "MPI moves data while the host waits, which a queue cannot record".into();
             return Err(self.refuse(operation, Error::InvalidArgument { operation: OPERATION, reason }));
@@ -327,12 +328,12 @@ impl Communicator<Cuda> for MpiDeviceCommunicator {
             let sends = sends.map(|(peer, data, call)| {
                 let outgoing = Outgoing { peer, start: pointer(data.address), bytes: bytes(data) };
                 // SAFETY: borrowed; the exchange returns when MPI is done with it.
-                unsafe { Half::outgoing(self.comm.ranks.link(), call, outgoing) }
+                unsafe { Half::outgoing(self.comm.ranks.link(), call, outgoing, false) }
             });
             let receives = receives.map(|(peer, data, call)| {
                 let incoming = Incoming { peer, start: pointer(data.address), bytes: bytes(data) };
                 // SAFETY: as above.
-                unsafe { Half::incoming(self.comm.ranks.link(), call, incoming) }
+                unsafe { Half::incoming(self.comm.ranks.link(), call, incoming, false) }
             });
             return exchange(self.comm.ranks.handshake(), sends.collect(), receives.collect());
         }

@@ -3,6 +3,9 @@
 //! A sender holds a block from the fetch of a piece until MPI has sent it, a receiver only from the arrival of the piece's message, so a
 //! block always becomes free without the help of another block, however many transfers there are. If a device fails, its messages are
 //! still sent and received; the sender tells the receiver afterwards that the data were incorrect.
+//!
+//! A transfer whose peer does not go on within the deadline is abandoned: MPI keeps the blocks of its messages in flight for as long as the
+//! process lives, and the communicator has failed, so that nothing else uses them.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -44,6 +47,8 @@ struct Pieces<'s, 'a> {
     failure: Option<String>,
     /// Whether MPI no longer reports arrivals, so that no further pieces are awaited.
     is_lost: bool,
+    /// Whether the last call has made progress, or waited for a block or a copy: not for the peer.
+    has_moved: bool,
 }
 
 impl<'a> Slots<'a> {
@@ -100,7 +105,8 @@ impl<'a> Slots<'a> {
 
 impl<'s, 'a> Pieces<'s, 'a> {
     fn new(slots: &'s Slots<'a>, address: u64, bytes: usize) -> Self {
-        Pieces { slots, address, bytes, begun: 0, flights: VecDeque::new(), failure: None, is_lost: false }
+        let flights = VecDeque::new();
+        Pieces { slots, address, bytes, begun: 0, flights, failure: None, is_lost: false, has_moved: false }
     }
 
     /// Keeps the first failure.
@@ -130,6 +136,7 @@ impl<'s, 'a> Pieces<'s, 'a> {
         if !requests.progress() {
             return None;
         }
+        self.has_moved = true;
         let mut flight = self.flights.pop_front()?;
         let outcome = flight.requests.take().map_or(Ok(()), Requests::into_result);
         self.note(outcome);
@@ -137,13 +144,34 @@ impl<'s, 'a> Pieces<'s, 'a> {
     }
 
     fn stage(&self) -> Stage {
+        let has_moved = self.has_moved;
         match (self.begun, self.flights.is_empty()) {
             (_, true) if self.is_lost => Stage::Done,
             (0, _) => Stage::Idle,
-            (begun, _) if begun < self.bytes => Stage::Starting { has_moved: true },
-            _ if self.flights.iter().any(|flight| flight.requests.is_none()) => Stage::Starting { has_moved: true },
-            (_, false) => Stage::Started { has_moved: true },
+            (begun, _) if begun < self.bytes => Stage::Starting { has_moved },
+            _ if self.flights.iter().any(|flight| flight.requests.is_none()) => Stage::Starting { has_moved },
+            (_, false) => Stage::Started { has_moved },
             (_, true) => Stage::Done,
+        }
+    }
+}
+
+impl Drop for Pieces<'_, '_> {
+    /// Leaves the blocks of messages in flight to MPI, and lets the operands' queue wait for copies under way.
+    fn drop(&mut self) {
+        let Slots { pinned, queue, .. } = *self.slots;
+        for flight in self.flights.drain(..) {
+            match flight.requests {
+                Some(requests) => {
+                    pinned.leave();
+                    std::mem::forget(requests);
+                }
+                None => {
+                    if let Err(error) = pinned.make_queue_wait(queue, flight.block) {
+                        tracing::warn!(%error, "work that follows an abandoned transfer does not wait for its copies");
+                    }
+                }
+            }
         }
     }
 }
@@ -154,6 +182,8 @@ impl End for Outward<'_, '_> {
     fn advance(&mut self, link: &dyn Link, peer: usize) -> Stage {
         let Self(pieces) = self;
         let (pinned, down) = (pieces.slots.pinned, pieces.slots.down);
+        // A transfer without messages in flight waits for a block or for a copy of its own.
+        pieces.has_moved = pieces.flights.iter().all(|flight| flight.requests.is_none());
         // A block is taken before others are returned, so that other transfers get the blocks that this transfer returns.
         if let Some(index) = pieces.begin(true) {
             let Flight { block, begin, bytes, .. } = pieces.flights[index];
@@ -180,6 +210,7 @@ impl End for Outward<'_, '_> {
             // SAFETY: the block is ours, and left alone, until the message is out.
             unsafe { link.send(Outgoing { peer, start, bytes }, &mut requests) };
             pieces.flights[index].requests = Some(requests);
+            pieces.has_moved = true;
         }
         while let Some(flight) = pieces.landed() {
             pieces.slots.give(flight.block);
@@ -195,9 +226,9 @@ impl End for Outward<'_, '_> {
         true
     }
 
-    /// Its blocks are the communicator's.
+    /// Its messages are in blocks of the communicator, which are left to MPI.
     fn can_be_left(&self) -> bool {
-        false
+        true
     }
 }
 
@@ -208,11 +239,14 @@ impl End for Inward<'_, '_> {
         let Self(pieces) = self;
         let (pinned, queue) = (pieces.slots.pinned, pieces.slots.queue);
         let mut has_come = false;
+        pieces.has_moved = false;
         if pieces.begun < pieces.bytes && !pieces.is_lost {
             let probed = pieces.note(link.has_data(peer));
             (has_come, pieces.is_lost) = (probed == Some(true), probed.is_none());
         }
         if has_come {
+            // It has moved, or other transfers hold all blocks.
+            pieces.has_moved = true;
             if let Some(index) = pieces.begin(false) {
                 let Flight { block, bytes, .. } = pieces.flights[index];
                 let (mut requests, start) = (Requests::default(), pinned.block(block));
@@ -240,8 +274,8 @@ impl End for Inward<'_, '_> {
         true
     }
 
-    /// Its blocks are the communicator's.
+    /// Its messages are in blocks of the communicator, which are left to MPI.
     fn can_be_left(&self) -> bool {
-        false
+        true
     }
 }

@@ -52,8 +52,6 @@ pub struct SegmentWorkspace {
     tree: DeviceBuffer,
     /// The dtype of the vectors of the last Gram matrices.
     dtype: DType,
-    /// Whether no layer takes the exact path.
-    is_tree: bool,
     /// The addresses of the vectors of the last launch, on the host and on the device.
     vectors: Option<(Vec<u64>, Table)>,
     /// Whether all segments together are one layer.
@@ -176,7 +174,6 @@ impl SegmentWorkspace {
             short: short_flags(queue, &layers.lens())?,
             tree: zeroed(tree_row(world_size) * count)?,
             dtype: DType::F32,
-            is_tree: false,
             vectors: None,
             is_shared: layers.layers() != count,
             spread: None,
@@ -201,9 +198,14 @@ impl SegmentWorkspace {
         Ok(Spread { weights: upload_words(&self.queue, &weights)?, flags: upload_words(&self.queue, &flags)? })
     }
 
-    /// The same layers for one pair of the tree, which is the algorithm of ONNX Runtime: three sums of `f64` for a pair, for any dtype.
-    pub(crate) fn of_tree(self) -> Self {
-        Self { is_tree: true, ..self }
+    /// The same layers for one pair of the tree, which is the algorithm of ONNX Runtime: layers of `f64` take the exact path only where
+    /// squared norms overflow.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub(crate) fn of_tree(self) -> Result<Self> {
+        let short = short_flags(&self.queue, &vec![0; self.short.as_slice().len()])?;
+        Ok(Self { short, ..self })
     }
 
     /// Computes `[a·b, |a|², |b|²]` of each layer on the device, for [`read_totals`](Self::read_totals)`(3)`.
@@ -233,6 +235,8 @@ impl SegmentWorkspace {
     /// # Errors
     /// The errors of [`dots`](Self::dots), and [`Error::LengthMismatch`] unless there are as many vectors as ranks.
     pub fn gram(&mut self, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+        let queue = self.queue.clone();
+        let _held = queue.hold();
         let (dtype, table) = self.vectors("gram", vectors)?;
         self.dtype = dtype;
         let ranks = self.world_size;
@@ -343,7 +347,7 @@ impl SegmentWorkspace {
 
     /// Whether the exact path has twice the precision of `f64`.
     fn is_double(&self) -> bool {
-        self.dtype == DType::F64 && !self.is_tree
+        self.dtype == DType::F64
     }
 
     /// The number of sums of a pair on the exact path.
@@ -373,6 +377,8 @@ impl SegmentWorkspace {
     /// Computes the sums of the two sides of a pair on the device, `[u·v, |u|², |v|²]` or for `f64` the slices of those, as number `place`
     /// of such groups of sums, for cancelled layers; others are not read. The pairs below it must have been set.
     fn tree_dots(&mut self, vectors: &[DeviceSlice<'_>], pair: Pair, place: usize) -> Result<()> {
+        let queue = self.queue.clone();
+        let _held = queue.hold();
         let (dtype, table) = self.vectors("tree_dots", vectors)?;
         let own = [
             (&table).into(),
@@ -413,6 +419,8 @@ impl SegmentWorkspace {
 
     /// Writes the roots of the combination trees of cancelled layers, once all pairs are set; leaves other layers unchanged.
     fn tree_combine(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+        let queue = self.queue.clone();
+        let _held = queue.hold();
         let (dtype, table) = self.vectors("tree_combine", vectors)?;
         self.check_destination("tree_combine", &dst)?;
         let grid = self.grids.of_sums(dtype);
@@ -463,6 +471,8 @@ impl SegmentWorkspace {
         dst: DeviceSliceMut<'_>,
         vectors: &[DeviceSlice<'_>],
     ) -> Result<()> {
+        let queue = self.queue.clone();
+        let _held = queue.hold();
         let (dtype, table) = self.vectors("combine", vectors)?;
         self.check_destination("combine", &dst)?;
         let grid = self.grids.of_sums(dtype);
@@ -512,8 +522,10 @@ impl SegmentWorkspace {
     pub fn read_totals(&self, count: usize) -> Result<Vec<f64>> {
         let capacity = self.totals.as_slice().len();
         if self.layer_count().checked_mul(count).is_none_or(|wanted| wanted > capacity) {
-            let reason =
-                format!("{count} numbers for each of {} layers, and there are {capacity} in all", self.layer_count());
+            let reason = format!(
+                "{count} numbers for each of {} layers are asked for, and at most {capacity} in all were computed",
+                self.layer_count()
+            );
             return Err(Error::InvalidArgument { operation: "read_totals", reason });
         }
         let mut totals = vec![0.0; self.layer_count() * count];
@@ -567,7 +579,7 @@ impl SegmentWorkspace {
         Ok(dtype)
     }
 
-    /// Checks one vector per rank; returns their dtype, and their addresses on the device.
+    /// Checks one vector per rank; returns their dtype, and their addresses on the device, for a launch by a call that holds the queue.
     fn vectors(&mut self, operation: &'static str, vectors: &[DeviceSlice<'_>]) -> Result<(DType, Table)> {
         same_len(operation, ("ranks", self.world_size), ("vectors", vectors.len()))?;
         let dtype = self.check(operation, vectors)?;

@@ -1,9 +1,11 @@
 //! [`OnNodes`]: a sum, mean or Adasum inside each node, and Adasum of the nodes' results, on shards and on the device.
 
+use std::sync::Arc;
+
 use super::gram::Gram;
 use super::tree::Tree;
 use crate::agreement::all_prepared;
-use crate::buffer::GradientBuffer;
+use crate::buffer::{GradientBuffer, TensorTable};
 use crate::call::scope;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::driver::DeviceSliceMut;
@@ -20,7 +22,7 @@ pub(super) struct OnNodes<'c> {
     nodes: Nodes<'c, Cuda>,
     /// The operation, with its options.
     operation: Operation,
-    fingerprint: u64,
+    made_for: Arc<TensorTable>,
     steps: Steps,
 }
 
@@ -130,13 +132,13 @@ impl<'c> OnNodes<'c> {
         let levels = Levels::choose(OPERATION, within_node, options, &positions, bytes)?;
         let steps = Steps::prepare(nodes, buffer, within_node, levels, options.granularity);
         let steps = all_prepared(operation, nodes.all, steps)?;
-        Ok(Self { nodes, operation, fingerprint: table.fingerprint(), steps })
+        Ok(Self { nodes, operation, made_for: buffer.shared_table(), steps })
     }
 }
 
 impl Prepared<Cuda> for OnNodes<'_> {
     fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
-        buffer.table().check_made_for(OPERATION, self.fingerprint)?;
+        buffer.table().check_made_for(OPERATION, &self.made_for)?;
         let _scope = scope::within(self.operation);
         let nodes = self.nodes;
         let Nodes { all, node, .. } = nodes;

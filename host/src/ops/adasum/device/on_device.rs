@@ -2,13 +2,15 @@
 //!
 //! The steps are in `plan`, the arithmetic in `kernels::cuda`; nothing here depends on a transport.
 
+use std::sync::Arc;
+
 use super::OPERATION;
 use super::gram::Gram;
 use super::over_peers::Peers;
 use super::packets::{Packets, Thresholds};
 use super::tree::Tree;
 use crate::agreement::{all_prepared, same_plan};
-use crate::buffer::GradientBuffer;
+use crate::buffer::{GradientBuffer, TensorTable};
 use crate::call::{Value, scope};
 use crate::comm::Communicator;
 use crate::error::{Operation, Result};
@@ -22,7 +24,7 @@ pub(super) struct OnDevice<'c> {
     comm: &'c dyn Communicator<Cuda>,
     /// The operation, with its options.
     operation: Operation,
-    fingerprint: u64,
+    made_for: Arc<TensorTable>,
     steps: Steps,
 }
 
@@ -87,13 +89,13 @@ impl<'c> OnDevice<'c> {
             Some(steps) => steps,
             None => all_prepared(operation, comm, Steps::without_peers(comm, buffer, options))?,
         };
-        Ok(Self { comm, operation, fingerprint: table.fingerprint(), steps })
+        Ok(Self { comm, operation, made_for: buffer.shared_table(), steps })
     }
 }
 
 impl Prepared<Cuda> for OnDevice<'_> {
     fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
-        buffer.table().check_made_for(OPERATION, self.fingerprint)?;
+        buffer.table().check_made_for(OPERATION, &self.made_for)?;
         let comm = self.comm;
         let _scope = scope::within(self.operation);
         let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), len = buffer.as_slice().len()).entered();

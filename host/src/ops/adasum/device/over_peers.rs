@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{OPERATION, gram, layers};
 use crate::buffer::GradientBuffer;
 use crate::comm::{Call, Communicator, Operation};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cuda::{PeerKernel, PeerSums, SegmentWorkspace};
 use crate::memory::Cuda;
@@ -20,19 +21,21 @@ pub(super) struct Peers {
 
 impl Peers {
     /// Connects the ranks; `None` on every rank if the memory of some rank is not accessible. [`Algorithm::Tree`] needs a power of two of
-    /// ranks; any other algorithm means Gram.
+    /// ranks; any other algorithm means Gram. The tree of `f64` is `None` too: only its steps over a transport scale vectors whose squared
+    /// norms overflow.
     pub(super) fn connect(
         comm: &dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
         (operation, options): (Operation, AdasumOptions),
     ) -> Result<Option<Self>> {
         let (rank, table, queue) = (comm.rank(), buffer.table(), buffer.queue());
-        if !Connection::is_possible(comm, buffer) {
+        let is_tree = options.algorithm == Algorithm::Tree;
+        if (is_tree && table.dtype() == DType::F64) || !Connection::is_possible(comm, buffer) {
             return Ok(None);
         }
         let (len, world_size) = (table.shard_len(), comm.world_size());
         let layers = layers(buffer, options.granularity, len);
-        let kernel = if options.algorithm == Algorithm::Tree { PeerKernel::Tree } else { PeerKernel::Gram };
+        let kernel = if is_tree { PeerKernel::Tree } else { PeerKernel::Gram };
         let workspace = || SegmentWorkspace::for_peers(queue, &layers, rank * len..(rank + 1) * len, world_size);
         let connected = Connection::new(operation, comm, buffer, (kernel, PeerSums::of(&layers)), workspace)?;
         Ok(connected.map(|(connection, layers)| Self { layers, connection }))
@@ -40,6 +43,7 @@ impl Peers {
 
     pub(super) fn run(&mut self, comm: &dyn Communicator<Cuda>, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         self.connection.check(OPERATION, buffer)?;
+        let _held = buffer.queue().hold();
         self.connection.keep_for_recording(buffer.queue())?;
         let (len, dtype) = (buffer.table().arena_len(), buffer.table().dtype());
         let (layers, group) = (&mut self.layers, &self.connection.group);

@@ -84,6 +84,7 @@ impl Packets {
     pub(super) fn run(&mut self, comm: &dyn Communicator<Cuda>, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         let queue = buffer.queue().clone();
         self.adasum.check_queue(OPERATION, &queue)?;
+        let _held = queue.hold();
         self.packets.keep_for_recording(&queue)?;
         let mut arena = buffer.as_mut_slice();
         let call = Call::new(Operation::Adasum, arena.as_slice().len(), arena.as_slice().dtype());

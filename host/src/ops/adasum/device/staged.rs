@@ -5,10 +5,11 @@
 //! since each level needs the result of the one before.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::OPERATION;
 use crate::agreement::{all_prepared, same_plan};
-use crate::buffer::{GradientBuffer, Scratch};
+use crate::buffer::{GradientBuffer, Scratch, TensorTable};
 use crate::call::scope;
 use crate::comm::Communicator;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
@@ -27,7 +28,7 @@ const DEPTH: usize = 2;
 #[derive(Debug)]
 pub(super) struct Staged<'c> {
     comm: &'c dyn Communicator,
-    fingerprint: u64,
+    made_for: Arc<TensorTable>,
     options: AdasumOptions,
     /// The queue on which the copies are ordered.
     queue: Queue,
@@ -77,7 +78,7 @@ impl<'c> Staged<'c> {
             let received = HostBuffer::zeroed(OPERATION, dtype, cut.received_len())?;
             (Pinned::new(queue, DEPTH, block_bytes)?, Steps::Gram { own, received }, report)
         };
-        Ok(Self { comm, fingerprint: table.fingerprint(), options, queue: queue.clone(), pinned, steps, report })
+        Ok(Self { comm, made_for: buffer.shared_table(), options, queue: queue.clone(), pinned, steps, report })
     }
 }
 
@@ -85,7 +86,7 @@ impl Prepared<Cuda> for Staged<'_> {
     /// The host takes part, and returns when the last copy back to the device is enqueued.
     fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         let comm = self.comm;
-        buffer.table().check_made_for(OPERATION, self.fingerprint)?;
+        buffer.table().check_made_for(OPERATION, &self.made_for)?;
         self.queue.check_same(OPERATION, buffer.queue())?;
         let _scope = scope::within(Operation::AdasumAllReduce(self.options));
         let (len, part_len) = (buffer.table().arena_len(), buffer.table().shard_len());

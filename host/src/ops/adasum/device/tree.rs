@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use gradsync_device::math::adasum::products;
+use gradsync_device::math::precise;
 
 use super::layers;
 use crate::buffer::GradientBuffer;
@@ -39,13 +40,13 @@ impl Tree {
         let layers = layers(buffer, granularity, range.len() / across.world_size());
         let with_layers = |step: tree::Step| {
             let kept = range.start + step.keep.start..range.start + step.keep.end;
-            Ok((step, SegmentWorkspace::of_window(queue, &layers, kept, 2)?.of_tree()))
+            Ok((step, SegmentWorkspace::of_window(queue, &layers, kept, 2)?.of_tree()?))
         };
         Ok(Self {
             steps: steps.into_iter().map(with_layers).collect::<Result<_>>()?,
             gathers: tree::gathers(across.rank(), across.world_size(), range.len()),
             theirs: DeviceBuffer::zeroed(queue, table.dtype(), range.len().div_ceil(2))?,
-            sums: DeviceBuffer::zeroed(queue, DType::F64, products(2) * layers.rows())?,
+            sums: DeviceBuffer::zeroed(queue, DType::F64, products(2).max(precise::SUMS) * layers.rows())?,
         })
     }
 

@@ -8,6 +8,7 @@ mod collectives;
 pub(crate) mod kernels;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
+#[allow(unsafe_code, reason = "NCCL's own calls, the baseline")]
 mod plain;
 pub(crate) mod ranks;
 pub(crate) mod tensors;

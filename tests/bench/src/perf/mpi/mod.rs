@@ -3,6 +3,7 @@
 //! The baseline of collectives is plain MPI, and of Adasum an MPI sum of as many bytes. `cargo xtask compare horovod` compares Adasum
 //! with Horovod's Adasum.
 
+#[allow(unsafe_code, reason = "MPI's own calls, the baseline")]
 mod plain;
 
 use std::time::Duration;

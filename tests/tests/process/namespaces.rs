@@ -1,0 +1,88 @@
+//! Ranks in namespaces of their own, as in containers: they connect by Unix sockets or by TCP, share memory where each finds the others in
+//! `/proc`, and move data of any length in either case.
+//!
+//! A test whose namespaces this system does not permit says so and ends.
+
+use std::process::Command;
+
+use gradsync::comm::{Collectives, Ranks, ReduceOp};
+use gradsync_tests::programs::started_as_ranks;
+
+use crate::launch::{Launched, turn};
+use crate::transport;
+
+/// The variable that tells a rank whether it shares memory with the others.
+const SHARES: &str = "GRADSYNC_TEST_SHARES";
+/// More elements than may travel between machines in one call.
+const LEN: usize = 3 << 20;
+
+/// The body of each rank.
+pub(crate) fn run() {
+    let comm = transport::start().expect("ranks that find each other");
+    assert_eq!(comm.shares_memory().to_string(), std::env::var(SHARES).expect("a launcher's variable"));
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let mut data: Vec<f32> = (0..LEN).map(|index| (index % 1013 + rank) as f32).collect();
+    comm.all_reduce(&mut data, ReduceOp::Sum).expect("no limit on one machine");
+    let ranks = world_size * (world_size - 1) / 2;
+    assert!(data.iter().enumerate().all(|(index, &sum)| sum == (index % 1013 * world_size + ranks) as f32));
+    let (next, last) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
+    let mut received = vec![0.0f32; LEN];
+    comm.send_recv(&vec![rank as f32; LEN], next, &mut received, last).expect("no limit either");
+    assert!(received.iter().all(|&value| value == last as f32));
+}
+
+/// Starts three ranks, each behind a command that creates its namespaces.
+fn launch(shares: bool, behind: impl Fn(usize) -> Vec<String>) {
+    let wrapped = |rank: usize| {
+        let words = behind(rank);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        command
+    };
+    for rank in 0..3 {
+        let probe = wrapped(rank).arg("true").output().expect("util-linux");
+        if !probe.status.success() {
+            println!("not run: {:?}: {}", behind(rank), String::from_utf8_lossy(&probe.stderr));
+            return;
+        }
+    }
+    let _turn = turn();
+    let ranks = started_as_ranks("launch::rank", 3).into_iter().enumerate().map(|(rank, plain)| {
+        let mut command = wrapped(rank);
+        command.arg(plain.get_program()).args(plain.get_args());
+        for (name, value) in plain.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.env(SHARES, shares.to_string());
+        command
+    });
+    Launched::of("namespaces", ranks).finish();
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split(' ').map(str::to_owned).collect()
+}
+
+#[test]
+fn ranks_in_pid_namespaces_of_their_own_exchange_by_sockets() {
+    launch(false, |_| words("unshare --pid --fork --mount-proc"));
+    launch(false, |_| words("unshare --user --map-root-user --pid --fork --mount-proc"));
+}
+
+/// With one `/proc`, each rank finds the memory of the others there, although its own number differs.
+#[test]
+fn ranks_in_pid_namespaces_with_one_proc_share_memory() {
+    launch(true, |_| words("unshare --pid --fork"));
+}
+
+/// The ranks seem to be the same user, and the system knows that they are not.
+#[test]
+fn ranks_of_user_namespaces_with_one_inner_user_connect_by_tcp() {
+    launch(false, |rank| {
+        let user = 61_001 + rank;
+        words(&format!("setpriv --reuid={user} --regid={user} --clear-groups unshare --user --map-root-user"))
+    });
+}
