@@ -34,8 +34,8 @@ pub(crate) enum Command {
     Bundle(Bundle),
     /// Measure operations and their baselines, as nccl-tests does; --help explains the arguments
     Perf(Perf),
-    /// Measure the standing set with `perf`, compare it with the goals, and write target/bench/report.html
-    Bench(Bench),
+    /// Measure an operation beside another implementation: Horovod's Adasum, Gloo's all-reduce, PyTorch's foreach functions
+    Compare(Compare),
 }
 
 /// The one flag that every command with a set-up has.
@@ -224,39 +224,15 @@ pub(crate) struct Perf {
     pub(crate) arguments: Vec<OsString>,
 }
 
-/// The implementation to compare collectives with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Peer {
-    /// Horovod's Adasum over MPI
-    Horovod,
-    /// PyTorch's all-reduce over Gloo, where PyTorch is installed
-    Gloo,
-}
-
 #[derive(Debug, Args)]
-pub(crate) struct Bench {
+#[command(disable_help_flag = true)]
+pub(crate) struct Compare {
     #[command(flatten)]
     pub(crate) setup: Setup,
-    /// Small sizes and few iterations: whether everything runs, not how fast it is
-    #[arg(long)]
-    pub(crate) quick: bool,
-    /// Only this part of the set (may be repeated)
-    #[arg(long, value_name = "NAME")]
-    pub(crate) only: Vec<String>,
-    /// Compare collectives of processes with another implementation, instead of measuring the standing set; Horovod is downloaded and
-    /// compiled
-    #[arg(long, value_name = "PEER", value_enum, conflicts_with_all = ["only", "prebuilt", "within"])]
-    pub(crate) peer: Option<Peer>,
-    /// Measure this program instead of building one
-    #[arg(long, value_name = "GRADSYNC-BENCH")]
-    pub(crate) program: Option<PathBuf>,
-    /// Measure the program of a folder that `cargo xtask bundle` made and `./run --unpack` unpacked: needs neither Rust nor the sources
-    #[arg(long, value_name = "FOLDER", conflicts_with = "program")]
-    pub(crate) prebuilt: Option<PathBuf>,
-    /// Start no part after this much time: for rented machines
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) within: Option<NonZeroU64>,
-    /// The folder for reports and figures: target/bench if left out, and ./bench with --prebuilt
-    #[arg(long, value_name = "FOLDER")]
-    pub(crate) out: Option<PathBuf>,
+    /// horovod, gloo or pytorch
+    #[arg(value_name = "PEER")]
+    pub(crate) peer: String,
+    /// Further arguments of `gradsync-bench compare`: --quick, --json FILE, --help
+    #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) arguments: Vec<OsString>,
 }

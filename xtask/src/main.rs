@@ -5,8 +5,8 @@
 
 #![forbid(unsafe_code)]
 
-mod bench;
 mod bundle;
+mod compare;
 mod demo;
 mod flags;
 #[cfg(test)]
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         Command::Ptxas(flags) => flags.run(),
         Command::Bundle(flags) => flags.run(),
         Command::Perf(flags) => flags.run(),
-        Command::Bench(flags) => flags.run(),
+        Command::Compare(flags) => flags.run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -59,7 +59,7 @@ mod tests {
         let own = ["cast", "-b", "1K", "--backend", "cpu", "--help"];
         assert_eq!(parse(&own), (None, own.join(" ")));
         assert_eq!(parse(&["--help"]), (None, "--help".into()));
-        assert_eq!(parse(&["--model", "--processes", "2"]), (None, "--model --processes 2".into()));
+        assert_eq!(parse(&["cast", "--processes", "2"]), (None, "cast --processes 2".into()));
         assert_eq!(parse(&["--processes", "4", "adasum", "-n", "2"]), (Some(4), "adasum -n 2".into()));
     }
 }

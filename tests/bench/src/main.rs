@@ -1,13 +1,13 @@
 //! The program `gradsync-bench`: all measurements of gradsync, with one method, one table and one JSON format.
 //!
-//! `cargo xtask perf` and `cargo xtask bench` build it with the features that the machine supports, and start it.
+//! `cargo xtask perf` and `cargo xtask compare` build it with the features that the machine supports, and start it.
 
 #![deny(unsafe_code)]
 
-mod horovod;
+mod compare;
+mod model;
 mod mpirun;
 mod perf;
-mod standing;
 
 use std::process::ExitCode;
 
@@ -26,18 +26,18 @@ struct Arguments {
 enum Command {
     /// Measure operations and their baselines, as nccl-tests does, and check their results
     Perf(Box<perf::Perf>),
-    /// Measure the standing set with `perf`, compare it with the goals, and write a report
-    Standing(standing::Standing),
-    /// Compare Adasum of MPI processes with Horovod's
-    Horovod(horovod::Horovod),
+    /// Measure an operation beside another implementation: Horovod, Gloo or PyTorch; `perf` itself has NCCL and MPI
+    Compare(compare::Compare),
+    /// Print the times of Adasum on many ranks by the library's cost model, and the numbers of a kind of GPU from files of `perf`
+    Model(model::Model),
 }
 
 fn main() -> ExitCode {
     start_log();
     let result = match Arguments::parse().command {
         Command::Perf(perf) => perf.run().map_err(|error| error.to_string()),
-        Command::Standing(standing) => standing.run().map_err(|error| format!("{error:#}")),
-        Command::Horovod(horovod) => horovod.run().map_err(|error| format!("{error:#}")),
+        Command::Model(model) => model.run().map_err(|error| format!("{error:#}")),
+        Command::Compare(compare) => compare.run().map_err(|error| format!("{error:#}")),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,7 +4,7 @@
 #   ./run                        the GPU tests, the multi-GPU tests, then measurements of the kernels
 #   ./run --tests                the GPU tests alone; further arguments go to the test program
 #   ./run --multi-gpu            the multi-GPU tests alone; further arguments go to `xtask test-multi-gpu`
-#   ./run --bench                every measurement, and a report of them; further arguments go to `gradsync-bench standing`
+#   ./run --perf OPERATION…      measurements; all arguments go to `gradsync-bench perf`
 #   ./run --sanitizer TOOL       the GPU tests under compute-sanitizer: memcheck, racecheck or initcheck
 #   ./run --unpack               nothing; the programs lie beside this script then
 #
@@ -27,7 +27,7 @@ say() { printf '== %s\n' "$*"; }
 not_run() { say "NOT RUN: $*"; }
 
 case $mode in
-all | --tests | --multi-gpu | --bench | --unpack) ;;
+all | --tests | --multi-gpu | --perf | --unpack) ;;
 --sanitizer)
     tool=${1:-}
     [ $# -gt 0 ] && shift
@@ -101,7 +101,7 @@ case $mode in
 all)
     step ./gpu-tests --test-threads=1
     step ./xtask test-multi-gpu --prebuilt .
-    step ./gradsync-bench standing --only cuda-pairs --only cuda-kernels
+    step ./gradsync-bench perf zero cast scale accumulate squared_norms dots gram combine --backend cuda -d f32,bf16 -b 64M -e 1G -f 16
     ;;
 --tests)
     step ./gpu-tests --test-threads=1 "$@"
@@ -109,8 +109,8 @@ all)
 --multi-gpu)
     step ./xtask test-multi-gpu --prebuilt . "$@"
     ;;
---bench)
-    step ./gradsync-bench standing "$@"
+--perf)
+    step ./gradsync-bench perf "$@"
     ;;
 esac
 exit $failed

@@ -16,7 +16,7 @@ use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Error, Operation, Result};
 use crate::memory::{Host, Memory};
 use crate::ops::memory_kind;
-use crate::plan::cost::{self, Alternatives, Scheme};
+use crate::plan::cost::{self, Scheme};
 use crate::plan::segments;
 use std::hash::{BuildHasher, RandomState};
 
@@ -147,7 +147,7 @@ impl Levels {
         let is_tree_of_all = per_node.is_power_of_two() && (0..).zip(positions).all(is_adjacent);
         let is_adasum_of_all = within_node == WithinNode::Adasum && is_tree_of_all;
         // Otherwise only the step across nodes is chosen, with the same choice as after a sum.
-        let among = if is_adasum_of_all { Alternatives::OF_NODES } else { Alternatives::OF_SUMS };
+        let among = if is_adasum_of_all { Scheme::OF_NODES } else { Scheme::OF_SUMS };
         let choice = cost::choose(among, positions.len(), per_node as usize, bytes);
         if choice.scheme != choice.usual {
             tracing::info!(ranks = positions.len(), per_node, bytes, ?within_node, %choice, "Adasum across nodes");

@@ -38,7 +38,7 @@ use crate::error::{Error, Operation, Result};
 use crate::memory::Host;
 use crate::ops::memory_kind;
 use crate::plan::chunks::SumTable;
-use crate::plan::cost::{self, Alternatives, Scheme};
+use crate::plan::cost::{self, Scheme};
 
 pub use crate::call::{AdasumOptions, Algorithm, Granularity};
 
@@ -260,7 +260,7 @@ impl Algorithm {
         if self != Algorithm::Auto {
             return self;
         }
-        let choice = cost::choose(Alternatives::OF_ONE_LEVEL, world_size, RANKS_PER_NODE, bytes);
+        let choice = cost::choose(Scheme::OF_RANKS, world_size, RANKS_PER_NODE, bytes);
         if choice.scheme != Scheme::Tree {
             return Algorithm::Gram;
         }

@@ -128,7 +128,7 @@ pub(crate) enum AlgorithmChoice {
 #[derive(Args)]
 pub(crate) struct Perf {
     /// The operations to measure, or `all`
-    #[arg(value_name = "OPERATION", required_unless_present_any = ["model", "tensors"], value_parser = operations)]
+    #[arg(value_name = "OPERATION", required_unless_present = "tensors", value_parser = operations)]
     operations: Vec<Operations>,
     /// The smallest size: bytes, or with K, M, G
     #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "32M")]
@@ -150,7 +150,7 @@ pub(crate) struct Perf {
     #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value_t = 5)]
     warm_ups: u32,
     /// Record this many calls in a CUDA graph, launch that for each iteration, and divide its time; 0 for none
-    #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0, conflicts_with = "model")]
+    #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0)]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=1024))]
     graph_calls: u32,
     /// Dtypes: f64, f32, f16, bf16, TO:FROM for cast, scale and accumulate, or all
@@ -185,38 +185,29 @@ pub(crate) struct Perf {
     /// Leave the baselines out
     #[arg(long)]
     no_baseline: bool,
+    /// Compare kernels on GPUs with a kernel that does nothing, instead of a copy or a sweep
+    #[arg(long, conflicts_with_all = ["tensors", "no_baseline"])]
+    against_empty: bool,
     /// Compare adasum on GPUs with NCCL's sum, instead of the staged mode
-    #[arg(long, conflicts_with_all = ["tensors", "model", "launch", "no_baseline"])]
+    #[arg(long, conflicts_with_all = ["tensors", "no_baseline"])]
     against_sum: bool,
     /// The largest all-reduces over `nccl`, and adasum over `peer`, that are sent in packets; the library's choice if left out, 0 for none
-    #[arg(long, value_name = "SIZE", conflicts_with_all = ["tensors", "model", "launch"])]
+    #[arg(long, value_name = "SIZE", conflicts_with = "tensors")]
     low_latency: Option<Bytes>,
     /// The largest of these all-reduces, and of adasum over `peer`, that are sent in one shot; the library's choice if left out
-    #[arg(long, value_name = "SIZE", conflicts_with_all = ["tensors", "model", "launch"])]
+    #[arg(long, value_name = "SIZE", conflicts_with = "tensors")]
     one_shot: Option<Bytes>,
-    /// Keep the gradients of adasum over MPI in private memory of each process, not in memory that all of them map
-    #[arg(long, conflicts_with_all = ["tensors", "model", "launch"])]
-    ordinary_buffers: bool,
-    /// Reduce the gradients of all_reduce between processes of one machine in place, in memory that all of them map
-    #[arg(long, conflicts_with_all = ["tensors", "model", "launch"])]
+    /// Keep the gradients of all_reduce and adasum between processes of one machine in memory that all of them map
+    #[arg(long, conflicts_with = "tensors")]
     shared_buffers: bool,
     /// The hardware's limit in GB/s of busbw, if the program cannot determine it
     #[arg(long, value_name = "GB/s", allow_negative_numbers = true)]
     limit: Option<f64>,
-    /// Measure small launches of these kernels: the time beyond an empty kernel and the memory traffic, plain and in a graph
-    #[arg(long, requires = "operations", conflicts_with_all = ["tensors", "model", "plot", "no_baseline"])]
-    launch: bool,
     /// Accumulate, cast and clear the tensors of a model instead, in one launch, with bf16 gradients and f32 sums
-    #[arg(long, value_name = "MODEL", value_enum, conflicts_with_all = ["operations", "model", "begin", "end", "factor", "step"])]
+    #[arg(long, value_name = "MODEL", value_enum, conflicts_with_all = ["operations", "begin", "end", "factor", "step"])]
     #[arg(conflicts_with_all = ["types", "redops", "algorithms", "layers", "ranks", "transport"])]
     tensors: Option<Model>,
-    /// Print the cost of Adasum on 2 to 4096 ranks by the cost model, for the sizes of -b and -e
-    #[arg(long, conflicts_with_all = ["operations", "plot", "types", "redops", "algorithms", "ranks", "backend", "transport"])]
-    model: bool,
-    /// Fit the cost model to this file, which --json wrote (may be repeated)
-    #[arg(long, value_name = "FILE", requires = "model", conflicts_with = "operations")]
-    fit: Vec<PathBuf>,
-    /// Ranks of a node, in the cost model and for algorithms of two levels; 8 if left out
+    /// Ranks of a node for algorithms of two levels; 8 if left out
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     ranks_per_node: Option<u32>,
     /// End if a call makes no progress for so many seconds: work that hangs on a GPU has no end of its own
@@ -225,9 +216,6 @@ pub(crate) struct Perf {
     /// Write all results as JSON too; `-` is the standard output, and the table then goes to stderr
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw bandwidth over size; `-` as above
-    #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
 }
 
 /// One operation, or all of them.
@@ -259,6 +247,8 @@ pub(crate) struct Settings {
     pub(crate) backend: Vec<BackendChoice>,
     pub(crate) transport: Vec<TransportChoice>,
     pub(crate) limit: Option<f64>,
+    /// The model whose tensors are measured instead of `operations`.
+    pub(crate) tensors: Option<Model>,
 }
 
 /// The numbers of iterations and the method of measuring.
@@ -269,37 +259,21 @@ pub(crate) struct Counts {
     pub(crate) check: bool,
     pub(crate) baseline: bool,
     pub(crate) working_set: Option<usize>,
+    /// Whether the baseline of kernels on GPUs is an empty kernel.
+    pub(crate) against_empty: bool,
     /// Whether the baseline of Adasum on GPUs is NCCL's sum in every case.
     pub(crate) against_sum: bool,
     /// The largest all-reduces that are one launch of the library's kernels, in bytes.
     pub(crate) low_latency: Option<usize>,
     /// The largest vectors that are sent in one shot, in bytes.
     pub(crate) one_shot: Option<usize>,
-    /// Whether gradients that processes could share are in the private memory of each process.
-    pub(crate) ordinary_buffers: bool,
+    /// Whether gradients of processes are in memory that all of them map.
     pub(crate) shared_buffers: bool,
     /// Calls per CUDA graph; 0 means that no graph is recorded.
     pub(crate) graph_calls: usize,
 }
 
-/// The task of the program.
-pub(crate) enum Task {
-    Measure,
-    Launch,
-    Tensors(Model),
-    Model { fit: Vec<PathBuf>, ranks_per_node: usize },
-}
-
 impl Perf {
-    pub(crate) fn task(&self) -> Task {
-        match self.tensors {
-            Some(model) => Task::Tensors(model),
-            None if self.model => Task::Model { fit: self.fit.clone(), ranks_per_node: self.per_node() },
-            None if self.launch => Task::Launch,
-            None => Task::Measure,
-        }
-    }
-
     fn per_node(&self) -> usize {
         self.ranks_per_node.map_or(RANKS_PER_NODE, |ranks| ranks as usize)
     }
@@ -310,10 +284,6 @@ impl Perf {
 
     pub(crate) fn json(&self) -> Option<&PathBuf> {
         self.json.as_ref()
-    }
-
-    pub(crate) fn plot(&self) -> Option<&PathBuf> {
-        self.plot.as_ref()
     }
 
     /// # Errors
@@ -356,20 +326,17 @@ impl Perf {
             }
         }
         let are_processes = |transport: &TransportChoice| transport.are_processes();
-        let over_processes = |operation| operations.contains(&operation) && self.transport.iter().any(are_processes);
-        if self.shared_buffers && !over_processes(Operation::AllReduce) {
-            return refuse("--shared-buffers: only all_reduce with --transport mpi or process has others".into());
-        }
-        if self.ordinary_buffers && !over_processes(Operation::Adasum) {
-            return refuse("--ordinary-buffers: only adasum with --transport mpi or process has others".into());
+        let have_buffers =
+            [Operation::AllReduce, Operation::Adasum].iter().any(|operation| operations.contains(operation));
+        if self.shared_buffers && !(have_buffers && self.transport.iter().any(are_processes)) {
+            let reason = "--shared-buffers: only all_reduce and adasum with --transport mpi or process have them";
+            return refuse(reason.into());
         }
         let algorithms = algorithms(&self.algorithms, self.per_node());
         let is_in_nodes = |redop: &Redop| matches!(redop, Redop::OnNodes(_));
-        let have_nodes = self.model || (operations.contains(&Operation::Adasum) && algorithms.iter().any(is_in_nodes));
+        let have_nodes = operations.contains(&Operation::Adasum) && algorithms.iter().any(is_in_nodes);
         if let (Some(ranks), false) = (self.ranks_per_node, have_nodes) {
-            return refuse(format!(
-                "--ranks-per-node {ranks}: only --model and --algorithm gram+gram and the like have nodes"
-            ));
+            return refuse(format!("--ranks-per-node {ranks}: only --algorithm gram+gram and the like have nodes"));
         }
         Ok(Settings {
             operations,
@@ -380,10 +347,10 @@ impl Perf {
                 check: self.check == 1,
                 baseline: !self.no_baseline,
                 working_set: self.working_set.map(|size| size.0),
+                against_empty: self.against_empty,
                 against_sum: self.against_sum,
                 low_latency: self.low_latency.map(|size| size.0),
                 one_shot: self.one_shot.map(|size| size.0),
-                ordinary_buffers: self.ordinary_buffers,
                 shared_buffers: self.shared_buffers,
                 graph_calls: self.graph_calls as usize,
             },
@@ -395,6 +362,7 @@ impl Perf {
             backend: self.backend.clone(),
             transport: self.transport.clone(),
             limit: self.limit,
+            tensors: self.tensors,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Upper limits of the hardware as `busbw`, which charts show beside the measured bandwidths. Limits of memory apply to large vectors;
+//! Upper limits of the hardware as `busbw`, beside which the measured bandwidths are shown. Limits of memory apply to large vectors;
 //! small vectors may stay in caches and be faster.
 
 use super::arguments::TransportChoice;

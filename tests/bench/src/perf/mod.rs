@@ -8,13 +8,10 @@ pub(crate) mod arguments;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod data;
-mod files;
 mod host;
-mod launch;
 pub(crate) mod layers;
 mod limits;
 mod machine;
-mod model;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod nodes;
@@ -22,27 +19,22 @@ pub(crate) mod operation;
 mod output;
 pub(crate) mod places;
 pub(crate) mod plan;
-mod plot;
 #[cfg(unix)]
 mod process;
 pub(crate) mod record;
-mod sizes;
+pub(crate) mod sizes;
 pub(crate) mod statistics;
 pub(crate) mod subject;
 pub(crate) mod table;
-mod tensors;
+pub(crate) mod tensors;
 #[allow(unsafe_code, reason = "an exit that does not wait for the device")]
 mod watch;
 
 use std::io;
-use std::path::PathBuf;
 
 pub(crate) use arguments::Perf;
-use arguments::{Settings, Task, TransportChoice};
-use files::Files;
-use gradsync::bootstrap::Launch;
-use launch::Launches;
-use machine::{FirstUse, Machine, Measured, Processes};
+use arguments::{Settings, TransportChoice};
+use machine::{Machine, Measured, Processes};
 use operation::Operation;
 use output::{Output, Results};
 use places::Places;
@@ -50,8 +42,7 @@ use plan::{Place, Section};
 use record::{Document, SCHEMA};
 
 use gradsync_cli::messages::Listener;
-use gradsync_cli::output::OutputError;
-use gradsync_cli::text;
+use gradsync_cli::output::{Destination, OutputError, OutputFile};
 
 /// Bytes of the copy that measures the host's bandwidth: more than the caches hold, even if a cache is shared by only a few cores.
 const COPY_BYTES: usize = 64 << 20;
@@ -73,8 +64,6 @@ pub(crate) enum PerfError {
     #[error("{call} of plain NCCL failed with code {code}")]
     #[cfg(feature = "cuda")]
     Nccl { call: &'static str, code: i32 },
-    #[error("{}: {reason}", text::shown(path))]
-    File { path: PathBuf, reason: String },
     #[error(transparent)]
     Output(#[from] OutputError),
     #[error("standard output: {0}")]
@@ -93,46 +82,28 @@ impl From<gradsync::driver::CudaError> for PerfError {
 impl Perf {
     pub(crate) fn run(self) -> Result<(), PerfError> {
         let settings = self.settings()?;
-        if let Task::Model { fit, ranks_per_node } = self.task() {
-            // Every process of a job would print and write identical output.
-            if Launch::from_env().is_ok_and(|launch| launch.rank > 0) {
-                return Ok(());
-            }
-            let files = Files::open(&self)?;
-            let (text, document) = model::report(&fit, ranks_per_node, &settings)?;
-            files.listener.print(&text)?;
-            return files.write(&document, &[]);
-        }
         watch::start(self.deadline());
-        let task = self.task();
-        let needs_kernels = matches!(task, Task::Tensors(_) | Task::Launch);
-        let places = Places::find(&settings, needs_kernels)?;
-        check_gpus(&settings, &task, &places)?;
-        let files = places.is_speaker.then(|| Files::open(&self)).transpose()?;
-        let listener = files.as_ref().map_or(Listener::Stdout, |files| files.listener);
+        let places = Places::find(&settings)?;
+        check_gpus(&settings, &places)?;
+        let json = self.json().filter(|_| places.is_speaker).map(|path| Destination::find(path, &[])).transpose()?;
+        let listener = Listener::beside(&json);
+        let json = json.map(Destination::open).transpose()?;
         let groups = groups(&settings, &places)?;
-        let rows = match task {
-            Task::Tensors(_) => places.kernels.len() * tensors::OPERATIONS.len(),
-            _ => groups.iter().flat_map(|group| &group.sections).map(|section| section.rows.len()).sum(),
-        };
         let all: Vec<Place> = places.all().collect();
-        let (first_use, _kept) = first_use(&places)?.unzip();
-        let machine = Machine::look(&all, measured(&places, first_use)?);
-        let output = Output::new(settings.counts, machine.limits(settings.limit), listener, rows);
+        let machine = Machine::look(&all, measured(&places)?);
+        let output = Output::new(settings.counts, machine.limits(settings.limit), listener);
         if places.is_speaker {
             listener.print(&header(&machine, &settings, all.iter().any(|place| place.backend() == "cuda")))?;
         }
-        let mut launches = None;
-        let outcome = match task {
-            Task::Tensors(model) => tensors::run(model, &places, &output),
-            Task::Launch if places.is_speaker => launch(&settings, &groups, &output, &mut launches),
-            Task::Launch => Ok(()),
-            _ => measure(&groups, &places, &output),
+        let outcome = match settings.tensors {
+            Some(model) => tensors::run(model, &places, &output),
+            None => measure(&groups, &places, &output),
         };
         let failure = outcome.as_ref().err();
-        let finished = match files {
-            Some(files) => finish(files, &settings, machine, launches, failure, output.into_results()),
-            None => Ok(()),
+        let finished = if places.is_speaker {
+            finish(json, listener, &settings, machine, failure, output.into_results())
+        } else {
+            Ok(())
         };
         if let (Err(_), Err(error)) = (&outcome, &finished) {
             gradsync_cli::messages::complain(error);
@@ -152,8 +123,8 @@ impl Perf {
     }
 }
 
-/// Refuses options that only GPUs support if there are none: graphs, launches and another baseline.
-fn check_gpus(settings: &Settings, task: &Task, places: &Places) -> Result<(), PerfError> {
+/// Refuses options that only GPUs support if there are none: graphs, packets and other baselines.
+fn check_gpus(settings: &Settings, places: &Places) -> Result<(), PerfError> {
     let refuse = |reason: String| Err(PerfError::Arguments(reason));
     if settings.counts.graph_calls > 0 && places.all().any(|place| place.backend() != "cuda") {
         return refuse(format!("-G {}: graphs are for GPUs; leave --backend cpu out", settings.counts.graph_calls));
@@ -175,39 +146,19 @@ fn check_gpus(settings: &Settings, task: &Task, places: &Places) -> Result<(), P
     if let Some(bytes) = settings.counts.one_shot.filter(|_| !is_adasum_of_gpus && !is_over_nccl) {
         return refuse(format!("--one-shot {bytes}: only small sums over nccl and adasum of GPUs have shots"));
     }
-    if !matches!(task, Task::Launch) {
-        return Ok(());
+    if settings.counts.against_empty && places.kernels != [Place::Cuda] {
+        return refuse("--against-empty: only kernels of GPUs are held against an empty one".into());
     }
-    if let Some(operation) = settings.operations.iter().find(|operation| !operation.is_kernel()) {
-        return refuse(format!("--launch: {} is no kernel", operation.name()));
-    }
-    match places.kernels[..] {
-        [Place::Cuda] => Ok(()),
-        _ => refuse("--launch: launches are those of GPUs, and this is the CPU".into()),
-    }
+    Ok(())
 }
 
 /// The properties of the machine that are measured before everything else.
-fn measured(places: &Places, first_use: Option<FirstUse>) -> Result<Measured, PerfError> {
+fn measured(places: &Places) -> Result<Measured, PerfError> {
     let needs_copy = places.is_speaker && places.all().any(|place| place.backend() == "cpu");
     Ok(Measured {
-        first_use,
         processes: processes(places)?,
         copy_rate: needs_copy.then(|| host::vectors::copy_rate(COPY_BYTES)).transpose()?,
     })
-}
-
-/// The cost of the first kernel, and the queue that keeps the device open.
-#[cfg(feature = "cuda")]
-fn first_use(places: &Places) -> Result<Option<(FirstUse, gradsync::driver::Queue)>, PerfError> {
-    let device = places.launch.as_ref().map_or(0, |launch| launch.local_rank.unwrap_or(launch.rank));
-    let is_wanted = places.is_speaker && places.has_gpus();
-    is_wanted.then(|| cuda::first_use::measure(device as u32, places.search)).transpose()
-}
-
-#[cfg(not(feature = "cuda"))]
-fn first_use(_: &Places) -> Result<Option<(FirstUse, ())>, PerfError> {
-    Ok(None)
 }
 
 fn processes(places: &Places) -> Result<Option<Processes>, PerfError> {
@@ -291,22 +242,6 @@ fn measure(groups: &[Group], places: &Places, output: &Output) -> Result<(), Per
     Ok(())
 }
 
-#[cfg(feature = "cuda")]
-fn launch(
-    settings: &Settings,
-    groups: &[Group],
-    output: &Output,
-    launches: &mut Option<Launches>,
-) -> Result<(), PerfError> {
-    let sections: Vec<Section> = groups.iter().flat_map(|group| &group.sections).cloned().collect();
-    cuda::launch::run(&sections, settings.counts, settings.limit.map(|rate| rate * 1e9), output, launches)
-}
-
-#[cfg(not(feature = "cuda"))]
-fn launch(_: &Settings, _: &[Group], _: &Output, _: &mut Option<Launches>) -> Result<(), PerfError> {
-    Err(PerfError::NotBuilt { what: "--launch".into(), feature: "cuda" })
-}
-
 fn header(machine: &Machine, settings: &Settings, has_gpus: bool) -> String {
     let counts = settings.counts;
     let check = if counts.check { "results checked" } else { "results not checked" };
@@ -320,35 +255,29 @@ fn header(machine: &Machine, settings: &Settings, has_gpus: bool) -> String {
     if counts.graph_calls > 0 {
         rounds += &format!("# times are those of graphs of {} calls, divided by that\n", counts.graph_calls);
     }
-    if counts.ordinary_buffers {
-        rounds += "# gradients lie in memory of each process's own\n";
-    }
     if counts.shared_buffers {
-        rounds += "# vectors of all_reduce lie in memory that all processes map\n";
+        rounds += "# vectors of all_reduce and adasum lie in memory that all processes map\n";
     }
     let times = "# time: the median of the slowest rank's times; ratio: the baseline's time over it\n";
     machine.lines() + &rounds + times
 }
 
-/// Writes the files, prints the footer, and fails if results were wrong. `failure` is the error that ended the measurement early; earlier
+/// Writes the JSON, prints the footer, and fails if results were wrong. `failure` is the error that ended the measurement early; earlier
 /// results are kept.
 fn finish(
-    files: Files,
+    json: Option<OutputFile>,
+    listener: Listener,
     settings: &Settings,
     machine: Machine,
-    launches: Option<Launches>,
     failure: Option<&PerfError>,
     results: Results,
 ) -> Result<(), PerfError> {
     let Results { measurements, loads, left_out } = results;
     let wrong = measurements.iter().map(record::Measurement::wrong).sum::<u64>();
-    let wrong = wrong + launches.as_ref().map_or(0, Launches::wrong);
     let failure = failure.map(ToString::to_string);
-    let lines = launches.as_ref().map_or(String::new(), Launches::lines);
     let footer = table::footer(&measurements, &loads, &left_out, wrong, settings.counts.check, failure.as_deref());
-    // A run without results keeps the files of an earlier run.
-    let is_empty = measurements.is_empty() && launches.as_ref().is_none_or(|launches| launches.rows.is_empty());
-    let has_files = failure.is_none() || !is_empty;
+    // A failed run without results keeps the file of an earlier run.
+    let json = json.filter(|_| failure.is_none() || !measurements.is_empty());
     let document = Document {
         schema: SCHEMA,
         program: "cargo xtask perf".into(),
@@ -356,19 +285,15 @@ fn finish(
         warm_ups: settings.counts.warm_ups,
         iterations: settings.counts.iterations,
         graph_calls: settings.counts.graph_calls,
-        ordinary_buffers: settings.counts.ordinary_buffers,
-        shared_buffers: settings.counts.shared_buffers,
         measurements,
-        launches,
         loads,
         left_out,
         failure,
         wrong,
     };
-    let listener = files.listener;
-    if has_files {
-        files.write(&document, &document.measurements)?;
+    if let Some(file) = json {
+        document.write(file)?;
     }
-    listener.print(&(lines + &footer))?;
+    listener.print(&footer)?;
     if wrong > 0 { Err(PerfError::Wrong(wrong)) } else { Ok(()) }
 }

@@ -1,11 +1,7 @@
-//! The destinations of results: rows go to stdout as they are measured (to stderr if a file goes to stdout), all results go to files at the
-//! end, and progress goes to stderr if it is a terminal.
-//!
-//! Exactly one rank has an output that prints. The progress bar is drawn only after a row is finished, never during a timing.
+//! The destinations of results: rows go to stdout as they are measured (to stderr if the JSON goes to stdout), all results go to the JSON at
+//! the end. Exactly one rank has an output that prints.
 
 use std::sync::{Mutex, PoisonError};
-
-use indicatif::{ProgressBar, ProgressStyle};
 
 use super::PerfError;
 use super::arguments::Counts;
@@ -42,20 +38,16 @@ pub(crate) struct Output {
     limits: Limits,
     listener: Listener,
     results: Mutex<Results>,
-    progress: ProgressBar,
 }
 
 impl Output {
-    /// An output for a run of `rows` rows.
-    pub(crate) fn new(counts: Counts, limits: Limits, listener: Listener, rows: usize) -> Self {
-        let style = ProgressStyle::with_template("{bar:40} {pos}/{len} rows {eta} {msg}");
-        let progress = ProgressBar::new(rows as u64).with_style(style.expect("the template is well-formed"));
-        Self { counts, limits, listener, results: Mutex::default(), progress }
+    pub(crate) fn new(counts: Counts, limits: Limits, listener: Listener) -> Self {
+        Self { counts, limits, listener, results: Mutex::default() }
     }
 
     /// Prints a row, or a text around rows.
     pub(crate) fn say(&self, text: &str) -> Result<(), PerfError> {
-        Ok(self.progress.suspend(|| self.listener.print(text))?)
+        Ok(self.listener.print(text)?)
     }
 
     /// Begins a section's table; `baseline` is the name of its rows' baseline.
@@ -68,7 +60,6 @@ impl Output {
             return Ok(());
         }
         let baseline = self.counts.baseline.then_some(baseline);
-        self.progress.set_message(format!("{operation} on {on}"));
         let limit = self.limits.of(place, &section.rows[0]);
         self.say(&table::heading(section, baseline, limit))
     }
@@ -82,10 +73,10 @@ impl Output {
         baseline: BaselineName,
     ) -> Result<(), PerfError> {
         let limit = self.limits.of(section.place, row);
-        let measurement = Measurement::new(section, row, found, baseline, limit);
+        let shared_buffers = self.counts.shared_buffers;
+        let measurement = Measurement { shared_buffers, ..Measurement::new(section, row, found, baseline, limit) };
         let line = table::row(&measurement);
         self.results.lock().unwrap_or_else(PoisonError::into_inner).measurements.push(measurement);
-        self.advance();
         self.say(&line)
     }
 
@@ -96,13 +87,7 @@ impl Output {
         loads.into_iter().for_each(|load| results.take(load));
     }
 
-    /// Advances the progress by one row.
-    pub(crate) fn advance(&self) {
-        self.progress.inc(1);
-    }
-
     pub(crate) fn into_results(self) -> Results {
-        self.progress.finish_and_clear();
         self.results.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }

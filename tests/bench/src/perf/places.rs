@@ -1,7 +1,5 @@
 //! The places of a run: backends, transports and numbers of ranks, from the arguments and from the machine.
 
-use std::time::Instant;
-
 use gradsync::bootstrap::Launch;
 
 use super::PerfError;
@@ -21,29 +19,25 @@ pub(crate) struct Places {
     pub(crate) launch: Option<Launch>,
     /// Whether this process is rank 0, which prints and measures kernels.
     pub(crate) is_speaker: bool,
-    /// Seconds of the search for GPUs, which includes the driver's initialisation, if there is a driver.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "part of what the first use of a GPU takes"))]
-    pub(crate) search: f64,
 }
 
 impl Places {
     /// # Errors
     /// [`PerfError::NotBuilt`] and `PerfError::NoDriver` if this program or this machine lacks a backend or transport;
     /// [`PerfError::Arguments`] for a transport without its backend.
-    pub(crate) fn find(settings: &Settings, are_kernels_needed: bool) -> Result<Self, PerfError> {
+    pub(crate) fn find(settings: &Settings) -> Result<Self, PerfError> {
         let launch = Launch::from_env();
-        let needs_kernels = are_kernels_needed || settings.operations.iter().any(|operation| operation.is_kernel());
+        let needs_kernels =
+            settings.tensors.is_some() || settings.operations.iter().any(|operation| operation.is_kernel());
         let needs_ranks = settings.operations.iter().any(|operation| !operation.is_kernel());
         let mut transports: Vec<TransportChoice> = if needs_ranks { settings.transport.clone() } else { Vec::new() };
         let mut kernels = Vec::new();
-        let start = Instant::now();
         for &choice in &settings.backend {
             let place = backend(choice, &transports)?;
             if !kernels.contains(&place) {
                 kernels.push(place);
             }
         }
-        let search = start.elapsed().as_secs_f64();
         for transport in &transports {
             let needed = Place::Ranks(*transport).backend();
             if kernels.iter().all(|place| place.backend() != needed) {
@@ -74,13 +68,7 @@ impl Places {
             Err(_) => None,
         };
         let is_speaker = launch.as_ref().is_none_or(|launch| launch.rank == 0);
-        Ok(Self { kernels, transports, launch, is_speaker, search })
-    }
-
-    /// Whether any place is on GPUs.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn has_gpus(&self) -> bool {
-        self.all().any(|place| place.backend() == "cuda")
+        Ok(Self { kernels, transports, launch, is_speaker })
     }
 
     /// Whether all ranks of the launcher, if there is one, are on this machine.

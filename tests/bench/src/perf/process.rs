@@ -1,6 +1,6 @@
 //! Ranks as processes without the MPI transport, on host memory. A launcher starts them; in an MPI job, the control channel uses MPI.
 //!
-//! In an MPI job, the baseline of collectives is gradsync's MPI transport, otherwise a copy by rank 0.
+//! In an MPI job, the baseline of collectives is plain MPI, otherwise a copy by rank 0.
 
 use std::time::{Duration, Instant};
 
@@ -24,8 +24,7 @@ pub(crate) fn run(places: &Places, sections: &[Section], output: &Output) -> Res
     let comm = communicator(places)?;
     #[cfg(feature = "mpi")]
     if is_mpi_job() {
-        let mpi = gradsync::comm::mpi::MpiCommunicator::world()?;
-        return collectives::run(&comm, sections, output, &over_mpi::OverMpi { mpi });
+        return collectives::run(&comm, sections, output, &super::mpi::Beside::new()?);
     }
     collectives::run(&comm, sections, output, &Memory { is_first: comm.rank() == 0 })
 }
@@ -77,40 +76,4 @@ pub(crate) fn copy_together(comm: &dyn Communicator, share_memory: bool) -> Resu
     }
     let copied = 2.0 * (COPY_BYTES * comm.world_size()) as f64;
     Ok(Processes { copy_gbs: copied / best / 1e9, share_memory })
-}
-
-#[cfg(feature = "mpi")]
-mod over_mpi {
-    use gradsync::comm::mpi::MpiCommunicator;
-
-    use crate::perf::PerfError;
-    use crate::perf::arguments::{Counts, TransportChoice};
-    use crate::perf::host::collectives::{Collective, HostBaseline, HostBaselines};
-    use crate::perf::operation::{Operation, Row};
-    use crate::perf::plan::Place;
-    use crate::perf::record::BaselineName;
-    use crate::perf::subject::{Side, Subject};
-
-    /// The corresponding calls over gradsync's MPI transport.
-    pub(super) struct OverMpi {
-        pub(super) mpi: MpiCommunicator,
-    }
-
-    impl HostBaselines for OverMpi {
-        fn name(&self, _: Operation) -> BaselineName {
-            BaselineName { column: "over MPI", full: "the same call of gradsync over MPI" }
-        }
-
-        fn make(&self, row: &Row, counts: Counts) -> Result<Option<Box<dyn HostBaseline + '_>>, PerfError> {
-            let place = Place::Ranks(TransportChoice::Mpi);
-            Ok(Some(Box::new(Collective::new(&self.mpi, place, row, counts, None)?)))
-        }
-    }
-
-    impl HostBaseline for Collective<'_> {
-        fn call(&mut self, round: usize) -> Result<(), PerfError> {
-            let side = if self.has(Side::OutOfPlace) { Side::OutOfPlace } else { Side::InPlace };
-            Subject::call(self, side, round)
-        }
-    }
 }

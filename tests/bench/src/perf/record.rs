@@ -1,9 +1,11 @@
-//! The record of a run: the rows that `--json` writes and `--model --fit` reads.
+//! The record of a run: the rows that `--json` writes.
 
 use gradsync::ops::Algorithm;
+use gradsync_cli::output::OutputFile;
+use gradsync_cli::text;
 use serde::{Deserialize, Serialize};
 
-use super::launch::Launches;
+use super::PerfError;
 use super::operation::{Operation, Redop, Row};
 use super::plan::Section;
 use super::statistics::Times;
@@ -68,6 +70,9 @@ pub(crate) struct Measurement {
     /// The number of ranks per node of an Adasum in nodes; null for others.
     #[serde(default)]
     pub(crate) ranks_per_node: Option<usize>,
+    /// Whether the vectors of processes were in memory that all of them map.
+    #[serde(default)]
+    pub(crate) shared_buffers: bool,
     pub(crate) out_of_place: Option<Timing>,
     pub(crate) in_place: Option<Timing>,
     pub(crate) baseline: Option<Baseline>,
@@ -97,16 +102,7 @@ pub(crate) struct Document<M> {
     /// Calls per CUDA graph, by which its time was divided; 0 if no graphs were recorded.
     #[serde(default)]
     pub(crate) graph_calls: usize,
-    /// Whether gradients that processes could share were in the private memory of each process.
-    #[serde(default)]
-    pub(crate) ordinary_buffers: bool,
-    /// Whether the vectors of all-reduces between processes were in memory that all of them map.
-    #[serde(default)]
-    pub(crate) shared_buffers: bool,
     pub(crate) measurements: Vec<Measurement>,
-    /// The results of `--launch`.
-    #[serde(default)]
-    pub(crate) launches: Option<Launches>,
     /// The kernels that rank 0 has loaded, by name.
     #[serde(default)]
     pub(crate) loads: Vec<Load>,
@@ -117,6 +113,15 @@ pub(crate) struct Document<M> {
     pub(crate) failure: Option<String>,
     /// The number of wrong elements in all rows.
     pub(crate) wrong: u64,
+}
+
+impl<M: Serialize> Document<M> {
+    /// Writes the JSON, whose strings a terminal may show.
+    pub(crate) fn write(&self, mut file: OutputFile) -> Result<(), PerfError> {
+        let json = serde_json::to_string_pretty(self).map_err(std::io::Error::from)? + "\n";
+        file.write(text::printable_json(&json).as_bytes())?;
+        Ok(file.finish()?)
+    }
 }
 
 impl Measurement {
@@ -157,6 +162,7 @@ impl Measurement {
             count: row.count(),
             layers: if row.operation == Operation::Adasum { row.layers.count() } else { 1 },
             ranks_per_node: row.nodes().map(|nodes| nodes.per_node),
+            shared_buffers: false,
             out_of_place,
             in_place,
             baseline,
@@ -164,7 +170,7 @@ impl Measurement {
         }
     }
 
-    /// The side that is drawn, and compared with the baseline.
+    /// The side that is compared with the baseline.
     pub(crate) fn timing(&self) -> Option<&Timing> {
         self.in_place.as_ref().or(self.out_of_place.as_ref())
     }

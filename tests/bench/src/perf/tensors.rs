@@ -30,7 +30,7 @@ pub(crate) enum Model {
 pub(crate) const OPERATIONS: [Operation; 3] = [Operation::Accumulate, Operation::Cast, Operation::Zero];
 
 /// The dtypes of an operation's tensors.
-fn types(operation: Operation) -> Types {
+pub(crate) fn types(operation: Operation) -> Types {
     match operation {
         Operation::Accumulate => Types { to: DType::F32, from: DType::BF16 },
         Operation::Cast => Types { to: DType::BF16, from: DType::F32 },
@@ -44,6 +44,14 @@ impl Model {
         match self {
             Model::Resnet50 => resnet50(),
             Model::BertLarge => bert_large(),
+        }
+    }
+
+    /// The name on the command line.
+    pub(crate) fn argument(self) -> &'static str {
+        match self {
+            Model::Resnet50 => "resnet50",
+            Model::BertLarge => "bert-large",
         }
     }
 

@@ -1,5 +1,7 @@
 //! Invalid arguments, and features that this program or this machine lacks, end with a reason and an exit code, not with a panic.
 
+use gradsync_tests::programs::Finished;
+
 use crate::run::perf;
 
 /// The command-line parser refuses the arguments.
@@ -40,24 +42,17 @@ fn words_that_are_no_arguments() {
     misused(&["zero", "-f", "2", "-i", "8"], &["--stepfactor", "--stepbytes"]);
     misused(&["zero", "--tensors", "resnet50"], &["--tensors"]);
     misused(&["--tensors", "alexnet"], &["alexnet", "resnet50", "bert-large"]);
-    misused(&["--fit", "x.json"], &["--model"]);
-    misused(&["zero", "--fit", "x.json"], &["--fit", "OPERATION"]);
-    misused(&["--launch"], &["--launch", "OPERATION"]);
-    misused(&["zero", "--launch", "--plot", "x.svg"], &["--launch", "--plot"]);
-    misused(&["zero", "--launch", "--no-baseline"], &["--launch", "--no-baseline"]);
+    misused(&["zero", "--against-empty", "--no-baseline"], &["--against-empty", "--no-baseline"]);
     misused(&["zero", "-G", "2000"], &["--cudagraph", "2000"]);
-    misused(&["--model", "-G", "2"], &["--cudagraph", "--model"]);
     misused(&["adasum", "--layers", "0"], &["--layers", "`0`", "bert-large"]);
     misused(&["adasum", "--against-sum", "--no-baseline"], &["--against-sum", "--no-baseline"]);
 }
 
-/// Options that would have no effect, or would overwrite each other's output, are refused.
+/// Options that would have no effect are refused, and files that cannot be written.
 #[test]
 fn arguments_that_do_not_go_together() {
-    misused(&["--model", "-d", "bf16"], &["--model", "--datatype"]);
-    misused(&["--model", "--backend", "cpu"], &["--model", "--backend"]);
+    failed(&["all_reduce", "--transport", "local", "--shared-buffers"], &["--shared-buffers", "mpi or process"]);
     misused(&["--tensors", "resnet50", "-b", "64K"], &["--tensors", "--minbytes"]);
-    failed(&["zero", "-b", "1K", "--json", "same", "--plot", "same"], &["--json", "--plot", "same"]);
     failed(&["zero", "-b", "1K", "--json", "/proc/x.json"], &["/proc/x.json"]);
 }
 
@@ -92,13 +87,20 @@ fn numbers_that_do_not_fit() {
     failed(&[&in_nodes[..], &["sum+tree", "-g", "6", "--ranks-per-node", "2"]].concat(), &["sum+tree", "not 3"]);
     failed(&[&in_nodes[..], &["gram+gram", "-g", "6"]].concat(), &["6 ranks", "nodes of 8", "--ranks-per-node"]);
     failed(&[&in_nodes[..], &["gram", "--ranks-per-node", "2"]].concat(), &["--ranks-per-node 2", "gram+gram"]);
-    failed(&["zero", "--ranks-per-node", "4"], &["--ranks-per-node 4", "--model"]);
+    failed(&["zero", "--ranks-per-node", "4"], &["--ranks-per-node 4", "gram+gram"]);
     failed(&["zero", "--algorithm", "gram+gram", "--ranks-per-node", "4"], &["--ranks-per-node 4"]);
     failed(&["all_reduce", "--backend", "cpu", "--transport", "nccl"], &["--transport nccl", "--backend cuda"]);
     failed(&["zero", "--backend", "cpu", "-G", "20", "-b", "1K"], &["-G 20", "GPUs"]);
     failed(&["adasum", "--backend", "cpu", "--against-sum", "-b", "1K"], &["--against-sum", "GPUs"]);
-    failed(&["zero", "--backend", "cpu", "--launch", "-b", "1K"], &["--launch", "CPU"]);
-    failed(&["all_reduce", "--backend", "cpu", "--launch", "-b", "1K"], &["--launch", "all_reduce"]);
+    failed(&["zero", "--backend", "cpu", "--against-empty", "-b", "1K"], &["--against-empty", "GPUs"]);
+}
+
+#[test]
+fn a_peer_that_is_not_here() {
+    let mut command = std::process::Command::new(crate::run::BINARY);
+    let finished = Finished::of(command.args(["compare", "gloo", "--quick"]).env("PYTHON", "/bin/false"));
+    assert_eq!(finished.code, Some(1), "{}", finished.stderr);
+    finished.refused("gloo", &["\"/bin/false\" has no PyTorch", "PYTHON"]);
 }
 
 /// This test's program is built without the required features, or its machine has no GPU.

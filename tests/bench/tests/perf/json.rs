@@ -1,8 +1,10 @@
-//! `--json` and `--plot` write one document with consistent numbers, and one picture.
+//! `--json` writes one document with consistent numbers.
 
 use std::fs;
 
-use crate::run::{QUICK, document, measured, perf_in, rows};
+use serde_json::Value;
+
+use crate::run::{QUICK, document, measured, perf, perf_in, rows};
 
 #[test]
 fn a_document_says_what_was_measured_and_where() {
@@ -14,7 +16,6 @@ fn a_document_says_what_was_measured_and_where() {
     assert!(document["machine"]["cpu"]["threads"].as_u64().is_some_and(|threads| threads > 0), "{document:#}");
     assert!(document["machine"]["cpu"]["copy_gbs"].as_f64().is_some_and(|rate| rate > 0.0), "{document:#}");
     assert_eq!(document["machine"]["gpus"], serde_json::json!([]));
-    assert!(document["machine"]["first_use"].is_null() && document["launches"].is_null(), "{document:#}");
     assert_eq!(document["graph_calls"], 0);
     let rows = rows(&document);
     assert_eq!(rows.len(), 2);
@@ -70,25 +71,18 @@ fn tensors_of_a_model_are_measured_together() {
 }
 
 #[test]
-fn a_plot_has_a_chart_for_each_operation_with_baseline_and_limit() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let sizes =
-        ["zero", "all_reduce", "-d", "f32,f16", "-g", "2", "-b", "4K", "-e", "64K", "-f", "4", "--plot", "out.svg"];
-    perf_in(folder.path(), &[&QUICK[..], &sizes].concat()).succeeded("plot");
-    let svg = fs::read_to_string(folder.path().join("out.svg")).expect("the plot was written");
-    for text in
-        ["zero on cpu", "all_reduce on cpu over local, 2 ranks", "f16 sum", "memcpy", "limit", "busbw in GB/s", "4 KiB"]
-    {
-        assert!(svg.contains(text), "{text} is not in the plot");
-    }
-    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+fn the_json_goes_to_the_standard_output_and_the_table_to_stderr() {
+    let finished = perf(&[&QUICK[..], &["zero", "-b", "1K", "--json", "-"]].concat()).succeeded("--json -");
+    let document: Value = serde_json::from_str(&finished.stdout).expect("one document");
+    assert_eq!(rows(&document).len(), 1, "{document:#}");
+    assert!(finished.stderr.contains("# zero on cpu"), "{}", finished.stderr);
 }
 
 #[test]
 fn nothing_is_left_behind_where_files_cannot_be_written() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    for (flag, path) in [("--json", "none/out.json"), ("--plot", "none/out.svg"), ("--json", ".")] {
-        let finished = perf_in(folder.path(), &[&QUICK[..], &["zero", "-b", "1K", flag, path]].concat());
+    for path in ["none/out.json", "."] {
+        let finished = perf_in(folder.path(), &[&QUICK[..], &["zero", "-b", "1K", "--json", path]].concat());
         assert!(!finished.stdout.contains("busbw"), "it measured before it looked: {}", finished.stdout);
         finished.refused(path, &[path]);
     }
@@ -106,25 +100,24 @@ fn a_failure_keeps_the_rows_before_it() {
     ] {
         let (label, bytes) = (arguments.join(" "), bytes.to_string());
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let files = ["--json", "out.json", "--plot", "out.svg"];
+        let files = ["--json", "out.json"];
         let sizes = ["-n", "3", "-w", "1", "-b", "1K", "-e", &bytes, "-f", "274877906944"];
         let finished = perf_in(folder.path(), &[&arguments[..], &sizes, &files].concat());
         let document = document(folder.path());
         assert!(finished.code == Some(1) && finished.stderr.contains(&reason), "{label}: {}", finished.stderr);
         assert_eq!(rows(&document).len(), 1, "{label}: {document:#}");
         assert_eq!(document["failure"], reason, "{label}");
-        assert!(folder.path().join("out.svg").is_file(), "{label}");
         assert!(
             finished.stdout.contains(&format!("# FAILED before the end: {reason}")),
             "{label}: {}",
             finished.stdout
         );
-        // A failure before the first row keeps the existing files.
-        let text = |name: &str| fs::read_to_string(folder.path().join(name)).expect("a file");
-        let before = (text("out.json"), text("out.svg"));
+        // A failure before the first row keeps the existing file.
+        let text = || fs::read_to_string(folder.path().join("out.json")).expect("a file");
+        let before = text();
         let sizes = ["-n", "3", "-w", "1", "-b", &bytes];
         perf_in(folder.path(), &[&arguments[..], &sizes, &files].concat()).refused(&label, &[&reason]);
-        assert_eq!((text("out.json"), text("out.svg")), before, "{label}");
+        assert_eq!(text(), before, "{label}");
     }
     assert!(measured(&["zero", "-b", "1K"])["failure"].is_null());
 }

@@ -104,53 +104,57 @@ fn adasum_is_measured_in_nodes() {
 }
 
 #[test]
-fn adasum_is_measured_in_ordinary_memory_too() {
+fn all_reduce_and_adasum_are_measured_in_shared_memory_too() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let said = "gradients lie in memory of each process's own";
-    for (flag, is_ordinary) in [(&[][..], false), (&["--ordinary-buffers"], true)] {
-        let arguments = ["adasum", "--transport", "mpi", "-b", "64K", "--json", "out.json"];
+    for (flag, is_shared) in [(&[][..], false), (&["--shared-buffers"], true)] {
+        let arguments =
+            ["all_reduce", "adasum", "--transport", "mpi", "-d", "f32,bf16", "-b", "64K", "--json", "out.json"];
         let finished = perf(2, folder.path(), &[&arguments[..], flag].concat()).succeeded("perf");
-        assert_eq!(finished.stdout.contains(said), is_ordinary, "{}", finished.stdout);
+        assert_eq!(finished.stdout.contains("memory that all processes map"), is_shared, "{}", finished.stdout);
         let document = document(folder.path());
-        assert_eq!(document["ordinary_buffers"], is_ordinary);
-        rows(&document).iter().for_each(|row| check_row(row, 2));
+        assert_eq!(rows(&document).len(), 4);
+        for row in rows(&document) {
+            check_row(row, 2);
+            assert_eq!(row["shared_buffers"], is_shared, "{row:#}");
+        }
     }
 }
 
 #[test]
-fn all_reduce_is_measured_in_shared_memory_too() {
+fn processes_without_mpis_messages_are_measured_beside_plain_mpi() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let arguments = ["all_reduce", "--transport", "mpi", "-d", "f32,bf16", "-b", "64K", "-e", "1M", "-f", "16"];
-    let flags = ["--shared-buffers", "--json", "out.json"];
-    let finished = perf(2, folder.path(), &[&arguments[..], &flags].concat()).succeeded("perf");
-    assert!(finished.stdout.contains("memory that all processes map"), "{}", finished.stdout);
+    let arguments = ["all_reduce", "--transport", "process", "--backend", "cpu", "-b", "64K", "--json", "out.json"];
+    perf(2, folder.path(), &arguments).succeeded("perf");
     let document = document(folder.path());
-    assert_eq!((&document["shared_buffers"], rows(&document).len()), (&true.into(), 4));
-    rows(&document).iter().for_each(|row| check_row(row, 2));
+    let row = &rows(&document)[0];
+    assert_eq!((&row["transport"], &row["in_place"]["wrong"]), (&"process".into(), &0.into()), "{row:#}");
+    assert!(row["baseline"]["name"].as_str().is_some_and(|name| name.starts_with("plain MPI")), "{row:#}");
 }
 
 #[test]
 fn a_failure_keeps_the_rows_before_it() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let bytes = (1u64 << 48).to_string();
-    let sizes = ["-b", "1K", "-e", &bytes, "-f", "274877906944", "--json", "out.json", "--plot", "out.svg"];
+    let sizes = ["-b", "1K", "-e", &bytes, "-f", "274877906944", "--json", "out.json"];
     let finished = perf(2, folder.path(), &[&["all_reduce", "--transport", "mpi"][..], &sizes].concat());
     let reason = format!("gradient buffer: no memory for {bytes} bytes");
     assert!(finished.stdout.contains(&format!("# FAILED before the end: {reason}")), "{finished:?}");
     finished.refused("no memory", &[&reason]);
     let document = document(folder.path());
     assert_eq!((rows(&document).len(), &document["failure"]), (1, &reason.into()));
-    assert!(folder.path().join("out.svg").is_file());
 }
 
 #[test]
 fn what_the_job_cannot_do_is_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let cases: [(usize, &[&str], &str); 5] = [
+    let cases: [(usize, &[&str], &str); 4] = [
         (2, &["all_reduce", "-g", "3"], "-g 3: the launcher started 2 ranks"),
         (3, &["adasum", "--algorithm", "tree", "-b", "1K"], "needs a power of two, not 3 ranks"),
-        (2, &["all_reduce", "--ordinary-buffers"], "only adasum with --transport mpi or process has others"),
-        (2, &["adasum", "--shared-buffers"], "only all_reduce with --transport mpi or process has others"),
+        (
+            2,
+            &["all_gather", "--shared-buffers"],
+            "only all_reduce and adasum with --transport mpi or process have them",
+        ),
         (2, &["all_reduce", "-b", "1K", "--json", "missing/out.json"], "missing/out.json: its folder does not exist"),
     ];
     for (ranks, arguments, reason) in cases {

@@ -8,6 +8,7 @@ use gradsync::kernels::cuda::baseline::{empty, sweep, sweep_sums};
 
 use super::vectors::{Copy, Vectors};
 use crate::perf::PerfError;
+use crate::perf::arguments::Counts;
 use crate::perf::data::PERIOD;
 use crate::perf::operation::{Operation, Row};
 use crate::perf::record::BaselineName;
@@ -21,14 +22,21 @@ pub(super) enum Baseline {
 }
 
 impl Baseline {
-    /// The name of the baseline that [`memory`](Self::memory) creates.
-    pub(super) fn name(operation: Operation) -> BaselineName {
-        if operation.only_reads() { Sweep::NAME } else { Copy::NAME }
+    pub(super) fn name(operation: Operation, counts: Counts) -> BaselineName {
+        if counts.against_empty {
+            BaselineName { column: "empty kernel", full: "a kernel that does nothing" }
+        } else if operation.only_reads() {
+            Sweep::NAME
+        } else {
+            Copy::NAME
+        }
     }
 
-    /// A memory baseline with as many sets of buffers as the operation has.
-    pub(super) fn memory(queue: &Queue, row: &Row, slots: usize) -> Result<Self, PerfError> {
-        Ok(if row.operation.only_reads() {
+    /// A baseline with as many sets of buffers as the operation has.
+    pub(super) fn new(queue: &Queue, row: &Row, slots: usize, counts: Counts) -> Result<Self, PerfError> {
+        Ok(if counts.against_empty {
+            Baseline::Empty(queue.clone())
+        } else if row.operation.only_reads() {
             Baseline::Sweep(Sweep::new(queue, row.traffic(), slots)?)
         } else {
             Baseline::Copy(Copy::new(queue, row.traffic(), slots)?)

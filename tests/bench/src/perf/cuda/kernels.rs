@@ -6,7 +6,7 @@ use gradsync::kernels::cuda::{self, SegmentWorkspace};
 
 use super::baseline::Baseline;
 use super::vectors::{Vectors, slots};
-use super::{first_use, timing};
+use super::{loads, timing};
 use crate::perf::PerfError;
 use crate::perf::arguments::Counts;
 use crate::perf::data::{FACTOR, PERIOD, count_differing, product, value, weight, weighted};
@@ -23,7 +23,7 @@ const MOST_SLOTS: usize = 4096;
 
 /// Measures a section's rows.
 pub(crate) fn run(section: &Section, output: &Output) -> Result<(), PerfError> {
-    let name = Baseline::name(section.operation);
+    let name = Baseline::name(section.operation, output.counts);
     output.begin(section, name)?;
     let queue = Queue::new(0)?;
     for row in &section.rows {
@@ -33,11 +33,11 @@ pub(crate) fn run(section: &Section, output: &Output) -> Result<(), PerfError> {
         let wrong = subject::check(&mut kernel, output.counts)?;
         output.row(section, row, &Found { seconds, wrong }, name)?;
     }
-    output.loaded(first_use::loads(&queue));
+    output.loaded(loads(&queue));
     Ok(())
 }
 
-pub(super) struct Kernel {
+struct Kernel {
     row: Row,
     /// The destination.
     to: Vectors,
@@ -72,14 +72,8 @@ impl Kernel {
             workspace.write_coefficients(&Coefficients { weights, cancelled: vec![false] })?;
             layers.push(workspace);
         }
-        let baseline = counts.baseline.then(|| Baseline::memory(queue, row, slots)).transpose()?;
+        let baseline = counts.baseline.then(|| Baseline::new(queue, row, slots, counts)).transpose()?;
         Ok(Self { row: *row, to, from, layers, baseline })
-    }
-
-    /// The kernel, with an empty kernel as its baseline.
-    pub(super) fn beside_empty(queue: &Queue, row: &Row, counts: Counts) -> Result<Self, PerfError> {
-        let kernel = Self::new(queue, row, Counts { baseline: false, ..counts })?;
-        Ok(Self { baseline: Some(Baseline::Empty(queue.clone())), ..kernel })
     }
 
     fn run(&mut self, round: usize) -> Result<(), PerfError> {

@@ -5,9 +5,7 @@
 mod adasum;
 mod baseline;
 mod collectives;
-pub(crate) mod first_use;
 pub(crate) mod kernels;
-pub(crate) mod launch;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
 #[allow(unsafe_code, reason = "NCCL's own calls, the baseline")]
@@ -16,3 +14,20 @@ pub(crate) mod ranks;
 pub(crate) mod tensors;
 mod timing;
 mod vectors;
+
+use gradsync::driver::{KernelSource, Queue};
+
+use super::record::Load;
+
+/// The kernels that a queue has loaded.
+fn loads(queue: &Queue) -> impl Iterator<Item = Load> {
+    queue.loaded_kernels().into_iter().map(|kernel| Load {
+        kernel: kernel.name.into(),
+        source: match kernel.source {
+            KernelSource::Cubin => "cubin".into(),
+            KernelSource::Ptx => "ptx".into(),
+            other => unreachable!("{other:?} is not known"),
+        },
+        load_ms: kernel.load_time.as_secs_f64() * 1e3,
+    })
+}

@@ -8,7 +8,7 @@ use gradsync::comm::{Communicator, Ranks};
 use gradsync::driver::Queue;
 
 use super::collectives::{Baseline, Collective};
-use super::first_use;
+use super::loads;
 use super::vectors::Vectors;
 use crate::perf::PerfError;
 use crate::perf::arguments::TransportChoice;
@@ -83,7 +83,7 @@ pub(crate) fn run(places: &Places, sections: &[Section], output: &Output) -> Res
         }
     }
     if is_first {
-        output.loaded(first_use::loads(&queue));
+        output.loaded(loads(&queue));
     }
     Ok(comm.synchronize(&queue)?)
 }

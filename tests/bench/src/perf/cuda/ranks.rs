@@ -11,7 +11,7 @@ use gradsync::driver::{Device, Graph, Queue};
 use super::adasum::{self, Reduction};
 use super::collectives::{Collective, Ordered};
 use super::plain::Plain;
-use super::{first_use, timing};
+use super::{loads, timing};
 use crate::perf::PerfError;
 use crate::perf::arguments::TransportChoice;
 use crate::perf::host::local::first_failure;
@@ -111,7 +111,7 @@ fn rank(
         }
     }
     if rank == 0 {
-        output.loaded(first_use::loads(&queue));
+        output.loaded(loads(&queue));
     }
     Ok(comm.synchronize(&queue)?)
 }

@@ -6,7 +6,7 @@ use gradsync::{DType, GradientBuffer};
 
 use super::baseline::Baseline;
 use super::vectors::wrong;
-use super::{first_use, timing};
+use super::{loads, timing};
 use crate::perf::PerfError;
 use crate::perf::data::{fill, value};
 use crate::perf::operation::{Operation, Row};
@@ -17,7 +17,7 @@ use crate::perf::tensors::{expected, own_side};
 
 /// Measures a section's rows on the first device.
 pub(crate) fn run(section: &Section, lens: &[usize], output: &Output) -> Result<(), PerfError> {
-    let name = Baseline::name(section.operation);
+    let name = Baseline::name(section.operation, output.counts);
     output.begin(section, name)?;
     let queue = Queue::new(0)?;
     for row in &section.rows {
@@ -26,7 +26,7 @@ pub(crate) fn run(section: &Section, lens: &[usize], output: &Output) -> Result<
         let wrong = subject::check(&mut tensors, output.counts)?;
         output.row(section, row, &Found { seconds, wrong }, name)?;
     }
-    output.loaded(first_use::loads(&queue));
+    output.loaded(loads(&queue));
     Ok(())
 }
 
@@ -53,7 +53,7 @@ impl Tensors {
             operation: row.operation,
             to: allocate(queue, row.types.to, 1, lens)?,
             from: if is_zero { Vec::new() } else { allocate(queue, row.types.from, 0, lens)? },
-            baseline: output.counts.baseline.then(|| Baseline::memory(queue, row, 1)).transpose()?,
+            baseline: output.counts.baseline.then(|| Baseline::new(queue, row, 1, output.counts)).transpose()?,
         })
     }
 

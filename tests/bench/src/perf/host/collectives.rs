@@ -108,7 +108,7 @@ impl<'a> Collective<'a> {
         };
         let buffers = match row.operation {
             Operation::Adasum => {
-                let is_shared = may_share && !counts.ordinary_buffers;
+                let is_shared = may_share && counts.shared_buffers;
                 let buffer = |_| if is_shared { shared_gradients(row) } else { gradients(row) };
                 (0..slots).map(buffer).collect::<Result<_, _>>()?
             }

@@ -1,8 +1,7 @@
 //! The machine of a run, as its report describes it: versions, and clocks at the time of the run.
 
 #[cfg(feature = "cuda")]
-#[allow(unsafe_code, reason = "NVIDIA's library")]
-mod nvml;
+mod smi;
 
 use std::fs;
 
@@ -18,7 +17,6 @@ pub(crate) struct Measured {
     pub(crate) copy_rate: Option<f64>,
     /// Known if all processes are on this machine.
     pub(crate) processes: Option<Processes>,
-    pub(crate) first_use: Option<FirstUse>,
 }
 
 /// The memory properties of a job's processes.
@@ -28,17 +26,6 @@ pub(crate) struct Processes {
     pub(crate) copy_gbs: f64,
     /// Whether the processes communicate through shared memory, or by messages alone.
     pub(crate) share_memory: bool,
-}
-
-/// The cost of this process's first kernel on a GPU.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct FirstUse {
-    /// The time of the driver's initialisation and of creating a context and a stream.
-    pub(crate) open_ms: f64,
-    /// The time from there until the first kernel had been loaded and had run.
-    pub(crate) kernel_ms: f64,
-    /// Whether the driver may have found the kernel in its cache on disk.
-    pub(crate) may_be_cached: bool,
 }
 
 /// The properties of the machine that matter for the run.
@@ -52,7 +39,6 @@ pub(crate) struct Machine {
     pub(crate) driver: Option<String>,
     pub(crate) nccl: Option<String>,
     pub(crate) mpi: Option<String>,
-    first_use: Option<FirstUse>,
 }
 
 #[derive(Debug, Serialize)]
@@ -102,7 +88,6 @@ impl Machine {
             driver,
             nccl: if has(&["nccl", "peer"]) { nccl() } else { None },
             mpi: if has(&["mpi"]) { mpi() } else { None },
-            first_use: measured.first_use,
         }
     }
 
@@ -137,15 +122,6 @@ impl Machine {
             lines += &gpu.links_gbs.map_or(String::new(), |rate| format!(", links {rate:.0} GB/s"));
             lines += "\n";
         }
-        if let Some(FirstUse { open_ms, kernel_ms, may_be_cached }) = self.first_use {
-            let cache = match may_be_cached {
-                true => "which the driver may have found in its cache on disk (CUDA_CACHE_DISABLE=1 turns that off)",
-                false => "without the driver's cache on disk",
-            };
-            lines += &format!(
-                "# first use: driver and context {open_ms:.1} ms, first kernel loaded and run {kernel_ms:.1} ms, {cache}\n"
-            );
-        }
         let versions = [("driver", &self.driver), ("NCCL", &self.nccl), ("MPI", &self.mpi)];
         for (name, version) in versions {
             if let Some(version) = version {
@@ -167,28 +143,28 @@ fn cpu_lines(key: &'static str) -> impl Iterator<Item = String> {
 fn gpus() -> (Vec<Gpu>, Option<String>) {
     use gradsync::driver::{Device, DeviceAttribute};
     let Ok(names) = gradsync::driver::devices() else { return (Vec::new(), None) };
-    let nvml = nvml::Nvml::open();
     let gpus = names.into_iter().enumerate().map(|(ordinal, name)| {
         let device = Device::new(ordinal as u32).ok();
         let attribute = |attribute: DeviceAttribute| {
             let value = device.and_then(|device| device.attribute(attribute).ok())?;
             usize::try_from(value).ok().filter(|&value| value > 0)
         };
-        let uuid = device.and_then(|device| device.uuid().ok());
-        let clocks = nvml.as_ref().zip(uuid).and_then(|(nvml, uuid)| nvml.clocks(uuid));
+        let state = device.and_then(|device| device.uuid().ok()).and_then(smi::State::of);
         // The clock is in kHz and the width in bits, and there are two transfers per clock.
         let memory = attribute(DeviceAttribute::MemoryClockRate).zip(attribute(DeviceAttribute::GlobalMemoryBusWidth));
-        Gpu {
+        let gpu = Gpu {
             name,
-            sm_mhz: clocks.as_ref().and_then(|clocks| clocks.sm),
-            sm_max_mhz: clocks.as_ref().and_then(|clocks| clocks.sm_max),
-            memory_mhz: clocks.as_ref().and_then(|clocks| clocks.memory),
+            sm_mhz: state.as_ref().and_then(|state| state.sm_mhz),
+            sm_max_mhz: state.as_ref().and_then(|state| state.sm_max_mhz),
+            memory_mhz: state.as_ref().and_then(|state| state.memory_mhz),
             memory_gbs: memory.map(|(clock, width)| 2.0 * clock as f64 * 1e3 * width as f64 / 8.0 / 1e9),
             l2_bytes: attribute(DeviceAttribute::L2CacheSize),
-            links_gbs: clocks.as_ref().and_then(|clocks| clocks.links_gbs),
-        }
+            links_gbs: state.as_ref().and_then(|state| state.links_gbs),
+        };
+        (gpu, state.and_then(|state| state.driver))
     });
-    (gpus.collect(), nvml.as_ref().and_then(nvml::Nvml::driver))
+    let (gpus, drivers): (Vec<Gpu>, Vec<Option<String>>) = gpus.unzip();
+    (gpus, drivers.into_iter().flatten().next())
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -1,6 +1,6 @@
 //! Ranks as the processes of an MPI job, on host memory.
 //!
-//! The baseline of collectives is plain MPI, and of Adasum an MPI sum of as many bytes. `cargo xtask bench --peer horovod` compares Adasum
+//! The baseline of collectives is plain MPI, and of Adasum an MPI sum of as many bytes. `cargo xtask compare horovod` compares Adasum
 //! with Horovod's Adasum.
 
 #[allow(unsafe_code, reason = "MPI's own calls, the baseline")]
@@ -34,7 +34,7 @@ pub(crate) fn run(sections: &[Section], output: &Output) -> Result<(), PerfError
             "--transport mpi: the launcher's variables say {ranks} ranks, and MPI {world_size}: start it with mpirun"
         )));
     }
-    collectives::run(&comm, sections, output, &Beside { world: SimpleCommunicator::world() })
+    collectives::run(&comm, sections, output, &Beside::new()?)
 }
 
 /// The time that other ranks give rank 0 to write its output, in case it has failed too.
@@ -56,8 +56,17 @@ pub(crate) fn look() -> Result<Processes, PerfError> {
     copy_together(&comm, comm.shares_memory())
 }
 
-struct Beside {
+/// Plain MPI, as the baseline of collectives.
+pub(crate) struct Beside {
     world: SimpleCommunicator,
+}
+
+impl Beside {
+    /// The world of the job, in which MPI has been initialised.
+    pub(crate) fn new() -> Result<Self, PerfError> {
+        MpiCommunicator::world()?;
+        Ok(Self { world: SimpleCommunicator::world() })
+    }
 }
 
 impl HostBaselines for Beside {

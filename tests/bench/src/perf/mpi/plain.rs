@@ -1,5 +1,5 @@
-//! MPI's own collectives, and its sum as the baseline of Adasum. MPI has no 16-bit floating-point types, so the baseline reduces them with
-//! a user-defined operation, which processes one element after the other, in f32.
+//! MPI's own collectives, and its sum as the baseline of Adasum. MPI has no 16-bit floating-point types, so the baseline adds them with a
+//! user-defined operation, which processes one element after the other, in f32; their maxima and minima have no baseline.
 
 use std::ffi::{c_int, c_void};
 
@@ -48,7 +48,7 @@ pub(super) struct Plain<'a> {
 }
 
 impl<'a> Plain<'a> {
-    /// `None` if the count exceeds MPI's integers.
+    /// `None` if the count exceeds MPI's integers, and for maxima and minima of 16-bit types.
     pub(super) fn new(world: &'a SimpleCommunicator, row: &Row) -> Result<Option<Self>, PerfError> {
         if i32::try_from(row.bytes()).is_err() {
             return Ok(None);
@@ -58,6 +58,9 @@ impl<'a> Plain<'a> {
             Redop::Reduce(op) => op,
             _ => ReduceOp::Sum,
         };
+        if row.types.to.size_bytes() == 2 && matches!(op, ReduceOp::Max | ReduceOp::Min) {
+            return Ok(None);
+        }
         let (input, output) = match row.operation {
             Operation::AllGather => (shard, len),
             Operation::ReduceScatter => (len, shard),
@@ -69,8 +72,8 @@ impl<'a> Plain<'a> {
             _ if !sums => Data::Bytes(filled(input * size, 1)?, filled(output * size, 2)?),
             DType::F32 => Data::F32(filled(input, 1.0)?, filled(output, 2.0)?),
             DType::F64 => Data::F64(filled(input, 1.0)?, filled(output, 2.0)?),
-            DType::F16 => halves::<f16>(op, (input, output))?,
-            DType::BF16 => halves::<bf16>(op, (input, output))?,
+            DType::F16 => halves(add_f16, input, output)?,
+            DType::BF16 => halves(add_bf16, input, output)?,
         };
         Ok(Some(Self { world, operation: row.operation, op, data }))
     }
@@ -121,116 +124,43 @@ impl HostBaseline for Plain<'_> {
     }
 }
 
-/// A 16-bit floating-point type, whose arithmetic is in f32.
-trait Half: Copy {
-    fn bits(value: f32) -> u16;
-    fn widened(self) -> f32;
-    fn narrowed(value: f32) -> Self;
+/// Operands of a 16-bit type, which `add` adds.
+fn halves(add: UnsafeUserFunction, input: usize, output: usize) -> Result<Data, PerfError> {
+    // SAFETY: `reduce` uses the operation on these operands alone, which have two bytes per element.
+    let add = unsafe { UnsafeUserOperation::commutative(add) };
+    Ok(Data::Halves(filled(input, 0)?, filled(output, 0)?, add))
 }
 
-macro_rules! half {
-    ($type:ident) => {
-        impl Half for $type {
-            fn bits(value: f32) -> u16 {
-                Self::from_f32(value).to_bits()
-            }
-            fn widened(self) -> f32 {
-                self.to_f32()
-            }
-            fn narrowed(value: f32) -> Self {
-                Self::from_f32(value)
+/// Defines MPI's user function (MPI-4.1, 6.9.5) that adds elements of a 16-bit type.
+macro_rules! user_function {
+    ($name:ident, $type:ident) => {
+        /// # Safety
+        /// `input` and `output` hold `*len` elements of the type, as MPI guarantees for operands of that size.
+        unsafe extern "C" fn $name(input: *mut c_void, output: *mut c_void, len: *mut c_int, _: *mut MPI_Datatype) {
+            // SAFETY: the caller guarantees the lengths and types.
+            let (input, output) = unsafe {
+                let (len, input, output) = (*len as usize, input.cast::<$type>(), output.cast::<$type>());
+                (std::slice::from_raw_parts(input, len), std::slice::from_raw_parts_mut(output, len))
+            };
+            for (output, input) in output.iter_mut().zip(input) {
+                *output = $type::from_f32(input.to_f32() + output.to_f32());
             }
         }
     };
 }
-half!(f16);
-half!(bf16);
-
-/// Operands of the 16-bit type `T`.
-fn halves<T: Half>(op: ReduceOp, (input, output): (usize, usize)) -> Result<Data, PerfError> {
-    let join: UnsafeUserFunction = match op {
-        ReduceOp::Sum | ReduceOp::Mean => join::<T, Add>,
-        ReduceOp::Max => join::<T, Max>,
-        ReduceOp::Min => join::<T, Min>,
-        _ => unreachable!("{op} is not measured"),
-    };
-    // SAFETY: `reduce` uses the operation on these operands alone, which have two bytes per element.
-    Ok(Data::Halves(filled(input, T::bits(1.0))?, filled(output, 0)?, unsafe {
-        UnsafeUserOperation::commutative(join)
-    }))
-}
-
-/// A reduction of two numbers.
-trait Join {
-    fn join(left: f32, right: f32) -> f32;
-}
-
-struct Add;
-struct Max;
-struct Min;
-
-impl Join for Add {
-    fn join(left: f32, right: f32) -> f32 {
-        left + right
-    }
-}
-
-impl Join for Max {
-    fn join(left: f32, right: f32) -> f32 {
-        left.max(right)
-    }
-}
-
-impl Join for Min {
-    fn join(left: f32, right: f32) -> f32 {
-        left.min(right)
-    }
-}
-
-/// MPI's user function (MPI-4.1, 6.9.5).
-///
-/// # Safety
-/// `input` and `output` hold `*len` elements of type `T`, as MPI guarantees for operands of that size.
-unsafe extern "C" fn join<T: Half, J: Join>(
-    input: *mut c_void,
-    output: *mut c_void,
-    len: *mut c_int,
-    _: *mut MPI_Datatype,
-) {
-    // SAFETY: the caller guarantees the lengths and types.
-    let (input, output) = unsafe {
-        let len = *len as usize;
-        (std::slice::from_raw_parts(input.cast::<T>(), len), std::slice::from_raw_parts_mut(output.cast::<T>(), len))
-    };
-    for (output, input) in output.iter_mut().zip(input) {
-        *output = T::narrowed(J::join(input.widened(), output.widened()));
-    }
-}
+user_function!(add_f16, f16);
+user_function!(add_bf16, bf16);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn joined<T: Half, J: Join>(left: &mut [T], right: &mut [T]) {
-        let mut len = right.len() as c_int;
-        assert_eq!(left.len(), right.len());
-        // SAFETY: both sides have the same number of elements.
-        unsafe { join::<T, J>(left.as_mut_ptr().cast(), right.as_mut_ptr().cast(), &mut len, std::ptr::null_mut()) };
-    }
-
     #[test]
-    fn an_operation_joins_every_element() {
-        fn check<T: Half + PartialEq + std::fmt::Debug, J: Join>(expected: [f32; 3]) {
-            let of = |values: [f32; 3]| values.map(T::narrowed);
-            let (mut left, mut right) = (of([1.0, -2.0, 0.5]), of([0.25, 3.0, 0.5]));
-            joined::<T, J>(&mut left, &mut right);
-            assert_eq!((left, right), (of([1.0, -2.0, 0.5]), of(expected)));
-        }
-        check::<f16, Add>([1.25, 1.0, 1.0]);
-        check::<bf16, Add>([1.25, 1.0, 1.0]);
-        check::<f16, Max>([1.0, 3.0, 0.5]);
-        check::<bf16, Max>([1.0, 3.0, 0.5]);
-        check::<f16, Min>([0.25, -2.0, 0.5]);
-        check::<bf16, Min>([0.25, -2.0, 0.5]);
+    fn the_operation_adds_every_element() {
+        let (mut left, mut right) = ([1.0, -2.0, 0.5].map(bf16::from_f32), [0.25, 3.0, 0.5].map(bf16::from_f32));
+        let mut len = right.len() as c_int;
+        // SAFETY: both sides have the same number of elements.
+        unsafe { add_bf16(left.as_mut_ptr().cast(), right.as_mut_ptr().cast(), &mut len, std::ptr::null_mut()) };
+        assert_eq!(right, [1.25, 1.0, 1.0].map(bf16::from_f32));
     }
 }

@@ -2,7 +2,7 @@
 //
 //     mpirun -n RANKS horovod DTYPE BYTES WARM_UPS ITERATIONS
 //
-// `cargo xtask bench --peer horovod` compiles this file, and links it with the unmodified sources of Horovod's own distribution. The global
+// `cargo xtask compare horovod` compiles this file, and links it with the unmodified sources of Horovod's own distribution. The global
 // state is set up as in Horovod's InitializeHorovodOnce and BackgroundThreadLoop; only the thread that waits for requests of a framework is
 // left out, so that its cycle time is not measured. Rank 0 prints one JSON object.
 

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, anyhow};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    process::{Cmd, root, target},
+    process::{Cmd, root},
     toolchain::{hex, python},
 };
 
@@ -86,21 +86,20 @@ struct Unit {
 }
 
 /// Whether Horovod's Adasum supports f16 on this processor.
-pub(super) fn has_f16() -> bool {
+fn has_f16() -> bool {
     env::consts::ARCH == "x86_64"
 }
 
 /// Compiles the objects that are missing, and links the program.
-pub(super) fn program() -> Result<Program> {
-    let folder = target("horovod");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+pub(super) fn program(folder: &Path) -> Result<Program> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let version = Cmd::new("mpicxx").arg("--version").quiet().read()?;
     let compiler = version.lines().next().unwrap_or_default().to_owned();
     let common = python::horovod().join("horovod/common");
-    let own = root().join("tests/bench/src/horovod/horovod.cc");
+    let own = root().join("tests/bench/src/compare/horovod.cc");
     let sources = SOURCES.iter().map(|source| (common.join(source), STANDARD)).chain([(own, OWN_STANDARD)]);
     let units: Vec<Unit> =
-        sources.map(|(source, standard)| unit(&folder, &source, standard, &compiler)).collect::<Result<_>>()?;
+        sources.map(|(source, standard)| unit(folder, &source, standard, &compiler)).collect::<Result<_>>()?;
     compile(&units)?;
     let path = folder.join("horovod");
     let objects = units.iter().map(|unit| &unit.object);
