@@ -5,7 +5,10 @@ use libloading::Library;
 use serde::Serialize;
 
 use gradsync_cli::messages::Listener;
-use gradsync_cli::text;
+use gradsync_cli::text::{self, wrapped};
+
+/// The longest line, but for long words.
+const WIDTH: usize = 100;
 
 /// The arguments of `gradsync info`.
 #[derive(Args)]
@@ -94,7 +97,7 @@ impl Machine {
             None => lines.extend(self.gpus.iter().enumerate().map(|(index, name)| format!("GPU {index}: {name}"))),
         }
         lines.extend([self.nccl.line("NCCL"), self.mpi.line("MPI")]);
-        lines.join("\n") + "\n"
+        lines.iter().map(|line| wrapped(line, WIDTH) + "\n").collect()
     }
 }
 
