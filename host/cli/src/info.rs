@@ -87,8 +87,9 @@ impl Machine {
     }
 
     fn lines(&self) -> String {
+        let features = if self.features.is_empty() { "none".to_owned() } else { self.features.join(", ") };
         let mut lines = vec![
-            format!("gradsync {} (features: {})", self.version, self.features.join(", ")),
+            format!("gradsync {} (features: {features})", self.version),
             format!("CPU: {} threads; {}", self.cpu.threads, self.cpu.features.join(" ")),
             self.driver.line("CUDA driver"),
         ];

@@ -50,7 +50,7 @@ fn is_ipv6(text: &str) -> Result<bool, &'static str> {
         Ok(address) if address.is_multicast() => Err("it is an address of no single machine"),
         Ok(_) if interface == Some("") => Err("the interface is missing after `%`"),
         Ok(address) if address.is_unicast_link_local() && interface.is_none() => {
-            Err("a link-local address is one of a machine only with the interface, as in fe80::1%eth0")
+            Err("a link-local address needs the interface behind it, as in fe80::1%eth0")
         }
         Ok(_) => Ok(true),
         Err(_) => Ok(false),
