@@ -5,7 +5,10 @@ use libloading::Library;
 use serde::Serialize;
 
 use gradsync_cli::messages::Listener;
-use gradsync_cli::text;
+use gradsync_cli::text::{self, wrapped};
+
+/// The longest line, but for long words.
+const WIDTH: usize = 100;
 
 /// The arguments of `gradsync info`.
 #[derive(Args)]
@@ -84,8 +87,9 @@ impl Machine {
     }
 
     fn lines(&self) -> String {
+        let features = if self.features.is_empty() { "none".to_owned() } else { self.features.join(", ") };
         let mut lines = vec![
-            format!("gradsync {} (features: {})", self.version, self.features.join(", ")),
+            format!("gradsync {} (features: {features})", self.version),
             format!("CPU: {} threads; {}", self.cpu.threads, self.cpu.features.join(" ")),
             self.driver.line("CUDA driver"),
         ];
@@ -94,7 +98,7 @@ impl Machine {
             None => lines.extend(self.gpus.iter().enumerate().map(|(index, name)| format!("GPU {index}: {name}"))),
         }
         lines.extend([self.nccl.line("NCCL"), self.mpi.line("MPI")]);
-        lines.join("\n") + "\n"
+        lines.iter().map(|line| wrapped(line, WIDTH) + "\n").collect()
     }
 }
 

@@ -1,17 +1,19 @@
 //! The messages of a program: results to stdout, everything else to stderr.
 
 use std::fmt::Display;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal as _, Write};
 
 use tracing::level_filters::LevelFilter;
 
 use crate::output::Destination;
 use crate::text;
 
-/// Starts logging to stderr, at the level in the variable `GRADSYNC_LOG` (error, warn, info, debug, trace); the default is warnings.
+/// Starts logging to stderr, in colours on a terminal, at the level in the variable `GRADSYNC_LOG` (error, warn, info, debug, trace); the
+/// default is warnings.
 pub fn start_log() {
     let level = std::env::var("GRADSYNC_LOG").ok().and_then(|level| level.parse().ok()).unwrap_or(LevelFilter::WARN);
-    tracing_subscriber::fmt().with_writer(io::stderr).with_max_level(level).init();
+    let has_colours = io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(has_colours).with_max_level(level).init();
 }
 
 /// The stream of a command's results.

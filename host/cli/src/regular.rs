@@ -1,4 +1,5 @@
-//! Regular files in folders to which other users may write: they are opened without following a link, and without waiting as for a pipe.
+//! Regular files in folders to which other users may write: they are opened without following a link, and without waiting as for a pipe. The
+//! folders that users name for such files.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
@@ -34,6 +35,18 @@ pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it has more than {most} bytes")));
     }
     Ok(bytes)
+}
+
+/// Makes a folder, and the folders above it, unless it is there.
+///
+/// # Errors
+/// The reason in words, where it is not the system's: something else stands there.
+#[cfg(target_os = "linux")]
+pub(crate) fn make_folder(path: &Path) -> Result<(), String> {
+    std::fs::create_dir_all(path).map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => "it is no folder".into(),
+        _ => error.to_string(),
+    })
 }
 
 #[cfg(test)]

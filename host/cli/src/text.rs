@@ -40,6 +40,25 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     )
 }
 
+/// A line of text as lines of at most `width` characters, broken at spaces; all but the first are indented. Longer words stay whole.
+pub fn wrapped(line: &str, width: usize) -> String {
+    let (mut lines, mut room) = (String::new(), width);
+    for word in line.split(' ') {
+        let len = word.chars().count();
+        if lines.is_empty() {
+            room = room.saturating_sub(len);
+        } else if len < room {
+            lines.push(' ');
+            room -= len + 1;
+        } else {
+            lines.push_str("\n  ");
+            room = width.saturating_sub(len + 2);
+        }
+        lines.push_str(word);
+    }
+    lines
+}
+
 /// A JSON document without control characters. Control characters that JSON permits can only be in strings, where they become JSON escapes.
 pub fn printable_json(json: &str) -> Cow<'_, str> {
     replaced(
@@ -75,6 +94,14 @@ impl Formatter for PrintableJson {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn wrapped_lines_are_no_longer_than_the_width_but_for_long_words() {
+        assert_eq!(wrapped("one two", 7), "one two");
+        assert_eq!(wrapped("one two", 6), "one\n  two");
+        assert_eq!(wrapped("läuft: 勾配 a-long-word of the text", 10), "läuft: 勾配\n  a-long-word\n  of the\n  text");
+        assert_eq!(wrapped("", 5), "");
+    }
 
     #[test]
     fn control_characters_are_escaped_and_other_languages_are_not() {

@@ -233,7 +233,11 @@ impl Server {
                     return;
                 }
                 (Err(error), None) => {
-                    tracing::warn!(rank, %error, "a rank is gone before all have joined");
+                    let reason = match error.kind() {
+                        io::ErrorKind::UnexpectedEof => "it has closed its connection".into(),
+                        _ => error.to_string(),
+                    };
+                    tracing::warn!("rank {rank} is gone before all have joined: {reason}");
                     self.gathering.lost(rank);
                     return;
                 }

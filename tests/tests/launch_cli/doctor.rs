@@ -25,11 +25,20 @@ fn ranks_that_are_well_are_a_table_and_exit_code_0() {
     let doctor = Finished::of(gradsync(&["doctor", "-n", "3"]).env("CUDA_VISIBLE_DEVICES", ""));
     let doctor = doctor.succeeded("three ranks");
     let lines: Vec<&str> = doctor.stdout.lines().collect();
-    assert_eq!(lines.len(), 6, "{}", doctor.stdout);
-    assert!(lines[1].starts_with("rank  host") && lines[4].starts_with("2 "), "{}", doctor.stdout);
-    assert!(lines[4].contains("127.0.0.1") && lines[4].contains("2 of 3"), "{}", doctor.stdout);
-    assert!(lines[4].contains("  memory  "), "the ranks share memory: {}", doctor.stdout);
-    assert_eq!(lines[5], "all ranks joined, and no problem was found");
+    assert!(lines[1].starts_with("on all ranks: exchange memory, "), "the ranks share memory: {}", doctor.stdout);
+    let [headings, _, _, last, end] = lines[lines.len() - 5..] else { panic!("{}", doctor.stdout) };
+    assert!(headings.starts_with("rank  host") && last.starts_with("2 "), "{}", doctor.stdout);
+    assert!(last.contains("127.0.0.1") && last.contains("2 of 3"), "{}", doctor.stdout);
+    assert_eq!(end, "all ranks joined, and no problem was found");
+    assert!(lines.iter().all(|line| line.chars().count() <= 100), "{}", doctor.stdout);
+}
+
+#[test]
+fn a_log_that_is_no_terminal_has_no_colours() {
+    let doctor =
+        Finished::of(gradsync(&["doctor", "-n", "1"]).env("CUDA_VISIBLE_DEVICES", "").env("GRADSYNC_LOG", "debug"));
+    let doctor = doctor.succeeded("one rank");
+    assert!(doctor.stderr.contains("DEBUG") && !doctor.stderr.contains('\x1b'), "{:?}", doctor.stderr);
 }
 
 #[test]

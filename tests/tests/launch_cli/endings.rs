@@ -88,3 +88,12 @@ fn a_rank_that_does_not_end_is_killed_after_the_grace_period() {
     assert!(job.stderr.contains("rank 1 has not ended within 0.2 s"), "{}", job.stderr);
     assert!(start.elapsed() < PLENTY);
 }
+
+#[test]
+fn without_a_grace_period_no_line_says_that_a_rank_was_given_one() {
+    let mut command = crate::job::gradsync(&["launch", "-n", "2", "--grace", "0", "--"]);
+    command.args(["sh", "-c", "if [ $RANK = 0 ]; then sleep 0.2; exit 3; fi; sleep 1000"]);
+    let job = gradsync_tests::programs::Finished::of(&mut command);
+    assert_eq!(job.code, Some(3), "{}", job.stderr);
+    assert!(!job.stderr.contains("warning"), "{}", job.stderr);
+}

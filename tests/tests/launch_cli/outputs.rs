@@ -94,5 +94,6 @@ fn few_descriptors_are_refused_with_the_number_that_is_needed() {
     assert!(refused.stderr.contains("-n 40: the launcher of so many ranks needs "), "{}", refused.stderr);
     let needed = refused.stderr.split("`ulimit -n ").nth(1).unwrap().split('`').next().unwrap().parse().unwrap();
     launch(needed, "40").succeeded("as many as are needed");
-    launch(60, "4000000000").refused("ranks beyond any limit", &["-n 4000000000", "needs 80000000"]);
+    launch(60, "65536").refused("as many ranks as a group has at most", &["-n 65536", "needs 131"]);
+    launch(60, "4000000000").refused("ranks beyond any limit", &["4000000000 is not in 1..=65536"]);
 }

@@ -122,7 +122,10 @@ fn a_folder_for_records_that_cannot_be_used_is_named_with_its_variable() {
     let mut command = launch(&["-n", "1"], &["join"]);
     let job = Finished::of(command.env("GRADSYNC_TRACE_DIR", file.path()));
     let path = file.path().to_str().unwrap();
-    job.refused("a file", &[&format!("GRADSYNC_TRACE_DIR ({path}): no folder for the record of calls: ")]);
+    job.refused(
+        "a file",
+        &[&format!("GRADSYNC_TRACE_DIR ({path}): no folder for the record of calls: it is no folder")],
+    );
 }
 
 /// The analysis of many calls takes a time that grows as they do.

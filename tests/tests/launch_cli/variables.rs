@@ -71,7 +71,13 @@ fn the_flags_of_deadlines_are_variables_of_the_ranks() {
     let mut command = launch(&["-n", "1"], &names);
     let job = Finished::of(command.env("GRADSYNC_DEADLINE", "60")).succeeded("a choice of the user");
     assert_eq!(job.stdout, "[0] - 60\n");
-    run(&["-n", "1", "--deadline", "0"], &names).refused("no time", &["above 0"]);
+    for option in ["--deadline", "--join-deadline"] {
+        for no_time in ["0", "-1", "nan", "1e300"] {
+            run(&["-n", "1", option, no_time], &names).refused(no_time, &[option, "above 0 seconds, and at most 1e9"]);
+        }
+    }
+    run(&["-n", "1", "--grace", "-3"], &names).refused("no time", &["--grace", "from 0 to 1e9 seconds"]);
+    run(&["-n", "65537"], &names).refused("too many ranks", &["65537", "65536"]);
 }
 
 /// A rank that does not come is named after some seconds, by a program without a log too, with the ranks that were turned away.

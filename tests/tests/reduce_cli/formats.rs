@@ -45,7 +45,7 @@ fn pages_and_messages_of_servers_are_to_be_downloaded_again() {
     is_called(b"\xef\xbb\xbf\n  <HTML lang=en>", &["HTML", "download"]);
     is_called(b"<html>\r\n<head><title>502 Bad Gateway</title></head>", &["HTML", "download"]);
     is_called(b"<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code></Error>", &["XML", "AccessDenied", "download"]);
-    is_called(b"{\"error\":\"Repository not found\"}", &["JSON", "Repository not found"]);
+    is_called(b"{\"error\":\"Repository not found\"}", &["JSON", "({\"error\":\"Repository not found\"})"]);
     is_called(b"Entry not found", &["text", "Entry not found", "download"]);
     is_called("läuft nicht: 勾配\n".as_bytes(), &["text", "läuft nicht: 勾配"]);
 }
@@ -115,7 +115,7 @@ fn folders_and_pipes_are_no_files() {
     std::fs::remove_file(&ranks.inputs[0]).unwrap();
     std::fs::rename(pipe, &ranks.inputs[0]).unwrap();
     let finished = ranks.reduce(&["--op", "sum"]);
-    finished.refused("a pipe", &["in0.safetensors", "not a regular file", "write the data to a file"]);
+    finished.refused("a pipe", &["in0.safetensors", "a pipe, a device or a socket", "write the data to a file"]);
 }
 
 /// A file with a fault is not taken for another format, whichever character the length of its header begins with.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::str;
 
-use gradsync_cli::text::shown;
+use gradsync_cli::text::{one_line, shown};
 use serde::Deserialize;
 
 /// Formats by the bytes with which they begin.
@@ -94,7 +94,7 @@ fn text(beginning: &[u8]) -> Option<String> {
         return None;
     }
     let first: String = text.lines().next().unwrap_or_default().chars().take(SHOWN).collect();
-    let first = shown(&first);
+    let first = one_line(&first);
     let small: String = text.chars().take(1024).flat_map(char::to_lowercase).collect();
     Some(if text.starts_with("version https://git-lfs.github.com/spec/") {
         "a Git LFS pointer, which stands for the file: fetch the file itself, by `git lfs pull`".into()

@@ -63,7 +63,7 @@ impl Input {
         }
         if !facts.is_file() {
             return Err(other(
-                "not a regular file, and inputs are read more than once: write the data to a file first",
+                "a pipe, a device or a socket, and inputs are read more than once: write the data to a file first",
             ));
         }
         let file = File::open(path).map_err(io)?;

@@ -28,7 +28,7 @@ use self::facts::Facts;
 pub(crate) struct Doctor {
     /// Start so many ranks on this machine. Without it, this is one rank of a launch: srun, mpirun, torchrun or gradsync launch start one on each place.
     #[cfg(target_os = "linux")]
-    #[arg(short = 'n', long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'n', long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=crate::launch::MOST_RANKS))]
     ranks: Option<u32>,
 
     /// Seconds in which all ranks have to come.

@@ -5,11 +5,14 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+/// The most ranks of a group, in the library.
+pub(crate) const MOST_RANKS: i64 = 65_536;
+
 /// The arguments of `gradsync launch`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Launch {
     /// The ranks on this machine.
-    #[arg(short = 'n', long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'n', long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=MOST_RANKS))]
     pub(super) ranks: u32,
 
     /// The machines of the job; run the same command on each.
@@ -50,15 +53,15 @@ pub(crate) struct Launch {
     pub(super) quiet: bool,
 
     /// Seconds from SIGTERM to SIGKILL, for ranks that have to end and for processes that ranks leave behind.
-    #[arg(long, default_value_t = 10.0, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, default_value_t = 10.0, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     pub(super) grace: f64,
 
     /// Seconds in which the launchers of all machines, and then all ranks, have to join. GRADSYNC_JOIN_DEADLINE or 600 unless given.
-    #[arg(long, value_name = "SECONDS", value_parser = deadline)]
+    #[arg(long, value_name = "SECONDS", value_parser = deadline, allow_negative_numbers = true)]
     pub(super) join_deadline: Option<f64>,
 
     /// Seconds for which a call of a rank waits for the other ranks, unless the program sets a deadline. GRADSYNC_DEADLINE or 600 unless given.
-    #[arg(long, value_name = "SECONDS", value_parser = deadline)]
+    #[arg(long, value_name = "SECONDS", value_parser = deadline, allow_negative_numbers = true)]
     pub(super) deadline: Option<f64>,
 
     /// Whether the ranks speak for themselves: no numbers before their lines, and no report of a failure.
@@ -79,7 +82,10 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
 
 /// A number of seconds that a rank can wait.
 fn deadline(text: &str) -> Result<f64, String> {
-    seconds(text).and_then(|seconds| if seconds > 0.0 { Ok(seconds) } else { Err("it must be above 0 seconds".into()) })
+    match seconds(text) {
+        Ok(0.0) | Err(_) if text.parse::<f64>().is_ok() => Err("it must be above 0 seconds, and at most 1e9".into()),
+        other => other,
+    }
 }
 
 impl Launch {

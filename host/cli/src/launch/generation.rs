@@ -413,7 +413,10 @@ impl<'a> Generation<'a> {
             return;
         }
         for rank in self.ranks.iter().filter(|rank| rank.is_running()) {
-            if self.killed.insert(rank.pid, Some(Instant::now())).is_none() && !self.is_hurried {
+            if self.killed.insert(rank.pid, Some(Instant::now())).is_none()
+                && !self.is_hurried
+                && self.launch.grace > 0.0
+            {
                 let (rank, grace) = (rank.number, self.launch.grace);
                 say("warning", format_args!("rank {rank} has not ended within {grace} s, and is killed"));
             }

@@ -34,7 +34,7 @@ use gradsync_cli::messages::{complain, say};
 
 use rustix::process::{Resource, getrlimit};
 
-pub(crate) use self::arguments::Launch;
+pub(crate) use self::arguments::{Launch, MOST_RANKS};
 use self::descendants::Descendants;
 use self::generation::Generation;
 pub(crate) use self::guard::Guard;

@@ -101,7 +101,7 @@ impl Nodes {
         }
         let (own, count) = (self.own, self.count);
         let member =
-            events.run(move || rendezvous.join(own, count)).map_err(|error| format!("machine {own}: {error}"))?;
+            events.run(move || rendezvous.join(own, count)).map_err(|error| of_machines(own, &error.to_string()))?;
         let hello = Hello { ranks, start: (own == 0).then(|| start(launch)).transpose()? };
         let bytes = postcard::to_stdvec(&hello).map_err(|error| error.to_string())?;
         let (member, all) = events.run(move || {
@@ -122,6 +122,17 @@ impl Nodes {
         let machines = events.run(move || Machines::new(member)).map_err(|error| error.to_string())?;
         Ok((place, Some(Arc::new(machines))))
     }
+}
+
+/// The error of a join of launchers, each of which is the rank of a machine in their group: in words that cannot be taken for ranks of the job.
+fn of_machines(own: usize, error: &str) -> String {
+    let word = |word| match word {
+        "rank" => "machine",
+        "ranks" => "machines",
+        other => other,
+    };
+    let words: Vec<&str> = error.split(' ').map(word).collect();
+    format!("machine {own}: {}", words.join(" ").replace("a world size of", "--nodes"))
 }
 
 fn start(launch: &Launch) -> Result<(u16, [u8; 32]), String> {
@@ -161,6 +172,14 @@ fn address(text: &str) -> Result<(String, u16), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_of_launchers_speak_of_machines() {
+        let missing = of_machines(0, "ranks [1, 3] did not join within 6s");
+        assert_eq!(missing, "machine 0: machines [1, 3] did not join within 6s");
+        let unlike = of_machines(1, "rank 0 was told a world size of 2, rank 1 one of 3");
+        assert_eq!(unlike, "machine 1: machine 0 was told --nodes 2, machine 1 one of 3");
+    }
 
     #[test]
     fn a_master_is_a_host_and_a_port() {

@@ -2,7 +2,7 @@
 //! failure.
 
 use std::collections::VecDeque;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -69,7 +69,7 @@ impl Places {
             number => folder.join(format!("restart-{number}")),
         });
         if let Some(folder) = &folder {
-            fs::create_dir_all(folder).map_err(|error| format!("--log-dir {}: {error}", shown(folder)))?;
+            regular::make_folder(folder).map_err(|error| format!("--log-dir {}: {error}", shown(folder)))?;
         }
         let shown = match (launch.quiet, launch.is_plain) {
             (true, _) => None,

@@ -45,6 +45,16 @@ pub(super) struct Common<'a> {
     pub(super) events: Sender<Event>,
 }
 
+/// The reason why there is no further process or thread, with a remedy where a limit is the reason.
+fn reason(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => {
+            format!("{error}; raise the limit of processes: `ulimit -u`, or the limit of the container or job")
+        }
+        _ => error.to_string(),
+    }
+}
+
 impl Rank {
     /// Starts a rank. Its end becomes an event.
     ///
@@ -73,14 +83,16 @@ impl Rank {
         };
         // SAFETY: three system calls between fork and exec, which use neither the heap nor locks.
         unsafe { command.pre_exec(prepare) };
-        let mut process =
-            command.spawn().map_err(|error| format!("rank {number}: cannot start {}: {error}", shown(program)))?;
+        let mut process = command
+            .spawn()
+            .map_err(|error| format!("rank {number}: cannot start {}: {}", shown(program), reason(&error)))?;
         let pid = Pid::from_child(&process);
         let (Some(out), Some(err)) = (process.stdout.take(), process.stderr.take()) else {
             return Err(format!("rank {number} was started without pipes"));
         };
-        let output =
-            output.start(out, err).map_err(|error| format!("rank {number}: no thread for its output: {error}"))?;
+        let output = output
+            .start(out, err)
+            .map_err(|error| format!("rank {number}: no thread for its output: {}", reason(&error)))?;
         let (events, generation) = (common.events.clone(), common.place.generation);
         let wait = move || {
             // The rank is not reaped here, so that its process group keeps its number until the whole group has been ended.
@@ -97,7 +109,7 @@ impl Rank {
         thread::Builder::new()
             .name("rank".into())
             .spawn(wait)
-            .map_err(|error| format!("rank {number}: no thread waits for it: {error}"))?;
+            .map_err(|error| format!("rank {number}: no thread to wait for its end: {}", reason(&error)))?;
         Ok(Rank { number, pid, process, output, status: None, ended: None, is_over: false })
     }
 

@@ -26,6 +26,7 @@ use tempfile::TempDir;
 use super::guard::FOLDER_PREFIX;
 use super::signals::Event;
 use super::timing::{LOOK_FOR_TRACES, READING, TRACES};
+use crate::regular;
 use crate::trace::{JobFiles, Version};
 
 /// The pipe in the private folder through which ranks report records that they cannot write.
@@ -168,11 +169,10 @@ fn given(generation: u32) -> Result<Option<PathBuf>, String> {
     let Some(folder) = env::var_os(DIRECTORY).filter(|folder| !folder.is_empty()).map(PathBuf::from) else {
         return Ok(None);
     };
-    let refusal =
-        |error: io::Error| format!("{DIRECTORY} ({}): no folder for the record of calls: {error}", shown(&folder));
-    let absolute = std::path::absolute(&folder).map_err(refusal)?;
+    let refusal = |reason| format!("{DIRECTORY} ({}): no folder for the record of calls: {reason}", shown(&folder));
+    let absolute = std::path::absolute(&folder).map_err(|error| refusal(error.to_string()))?;
     let absolute = if generation == 0 { absolute } else { absolute.join(format!("restart-{generation}")) };
-    fs::create_dir_all(&absolute).map_err(refusal)?;
+    regular::make_folder(&absolute).map_err(refusal)?;
     Ok(Some(absolute))
 }
 

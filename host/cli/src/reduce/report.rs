@@ -152,7 +152,7 @@ impl Report<'_> {
     pub(super) fn write_lines(&self, writer: &mut dyn Write) -> io::Result<()> {
         for tensor in self.tensors.iter() {
             let finite = if tensor.finite { "" } else { "  NOT FINITE" };
-            let coefficients: Vec<_> = tensor.coefficients.iter().map(|weight| format!("{weight:.6}")).collect();
+            let coefficients: Vec<_> = tensor.coefficients.iter().map(|&weight| number(weight)).collect();
             let (name, dtype, shape, norm) = (shown(tensor.name), tensor.dtype, &tensor.shape, tensor.norm);
             let coefficients = coefficients.join(", ");
             writeln!(writer, "{name}: {dtype} {shape:?}  norm {norm:.6e}  coefficients [{coefficients}]{finite}")?;
@@ -189,5 +189,36 @@ impl Report<'_> {
         let others = if others > 0 { format!(" and {others} others") } else { String::new() };
         let cause = non_finite::cause(&self.not_finite_inputs);
         (!first.is_empty()).then(|| format!("the result is not finite in {}{others}: {cause}", first.join(", ")))
+    }
+}
+
+/// A coefficient for readers: with an exponent where decimal places would show nothing, or digits without end.
+fn number(coefficient: f64) -> String {
+    let size = coefficient.abs();
+    if size == 0.0 || !size.is_finite() || (1e-3..1e7).contains(&size) {
+        format!("{coefficient:.6}")
+    } else {
+        format!("{coefficient:.6e}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coefficients_of_any_size_are_short_and_show_their_digits() {
+        let shown = [0.0, 1.0, -0.5, 1e6, 1e-9, -2.5e-4, 1e308, f64::NAN].map(number);
+        let expected = [
+            "0.000000",
+            "1.000000",
+            "-0.500000",
+            "1000000.000000",
+            "1.000000e-9",
+            "-2.500000e-4",
+            "1.000000e308",
+            "NaN",
+        ];
+        assert_eq!(shown, expected);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Other users may be able to write to the folder: only regular files of a bounded size are read, and contents that no rank writes are refused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -71,6 +71,10 @@ fn check(trace: &RankTrace) -> Result<(), String> {
     possible(trace.rank)?;
     for GroupTrace { group, rank, members, calls, .. } in &trace.groups {
         members.iter().try_for_each(|&member| possible(member))?;
+        let mut seen = HashSet::new();
+        if let Some(twice) = members.iter().find(|&member| !seen.insert(member)) {
+            return Err(format!("rank {twice} is twice among the ranks of {group}"));
+        }
         let peers = calls.iter().flat_map(|TracedCall { to, from, .. }| [*to, *from]).flatten();
         if let Some(rank) = [*rank].into_iter().chain(peers).find(|&rank| rank >= members.len()) {
             return Err(format!("rank {rank} is none of the {} ranks of {group}", members.len()));
@@ -183,6 +187,8 @@ mod tests {
             let reason = refused(&|trace| *trace.pointer_mut(change).unwrap() = 2.into());
             assert!(reason.contains("rank 2 is none of the 2 ranks of channel 0"), "{change}: {reason}");
         }
+        let twice = refused(&|trace| trace["groups"][0]["members"] = json!([1, 1]));
+        assert!(twice.contains("rank 1 is twice among the ranks of channel 0"), "{twice}");
         let empty = refused(&|trace| trace["groups"][0]["members"] = json!([]));
         assert!(empty.contains("rank 1 is none of the 0 ranks"), "{empty}");
     }

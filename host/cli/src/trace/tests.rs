@@ -83,6 +83,13 @@ fn no_line_repeats_what_another_has_told() {
 }
 
 #[test]
+fn ranks_that_hold_up_others_for_the_same_reason_share_a_line() {
+    let shared = text(&traces(64, &[(5, vec![call(1, "posted", 2.0)])]), 64, &[]);
+    assert_eq!(shared.matches("hold").count(), 1, "{shared}");
+    assert!(shared.contains("Ranks 0 to 4, 6 to 63 hold up others, each for the same reason: it has"), "{shared}");
+}
+
+#[test]
 fn a_clock_that_was_set_back_makes_no_negative_time() {
     let waits = |changed| vec![call(1, "posted", changed)];
     let set_back = text(&traces(2, &[(0, waits(1e6))]), 2, &[]);

@@ -47,8 +47,12 @@ impl fmt::Display for Analysis {
         let plural = if self.world_size == 1 { "" } else { "s" };
         writeln!(f, "the last calls of {} rank{plural}{missing}", self.world_size)?;
         self.differences.iter().try_for_each(|difference| write!(f, "{difference}"))?;
-        for cause in &self.causes {
-            writeln!(f, "Rank {} holds up others: {}.", cause.rank, one_line(&cause.state))?;
+        for (causes, state) in self.causes_by_state() {
+            let (whom, state) = (capital(&ranks(&causes)), one_line(state));
+            match causes[..] {
+                [_] => writeln!(f, "{whom} holds up others: {state}.")?,
+                _ => writeln!(f, "{whom} hold up others, each for the same reason: {state}.")?,
+            }
         }
         if !self.cycle.is_empty() {
             writeln!(f, "{} wait for each other, and nobody else holds them up.", capital(&ranks(&self.cycle)))?;
@@ -80,6 +84,19 @@ impl fmt::Display for Analysis {
 }
 
 impl Analysis {
+    /// The states of the ranks that hold up others, each with its ranks.
+    fn causes_by_state(&self) -> Vec<(Vec<Who>, &str)> {
+        let (mut found, mut indices) = (Vec::<(Vec<Who>, &str)>::new(), HashMap::new());
+        for Cause { rank, state, .. } in &self.causes {
+            let index = *indices.entry(state).or_insert(found.len());
+            if index == found.len() {
+                found.push((Vec::new(), state));
+            }
+            found[index].0.push(*rank);
+        }
+        found
+    }
+
     /// The last calls of ranks about which no other line has told, each with its ranks and the longest time.
     fn last_with_news(&self) -> Vec<(Vec<Who>, Last)> {
         let mut told = HashSet::new();

@@ -49,6 +49,9 @@ fn is_ipv6(text: &str) -> Result<bool, &'static str> {
     match address.parse::<Ipv6Addr>() {
         Ok(address) if address.is_multicast() => Err("it is an address of no single machine"),
         Ok(_) if interface == Some("") => Err("the interface is missing after `%`"),
+        Ok(address) if address.is_unicast_link_local() && interface.is_none() => {
+            Err("a link-local address needs the interface behind it, as in fe80::1%eth0")
+        }
         Ok(_) => Ok(true),
         Err(_) => Ok(false),
     }
@@ -112,6 +115,8 @@ mod tests {
             ("::g", "colons"),
             ("node-7:", "colons"),
             ("fe80::1%", "interface"),
+            ("fe80::1", "interface"),
+            ("[febf::7]", "interface"),
             ("ff02::1", "no single machine"),
             ("224.0.0.1", "no single machine"),
             ("255.255.255.255", "no single machine"),
