@@ -131,7 +131,7 @@ fn an_odd_rank_counts_double_among_equal_gradients() {
         assert_eq!(coefficients(&products, ranks).unwrap().weights, expected, "{ranks} ranks");
         let reports = on_ranks(ranks, |comm| {
             let mut gradients = GradientBuffer::new(DType::F32, ranks, [("weight", [2])]).unwrap();
-            gradients.tensor_mut(0).copy_from_slice(&[3.0f32, 4.0]);
+            gradients.tensor_mut(0).copy_from_slice(&[3.0f32, 4.0]).unwrap();
             adasum_all_reduce(&comm, &mut gradients, AdasumOptions::default()).unwrap()
         });
         reports.iter().for_each(|report| assert_eq!(report.weights_of(0), Some(&expected[..]), "{ranks} ranks"));
