@@ -133,11 +133,11 @@ fn recorded_lengths(context: &Context, comm: &NcclCommunicator) {
     }
     let (queue, is_last) = (&context.queue, context.rank + 1 == context.world_size);
     let mut data = DeviceBuffer::zeroed(queue, DType::F32, 1 << 20).unwrap();
-    // The first call connects the ranks.
-    comm.all_reduce(data.as_mut_slice(), ReduceOp::Max).unwrap();
-    comm.synchronize(queue).unwrap();
     let len = if is_last { 1 << 20 } else { 1 << 10 };
-    let recorded = queue.capture(|| comm.all_reduce(data.as_mut_slice().range_mut(0..len), ReduceOp::Max));
+    // The first call connects the ranks. A rank that is slow learns of the mismatch while it still waits for that call.
+    let connected = comm.all_reduce(data.as_mut_slice(), ReduceOp::Max).and_then(|()| comm.synchronize(queue));
+    let recorded = connected
+        .and_then(|()| queue.capture(|| comm.all_reduce(data.as_mut_slice().range_mut(0..len), ReduceOp::Max)));
     assert_mismatch(recorded.map(drop), ["of 1024 × f32", "of 1048576 × f32"]);
 }
 
@@ -150,19 +150,22 @@ fn launched_recordings(context: &Context, comm: &NcclCommunicator) {
     let [one, other] = buffers
         .each_mut()
         .map(|buffer| queue.capture(|| comm.all_reduce(buffer.as_mut_slice(), ReduceOp::Max)).unwrap());
-    for graph in [&one, &other, &one] {
-        comm.launch(graph).unwrap();
+    let mut rounds = [&one, &other, &one].into_iter();
+    let agreed = rounds.try_for_each(|graph| comm.launch(graph)).and_then(|()| comm.synchronize(queue));
+    if context.world_size == 1 {
+        return agreed.unwrap();
     }
-    comm.synchronize(queue).unwrap();
-    for buffer in &buffers {
-        let mut host = vec![0.0f32; values.len()];
-        buffer.as_slice().copy_to_host((&mut host[..]).into()).unwrap();
-        assert_eq!(host, vec![(context.world_size - 1) as f32; values.len()]);
+    // A rank that is slow learns of the mismatch while it still waits for the launches that agree.
+    if agreed.is_ok() {
+        for buffer in &buffers {
+            let mut host = vec![0.0f32; values.len()];
+            buffer.as_slice().copy_to_host((&mut host[..]).into()).unwrap();
+            assert_eq!(host, vec![(context.world_size - 1) as f32; values.len()]);
+        }
     }
-    if context.world_size > 1 {
-        let launched = comm.launch(if is_last { &other } else { &one }).and_then(|()| comm.synchronize(queue));
-        assert_mismatch(launched, ["graph (recording 1)", "graph (recording 2)"]);
-    }
+    let launched = agreed.and_then(|()| comm.launch(if is_last { &other } else { &one }));
+    let launched = launched.and_then(|()| comm.synchronize(queue));
+    assert_mismatch(launched, ["graph (recording 1)", "graph (recording 2)"]);
 }
 
 /// This rank's buffer, with other numbers in each round.
