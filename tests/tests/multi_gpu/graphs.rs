@@ -152,9 +152,6 @@ fn launched_recordings(context: &Context, comm: &NcclCommunicator) {
         .map(|buffer| queue.capture(|| comm.all_reduce(buffer.as_mut_slice(), ReduceOp::Max)).unwrap());
     let mut rounds = [&one, &other, &one].into_iter();
     let agreed = rounds.try_for_each(|graph| comm.launch(graph)).and_then(|()| comm.synchronize(queue));
-    if context.world_size == 1 {
-        return agreed.unwrap();
-    }
     // A rank that is slow learns of the mismatch while it still waits for the launches that agree.
     if agreed.is_ok() {
         for buffer in &buffers {
@@ -162,6 +159,9 @@ fn launched_recordings(context: &Context, comm: &NcclCommunicator) {
             buffer.as_slice().copy_to_host((&mut host[..]).into()).unwrap();
             assert_eq!(host, vec![(context.world_size - 1) as f32; values.len()]);
         }
+    }
+    if context.world_size == 1 {
+        return agreed.unwrap();
     }
     let launched = agreed.and_then(|()| comm.launch(if is_last { &other } else { &one }));
     let launched = launched.and_then(|()| comm.synchronize(queue));
