@@ -224,9 +224,9 @@ fn node(
     tree: &[adasum::Coefficients],
     rounded: bool,
 ) -> Block {
-    let (mut nodes, mut halfway) = (vec![[0.0; BLOCK_LEN]; ranks.len()], [0.0; BLOCK_LEN]);
+    let mut nodes = vec![[0.0; BLOCK_LEN]; ranks.len()];
     for (node, vector) in nodes.iter_mut().zip(&vectors[ranks.clone()]) {
-        widen(node, &mut halfway, *vector, block.clone());
+        widen(node, *vector, block.clone());
     }
     for (Pair { begin, middle, .. }, global) in pairs_below(ranks) {
         let (left, right) = nodes.split_at_mut(middle);
