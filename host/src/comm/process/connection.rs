@@ -163,10 +163,10 @@ impl Connection {
         header[..4].copy_from_slice(&(bytes as u32).to_le_bytes());
         header[4] = kind as u8;
         header[8..].copy_from_slice(&group.to_le_bytes());
-        if let Some(lanes) = self.lanes.as_ref().filter(|_| self.queue.is_empty()) {
-            if lanes.outward.write(&[&header, payload[0], payload[1]]) {
-                return;
-            }
+        if let Some(lanes) = self.lanes.as_ref().filter(|_| self.queue.is_empty())
+            && lanes.outward.write(&[&header, payload[0], payload[1]])
+        {
+            return;
         }
         let begin = self.queue.len();
         self.queue.extend(header);

@@ -249,7 +249,7 @@ pub fn coefficients_by(
 ) -> Result<Coefficients> {
     check_world("coefficients", world_size)?;
     let count = products(world_size);
-    if !gram.len().is_multiple_of(count) {
+    if gram.len() % count != 0 {
         let reason = format!("{} products are no Gram matrices of {world_size} ranks, {count} each", gram.len());
         return Err(Error::InvalidArgument { operation: "coefficients", reason });
     }
