@@ -58,8 +58,15 @@ on_lanes! {
 on_lanes! {
     /// Applies `elementwise::accumulate` to every element.
     pub(in crate::kernels::cpu) fn accumulate<L, T: Formula, G: Formula>(sum: &mut [T], value: &[G]) {
-        // SAFETY: as above.
-        unsafe { update::<L, G, T>(sum, value, Operation::Accumulate, Access::Far) }
+        // SAFETY: as above; every set includes AVX2.
+        unsafe {
+            if size_of::<T>() == 2 {
+                update::<L, G, T>(sum, value, Operation::Accumulate, Access::Far);
+            } else {
+                // With registers of 64 bytes, sums of f32 that exceed the caches take up to 1.3 times as long.
+                update::<x86::Avx2, G, T>(sum, value, Operation::Accumulate, Access::Far);
+            }
+        }
     }
 }
 
@@ -116,7 +123,8 @@ unsafe fn update<L: Lanes, S: Formula, D: Formula>(dst: &mut [D], src: &[S], ope
 #[inline(always)]
 unsafe fn update_in<G: Group, S: Formula, D: Formula>(dst: &mut [D], src: &[S], operation: Operation, access: Access) {
     let len = dst.len().min(src.len());
-    let is_aligned = access == Access::Stream || access == Access::Far && len >= LONG;
+    let is_short = size_of::<D>() == 2 && len >= LONG;
+    let is_aligned = access == Access::Stream || access == Access::Far && is_short;
     let begin = if is_aligned { dst.as_ptr().align_offset(LINE_BYTES).min(len) } else { 0 };
     let half = (len - begin) / (2 * GROUP) * GROUP;
     let end = begin + (len - begin) / GROUP * GROUP;
@@ -137,10 +145,10 @@ unsafe fn update_in<G: Group, S: Formula, D: Formula>(dst: &mut [D], src: &[S], 
         for first in (begin..begin + half).step_by(GROUP) {
             for first in [first, first + half] {
                 if access != Access::Near {
-                    prefetch(from.wrapping_add(first), AHEAD_BYTES);
                     if matches!(operation, Operation::Accumulate) {
                         prefetch(to.wrapping_add(first).cast_const(), AHEAD_BYTES);
                     }
+                    prefetch(from.wrapping_add(first), AHEAD_BYTES);
                 }
                 update_group::<G, S, D>(to.add(first), from.add(first), operation, factor, access);
             }
