@@ -130,10 +130,10 @@ impl flags::TestMultiGpu {
                     let (wrapper, mpirun, mps) = (sanitizer.as_deref(), mpirun.ok(), sharing.mps.as_ref());
                     let start = Start { program: &program, wrapper, mpirun, suite, world, layout, mps };
                     let ran = start.run(limits, out)?;
-                    if let (Some(mps), true) = (mps, ran.may_have_killed(suite)) {
-                        if let Err(why) = mps.settle(&program) {
-                            writeln!(out, "the server of CUDA MPS takes no clients any more: {why}")?;
-                        }
+                    if let (Some(mps), true) = (mps, ran.may_have_killed(suite))
+                        && let Err(why) = mps.settle(&program)
+                    {
+                        writeln!(out, "the server of CUDA MPS takes no clients any more: {why}")?;
                     }
                     ran
                 }

@@ -162,10 +162,10 @@ fn generate(compiler: &DeviceCompiler) -> Result<(Vec<EntryPoint>, BTreeMap<Stri
                 params: entry.params.clone(),
             })
             .collect();
-        if let Some(first) = entries.replace(found.clone()) {
-            if first != found {
-                bail!("entry points differ between {} and {}", Arch::ALL[0].name(), arch.name());
-            }
+        if let Some(first) = entries.replace(found.clone())
+            && first != found
+        {
+            bail!("entry points differ between {} and {}", Arch::ALL[0].name(), arch.name());
         }
     }
     Ok((entries.unwrap_or_default(), files))

@@ -240,10 +240,10 @@ impl Mapped {
 fn map(file: &File, bytes: usize) -> io::Result<MmapRaw> {
     let map = MmapOptions::new().len(bytes).map_raw(file)?;
     #[cfg(target_os = "linux")]
-    if bytes >= LARGE_PAGE {
-        if let Err(error) = map.advise(memmap2::Advice::HugePage) {
-            tracing::debug!(%error, "no large pages");
-        }
+    if bytes >= LARGE_PAGE
+        && let Err(error) = map.advise(memmap2::Advice::HugePage)
+    {
+        tracing::debug!(%error, "no large pages");
     }
     Ok(map)
 }

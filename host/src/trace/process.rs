@@ -96,10 +96,10 @@ impl Process {
 
     pub(super) fn add(&self, recorder: Arc<Recorder>) {
         let mut recorders = self.recorders.lock().unwrap_or_else(PoisonError::into_inner);
-        if recorders.len() >= MOST_GROUPS {
-            if let Some(oldest) = recorders.iter().position(|recorder| recorder.has_left()) {
-                recorders.remove(oldest);
-            }
+        if recorders.len() >= MOST_GROUPS
+            && let Some(oldest) = recorders.iter().position(|recorder| recorder.has_left())
+        {
+            recorders.remove(oldest);
         }
         recorders.push(recorder);
     }

@@ -98,11 +98,11 @@ impl Module {
     /// Collects depth first, so that a variable comes after the variables that its initialiser names.
     fn collect(&self, uses: &BTreeSet<String>, needed: &mut BTreeSet<String>, ordered: &mut Vec<String>) {
         for name in uses {
-            if let Some(item) = self.items.get(name) {
-                if needed.insert(name.clone()) {
-                    self.collect(&item.uses, needed, ordered);
-                    ordered.push(name.clone());
-                }
+            if let Some(item) = self.items.get(name)
+                && needed.insert(name.clone())
+            {
+                self.collect(&item.uses, needed, ordered);
+                ordered.push(name.clone());
             }
         }
     }

@@ -165,11 +165,11 @@ impl Sink {
     /// Writes each line by one call, so that lines of ranks do not mix. A reader that has closed the pipe is no failure of the job.
     fn write(&mut self, line: &[u8]) {
         let whole = |prefix: &str| [prefix.as_bytes(), line, b"\n"].concat();
-        if let Some((file, path)) = &mut self.file {
-            if let Err(error) = file.write_all(&whole("")) {
-                gradsync_cli::messages::say("warning", format_args!("the log file {} ends here: {error}", shown(path)));
-                self.file = None;
-            }
+        if let Some((file, path)) = &mut self.file
+            && let Err(error) = file.write_all(&whole(""))
+        {
+            gradsync_cli::messages::say("warning", format_args!("the log file {} ends here: {error}", shown(path)));
+            self.file = None;
         }
         if let Some(prefix) = &self.prefix {
             let text = whole(prefix);

@@ -286,10 +286,10 @@ impl<'a> ExposureEpoch<'a> {
 
     /// Keeps the first failure.
     fn note(&self, outcome: Result<(), Failure>) {
-        if let Err(failure) = outcome {
-            if !self.handshake.has_failed() {
-                self.handshake.fail(Operation::SharedWindows, failure);
-            }
+        if let Err(failure) = outcome
+            && !self.handshake.has_failed()
+        {
+            self.handshake.fail(Operation::SharedWindows, failure);
         }
     }
 }

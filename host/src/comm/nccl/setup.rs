@@ -227,14 +227,14 @@ fn check(hellos: &[Hello]) -> Result<()> {
     }
     // This follows the checks of common settings, so that every rank of a group gets the same error for the same mistake.
     for (rank, hello) in hellos.iter().enumerate() {
-        if let Some(other) = hellos[..rank].iter().position(|other| other.device == hello.device) {
-            if let Some(lacking) = lacking_for_one_gpu([other, rank].map(|rank| (rank, &hellos[rank]))) {
-                return refuse(format!(
-                    "ranks {other} and {rank} are on the same GPU; each needs one of its own, or all of them the option \
-                     NcclOptions::shared_gpu, the variable {SHARED_GPU_VARIABLE}=1 from before the process starts, and NCCL \
-                     {SHARED_GPU_SINCE} or later: {lacking}"
-                ));
-            }
+        if let Some(other) = hellos[..rank].iter().position(|other| other.device == hello.device)
+            && let Some(lacking) = lacking_for_one_gpu([other, rank].map(|rank| (rank, &hellos[rank])))
+        {
+            return refuse(format!(
+                "ranks {other} and {rank} are on the same GPU; each needs one of its own, or all of them the option \
+                 NcclOptions::shared_gpu, the variable {SHARED_GPU_VARIABLE}=1 from before the process starts, and NCCL \
+                 {SHARED_GPU_SINCE} or later: {lacking}"
+            ));
         }
     }
     Ok(())

@@ -283,13 +283,13 @@ impl Sending {
                 None => {}
             }
         }
-        if self.state == SendState::Waiting {
-            if let Some(ticket) = connection.lanes().and_then(|lanes| lanes.outward.issue()) {
-                let address = self.start.expose_provenance() as u64;
-                let reference = Reference { ticket, address, bytes: self.bytes };
-                connection.push(Kind::Reference, group, &reference.encode(self.number));
-                self.state = SendState::Referred(ticket);
-            }
+        if self.state == SendState::Waiting
+            && let Some(ticket) = connection.lanes().and_then(|lanes| lanes.outward.issue())
+        {
+            let address = self.start.expose_provenance() as u64;
+            let reference = Reference { ticket, address, bytes: self.bytes };
+            connection.push(Kind::Reference, group, &reference.encode(self.number));
+            self.state = SendState::Referred(ticket);
         }
         let SendState::Framed(mut framed) = self.state else { return };
         while framed < self.bytes {

@@ -3,8 +3,8 @@
 use std::ops::{Deref, Range};
 
 use super::elementwise::cast_near;
-use super::isa::{return_on_avx2, return_on_avx512};
-use super::products::{Halfway, add_weighted, blocks, check_vectors, of_one_type};
+use super::isa::return_on_lanes;
+use super::products::{add_weighted, blocks, check_vectors, of_one_type};
 use super::tree::{Trees, root};
 use super::{BLOCK_LEN, CHUNK_LEN, elements, for_each, parts};
 use crate::dtype::DType;
@@ -14,7 +14,7 @@ use crate::slice::{Element, storage, storage_mut};
 use crate::slice::{Slice, SliceMut, with_typed};
 
 /// Negative zero, which keeps the sign of a zero that is added to it.
-const NOTHING: f64 = -0.0;
+pub(super) const NOTHING: f64 = -0.0;
 
 /// Computes `dst[i] = D(Σ w[s][p] × x[p][i])` for every element `i` of every segment `s`: added in `f64` in the order of the vectors,
 /// rounded once. `weights` has the shape `segments × P`; elements outside the segments are left unchanged. The dtypes of the vectors and of
@@ -43,31 +43,15 @@ fn combine_part<D: Element, S: Element>(
     range: Range<usize>,
     weights: &[f64],
 ) {
-    let (mut range, mut part) = (range, part);
-    if let Some(vectors) = &alike {
-        let done = combine_groups(part, vectors, range.start, weights);
-        (range.start, part) = (range.start + done, &mut part[done..]);
+    let part = storage_mut(part);
+    if let Some(vectors) = alike {
+        let from: Vec<_> = vectors.iter().map(|vector| storage(&vector[range.clone()]).as_ptr()).collect();
+        // SAFETY: the destination and the range of every vector have one length, and are borrowed.
+        return_on_lanes!(unsafe combine(&[part.as_mut_ptr()], &from, part.len(), weights));
     }
-    if range.is_empty() {
-        return;
+    for (block, part) in blocks(range).zip(part.chunks_mut(BLOCK_LEN)) {
+        cast_near(part, &weighted_sums(vectors, block, weights));
     }
-    let mut halfway = vec![[0.0; BLOCK_LEN]; vectors.len()];
-    for (block, part) in blocks(range).zip(storage_mut(part).chunks_mut(BLOCK_LEN)) {
-        let mut sums = [NOTHING; BLOCK_LEN];
-        match &alike {
-            Some(vectors) => weighted_sums(&mut sums, &mut halfway, vectors, &block, weights),
-            None => add_vectors(&mut sums, vectors, block, weights),
-        }
-        cast_near(part, &sums);
-    }
-}
-
-/// Combines the first elements of the vectors from `begin` on by a path without blocks, if there is one; returns their number.
-fn combine_groups<D: Element, S: Element>(dst: &mut [D], vectors: &[&[S]], begin: usize, weights: &[f64]) -> usize {
-    let from: Vec<_> = vectors.iter().map(|vector| storage(&vector[begin..begin + dst.len()]).as_ptr()).collect();
-    let to = storage_mut(dst).as_mut_ptr();
-    return_on_avx512!(combine(&[to], &from, dst.len(), weights));
-    0
 }
 
 /// A vector of [`combine_in_place`].
@@ -156,38 +140,19 @@ fn replace<T: Element>(vectors: &mut [Operand<'_>], weights: &[f64], trees: Opti
         }
     }
     for_each(pieces, elements(count, segments), |(segment, mut places)| {
-        let (tree, len) = (trees.and_then(|trees| trees.wanted(segment)), places[0].len());
+        let tree = trees.and_then(|trees| trees.wanted(segment));
         let weights = &weights[segment * count..][..count];
-        let done = if tree.is_none() { replace_groups(&mut places, weights) } else { 0 };
-        if done == len {
-            return;
-        }
-        let mut halfway = vec![[0.0; BLOCK_LEN]; count];
-        for block in blocks(done..len) {
-            let mut sums = [NOTHING; BLOCK_LEN];
-            if let Some(tree) = tree {
-                let views: Vec<Slice<'_>> = places.iter().map(|place| T::slice(place)).collect();
-                sums = root(&views, block.clone(), tree, 1.0);
-            } else {
-                weighted_sums(&mut sums, &mut halfway, &places, &block, weights);
-            }
-            // Rounded once; the vectors' elements have just been read, and are in the cache.
-            let mut result = [T::from_f64(0.0); BLOCK_LEN];
-            cast_near(storage_mut(&mut result[..block.len()]), &sums);
-            for place in &mut places {
-                if let Place::Replaced(place) = place {
-                    place[block.clone()].copy_from_slice(&result[..block.len()]);
-                }
-            }
+        match tree {
+            Some(tree) => replace_by(&mut places, |views, block| root(views, block, tree, 1.0)),
+            None => replace_by_sums(&mut places, weights),
         }
     });
 }
 
-/// Replaces the first elements of the operands by a path without blocks, if there is one; returns their number.
-fn replace_groups<T: Element>(places: &mut [Place<'_, T>], weights: &[f64]) -> usize {
-    let len = places[0].len();
+/// Replaces the operands by their sum with these weights.
+fn replace_by_sums<T: Element>(places: &mut [Place<'_, T>], weights: &[f64]) {
     let (mut from, mut to) = (Vec::with_capacity(places.len()), Vec::with_capacity(places.len()));
-    for place in places {
+    for place in places.iter_mut() {
         match place {
             Place::Read(piece) => from.push(storage(piece).as_ptr()),
             Place::Replaced(piece) => {
@@ -197,34 +162,37 @@ fn replace_groups<T: Element>(places: &mut [Place<'_, T>], weights: &[f64]) -> u
             }
         }
     }
-    return_on_avx512!(combine(&to, &from, len, weights));
-    0
+    // SAFETY: all pieces have one length and are borrowed, those to write for this alone.
+    return_on_lanes!(unsafe combine(&to, &from, places[0].len(), weights));
+    replace_by(places, |views, block| weighted_sums(views, block, weights));
 }
 
-/// Adds the weighted elements of a block of every vector to `sums`, which must be empty, in the order of the vectors. `halfway` has a
-/// buffer for each vector, for 16-bit dtypes.
-fn weighted_sums<T: Element, V: Deref<Target = [T]>>(
-    sums: &mut [f64; BLOCK_LEN],
-    halfway: &mut [Halfway],
-    vectors: &[V],
-    block: &Range<usize>,
-    weights: &[f64],
+/// Replaces the operands by the results of blocks of all of them.
+fn replace_by<T: Element>(
+    places: &mut [Place<'_, T>],
+    result: impl Fn(&[Slice<'_>], Range<usize>) -> [f64; BLOCK_LEN],
 ) {
-    let sums = &mut sums[..block.len()];
-    if size_of::<T>() == 2 {
-        return_on_avx2!(add_all_weighted_short(sums, halfway, vectors, block.start, weights));
-    }
-    return_on_avx2!(add_all_weighted(sums, vectors, block.start, weights));
-    for (vector, &weight) in vectors.iter().zip(weights) {
-        add_weighted(sums, storage(&vector[block.clone()]), weight);
+    for block in blocks(0..places[0].len()) {
+        let views: Vec<Slice<'_>> = places.iter().map(|place| T::slice(place)).collect();
+        let wide = result(&views, block.clone());
+        // Rounded once; the vectors' elements have just been read, and are in the cache.
+        let mut result = [T::from_f64(0.0); BLOCK_LEN];
+        cast_near(storage_mut(&mut result[..block.len()]), &wide);
+        for place in places.iter_mut() {
+            if let Place::Replaced(place) = place {
+                place[block.clone()].copy_from_slice(&result[..block.len()]);
+            }
+        }
     }
 }
 
-/// Computes [`weighted_sums`] for vectors of different dtypes.
-fn add_vectors(sums: &mut [f64; BLOCK_LEN], vectors: &[Slice<'_>], block: Range<usize>, weights: &[f64]) {
+/// Adds the weighted elements of a block of every vector, in the order of the vectors.
+fn weighted_sums(vectors: &[Slice<'_>], block: Range<usize>, weights: &[f64]) -> [f64; BLOCK_LEN] {
+    let mut sums = [NOTHING; BLOCK_LEN];
     for (vector, &weight) in vectors.iter().zip(weights) {
-        with_typed!(Slice, vector.range(block.clone()), data => add_weighted(sums, storage(data), weight));
+        with_typed!(Slice, vector.range(block.clone()), data => add_weighted(&mut sums, storage(data), weight));
     }
+    sums
 }
 
 #[cfg(test)]
@@ -315,6 +283,24 @@ mod tests {
             check_from::<f32>();
             check_from::<half::f16>();
             check_from::<half::bf16>();
+        });
+    }
+
+    #[test]
+    fn sums_of_vectors_of_several_dtypes_are_rounded_once() {
+        let (f64s, f32s) = (vectors::<f64>(), vectors::<f32>());
+        let (f16s, bf16s) = (vectors::<half::f16>(), vectors::<half::bf16>());
+        let slices = [f64::slice(&f64s[0]), f32::slice(&f32s[1]), Slice::from(&f16s[2]), Slice::from(&bf16s[3])];
+        let weights = [0.1, -0.7, 1.3, 0.9];
+        let expected = |index: usize| {
+            let terms = [f64s[0][index], f32s[1][index].into(), f16s[2][index].to_f64(), bf16s[3][index].to_f64()];
+            let add = |sum, (term, weight)| elementwise::add_weighted(sum, weight, term);
+            terms.into_iter().zip(weights).fold(NOTHING, add) as f32
+        };
+        isa::on_each(|| {
+            let mut found = vec![0.0_f32; 1400];
+            combine(SliceMut::from(&mut found), &slices, &weights, std::slice::from_ref(&(0..1400))).unwrap();
+            assert_eq!(bits(&found), bits(&(0..1400).map(expected).collect::<Vec<f32>>()));
         });
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use gradsync_device::math::{Element as Formula, elementwise};
 use rayon::prelude::*;
 
-use super::isa::{return_on_avx2, return_on_avx512, vectorized};
+use super::isa::{return_on_lanes, vectorized};
 use super::{CHUNK_LEN, for_each, has_one_thread};
 use crate::error::{Result, same_len};
 use crate::plan::segments::pieces;
@@ -71,19 +71,13 @@ fn part_bytes(bytes: usize) -> Option<usize> {
 
 /// Casts one chunk; `stream` selects non-temporal stores.
 pub(crate) fn cast_chunk<S: Formula, D: Formula>(dst: &mut [D], src: &[S], stream: bool) {
-    if size_of::<D>() == 2 {
-        return_on_avx512!(cast(dst, src, stream));
-    }
-    return_on_avx2!(cast(dst, src, stream));
+    return_on_lanes!(cast(dst, src, stream));
     cast_each(dst, src);
 }
 
 /// Casts elements that are in the cache, without prefetching.
 pub(crate) fn cast_near<S: Formula, D: Formula>(dst: &mut [D], src: &[S]) {
-    if size_of::<D>() == 2 {
-        return_on_avx512!(cast_near(dst, src));
-    }
-    return_on_avx2!(cast_near(dst, src));
+    return_on_lanes!(cast_near(dst, src));
     cast_each(dst, src);
 }
 
@@ -95,10 +89,7 @@ fn cast_each<S: Formula, D: Formula>(dst: &mut [D], src: &[S]) {
 
 /// Accumulates one chunk.
 pub(crate) fn accumulate_chunk<T: Formula, G: Formula>(sum: &mut [T], value: &[G]) {
-    if size_of::<T>() == 2 {
-        return_on_avx512!(accumulate(sum, value));
-    }
-    return_on_avx2!(accumulate(sum, value));
+    return_on_lanes!(accumulate(sum, value));
     for (to, &from) in sum.iter_mut().zip(value) {
         *to = elementwise::accumulate(*to, from);
     }
@@ -106,7 +97,7 @@ pub(crate) fn accumulate_chunk<T: Formula, G: Formula>(sum: &mut [T], value: &[G
 
 /// Scales one chunk; `stream` selects non-temporal stores.
 fn scale_chunk<S: Formula, D: Formula>(dst: &mut [D], src: &[S], factor: f64, stream: bool) {
-    return_on_avx2!(scale(dst, src, factor, stream));
+    return_on_lanes!(scale(dst, src, factor, stream));
     for (to, &from) in dst.iter_mut().zip(src) {
         *to = elementwise::scale(from, factor);
     }
@@ -255,10 +246,13 @@ mod tests {
                     assert!(same(&dst[..shift], old[..1].repeat(shift).into_iter()), "before {pair}");
                 }
             }
-            let mut sum = old.to_vec();
-            accumulate_chunk(&mut sum, src);
-            let sums = old.iter().zip(src).map(|(&sum, &value)| elementwise::accumulate(sum, value));
-            assert!(same(&sum, sums), "accumulate {pair}");
+            for shift in 0..9 {
+                let mut sum = [&old[..1].repeat(shift)[..], old].concat();
+                accumulate_chunk(&mut sum[shift..], src);
+                let sums = old.iter().zip(src).map(|(&sum, &value)| elementwise::accumulate(sum, value));
+                assert!(same(&sum[shift..], sums), "accumulate {pair}");
+                assert!(same(&sum[..shift], old[..1].repeat(shift).into_iter()), "before {pair}");
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 //!
 //! The formulas are branch-free integer and float arithmetic, which the compiler turns into vector code of either
 //! width, conversions of f16 and bf16 included. Enabling an instruction set changes no rounding: nothing is fused.
-//! Loops that are written for wider sets by hand are in `avx2` and `avx512`.
+//! Loops that are written for registers by hand are in `lanes`.
 
 /// Defines functions that are compiled twice on x86-64 and run with AVX2 where the machine has it.
 ///
@@ -34,37 +34,30 @@ macro_rules! vectorized {
 }
 pub(crate) use vectorized;
 
-/// Returns the result of a function of the module `avx2`, if the machine has the instruction sets that the module needs.
-macro_rules! return_on_avx2 {
-    ($function:ident($($argument:expr),* $(,)?)) => {
-        #[cfg(target_arch = "x86_64")]
-        if $crate::kernels::cpu::isa::has_avx2() {
-            // SAFETY: the features were just found on this machine.
-            return unsafe { $crate::kernels::cpu::avx2::$function($($argument),*) };
-        }
+/// Returns from a function that a function of the module `lanes` replaces, if the machine has one of the module's instruction sets.
+macro_rules! return_on_lanes {
+    (unsafe $function:ident($($argument:expr),* $(,)?)) => {
+        // SAFETY: the conditions of the function, which the user of this form keeps.
+        return_on_lanes!(@ unsafe { $crate::kernels::cpu::lanes::$function($($argument),*) }, $($argument),*);
     };
-}
-pub(crate) use return_on_avx2;
-
-/// Returns the result of a function of the module `avx512`, if the machine has the instruction sets that the module needs.
-macro_rules! return_on_avx512 {
-    ($function:ident($($argument:expr),* $(,)?)) => {
+    (@ $call:expr, $($argument:expr),*) => {
         #[cfg(target_arch = "x86_64")]
-        if $crate::kernels::cpu::isa::has_avx512() {
-            // SAFETY: the features were just found on this machine.
-            return unsafe { $crate::kernels::cpu::avx512::$function($($argument),*) };
+        if $call {
+            return;
         }
-        // Some functions consist of this macro alone; without AVX-512 their arguments would be unused.
         #[cfg(not(target_arch = "x86_64"))]
         let _ = ($(&$argument,)*);
     };
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        return_on_lanes!(@ $crate::kernels::cpu::lanes::$function($($argument),*), $($argument),*);
+    };
 }
-pub(crate) use return_on_avx512;
+pub(crate) use return_on_lanes;
 
 /// The supported instruction sets, in ascending order: a machine that has one has all earlier ones.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Isa {
+pub(super) enum Isa {
     Baseline,
     Avx2,
     Avx512,
@@ -73,7 +66,7 @@ enum Isa {
 /// The widest set that this machine has.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-fn widest() -> Isa {
+pub(super) fn widest() -> Isa {
     use std::arch::is_x86_feature_detected as has;
     // This is asked for every block, so the eight answers are cached as one.
     static ANSWER: std::sync::LazyLock<Isa> = std::sync::LazyLock::new(|| {
@@ -88,23 +81,16 @@ fn widest() -> Isa {
 }
 
 #[cfg(all(target_arch = "x86_64", not(test)))]
-use widest as allowed;
+pub(super) use widest as allowed;
 
 #[cfg(all(target_arch = "x86_64", test))]
-use limit::allowed;
+pub(super) use limit::allowed;
 
 /// Whether this machine can run the versions for AVX2.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) fn has_avx2() -> bool {
     allowed() >= Isa::Avx2
-}
-
-/// Whether this machine can run the versions for AVX-512.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-pub(crate) fn has_avx512() -> bool {
-    allowed() >= Isa::Avx512
 }
 
 /// Runs `work` once with each instruction set that this machine has; the choice applies to all threads.
@@ -129,7 +115,7 @@ mod limit {
     /// The index of the widest set that may run.
     static LIMIT: AtomicUsize = AtomicUsize::new(SETS.len() - 1);
 
-    pub(super) fn allowed() -> Isa {
+    pub(in super::super) fn allowed() -> Isa {
         widest().min(SETS[LIMIT.load(Ordering::Relaxed)])
     }
 

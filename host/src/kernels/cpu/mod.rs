@@ -4,14 +4,12 @@
 //! of threads nor on the instruction set. Each function checks its operands before it writes anything. A call selects the dtypes once; the
 //! loops inside are generic over the formulas' storage types.
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
 mod combine;
 mod elementwise;
 mod fingerprint;
 pub(crate) mod isa;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
 mod many;
 mod pack;
 mod products;

@@ -9,8 +9,8 @@ use std::ops::Range;
 use gradsync_device::math::adasum::{self, Criterion, product_index, products};
 use gradsync_device::math::{Element as Formula, elementwise};
 
-use super::elementwise::{cast_chunk, cast_near};
-use super::isa::{return_on_avx2, return_on_avx512, vectorized};
+use super::elementwise::cast_chunk;
+use super::isa::{return_on_lanes, vectorized};
 use super::{BLOCK_LEN, for_each};
 use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};
@@ -24,64 +24,33 @@ pub(super) const LANES: usize = 8;
 
 /// Computes `sums[i] += weight × src[i]` for the length of the shorter slice.
 pub(super) fn add_weighted<T: Formula>(sums: &mut [f64], src: &[T], weight: f64) {
-    return_on_avx2!(add_weighted(sums, src, weight));
+    return_on_lanes!(add_weighted(sums, src, weight));
     for (to, &from) in sums.iter_mut().zip(src) {
         *to = elementwise::add_weighted(*to, weight, from.to_f64());
     }
 }
+
+/// The interleaved sums of one product, aligned to the widest registers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C, align(64))]
+pub(super) struct Sums(pub(super) [f64; LANES]);
 
 /// A widened block, aligned to the widest registers.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 struct Block([f64; BLOCK_LEN]);
 
+impl AsRef<[f64]> for Block {
+    fn as_ref(&self) -> &[f64] {
+        &self.0
+    }
+}
+
 /// Adds the products of a block of all vectors with each other.
-fn add_tiles(lanes: &mut [[f64; LANES]], wide: &[Block], fused: bool) {
-    for i in (0..wide.len()).step_by(2) {
-        for j in (i..wide.len()).step_by(2) {
-            add_tile(lanes, wide, i, j, fused);
-        }
-    }
-}
-
-/// Adds the products of vectors `i` and `j`, and of the next of each, to the sums of all pairs.
-fn add_tile(lanes: &mut [[f64; LANES]], wide: &[Block], i: usize, j: usize, fused: bool) {
-    match (wide.len() - i, wide.len() - j) {
-        (1, _) => add_tile_of::<1, 1>(lanes, wide, i, j, fused),
-        (_, 1) => add_tile_of::<2, 1>(lanes, wide, i, j, fused),
-        _ => add_tile_of::<2, 2>(lanes, wide, i, j, fused),
-    }
-}
-
-fn add_tile_of<const ROWS: usize, const COLUMNS: usize>(
-    lanes: &mut [[f64; LANES]],
-    wide: &[Block],
-    i: usize,
-    j: usize,
-    fused: bool,
-) {
-    // On the diagonal, the pair below is the transposed pair above, and is dropped.
-    let pairs = || (0..ROWS).flat_map(|row| (0..COLUMNS).map(move |column| (row, column)));
-    let kept = || pairs().filter(|(row, column)| i + row <= j + column);
-    let index = |row, column| product_index(i + row, j + column, wide.len());
-    let mut sums = [[[0.0; LANES]; COLUMNS]; ROWS];
-    kept().for_each(|(row, column)| sums[row][column] = lanes[index(row, column)]);
-    let (left, right) =
-        (std::array::from_fn(|row| &wide[i + row].0), std::array::from_fn(|column| &wide[j + column].0));
-    add_products(&mut sums, left, right, fused);
-    kept().for_each(|(row, column)| lanes[index(row, column)] = sums[row][column]);
-}
-
-fn add_products<const ROWS: usize, const COLUMNS: usize>(
-    sums: &mut [[[f64; LANES]; COLUMNS]; ROWS],
-    left: [&[f64; BLOCK_LEN]; ROWS],
-    right: [&[f64; BLOCK_LEN]; COLUMNS],
-    fused: bool,
-) {
-    return_on_avx2!(add_products(sums, left, right, fused));
-    for (sums, left) in sums.iter_mut().zip(left) {
-        sums.iter_mut().zip(right).for_each(|(sums, right)| add_dot(sums, left, right));
-    }
+fn add_products(sums: &mut [Sums], wide: &[Block], fused: bool) {
+    return_on_lanes!(add_products(sums, wide, &(0..BLOCK_LEN), fused, true));
+    let pairs = wide.iter().enumerate().flat_map(|(i, x)| wide[i..].iter().map(move |y| (x, y)));
+    sums.iter_mut().zip(pairs).for_each(|(sums, (x, y))| add_dot(&mut sums.0, &x.0, &y.0));
 }
 
 vectorized! {
@@ -102,24 +71,10 @@ pub(super) fn lane_sum(lanes: [f64; LANES]) -> f64 {
     ((a + b) + (c + d)) + ((e + f) + (g + h))
 }
 
-/// A buffer for 16-bit numbers between their dtype and `f64`: widening them from memory in the first-level cache takes half the
-/// instructions of widening them between registers.
-pub(super) type Halfway = [f32; BLOCK_LEN];
-
-/// Widens a range of a vector, at most a block; the rest of the block becomes zero. `halfway` is a buffer for 16-bit numbers.
-pub(super) fn widen(block: &mut [f64; BLOCK_LEN], halfway: &mut Halfway, vector: Slice<'_>, range: Range<usize>) {
-    with_typed!(Slice, vector.range(range), data => widen_slice(block, halfway, storage(data)));
-}
-
-fn widen_slice<T: Formula>(block: &mut [f64; BLOCK_LEN], halfway: &mut Halfway, data: &[T]) {
-    block[data.len()..].fill(0.0);
-    if size_of::<T>() == 2 {
-        return_on_avx512!(widen(block, data));
-        cast_chunk(&mut halfway[..data.len()], data, false);
-        cast_near(&mut block[..data.len()], &halfway[..data.len()]);
-    } else {
-        cast_chunk(block, data, false);
-    }
+/// Widens a range of a vector, at most a block; the rest of the block becomes zero.
+pub(super) fn widen(block: &mut [f64; BLOCK_LEN], vector: Slice<'_>, range: Range<usize>) {
+    block[range.len()..].fill(0.0);
+    with_typed!(Slice, vector.range(range), data => cast_chunk(block, storage(data), false));
 }
 
 /// The number of elements, over all vectors, after which a thread takes no further chunk with the same workspace: two groups for each thread,
@@ -216,51 +171,47 @@ pub(crate) fn add_gram(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &[Chun
     with_typed!(Slice, vectors[0], first => {
         let alike: Option<Vec<_>> = of_one_type(first, vectors).map(|alike| alike.into_iter().map(storage).collect());
         let totals = (totals, products(vectors.len()));
-        sum_chunks(vectors.len(), chunks, totals, Workspace::new, |chunk, workspace, sums| {
+        sum_chunks(vectors.len(), chunks, totals, Workspace::default, |chunk, workspace, sums| {
             workspace.multiply(sums, (alike.as_deref(), vectors), chunk.range.clone(), fused);
         });
     });
 }
 
 /// The memory that a thread needs to multiply chunks.
-struct Workspace<S> {
-    lanes: Vec<[f64; LANES]>,
+#[derive(Default)]
+struct Workspace {
+    sums: Vec<Sums>,
     wide: Vec<Block>,
-    halfway: Halfway,
-    #[cfg(target_arch = "x86_64")]
-    tiles: super::avx512::Tiles<S>,
-    #[cfg(not(target_arch = "x86_64"))]
-    tiles: std::marker::PhantomData<S>,
 }
 
-impl<S: Formula> Workspace<S> {
-    fn new() -> Self {
-        Self { lanes: Vec::new(), wide: Vec::new(), halfway: [0.0; BLOCK_LEN], tiles: Default::default() }
-    }
-
+impl Workspace {
     /// Computes the products of all vectors with each other in a chunk. `alike` are the vectors as typed slices, if they have one dtype;
     /// `fused` is set for exact products.
-    fn multiply(
+    fn multiply<S: Formula>(
         &mut self,
-        sums: &mut [f64],
+        products: &mut [f64],
         (alike, vectors): (Option<&[&[S]]>, &[Slice<'_>]),
         chunk: Range<usize>,
         fused: bool,
     ) {
-        let Self { lanes, wide, halfway, tiles } = self;
+        self.sums.clear();
+        self.sums.resize(products.len(), Sums([0.0; LANES]));
+        self.add(alike, vectors, chunk, fused);
+        products.iter_mut().zip(&self.sums).for_each(|(product, sums)| *product = lane_sum(sums.0));
+    }
+
+    fn add<S: Formula>(&mut self, alike: Option<&[&[S]]>, vectors: &[Slice<'_>], chunk: Range<usize>, fused: bool) {
+        let Self { sums, wide } = self;
         if let Some(alike) = alike {
-            return_on_avx512!(products(sums, alike, chunk, tiles));
+            return_on_lanes!(add_products_of_chunk(sums, alike, &chunk));
         }
-        lanes.clear();
-        lanes.resize(sums.len(), [0.0; LANES]);
         wide.resize(vectors.len(), Block([0.0; BLOCK_LEN]));
         for block in blocks(chunk) {
             for (wide, vector) in wide.iter_mut().zip(vectors) {
-                widen(&mut wide.0, halfway, *vector, block.clone());
+                widen(&mut wide.0, *vector, block.clone());
             }
-            add_tiles(lanes, wide, fused);
+            add_products(sums, wide, fused);
         }
-        sums.iter_mut().zip(lanes).for_each(|(sum, lanes)| *sum = lane_sum(*lanes));
     }
 }
 
@@ -362,15 +313,15 @@ mod tests {
             for (digits, fused) in [(24, true), (24, false), (53, false)] {
                 let wide = wide(digits);
                 for count in 1..=wide.len() {
-                    let mut lanes = vec![[0.5; LANES]; products(count)];
-                    let mut expected = lanes.clone();
+                    let mut sums = vec![Sums([0.5; LANES]); products(count)];
+                    let mut expected = sums.clone();
                     for i in 0..count {
                         for j in i..count {
-                            add_dot(&mut expected[product_index(i, j, count)], &wide[i].0, &wide[j].0);
+                            add_dot(&mut expected[product_index(i, j, count)].0, &wide[i].0, &wide[j].0);
                         }
                     }
-                    add_tiles(&mut lanes, &wide[..count], fused);
-                    assert_eq!(lanes, expected, "{count} vectors of {digits} digits");
+                    add_products(&mut sums, &wide[..count], fused);
+                    assert_eq!(sums, expected, "{count} vectors of {digits} digits");
                 }
             }
         });

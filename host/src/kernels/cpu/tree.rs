@@ -272,9 +272,9 @@ pub(super) fn root(vectors: &[Slice<'_>], block: Range<usize>, tree: Tree<'_>, f
 
 /// Computes one block of the node over `ranks`, of a tree that is not precise.
 fn node(vectors: &[Slice<'_>], block: Range<usize>, ranks: Range<usize>, tree: Tree<'_>) -> Block {
-    let (mut nodes, mut halfway) = (vec![[0.0; BLOCK_LEN]; ranks.len()], [0.0; BLOCK_LEN]);
+    let mut nodes = vec![[0.0; BLOCK_LEN]; ranks.len()];
     for (node, vector) in nodes.iter_mut().zip(&vectors[ranks.clone()]) {
-        widen(node, &mut halfway, *vector, block.clone());
+        widen(node, *vector, block.clone());
     }
     for (Pair { begin, middle, .. }, global) in pairs_below(ranks) {
         let (left, right) = nodes.split_at_mut(middle);

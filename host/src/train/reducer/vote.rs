@@ -168,16 +168,17 @@ impl<M: ReducerMemory> Step<'_, '_, M> {
         let has_any = |vote: &Vote<'_>| (0..count).any(|owner| vote.has(owner));
         let absent = reducer.options.absent;
         let with_data = || votes.iter().enumerate().filter(|(_, vote)| vote.has_data());
-        if absent != AbsentGradients::ZerosOfWholeRanks && votes.iter().any(has_any) {
-            if let Some((rank, _)) = with_data().find(|(_, vote)| !has_any(vote)) {
-                let reason = format!(
-                    "rank {rank} has no gradient in step {}, and other ranks have: its loss depends on no parameter of the reducer. A rank \
-                     without examples passes 0 to `step_of`, or `None` to `backward_of`; for ranks that add zeros on purpose there is \
-                     `AbsentGradients::ZerosOfWholeRanks`",
-                    reducer.number
-                );
-                return Err(Error::InvalidArgument { operation: OPERATION, reason });
-            }
+        if absent != AbsentGradients::ZerosOfWholeRanks
+            && votes.iter().any(has_any)
+            && let Some((rank, _)) = with_data().find(|(_, vote)| !has_any(vote))
+        {
+            let reason = format!(
+                "rank {rank} has no gradient in step {}, and other ranks have: its loss depends on no parameter of the reducer. A rank \
+                 without examples passes 0 to `step_of`, or `None` to `backward_of`; for ranks that add zeros on purpose there is \
+                 `AbsentGradients::ZerosOfWholeRanks`",
+                reducer.number
+            );
+            return Err(Error::InvalidArgument { operation: OPERATION, reason });
         }
         if absent != AbsentGradients::Error {
             return Ok(());
