@@ -70,10 +70,10 @@ pub(super) fn start_tracing() -> Option<&'static Process> {
 #[cfg(unix)]
 fn listen(process: &'static Process) -> io::Result<()> {
     #[cfg(target_os = "linux")]
-    if let (Some(launcher), Some(rank)) = (&process.launcher, process.rank) {
-        if let Err(error) = super::requests::listen(launcher, rank, || process.write("a request of the launcher")) {
-            tracing::warn!(%error, launcher = %launcher.display(), "the launcher cannot ask for traces");
-        }
+    if let (Some(launcher), Some(rank)) = (&process.launcher, process.rank)
+        && let Err(error) = super::requests::listen(launcher, rank, || process.write("a request of the launcher"))
+    {
+        tracing::warn!(%error, launcher = %launcher.display(), "the launcher cannot ask for traces");
     }
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGUSR1])?;
     let write = move || signals.forever().for_each(|_| process.write("SIGUSR1"));

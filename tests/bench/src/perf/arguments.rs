@@ -305,10 +305,10 @@ impl Perf {
         if !(self.deadline > 0.0 && self.deadline < 1e9) {
             return refuse(format!("--deadline {} is no number of seconds above 0", self.deadline));
         }
-        if let Some(limit) = self.limit {
-            if !(limit > 0.0 && limit.is_finite()) {
-                return refuse(format!("--limit {limit} is no bandwidth"));
-            }
+        if let Some(limit) = self.limit
+            && !(limit > 0.0 && limit.is_finite())
+        {
+            return refuse(format!("--limit {limit} is no bandwidth"));
         }
         let mut operations: Vec<Operation> = Vec::new();
         for operation in self.operations.iter().flat_map(|some| &some.0) {
@@ -316,14 +316,14 @@ impl Perf {
                 operations.push(*operation);
             }
         }
-        if let Some(TypeChoice::Pair(types)) = self.types.iter().find(|choice| matches!(choice, TypeChoice::Pair(_))) {
-            if let Some(operation) = operations.iter().find(|operation| !operation.takes_pairs()) {
-                let name = operation.name();
-                return refuse(format!(
-                    "-d {}:{}: {name} has one dtype; cast, scale and accumulate have two",
-                    types.to, types.from
-                ));
-            }
+        if let Some(TypeChoice::Pair(types)) = self.types.iter().find(|choice| matches!(choice, TypeChoice::Pair(_)))
+            && let Some(operation) = operations.iter().find(|operation| !operation.takes_pairs())
+        {
+            let name = operation.name();
+            return refuse(format!(
+                "-d {}:{}: {name} has one dtype; cast, scale and accumulate have two",
+                types.to, types.from
+            ));
         }
         let are_processes = |transport: &TransportChoice| transport.are_processes();
         let have_buffers =

@@ -51,11 +51,11 @@ impl Places {
             transports =
                 kernels.iter().map(|place| if *place == Place::Cpu { host } else { TransportChoice::Nccl }).collect();
         }
-        if let Some(transport) = transports.iter().find(|transport| transport.is_over_mpi()) {
-            if !cfg!(feature = "mpi") {
-                let name = Place::Ranks(*transport).transport().unwrap_or_default();
-                return Err(PerfError::NotBuilt { what: format!("--transport {name}"), feature: "mpi" });
-            }
+        if let Some(transport) = transports.iter().find(|transport| transport.is_over_mpi())
+            && !cfg!(feature = "mpi")
+        {
+            let name = Place::Ranks(*transport).transport().unwrap_or_default();
+            return Err(PerfError::NotBuilt { what: format!("--transport {name}"), feature: "mpi" });
         }
         if !needs_kernels {
             kernels.clear();
