@@ -14,7 +14,7 @@ use crate::group::{Meeting, Way, barrier, on_ranks, refused};
 use crate::{AT_ONCE, PLENTY};
 
 /// The version of the protocol, so that connections are not refused for another version.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 /// Connects once rank 0 listens.
 fn connect(meeting: &Meeting) -> TcpStream {
