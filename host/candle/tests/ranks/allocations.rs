@@ -3,8 +3,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The size in bytes from which an allocation is counted.
-pub(crate) const LARGE: usize = 1 << 20;
+/// The size in bytes from which an allocation is counted: more than the pieces in which transports copy long messages.
+pub(crate) const LARGE: usize = 3 << 19;
 
 thread_local! {
     static COUNT: Cell<usize> = const { Cell::new(0) };
