@@ -112,10 +112,7 @@ pub(super) fn is_exact(factor: f64, dtype: DType) -> bool {
 /// As [`NcclCommunicator::all_reduce_raw`](super::NcclCommunicator::all_reduce_raw).
 pub(super) unsafe fn scale_in_place(queue: &Queue, data: RawSlice, factor: f64) -> Result<()> {
     let Some(dtype) = data.dtype.float().filter(|_| factor != 1.0) else { return Ok(()) };
-    // SAFETY: the caller's promise; each element is read before it is written.
-    let (to, from) = unsafe {
-        let to = DeviceSliceMut::from_raw_parts(queue, data.address, dtype, data.len);
-        (to, DeviceSlice::from_raw_parts(queue, data.address, dtype, data.len))
-    };
-    cuda::scale(to, from, factor)
+    // SAFETY: the caller's promise.
+    let place = unsafe { DeviceSliceMut::from_raw_parts(queue, data.address, dtype, data.len) };
+    cuda::scale_in_place(place, factor)
 }

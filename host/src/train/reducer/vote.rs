@@ -97,7 +97,7 @@ impl<M: ReducerMemory> Step<'_, '_, M> {
             _ => {}
         }
         let is_first = self.reducer.order == Order::Unknown;
-        let words = self.words(is_first);
+        let words = Vote::words(self.under_way(), is_first);
         let all = if comm.world_size() == 1 { words } else { gather(comm, &words)? };
         let votes: Vec<Vote<'_>> = all.chunks_exact(all.len() / comm.world_size()).map(Vote).collect();
         if votes.iter().any(Vote::refuses) {
@@ -193,11 +193,6 @@ impl<M: ReducerMemory> Step<'_, '_, M> {
             }
         }
         Ok(())
-    }
-
-    /// This rank's vote.
-    fn words(&self, with_order: bool) -> Vec<u64> {
-        Vote::words(self.under_way(), with_order)
     }
 }
 
