@@ -1,13 +1,13 @@
-//! `gradsync-bench tables`: writes the tables of the performance page from the rows of `perf` and `compare` in `tests/measured`.
+//! `gradsync-bench tables`: writes the tables of the performance page and of the testing page from the runs in `tests/measured`.
 //!
-//! A table stands in the page between `<!-- table NAME -->` and `<!-- end -->`. Each file of measurements is the JSON of one run; its folder
-//! names the machine and the date.
+//! A table stands in a page between `<!-- table NAME -->` and `<!-- end -->`. Each file of a run is the JSON of `perf` or `compare`, or the
+//! report of `cargo xtask test-multi-gpu`; its folder names the machine and the date.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use gradsync_cli::messages::Listener;
 use serde::Deserialize;
@@ -20,20 +20,25 @@ pub(crate) struct Tables {
     /// The folder of the measurements
     #[arg(long, value_name = "FOLDER", default_value = "tests/measured")]
     measured: PathBuf,
-    /// The page
-    #[arg(value_name = "FILE", default_value = "host/docs/performance.md")]
-    page: PathBuf,
+    /// The folder of the pages
+    #[arg(long, value_name = "FOLDER", default_value = "host/docs")]
+    pages: PathBuf,
 }
+
+/// The pages with tables.
+const PAGES: [&str; 2] = ["performance.md", "testing.md"];
 
 impl Tables {
     pub(crate) fn run(self) -> Result<()> {
-        let before = read(&self.page)?;
-        let after = filled(&before, &self.measured)?;
-        let changed = if before == after { "unchanged" } else { "written" };
-        if before != after {
-            fs::write(&self.page, after).with_context(|| format!("cannot write {}", self.page.display()))?;
+        for page in PAGES.map(|name| self.pages.join(name)) {
+            let before = read(&page)?;
+            let after = filled(&before, &self.measured)?;
+            if before != after {
+                fs::write(&page, after).with_context(|| format!("cannot write {}", page.display()))?;
+                Listener::Stdout.print(&format!("wrote {}\n", page.display()))?;
+            }
         }
-        Ok(Listener::Stdout.print(&format!("{}: {changed}\n", self.page.display()))?)
+        Ok(())
     }
 }
 
@@ -49,6 +54,7 @@ struct Row {
     dtype: String,
     from_dtype: String,
     size_bytes: usize,
+    count: usize,
     layers: usize,
     #[serde(default)]
     shared_buffers: bool,
@@ -96,14 +102,21 @@ const TABLES: [Table; 8] = [
     Table {
         name: "kernels",
         first: "kernel",
-        files: &[("one-h200-2026-11-29/kernels", "")],
+        files: &[("one-h200-2026-11-29/kernels", ""), ("one-h200-2026-11-29/kernels-of-two-dtypes", "")],
         cells: |row, _| vec![cell_of(row, (0, kernel(row)), size(row), rate)],
     },
     Table {
         name: "tensors",
-        first: "tensors, call",
-        files: &[("one-h200-2026-11-29/tensors", "the driver's copy"), ("one-h200-2026-11-29/pytorch", "PyTorch")],
-        cells: |row, peer| beside(row, (0, format!("{} tensors, {}", row.layers, kernel(row))), peer),
+        first: "call",
+        files: &[
+            ("one-h200-2026-11-29/tensors-resnet50", "the driver's copy"),
+            ("one-h200-2026-11-29/tensors-bert-large", "the driver's copy"),
+            ("one-h200-2026-11-29/pytorch", "PyTorch 2.11"),
+        ],
+        cells: |row, peer| {
+            let model = if row.count < 100_000_000 { "ResNet-50, 161 tensors" } else { "BERT-large, 398 tensors" };
+            beside(row, (0, format!("{model}, {}", kernel(row))), peer)
+        },
     },
     Table {
         name: "small-sums",
@@ -265,35 +278,70 @@ impl Table {
         }
         ensure!(!rows.is_empty(), "the table {} has no rows", self.name);
         rows.sort_by_key(|(order, _)| *order);
-        let mut text = format!("| {} | {} |\n|{}\n", self.first, columns.join(" | "), "---|".repeat(columns.len() + 1));
-        for (_, title) in rows {
-            let found =
-                columns.iter().map(|column| cells.get(&(title.clone(), column.clone())).map_or("", String::as_str));
-            text += &format!("| {title} | {} |\n", found.collect::<Vec<_>>().join(" | "));
-        }
-        Ok(text)
+        let row = |(_, title): (usize, String)| {
+            let cell = |column: &String| cells.get(&(title.clone(), column.clone())).cloned().unwrap_or_default();
+            (title.clone(), columns.iter().map(cell).collect())
+        };
+        let rows: Vec<_> = rows.into_iter().map(row).collect();
+        Ok(markdown(self.first, &columns, &rows))
     }
 }
 
 /// The page with its tables from the measurements.
 fn filled(page: &str, measured: &Path) -> Result<String> {
     let (mut text, mut rest) = (String::new(), page);
-    for table in &TABLES {
-        ensure!(page.contains(&begin(table.name)), "the page has no place for the table {}", table.name);
-    }
     while let Some((before, after)) = rest.split_once("<!-- table ") {
         let (name, after) = after.split_once(" -->\n").context("a table's mark has no end")?;
-        let table =
-            TABLES.iter().find(|table| table.name == name).with_context(|| format!("no table is called {name}"))?;
+        let table = match TABLES.iter().find(|table| table.name == name) {
+            Some(table) => table.markdown(measured),
+            None if name == "suites" => suites(measured),
+            None => bail!("no table is called {name}"),
+        }?;
         let (_, after) = after.split_once("<!-- end -->").with_context(|| format!("the table {name} has no end"))?;
-        text += &format!("{before}{}\n{}<!-- end -->", begin(name), table.markdown(measured)?);
+        text += &format!("{before}<!-- table {name} -->\n{table}<!-- end -->");
         rest = after;
     }
     Ok(text + rest)
 }
 
-fn begin(name: &str) -> String {
-    format!("<!-- table {name} -->")
+/// The reports of the suites, with the way in which each was run.
+const REPORTS: [(&str, &str); 3] = [
+    ("one-h200-2026-11-29/suites", ""),
+    ("one-h200-2026-11-29/suites-two-nodes", ", two nodes"),
+    ("one-h200-2026-11-29/suites-memcheck", ", memcheck"),
+];
+
+/// The table of suites: the cases that passed, by the number of ranks. Suites with the same numbers share a row.
+fn suites(measured: &Path) -> Result<String> {
+    let (mut columns, mut found) = (Vec::new(), BTreeMap::<String, BTreeMap<String, String>>::new());
+    for (file, how) in REPORTS {
+        for line in read(&measured.join(file).with_extension("txt"))?.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let &[suite, ranks, passed, failed, _, _, "passed" | "FAILED"] = words.as_slice() else { continue };
+            let column = format!("{ranks} rank{}{how}", if ranks == "1" { "" } else { "s" });
+            let shown = if failed == "0" { passed.to_owned() } else { format!("{passed}, {failed} failed") };
+            if !columns.contains(&column) {
+                columns.push(column.clone());
+            }
+            found.entry(suite.to_owned()).or_default().insert(column, shown);
+        }
+    }
+    let mut rows = BTreeMap::<Vec<String>, Vec<String>>::new();
+    for (suite, cells) in found {
+        let cells = columns.iter().map(|column| cells.get(column).cloned().unwrap_or_default()).collect();
+        rows.entry(cells).or_default().push(format!("`{suite}`"));
+    }
+    let mut rows: Vec<_> = rows.into_iter().map(|(cells, suites)| (suites.join(", "), cells)).collect();
+    rows.sort();
+    Ok(markdown("suites", &columns, &rows))
+}
+
+fn markdown(first: &str, columns: &[String], rows: &[(String, Vec<String>)]) -> String {
+    let mut text = format!("| {first} | {} |\n|{}\n", columns.join(" | "), "---|".repeat(columns.len() + 1));
+    for (title, cells) in rows {
+        text += &format!("| {title} | {} |\n", cells.join(" | "));
+    }
+    text
 }
 
 #[cfg(test)]
@@ -301,22 +349,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_has_the_tables_of_the_measurements() {
+    fn the_pages_have_the_tables_of_the_measurements() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let page = read(&root.join("host/docs/performance.md")).unwrap();
-        let filled = filled(&page, &root.join("tests/measured")).unwrap();
-        assert!(page == filled, "write them: cargo run -p gradsync-bench -- tables");
+        let mut names = Vec::new();
+        for page in PAGES.map(|name| root.join("host/docs").join(name)) {
+            let text = read(&page).unwrap();
+            let filled = filled(&text, &root.join("tests/measured")).unwrap();
+            assert!(text == filled, "{}: write its tables by: cargo run -p gradsync-bench -- tables", page.display());
+            names.extend(text.lines().filter_map(|line| line.strip_prefix("<!-- table ")).map(str::to_owned));
+        }
+        for Table { name, .. } in TABLES {
+            assert!(names.contains(&format!("{name} -->")), "no page has the table {name}");
+        }
     }
 
     #[test]
     fn an_unknown_table_and_a_table_without_an_end_are_errors() {
-        let marks: String = TABLES.iter().map(|table| begin(table.name) + "\n").collect();
-        for (text, part) in [("", "no place for the table kernels"), ("<!-- table speed -->\n", "called speed")] {
-            let page = if text.is_empty() { String::new() } else { format!("{text}{marks}") };
-            let error = filled(&page, Path::new("nowhere")).unwrap_err().to_string();
-            assert!(error.contains(part), "{error}");
-        }
-        assert!(filled(&marks, Path::new("nowhere")).unwrap_err().to_string().contains("kernels has no end"));
+        let refused = |page: &str| filled(page, Path::new("nowhere")).unwrap_err().to_string();
+        assert!(refused("<!-- table speed -->\n<!-- end -->").contains("no table is called speed"));
+        assert!(refused("<!-- table suites").contains("has no end"));
+        assert!(refused("<!-- table suites -->\n").contains("nowhere"));
     }
 
     #[test]
