@@ -39,7 +39,7 @@ impl NcclCommunicator {
     ///
     /// # Safety
     /// Both belong to the same queue; the output is borrowed mutably by the caller.
-    pub(super) unsafe fn all_reduce_any(
+    pub(super) unsafe fn reduce(
         &self,
         operation: Operation,
         (input, output): (DeviceSlice<'_>, DeviceSlice<'_>),
@@ -70,7 +70,7 @@ impl NcclCommunicator {
         let primitive = Primitive::AllReduce { input: source.into(), output: output.address(), reduction };
         // SAFETY: operands of one queue, borrowed by the caller; later work on them is ordered after the operation.
         unsafe {
-            self.submit_one(queue, call, [primitive])?;
+            self.submit(queue, &[call], &[primitive])?;
             scale_in_place(queue, output.into(), rest * after)
         }
     }
@@ -79,8 +79,8 @@ impl NcclCommunicator {
     /// computes in the dtype of the data.
     ///
     /// # Safety
-    /// As [`all_reduce_any`](Self::all_reduce_any).
-    pub(super) unsafe fn weighted_mean_any(
+    /// As [`reduce`](Self::reduce).
+    pub(super) unsafe fn reduce_weighted(
         &self,
         operation: Operation,
         (input, output): (DeviceSlice<'_>, DeviceSlice<'_>),
@@ -92,7 +92,7 @@ impl NcclCommunicator {
             unsafe { DeviceSliceMut::from_raw_parts(input.queue(), output.address(), output.dtype(), output.len()) };
         if share == 0.0 { cuda::zero(place) } else { cuda::scale(place, input, share) }?;
         // SAFETY: the caller's promise.
-        unsafe { self.all_reduce_any(operation, (output, output), ReduceOp::Sum, Scaling::NONE) }
+        unsafe { self.reduce(operation, (output, output), ReduceOp::Sum, Scaling::NONE) }
     }
 }
 

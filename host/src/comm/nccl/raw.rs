@@ -28,7 +28,7 @@ impl NcclCommunicator {
         }
         let (reduction, after) = self.reduction(op, input.dtype, 1.0);
         // SAFETY: the caller's promise.
-        unsafe { self.submit_one(queue, call, [Primitive::AllReduce { input, output, reduction }]) }?;
+        unsafe { self.submit(queue, &[call], &[Primitive::AllReduce { input, output, reduction }]) }?;
         // SAFETY: the caller's promise.
         unsafe { scale_in_place(queue, RawSlice { address: output, ..input }, after) }
     }
@@ -45,7 +45,7 @@ impl NcclCommunicator {
         self.refused(call.operation, check_reducible("reduce_scatter", output.dtype))?;
         let (reduction, after) = self.reduction(op, output.dtype, 1.0);
         // SAFETY: the caller's promise.
-        unsafe { self.submit_one(queue, call, [Primitive::ReduceScatter { input, output, reduction }]) }?;
+        unsafe { self.submit(queue, &[call], &[Primitive::ReduceScatter { input, output, reduction }]) }?;
         // SAFETY: the caller's promise.
         unsafe { scale_in_place(queue, output, after) }
     }
@@ -61,7 +61,7 @@ impl NcclCommunicator {
         let call = Call::new(Operation::AllGather, input.len, input.dtype);
         let primitives = group::all_gather(input, output, (self.rank(), self.world()));
         // SAFETY: the caller's promise.
-        unsafe { self.submit_one(queue, call, primitives) }
+        unsafe { self.submit(queue, &[call], &primitives) }
     }
 
     /// [`all_to_all`](crate::comm::Collectives::all_to_all) on raw memory; `output` has room for `input.len` elements.
@@ -78,7 +78,7 @@ impl NcclCommunicator {
         let call = Call::new(Operation::AllToAll, input.len, input.dtype);
         let primitives = group::all_to_all(input, RawSlice { address: output, ..input }, self.world());
         // SAFETY: the caller's promise.
-        unsafe { self.submit_one(queue, call, primitives) }
+        unsafe { self.submit(queue, &[call], &primitives) }
     }
 
     /// [`broadcast`](crate::comm::Collectives::broadcast) on raw memory.
@@ -93,7 +93,7 @@ impl NcclCommunicator {
         self.check_root(operation, root).map_err(|error| self.session.refuse(operation, error))?;
         let call = Call::new(operation, data.len, data.dtype);
         // SAFETY: the caller's promise.
-        unsafe { self.submit_one(queue, call, [Primitive::Broadcast { data, root }]) }
+        unsafe { self.submit(queue, &[call], &[Primitive::Broadcast { data, root }]) }
     }
 }
 
