@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::{Memory, PeerMemory};
+use super::{Memory, PeerMemory, Work};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue, is_aligned};
 use crate::dtype::{DType, DataType};
 use crate::error::{Error, Result};
@@ -95,6 +95,14 @@ impl Memory for Cuda {
 
     fn check_same_queue(operation: &'static str, one: DeviceWireSlice<'_>, other: DeviceWireSlice<'_>) -> Result<()> {
         one.queue.check_same(operation, other.queue)
+    }
+
+    fn kind(_: &DeviceBuffer) -> &'static str {
+        "device memory"
+    }
+
+    fn with_windows(_: &Self::Sharing, _: &mut DeviceBuffer, _: &mut Work<'_>) -> Result<bool> {
+        Ok(false)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{HostBuffer, Memory, SharedWindows, WireSlice, WireSliceMut};
+use super::{HostBuffer, Memory, SharedWindows, WireSlice, WireSliceMut, Work};
 use crate::dtype::{DType, DataType};
 use crate::error::{Error, Result, same_len};
 use crate::slice::{Element, Slice, SliceMut};
@@ -90,5 +90,13 @@ impl Memory for Host {
 
     fn check_same_queue(_: &'static str, _: WireSlice<'_>, _: WireSlice<'_>) -> Result<()> {
         Ok(())
+    }
+
+    fn kind(buffer: &HostBuffer) -> &'static str {
+        if buffer.is_shared() { "shared memory" } else { "memory of its own" }
+    }
+
+    fn with_windows(sharing: &Self::Sharing, buffer: &mut HostBuffer, work: &mut Work<'_>) -> Result<bool> {
+        if buffer.is_shared() { sharing.with_windows(buffer.as_mut_slice(), work) } else { Ok(false) }
     }
 }

@@ -128,4 +128,12 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming the operation.
     fn check_same_queue(operation: &'static str, one: Self::Wire<'_>, other: Self::Wire<'_>) -> Result<()>;
+
+    /// The kind of a buffer's memory, which ranks compare.
+    #[doc(hidden)]
+    fn kind(buffer: &Self::Buffer) -> &'static str;
+
+    /// [`SharedWindows::with_windows`] of a buffer that all ranks can map; `false`, on every rank, for any other buffer.
+    #[doc(hidden)]
+    fn with_windows(sharing: &Self::Sharing, buffer: &mut Self::Buffer, work: &mut Work<'_>) -> Result<bool>;
 }

@@ -27,12 +27,12 @@ pub use adam::{Adam, AdamOptions};
 pub use metrics::{RunningMean, mean_over_ranks};
 pub use optimizer::DeltaOptimizer;
 pub use random::RankSeeds;
+#[doc(hidden)]
+pub use reducer::ReducerMemory;
 pub use reducer::{
     AbsentGradients, BucketTimes, GradientState, NonFinite, NonFiniteGradient, Parameter, Reduced, Reducer,
     ReducerOptions, Step, StepTimes, UnevenEnds,
 };
-#[doc(hidden)]
-pub use reducer::{BucketReduction, ReducerMemory};
 pub use sampler::{Position, ShardOptions, ShardedIndices, Tail};
 pub use sgd::{Sgd, SgdOptions};
 pub use start::{Start, broadcast_numbers, broadcast_parameters, compare_parameters};
