@@ -1,11 +1,11 @@
 //! The same variables on every rank: broadcast at the start, compared later, and buffers averaged.
 
 use candle_core::{DType, Tensor};
-use gradsync::comm::{Collectives, ReduceOp};
-use gradsync::train::{broadcast_parameters, compare_parameters};
+use gradsync::comm::{Collectives, Operation, ReduceOp};
+use gradsync::train::{all_prepared, broadcast_parameters, compare_parameters};
 
 use crate::data_parallel::DataParallel;
-use crate::error::{Result, on_every_rank};
+use crate::error::Result;
 use crate::memory::{GROUP, TensorMemory, lend};
 use crate::variables::Variable;
 
@@ -101,7 +101,7 @@ impl<M: TensorMemory> DataParallel<'_, M> {
                 })
             },
         );
-        on_every_rank(comm, computed)?;
+        all_prepared(Operation::CompareParameters, comm, computed)?;
         let all = comm.gather_words(&fingerprints)?;
         let differs = |index: &usize| all.iter().skip(*index).step_by(count).any(|one| *one != all[*index]);
         let differing: Vec<&Variable> = (0..count).filter(differs).map(|index| buffers[index]).collect();
@@ -110,7 +110,8 @@ impl<M: TensorMemory> DataParallel<'_, M> {
                 DType::F32 | DType::F64 => Ok((&name[..], var.as_tensor().clone())),
                 _ => Ok((&name[..], var.to_dtype(DType::F32)?)),
             });
-            let widened: Vec<(&str, Tensor)> = on_every_rank(comm, widened.collect())?;
+            let widened: Vec<(&str, Tensor)> =
+                all_prepared(Operation::CompareParameters, comm, widened.collect::<Result<_>>())?;
             let tensors: Vec<(&str, &Tensor)> = widened.iter().map(|(name, tensor)| (*name, tensor)).collect();
             lend::<M, _>(context, &tensors, |data| {
                 data.into_iter().try_for_each(|data| comm.all_reduce(data, ReduceOp::Mean))

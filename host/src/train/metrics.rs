@@ -1,6 +1,6 @@
 //! [`RunningMean`] and [`mean_over_ranks`]: means of losses and metrics over all ranks.
 
-use crate::agreement::gather;
+use crate::agreement::{all_prepared, gather};
 use crate::buffer::GradientBuffer;
 use crate::call::scope;
 use crate::comm::Ranks;
@@ -139,11 +139,7 @@ impl<M: KernelMemory> RunningMean<M> {
     pub fn over_ranks<R: Ranks + ?Sized>(&self, ranks: &R) -> Result<Option<f64>> {
         let sums = self.sums();
         let _scope = scope::within(Operation::MeanOverRanks);
-        let sums = match ranks.world_size() {
-            1 => sums?,
-            _ => crate::agreement::all_prepared(Operation::MeanOverRanks, ranks, sums)?,
-        };
-        mean(ranks, sums, self.count)
+        mean(ranks, all_prepared(Operation::MeanOverRanks, ranks, sums)?, self.count)
     }
 
     /// The sum of all values, and the same times [`SMALL`].

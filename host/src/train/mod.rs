@@ -38,6 +38,8 @@ pub use sgd::{Sgd, SgdOptions};
 pub use start::{Start, broadcast_numbers, broadcast_parameters, compare_parameters};
 pub use step::{Reduction, StepOptions, StepOutcome, StepReport, Stepper};
 
+#[doc(hidden)]
+pub use crate::agreement::all_prepared;
 use crate::buffer::{GradientBuffer, TensorTable};
 use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};
