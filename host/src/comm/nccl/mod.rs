@@ -393,13 +393,13 @@ impl Ledger for NcclCommunicator {
 impl Communicator<Cuda> for NcclCommunicator {
     fn run(&self, collective: Collective<'_, Cuda>) -> Result<()> {
         let (rank, world_size) = (self.rank(), self.world());
-        self.refused(collective.operation(), collective.check(rank, world_size))?;
+        let operation = collective.operation();
+        self.refused(operation, collective.check(rank, world_size))?;
         // This rank's shard of a vector for input and output.
         let own = |data: DeviceSlice<'_>| {
             let len = data.len() / world_size;
             RawSlice::from(data).range(rank * len, len)
         };
-        let operation = collective.operation();
         match collective {
             Collective::AllReduce { operands, op, scaling } => {
                 // SAFETY: see above.

@@ -3,6 +3,7 @@
 use super::all_reduce::scale_in_place;
 use super::primitive::{Primitive, is_reducible};
 use super::{NcclCommunicator, group};
+use crate::comm::collective::check_root;
 use crate::comm::{Ranks, ReduceOp, Scaling};
 use crate::driver::Queue;
 use crate::dtype::DataType;
@@ -73,8 +74,7 @@ impl NcclCommunicator {
     /// As [`all_reduce_raw`](Self::all_reduce_raw); the two may not be the same.
     pub unsafe fn all_to_all_raw(&self, queue: &Queue, input: RawSlice, output: u64) -> Result<()> {
         let shards = input.len / self.world() * self.world();
-        same_len("all_to_all", ("input", input.len), ("equal shards", shards))
-            .map_err(|error| self.session.refuse(Operation::AllToAll, error))?;
+        self.refused(Operation::AllToAll, same_len("all_to_all", ("input", input.len), ("equal shards", shards)))?;
         let call = Call::new(Operation::AllToAll, input.len, input.dtype);
         let primitives = group::all_to_all(input, RawSlice { address: output, ..input }, self.world());
         // SAFETY: the caller's promise.
@@ -90,7 +90,7 @@ impl NcclCommunicator {
     /// Like [`all_reduce_raw`](Self::all_reduce_raw), for the one operand.
     pub unsafe fn broadcast_raw(&self, queue: &Queue, data: RawSlice, root: usize) -> Result<()> {
         let operation = Operation::Broadcast { root };
-        self.check_root(operation, root).map_err(|error| self.session.refuse(operation, error))?;
+        self.refused(operation, check_root(operation, root, self.rank(), self.world()))?;
         let call = Call::new(operation, data.len, data.dtype);
         // SAFETY: the caller's promise.
         unsafe { self.submit(queue, &[call], &[Primitive::Broadcast { data, root }]) }
