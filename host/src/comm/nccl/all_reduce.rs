@@ -36,42 +36,49 @@ impl NcclCommunicator {
     }
 
     /// An all-reduce of `input` into memory of the same length and dtype, which may be the input itself, under the name of this operation.
+    /// Only floats are scaled.
     ///
     /// # Safety
-    /// Both belong to the same queue; the output is borrowed mutably by the caller.
+    /// The conditions of [`all_reduce_raw`](Self::all_reduce_raw).
     pub(super) unsafe fn reduce(
         &self,
-        operation: Operation,
-        (input, output): (DeviceSlice<'_>, DeviceSlice<'_>),
+        (queue, operation): (&Queue, Operation),
+        (input, output): (RawSlice, u64),
         op: ReduceOp,
         scaling: Scaling,
     ) -> Result<()> {
-        let (queue, call) = (input.queue(), Call::new(operation, input.len(), input.dtype()));
-        let operands = (input.into(), output.address());
+        let call = Call::new(operation, input.len, input.dtype);
         // SAFETY: the caller's promise.
-        if let Some(done) = unsafe { self.all_reduce_small(queue, call, operands, op, scaling) } {
+        if let Some(done) = unsafe { self.all_reduce_small(queue, call, (input, output), op, scaling) } {
             return done;
         }
         let Scaling { before, after } = scaling;
+        let result = RawSlice { address: output, ..input };
         // NCCL's own factor has the dtype's precision, and NCCL has none for maxima.
-        let is_wide = matches!(input.dtype(), DType::F64 | DType::F32);
-        let is_fused = before == 1.0
-            || (matches!(op, ReduceOp::Sum | ReduceOp::Mean) && (is_wide || is_exact(before, input.dtype())));
-        let (source, fused) = if is_fused {
-            (input, before)
-        } else {
-            // SAFETY: the caller holds the output mutably; each element is read before it is written.
-            let place =
-                unsafe { DeviceSliceMut::from_raw_parts(queue, output.address(), output.dtype(), output.len()) };
-            cuda::scale(place, input, before)?;
-            (output, 1.0)
+        let is_fused = |dtype: DType| {
+            let is_wide = matches!(dtype, DType::F64 | DType::F32);
+            matches!(op, ReduceOp::Sum | ReduceOp::Mean) && (is_wide || is_exact(before, dtype))
         };
-        let (reduction, rest) = self.reduction(op, input.dtype().into(), fused);
-        let primitive = Primitive::AllReduce { input: source.into(), output: output.address(), reduction };
-        // SAFETY: operands of one queue, borrowed by the caller; later work on them is ordered after the operation.
+        let (source, fused) = match input.dtype.float() {
+            Some(dtype) if before != 1.0 && !is_fused(dtype) => {
+                // SAFETY: the caller's promise; each element is read before it is written.
+                let (to, from) = unsafe {
+                    (
+                        DeviceSliceMut::from_raw_parts(queue, output, dtype, input.len),
+                        DeviceSlice::from_raw_parts(queue, input.address, dtype, input.len),
+                    )
+                };
+                cuda::scale(to, from, before)?;
+                (result, 1.0)
+            }
+            _ => (input, before),
+        };
+        let (reduction, rest) = self.reduction(op, input.dtype, fused);
+        let primitive = Primitive::AllReduce { input: source, output, reduction };
+        // SAFETY: the caller's promise; later work on the operands is ordered after the operation.
         unsafe {
             self.submit(queue, &[call], &[primitive])?;
-            scale_in_place(queue, output.into(), rest * after)
+            scale_in_place(queue, result, rest * after)
         }
     }
 
@@ -86,13 +93,12 @@ impl NcclCommunicator {
         (input, output): (DeviceSlice<'_>, DeviceSlice<'_>),
         weights: &[f64],
     ) -> Result<()> {
-        let share = weights[self.rank()] / weights.iter().sum::<f64>();
-        // SAFETY: the caller holds the output mutably; each element is read before it is written.
-        let place =
-            unsafe { DeviceSliceMut::from_raw_parts(input.queue(), output.address(), output.dtype(), output.len()) };
+        let (queue, share) = (input.queue(), weights[self.rank()] / weights.iter().sum::<f64>());
+        // SAFETY: the caller's promise; each element is read before it is written.
+        let place = unsafe { DeviceSliceMut::from_raw_parts(queue, output.address(), output.dtype(), output.len()) };
         if share == 0.0 { cuda::zero(place) } else { cuda::scale(place, input, share) }?;
         // SAFETY: the caller's promise.
-        unsafe { self.reduce(operation, (output, output), ReduceOp::Sum, Scaling::NONE) }
+        unsafe { self.reduce((queue, operation), (output.into(), output.address()), ReduceOp::Sum, Scaling::NONE) }
     }
 }
 

@@ -402,8 +402,10 @@ impl Communicator<Cuda> for NcclCommunicator {
         };
         match collective {
             Collective::AllReduce { operands, op, scaling } => {
+                let (input, output) = operands.views();
+                let operands = (input.into(), output.address());
                 // SAFETY: see above.
-                unsafe { self.reduce(operation, operands.views(), op, scaling) }
+                unsafe { self.reduce((input.queue(), operation), operands, op, scaling) }
             }
             Collective::WeightedMean { operands, weights } => {
                 // SAFETY: see above.

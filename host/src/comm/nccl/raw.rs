@@ -21,17 +21,10 @@ impl NcclCommunicator {
     /// There are `input.len` elements of `input.dtype` at both addresses, on this rank's device, valid until `queue` has passed the
     /// operation, not used meanwhile by work that is not ordered on `queue`, and either the same or not overlapping.
     pub unsafe fn all_reduce_raw(&self, queue: &Queue, input: RawSlice, output: u64, op: ReduceOp) -> Result<()> {
-        let call = Call::new(Operation::AllReduce(op), input.len, input.dtype);
-        self.refused(call.operation, check_reducible("all_reduce", input.dtype))?;
+        let operation = Operation::AllReduce(op);
+        self.refused(operation, check_reducible("all_reduce", input.dtype))?;
         // SAFETY: the caller's promise.
-        if let Some(done) = unsafe { self.all_reduce_small(queue, call, (input, output), op, Scaling::NONE) } {
-            return done;
-        }
-        let (reduction, after) = self.reduction(op, input.dtype, 1.0);
-        // SAFETY: the caller's promise.
-        unsafe { self.submit(queue, &[call], &[Primitive::AllReduce { input, output, reduction }]) }?;
-        // SAFETY: the caller's promise.
-        unsafe { scale_in_place(queue, RawSlice { address: output, ..input }, after) }
+        unsafe { self.reduce((queue, operation), (input, output), op, Scaling::NONE) }
     }
 
     /// [`reduce_scatter`](crate::comm::Collectives::reduce_scatter) on raw memory; `input` holds `world_size` shards of `output.len`.
