@@ -8,7 +8,7 @@ use gradsync::memory::Host;
 
 use crate::data_parallel::DataParallel;
 use crate::error::{Error, Result};
-use crate::memory::{GROUP, TensorMemory, check, lend};
+use crate::memory::{TensorMemory, check, lend};
 use crate::variables::Variable;
 
 impl<M: TensorMemory> DataParallel<'_, M> {
@@ -69,21 +69,19 @@ pub(crate) fn on_host(tensors: &[(&str, &Tensor)], max_norm: f64) -> Result<Tens
     const STEP: f64 = 1.0 / (1u128 << 100) as f64;
     let root_of_squares = |power: f64| -> Result<f64> {
         let mut sum = 0.0;
-        for group in tensors.chunks(GROUP) {
-            sum = lend::<Host, _>(&(), group, |data| {
-                data.iter().try_fold(sum, |sum, data| Ok(sum + squares(data.as_slice(), power)?))
-            })?;
-        }
+        lend::<Host>(&(), tensors, |_, data| {
+            data.iter().try_for_each(|data| {
+                sum += squares(data.as_slice(), power)?;
+                Ok(())
+            })
+        })?;
         Ok(sum.sqrt())
     };
-    let multiply = |factor: f64| -> Result<()> {
-        for group in tensors.chunks(GROUP) {
-            lend::<Host, _>(&(), group, |data| {
-                data.into_iter().for_each(|data| cpu::scale_in_place(data, factor));
-                Ok(())
-            })?;
-        }
-        Ok(())
+    let multiply = |factor: f64| {
+        lend::<Host>(&(), tensors, |_, data| {
+            data.into_iter().for_each(|data| cpu::scale_in_place(data, factor));
+            Ok(())
+        })
     };
     let (mut root, mut power, mut steps) = (root_of_squares(1.0)?, 1.0, 0);
     // The squares of numbers of f64 can leave its range where the norm does not.

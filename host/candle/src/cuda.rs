@@ -12,13 +12,14 @@ use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr};
 use candle_core::cuda_backend::{CudaDType, CudaStorageSlice, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, DType, Device, DeviceLocation, Layout, Shape, Tensor, bail};
+use gradsync::Float;
 use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::memory::Cuda;
 use gradsync::train::{Parameter, Reducer, ReducerOptions};
 
 use crate::error::{Error, Result};
-use crate::memory::{self, TensorMemory};
+use crate::memory::TensorMemory;
 use crate::tensor_parallel::collective::{Step, part};
 
 /// The stream on which gradients are reduced, and a queue on it.
@@ -90,16 +91,13 @@ impl TensorMemory for Cuda {
         body: &mut dyn FnMut(DeviceSliceMut<'static>) -> candle_core::Result<()>,
     ) -> candle_core::Result<()> {
         let Streams { queue, stream } = context;
-        let dtype = memory::dtype(storage.dtype());
         // The guard records the end of the work when it is dropped.
-        let ((address, _guard), Some(dtype)) = (match &mut storage.slice {
-            CudaStorageSlice::F64(data) => (data.device_ptr_mut(stream), dtype),
-            CudaStorageSlice::F32(data) => (data.device_ptr_mut(stream), dtype),
-            CudaStorageSlice::F16(data) => (data.device_ptr_mut(stream), dtype),
-            CudaStorageSlice::BF16(data) => (data.device_ptr_mut(stream), dtype),
+        let ((address, _guard), dtype) = match &mut storage.slice {
+            CudaStorageSlice::F64(data) => (data.device_ptr_mut(stream), gradsync::DType::F64),
+            CudaStorageSlice::F32(data) => (data.device_ptr_mut(stream), gradsync::DType::F32),
+            CudaStorageSlice::F16(data) => (data.device_ptr_mut(stream), gradsync::DType::F16),
+            CudaStorageSlice::BF16(data) => (data.device_ptr_mut(stream), gradsync::DType::BF16),
             _ => bail!("only tensors of f64, f32, f16 and bf16 can be reduced"),
-        }) else {
-            unreachable!("the dtypes above are gradsync's")
         };
         let begin = address + (layout.start_offset() * dtype.size_bytes()) as u64;
         // SAFETY: that many elements of that dtype, which are borrowed mutably until `body` has returned; the caller promises that they are
@@ -158,15 +156,12 @@ impl SharedCommunicator {
         }
     }
 
-    fn typed<T: CudaDType + DeviceRepr>(
+    fn typed<T: CudaDType + DeviceRepr + Float>(
         &self,
         step: Step,
         storage: &CudaStorage,
         layout: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
-        let Some(dtype) = memory::dtype(storage.dtype()) else {
-            bail!("{}: only tensors of f64, f32, f16 and bf16 can be passed", step.name())
-        };
         let Some((begin, end)) = layout.contiguous_offsets() else {
             bail!("{}: the tensor is not contiguous", step.name())
         };
@@ -204,8 +199,8 @@ impl SharedCommunicator {
             // all other work.
             let (from, to) = unsafe {
                 (
-                    DeviceSlice::from_raw_parts(queue, from, dtype, end - begin),
-                    DeviceSliceMut::from_raw_parts(queue, to, dtype, shape.elem_count()),
+                    DeviceSlice::from_raw_parts(queue, from, T::DTYPE, end - begin),
+                    DeviceSliceMut::from_raw_parts(queue, to, T::DTYPE, shape.elem_count()),
                 )
             };
             let outcome = match step {

@@ -14,7 +14,7 @@ use gradsync::train::{
 
 use crate::declared::{Declared, shared_by_threads};
 use crate::error::{Error, Result};
-use crate::memory::{self, GROUP, TensorMemory, lend, storage_key};
+use crate::memory::{self, TensorMemory, lend, storage_key};
 use crate::options::DataParallelOptions;
 use crate::variables::{Variable, Variables};
 
@@ -326,22 +326,16 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
                 }
             }
         }
-        for group in with_result.chunks(GROUP) {
-            for &number in group {
-                let Variable { var, .. } = &variables[number];
-                if store.get(var).is_none() {
-                    store.insert(var, var.zeros_like()?);
-                }
+        for &number in &with_result {
+            let Variable { var, .. } = &variables[number];
+            if store.get(var).is_none() {
+                store.insert(var, var.zeros_like()?);
             }
-            let tensors: Vec<(&str, &Tensor)> = group
-                .iter()
-                .map(|&number| (&variables[number].name[..], store.get(&variables[number].var).expect("inserted")))
-                .collect();
-            lend::<M, _>(&self.context, &tensors, |data| {
-                let mut destinations: Vec<_> = group.iter().copied().zip(data).collect();
-                self.reducer.copy_gradients(&mut destinations)
-            })?;
         }
+        lend::<M>(&self.context, &tensors(variables, &store, &with_result), |begin, data| {
+            let mut destinations: Vec<_> = with_result[begin..].iter().copied().zip(data).collect();
+            self.reducer.copy_gradients(&mut destinations)
+        })?;
         Ok(store)
     }
 }
@@ -360,22 +354,25 @@ impl Gradients {
         variables: &Variables,
         mut take: impl FnMut(&[(usize, TensorView<'_, M>)]) -> gradsync::Result<()>,
     ) -> Result<()> {
-        let variables = variables.reduced();
-        for group in self.order.chunks(GROUP) {
-            let tensors: Vec<(&str, &Tensor)> = group
-                .iter()
-                .map(|&number| (&variables[number].name[..], self.store.get(&variables[number].var).expect("computed")))
-                .collect();
-            lend::<M, _>(context, &tensors, |data| {
-                let mut views = Vec::with_capacity(data.len());
-                for ((&number, (_, tensor)), data) in group.iter().zip(&tensors).zip(&data) {
-                    views.push((number, TensorView::of(M::as_slice(data), tensor.dims().into())?));
-                }
-                take(&views)
-            })?;
-        }
-        Ok(())
+        let tensors = tensors(variables.reduced(), &self.store, &self.order);
+        lend::<M>(context, &tensors, |begin, data| {
+            let mut views = Vec::with_capacity(data.len());
+            for (number, data) in (begin..).zip(&data) {
+                let shape = tensors[number].1.dims().into();
+                views.push((self.order[number], TensorView::of(M::as_slice(data), shape)?));
+            }
+            take(&views)
+        })
     }
+}
+
+/// The gradients of the variables with these numbers, which have one, by name.
+fn tensors<'g>(variables: &'g [Variable], store: &'g GradStore, numbers: &[usize]) -> Vec<(&'g str, &'g Tensor)> {
+    let gradient = |&number: &usize| {
+        let Variable { name, var, .. } = &variables[number];
+        (&name[..], store.get(var).expect("it has a gradient"))
+    };
+    numbers.iter().map(gradient).collect()
 }
 
 type Numbers = HashMap<TensorId, usize>;

@@ -15,7 +15,7 @@ use crate::clip;
 use crate::error::{Error, Result};
 
 /// The number of tensors that are borrowed at once. A launch on a GPU serves all of them; each needs a frame of the stack.
-pub(crate) const GROUP: usize = 64;
+const GROUP: usize = 64;
 
 /// A kind of memory for candle's tensors: [`Host`], and with the feature `cuda` gradsync's `Cuda`. Its functions are for this crate alone.
 #[allow(missing_docs)]
@@ -93,24 +93,27 @@ pub(crate) fn check(tensors: &[(&str, &Tensor)]) -> Result<()> {
     Ok(())
 }
 
-/// Passes the elements of all tensors, at most [`GROUP`], to `body` at once. The tensors must be contiguous, and no two may share a
-/// storage.
+/// Passes the elements of all tensors to `body`, a group at a time, each group with the number of its first tensor. The tensors must be
+/// contiguous, and no two may share a storage.
 ///
 /// # Errors
 /// [`Error::Storage`] naming a tensor that violates this; errors of `body`.
-pub(crate) fn lend<M: TensorMemory, T>(
+pub(crate) fn lend<M: TensorMemory>(
     context: &M::Context,
     tensors: &[(&str, &Tensor)],
-    body: impl FnOnce(Vec<M::SliceMut<'_>>) -> gradsync::Result<T>,
-) -> Result<T> {
-    assert!(tensors.len() <= GROUP, "{} tensors are lent at once", tensors.len());
+    body: impl FnMut(usize, Vec<M::SliceMut<'_>>) -> gradsync::Result<()>,
+) -> Result<()> {
     check(tensors)?;
-    let slices = RefCell::new(Vec::with_capacity(tensors.len()));
-    let (body, outcome) = (Cell::new(Some(body)), Cell::new(None));
-    // The body is generic over the lifetime of the slices, so it cannot keep them.
-    let run = || outcome.set(body.take().map(|body| body(slices.take())));
-    Lend::<M> { context, rest: tensors, slices: &slices, run: &run }.next()?;
-    Ok(outcome.into_inner().expect("the body has run")?)
+    let body = RefCell::new(body);
+    for (group, rest) in tensors.chunks(GROUP).enumerate() {
+        let slices = RefCell::new(Vec::with_capacity(rest.len()));
+        let outcome = Cell::new(Ok(()));
+        // The body is generic over the lifetime of the slices, so it cannot keep them.
+        let run = || outcome.set((body.borrow_mut())(group * GROUP, slices.take()));
+        Lend::<M> { context, rest, slices: &slices, run: &run }.next()?;
+        outcome.into_inner()?;
+    }
+    Ok(())
 }
 
 /// Borrows the storages of `rest`, one within the other, since candle lends a storage exclusively only for the duration of a call.

@@ -6,7 +6,7 @@ use gradsync::train::{all_prepared, broadcast_parameters, compare_parameters};
 
 use crate::data_parallel::DataParallel;
 use crate::error::Result;
-use crate::memory::{GROUP, TensorMemory, lend};
+use crate::memory::{TensorMemory, lend};
 use crate::variables::Variable;
 
 impl<M: TensorMemory> DataParallel<'_, M> {
@@ -105,21 +105,19 @@ impl<M: TensorMemory> DataParallel<'_, M> {
         let all = comm.gather_words(&fingerprints)?;
         let differs = |index: &usize| all.iter().skip(*index).step_by(count).any(|one| *one != all[*index]);
         let differing: Vec<&Variable> = (0..count).filter(differs).map(|index| buffers[index]).collect();
-        for group in differing.chunks(GROUP) {
-            let widened = group.iter().map(|Variable { name, var, .. }| match var.dtype() {
-                DType::F32 | DType::F64 => Ok((&name[..], var.as_tensor().clone())),
-                _ => Ok((&name[..], var.to_dtype(DType::F32)?)),
-            });
-            let widened: Vec<(&str, Tensor)> =
-                all_prepared(Operation::CompareParameters, comm, widened.collect::<Result<_>>())?;
-            let tensors: Vec<(&str, &Tensor)> = widened.iter().map(|(name, tensor)| (*name, tensor)).collect();
-            lend::<M, _>(context, &tensors, |data| {
-                data.into_iter().try_for_each(|data| comm.all_reduce(data, ReduceOp::Mean))
-            })?;
-            for (Variable { var, .. }, (_, mean)) in group.iter().zip(&widened) {
-                if mean.dtype() != var.dtype() {
-                    var.set(&mean.to_dtype(var.dtype())?)?;
-                }
+        let widened = differing.iter().map(|Variable { name, var, .. }| match var.dtype() {
+            DType::F32 | DType::F64 => Ok((&name[..], var.as_tensor().clone())),
+            _ => Ok((&name[..], var.to_dtype(DType::F32)?)),
+        });
+        let widened: Vec<(&str, Tensor)> =
+            all_prepared(Operation::CompareParameters, comm, widened.collect::<Result<_>>())?;
+        let tensors: Vec<(&str, &Tensor)> = widened.iter().map(|(name, tensor)| (*name, tensor)).collect();
+        lend::<M>(context, &tensors, |_, data| {
+            data.into_iter().try_for_each(|data| comm.all_reduce(data, ReduceOp::Mean))
+        })?;
+        for (Variable { var, .. }, (_, mean)) in differing.iter().zip(&widened) {
+            if mean.dtype() != var.dtype() {
+                var.set(&mean.to_dtype(var.dtype())?)?;
             }
         }
         Ok(())
@@ -135,10 +133,7 @@ impl<M: TensorMemory> DataParallel<'_, M> {
         let wanted = variables.filter(|(number, _)| is_wanted(*number));
         let tensors: Vec<(&str, &Tensor)> =
             wanted.map(|(_, Variable { name, var, .. })| (&name[..], var.as_tensor())).collect();
-        for group in tensors.chunks(GROUP) {
-            let names: Vec<&str> = group.iter().map(|(name, _)| *name).collect();
-            lend::<M, _>(context, group, |data| body(&names, data))?;
-        }
-        Ok(())
+        let names: Vec<&str> = tensors.iter().map(|(name, _)| *name).collect();
+        lend::<M>(context, &tensors, |begin, data| body(&names[begin..begin + data.len()], data))
     }
 }
