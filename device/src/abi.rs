@@ -365,16 +365,6 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
         &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, Pointer, U64, U64, U64, U64]
     ),
 ];
-/// Adasum along the tree in the memory of peers, of dtypes whose squares do not overflow.
-///
-/// `(peers, tree, partials, chunked spans, span count, block count, chunk count, spans, chunk count, chunk length, senders)`: one job for each
-/// sender, then per level for each block of chunks and for `PEER_LAYERS` layers, then for each chunk of the result; otherwise as
-/// `peer_adasum`, for exactly `width` ranks.
-pub const PEER_TREE_ENTRIES: [[Entry; 3]; 3] = [
-    dtypes_of!("peer_tree", "_p2", LaunchBounds::of_peers(2), PEER_TREE, "f32" "f16" "bf16"),
-    dtypes_of!("peer_tree", "_p4", LaunchBounds::of_peers(4), PEER_TREE, "f32" "f16" "bf16"),
-    dtypes_of!("peer_tree", "_p8", LaunchBounds::of_peers(8), PEER_TREE, "f32" "f16" "bf16"),
-];
 
 /// Kernels over one dtype and the memory of peers.
 pub const PEER_ENTRIES: [[Entry; 4]; 15] = [
@@ -418,7 +408,6 @@ const PACKET_ADASUM: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, P
 const PACKETS: &[Param] = &[Pointer, Pointer, Pointer, U64, F64, U64];
 const PEER_ADASUM: &[Param] =
     &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64];
-const PEER_TREE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64];
 const PEER_REDUCE: &[Param] = &[Pointer, F64, U64, U64];
 const GRAM: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64, U64];
 
@@ -451,6 +440,5 @@ const fn plain(name: &'static str, bounds: LaunchBounds, params: &'static [Param
 pub fn entries() -> impl Iterator<Item = &'static Entry> {
     let pairs = STREAM_ENTRIES.iter().flatten().chain(COMBINE_ENTRIES.iter().flatten()).chain(&TREE_COMBINE_ENTRIES);
     let dtypes = COMBINE_WIDE_ENTRIES.iter().flatten().chain(DTYPE_ENTRIES.iter().flatten());
-    let peers = PEER_TREE_ENTRIES.iter().flatten().chain(PEER_ENTRIES.iter().flatten());
-    pairs.chain(dtypes).chain(peers).chain(&PLAIN_ENTRIES)
+    pairs.chain(dtypes).chain(PEER_ENTRIES.iter().flatten()).chain(&PLAIN_ENTRIES)
 }
