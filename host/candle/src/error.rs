@@ -29,9 +29,7 @@ pub enum Error {
         wanted: String,
     },
     /// A variable has a type that is not reduced.
-    #[error(
-        "variable {name:?} has the dtype {dtype:?}; variables of f64, f32, f16 and bf16 can be reduced, and others must be left out"
-    )]
+    #[error("variable {name:?} has the dtype {dtype:?}, which cannot be reduced: such variables must be left out")]
     DType {
         /// The name of the variable.
         name: String,

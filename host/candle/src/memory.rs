@@ -63,14 +63,34 @@ pub trait TensorMemory: ReducerMemory {
 
 /// The dtype in gradsync.
 pub(crate) fn dtype(dtype: DType) -> Option<gradsync::DType> {
-    match dtype {
-        DType::F64 => Some(gradsync::DType::F64),
-        DType::F32 => Some(gradsync::DType::F32),
-        DType::F16 => Some(gradsync::DType::F16),
-        DType::BF16 => Some(gradsync::DType::BF16),
-        _ => None,
-    }
+    with_float!(dtype, T => Some(<T as gradsync::Element>::DTYPE), _ => None)
 }
+
+/// Runs `$body` with the alias `$type` for the Rust type of a dtype that gradsync reduces, or `$other` for another dtype.
+macro_rules! with_float {
+    ($dtype:expr, $type:ident => $body:expr, _ => $other:expr) => {
+        match $dtype {
+            candle_core::DType::F64 => {
+                type $type = f64;
+                $body
+            }
+            candle_core::DType::F32 => {
+                type $type = f32;
+                $body
+            }
+            candle_core::DType::F16 => {
+                type $type = gradsync::f16;
+                $body
+            }
+            candle_core::DType::BF16 => {
+                type $type = gradsync::bf16;
+                $body
+            }
+            _ => $other,
+        }
+    };
+}
+pub(crate) use with_float;
 
 /// A number that is equal for tensors with one storage, as long as one of them exists.
 pub(crate) fn storage_key(tensor: &Tensor) -> usize {

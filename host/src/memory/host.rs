@@ -20,49 +20,11 @@ impl Memory for Host {
     type Queue = ();
     type Sharing = dyn SharedWindows;
 
-    fn buffer(buffer: &HostBuffer) -> Slice<'_> {
-        buffer.as_slice()
-    }
-
-    fn buffer_mut(buffer: &mut HostBuffer) -> SliceMut<'_> {
-        buffer.as_mut_slice()
-    }
+    super::slice_functions!();
 
     fn clear(data: SliceMut<'_>) -> Result<()> {
         data.as_bytes_mut().fill(0);
         Ok(())
-    }
-
-    fn len(data: Slice<'_>) -> usize {
-        data.len()
-    }
-
-    fn dtype(data: Slice<'_>) -> DType {
-        data.dtype()
-    }
-
-    fn range(data: Self::Slice<'_>, range: Range<usize>) -> Self::Slice<'_> {
-        data.range(range)
-    }
-
-    fn shortened<'short, 'long: 'short>(data: Self::Slice<'long>) -> Self::Slice<'short> {
-        data
-    }
-
-    fn as_slice<'a>(data: &'a SliceMut<'_>) -> Slice<'a> {
-        data.as_slice()
-    }
-
-    fn reborrow<'a>(data: &'a mut SliceMut<'_>) -> SliceMut<'a> {
-        data.reborrow()
-    }
-
-    fn range_mut(data: Self::SliceMut<'_>, range: Range<usize>) -> Self::SliceMut<'_> {
-        data.range_mut(range)
-    }
-
-    fn ranges_mut<'a>(data: Self::SliceMut<'a>, ranges: &[Range<usize>]) -> Vec<Self::SliceMut<'a>> {
-        data.ranges_mut(ranges.iter().cloned())
     }
 
     fn wire_shape(data: WireSlice<'_>) -> (usize, DType) {

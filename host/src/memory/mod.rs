@@ -47,6 +47,58 @@ mod sealed {
     impl Sealed for super::Cuda {}
 }
 
+/// The functions of [`Memory`] that are the same code for both.
+macro_rules! slice_functions {
+    () => {
+        fn buffer(buffer: &Self::Buffer) -> Self::Slice<'_> {
+            buffer.as_slice()
+        }
+
+        fn buffer_mut(buffer: &mut Self::Buffer) -> Self::SliceMut<'_> {
+            buffer.as_mut_slice()
+        }
+
+        fn len(data: Self::Slice<'_>) -> usize {
+            data.len()
+        }
+
+        fn dtype(data: Self::Slice<'_>) -> DType {
+            data.dtype()
+        }
+
+        fn range(data: Self::Slice<'_>, range: Range<usize>) -> Self::Slice<'_> {
+            data.range(range)
+        }
+
+        fn shortened<'short, 'long: 'short>(data: Self::Slice<'long>) -> Self::Slice<'short> {
+            data
+        }
+
+        fn as_slice<'a>(data: &'a Self::SliceMut<'_>) -> Self::Slice<'a> {
+            data.as_slice()
+        }
+
+        fn reborrow<'a>(data: &'a mut Self::SliceMut<'_>) -> Self::SliceMut<'a> {
+            data.reborrow()
+        }
+
+        fn range_mut(data: Self::SliceMut<'_>, range: Range<usize>) -> Self::SliceMut<'_> {
+            data.range_mut(range)
+        }
+
+        fn ranges_mut<'a>(data: Self::SliceMut<'a>, ranges: &[Range<usize>]) -> Vec<Self::SliceMut<'a>> {
+            let (mut rest, mut at, mut found) = (data, 0, Vec::new());
+            for range in ranges {
+                let (elements, behind) = rest.split_at_mut(range.end - at);
+                found.push(elements.range_mut(range.start - at..range.end - at));
+                (rest, at) = (behind, range.end);
+            }
+            found
+        }
+    };
+}
+use slice_functions;
+
 /// A kind of memory: [`Host`], or `Cuda` with the feature `cuda`.
 ///
 /// The types are the arguments and results of operations; the functions serve code that is written once for both memories.
