@@ -79,7 +79,6 @@ impl Peer {
     }
 
     fn take_frames(&mut self) {
-        let mut taken = 0;
         loop {
             match self.connection.next() {
                 Ok(None) => break,
@@ -88,14 +87,14 @@ impl Peer {
                     self.connection.note_arrived(bytes);
                 }
                 Ok(Some((kind, number, payload))) => {
-                    if kind == Kind::Bytes {
-                        taken += payload.len().saturating_sub(size_of::<u64>());
-                    }
+                    let bytes = if kind == Kind::Bytes { payload.len().saturating_sub(size_of::<u64>()) } else { 0 };
                     let group = self.groups.entry(number).or_default();
                     group.take(kind, payload);
                     if group.is_over() {
                         self.groups.remove(&number);
                     }
+                    // The sender continues while this process decrypts the next frames.
+                    self.connection.note_taken(bytes);
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the connection to a rank is given up");
@@ -103,9 +102,6 @@ impl Peer {
                     break;
                 }
             }
-        }
-        if taken > 0 {
-            self.connection.note_taken(taken);
         }
     }
 
