@@ -178,12 +178,7 @@ pub(super) fn approach(
 }
 
 /// Waits on an authenticated connection until all ranks have joined.
-fn wait(
-    applicant: &Applicant,
-    name: &str,
-    socket: TcpStream,
-    session: Session,
-) -> Result<Member, BootstrapError> {
+fn wait(applicant: &Applicant, name: &str, socket: TcpStream, session: Session) -> Result<Member, BootstrapError> {
     let (socket, session) = (Arc::new(socket), Arc::new(session));
     let start = |socket: &Arc<TcpStream>| -> io::Result<Result<Member, BootstrapError>> {
         let mut end = applicant.end;

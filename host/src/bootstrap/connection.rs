@@ -74,11 +74,7 @@ pub(super) struct Outbox(Sender<Option<Arc<[u8]>>>);
 
 impl Outbox {
     /// Starts the writing thread.
-    pub(super) fn start(
-        socket: &Arc<TcpStream>,
-        session: &Arc<Session>,
-        threads: &Arc<Threads>,
-    ) -> io::Result<Self> {
+    pub(super) fn start(socket: &Arc<TcpStream>, session: &Arc<Session>, threads: &Arc<Threads>) -> io::Result<Self> {
         let (sender, queue) = channel();
         let (socket, session) = (socket.clone(), session.clone());
         threads.spawn("gradsync-write", move || empty(&queue, &socket, &session))?;

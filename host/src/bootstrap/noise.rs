@@ -290,7 +290,8 @@ impl Session {
 }
 
 fn altered() -> io::Error {
-    let reason = "a message is not the one that was sent next: it was altered, injected, repeated, dropped or reordered";
+    let reason =
+        "a message is not the one that was sent next: it was altered, injected, repeated, dropped or reordered";
     io::Error::new(ErrorKind::InvalidData, reason)
 }
 

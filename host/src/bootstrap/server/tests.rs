@@ -11,7 +11,7 @@ use crate::bootstrap::client::{self, Invitation};
 use crate::bootstrap::frame::{FRAME_LIMIT, encode};
 use crate::bootstrap::message::Network;
 use crate::bootstrap::noise::{Challenge, introduce};
-use crate::dtype::DataType;
+use crate::dtype::DType;
 use crate::error::{Call, CommError, Departure, Operation};
 use crate::trace::{Kind, Recorder};
 
@@ -43,9 +43,7 @@ fn with_deviant(words: impl FnOnce(&Session) -> Vec<u8>) -> Vec<CommError> {
         let coordinator = scope.spawn(move || {
             join(listener, Service::new(loopback, secret(), "a test".into()), &applicant(0, 3)).unwrap()
         });
-        let member = scope.spawn(move || {
-            client::join(&applicant(1, 3), &invitation(port), |_| true).unwrap()
-        });
+        let member = scope.spawn(move || client::join(&applicant(1, 3), &invitation(port), |_| true).unwrap());
         let mut deviant = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let identity = Identity { rank: 2, world_size: 3, generation: 0 };
         let session = introduce(&mut deviant, &secret(), identity).unwrap();
@@ -68,7 +66,7 @@ fn what_is_no_request_is_a_violation_by_its_rank() {
         let calls = vec![Call::without_data(Operation::Barrier); calls];
         encode(&Request::Post { calls, contribution }, FRAME_LIMIT).unwrap()
     };
-    let send_to = |peer| Call::new(Operation::Send { peer }, 1, DataType::F32);
+    let send_to = |peer| Call::new(Operation::Send { peer }, 1, DType::F32);
     let stray = encode(&Request::Post { calls: vec![send_to(3)], contribution: None }, FRAME_LIMIT).unwrap();
     let to_itself = encode(&Request::Post { calls: vec![send_to(2)], contribution: None }, FRAME_LIMIT).unwrap();
     // Noise has no message that is longer than the first of these, or shorter than a tag.
@@ -205,9 +203,7 @@ fn a_rank_0_that_sends_no_events_is_a_violation() {
         (injected(&farewell), false),
     ] {
         thread::scope(|scope| {
-            let member = scope.spawn(move || {
-                client::join(&applicant(1, 2), &invitation(port), |_| true).unwrap()
-            });
+            let member = scope.spawn(move || client::join(&applicant(1, 2), &invitation(port), |_| true).unwrap());
             let mut connection = listener.accept().unwrap().0;
             let mut challenge = Challenge::new().unwrap();
             connection.write_all(challenge.greeting()).unwrap();
