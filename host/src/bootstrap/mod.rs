@@ -44,7 +44,7 @@
 //! Ranks prove to each other that they know the group's [`Secret`] before they act on any message; the secret is never sent, and
 //! unauthenticated connections cost little. Everything later is encrypted and authenticated: an attacker between two ranks can end their
 //! connection, but can neither read it, nor impersonate a rank, nor alter, repeat or reorder messages. The protocol is
-//! `Noise_NNpsk0_25519_ChaChaPoly_SHA256` of the [Noise Protocol Framework](https://noiseprotocol.org), with the secret as the pre-shared
+//! `Noise_NNpsk0_25519_AESGCM_SHA256` of the [Noise Protocol Framework](https://noiseprotocol.org), with the secret as the pre-shared
 //! key. The threat model is in [deployment](crate::docs::deployment).
 //!
 //! This module does not depend on CUDA, NCCL or MPI, and never moves gradients.
@@ -68,6 +68,7 @@ mod notice;
 mod peers;
 mod pending;
 mod poll;
+mod primitives;
 #[cfg(feature = "mpi")]
 mod relayed;
 mod rendezvous;

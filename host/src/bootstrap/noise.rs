@@ -1,7 +1,7 @@
 //! Noise: two ranks prove to each other that they know the secret before either acts on the other's messages, and encrypt everything that
 //! they send afterwards.
 //!
-//! The protocol is `Noise_NNpsk0_25519_ChaChaPoly_SHA256` (the Noise Protocol Framework, revision 34), by the crate `snow`. The group's
+//! The protocol is `Noise_NNpsk0_25519_AESGCM_SHA256` (the Noise Protocol Framework, revision 34), by the crate `snow`. The group's
 //! [`Secret`] is its pre-shared key. The joining rank is the initiator:
 //!
 //! 1. Rank 0 greets every connection with the magic, the version and a nonce. The greeting is the prologue of the handshake.
@@ -26,6 +26,7 @@ use serde::de::DeserializeOwned;
 use snow::{Builder, HandshakeState, StatelessTransportState};
 
 use super::frame;
+use super::primitives::{KEY, Primitives, TAG};
 use super::secret::{Secret, random};
 use crate::error::BootstrapError;
 
@@ -34,16 +35,12 @@ const MAGIC: [u8; 8] = *b"gradsync";
 /// The version of the protocol; ranks of different versions refuse each other. It goes up with every change of the messages, and so also
 /// with every change of the encoding of a [`Call`](crate::Call), an operation or an error.
 pub(super) const VERSION: u32 = 6;
-const PROTOCOL: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
+const PROTOCOL: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
 
 /// The length of the magic and the version.
 const HEADER: usize = 12;
 /// The length of a greeting: the header and a nonce.
 const GREETING: usize = HEADER + 32;
-/// The length of a public key of X25519.
-const KEY: usize = 32;
-/// The length of a message's authentication tag.
-const TAG: usize = 16;
 /// The length of an encoded [`Identity`].
 const IDENTITY: usize = 24;
 /// The length of a joining rank's answer: the header, and the first message of the handshake.
@@ -170,7 +167,7 @@ pub(super) fn introduce(
 
 fn builder<'a>(secret: &'a Secret, prologue: &'a [u8]) -> Builder<'a> {
     let parameters = PROTOCOL.parse().expect("a protocol of Noise");
-    let keyed = Builder::new(parameters).psk(0, secret.bytes());
+    let keyed = Builder::with_resolver(parameters, Box::new(Primitives)).psk(0, secret.bytes());
     keyed.and_then(|keyed| keyed.prologue(prologue)).expect("the first key and the first prologue of this builder")
 }
 

@@ -7,9 +7,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
-use snow::params::HashChoice;
-use snow::resolvers::{CryptoResolver, DefaultResolver};
 
+use super::primitives::hmac;
 use crate::error::BootstrapError;
 use crate::error::{Error, Result};
 
@@ -77,10 +76,7 @@ impl Secret {
     /// secret: a launcher gives the ranks of each start a fresh nonce and sends no secret.
     #[must_use]
     pub fn derived(&self, nonce: &[u8; 32]) -> Self {
-        let mut bytes = [0; LEN];
-        let mut hash = DefaultResolver.resolve_hash(&HashChoice::SHA256).expect("the hash of the handshake");
-        hash.hmac(&self.0, &[&b"gradsync secret of a start"[..], nonce].concat(), &mut bytes);
-        Secret(bytes)
+        Secret(hmac(&self.0, &[&b"gradsync secret of a start"[..], nonce].concat()))
     }
 
     pub(super) fn random() -> Result<Self, BootstrapError> {
