@@ -4,7 +4,7 @@ use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Communicator, Ranks, Split};
 use gradsync::ops::Nodes;
 use gradsync::train::{Adam, AdamOptions, DeltaOptimizer, Reduction, Start, StepOptions, StepOutcome, Stepper};
-use gradsync::{Error, GradientBuffer};
+use gradsync::{DType, Error, GradientBuffer};
 use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::oracle::{Format, elementwise, reduce};
 use gradsync_tests::ranks::{agreed, guarded, on_ranks};
@@ -305,6 +305,8 @@ fn a_refused_first_step_broadcasts_nothing() {
                     assert_eq!(patterns_of(weights.as_slice()), patterns_of(own.as_slice()), "weights moved");
                 };
                 refused(&mut stepper, &gradients, "`accumulation_steps` is 0");
+                stepper.options = plain.with_delta_dtype(Some(DType::I32));
+                refused(&mut stepper, &gradients, "elements of i32");
                 stepper.options = plain;
                 let short = filled(Format::F32, &[5], |_, len| vec![1.0; len]);
                 refused(&mut stepper, if comm.rank() == 2 { &short } else { &gradients }, "gradients");

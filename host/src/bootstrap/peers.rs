@@ -2,9 +2,9 @@
 //!
 //! Ranks of one machine connect by Unix sockets. Their names are random, in Linux's abstract namespace, and disappear once all ranks have
 //! connected, so nothing is left in a file system; the system reports the user at the other end. Other ranks connect by TCP, and so do
-//! ranks of one machine between which a Unix socket is refused. Each connection begins with the [handshake](super::handshake) of the
-//! control channel, with a secret that every rank derives from the group's own. The transport has to tag its frames over TCP, by the keys
-//! that the handshake returns (see [`seal`](super::seal)).
+//! ranks of one machine between which a Unix socket is refused. Each connection begins with the [handshake](super::noise) of the control
+//! channel, with a fresh secret, which rank 0 sends over the control channel. The transport has to encrypt everything that it sends over
+//! TCP, by the [`Session`] that the handshake returns; the system protects Unix sockets.
 //!
 //! Each rank connects to the ranks below it, and then accepts the ranks above it. Rank 0 accepts at once, so the waits have no cycle.
 
@@ -18,12 +18,11 @@ use serde::{Deserialize, Serialize};
 
 use super::client;
 use super::gathering::Applicant;
-use super::handshake::Identity;
 use super::local::{self, Host};
-use super::member::{Member, Uplink};
+use super::member::Member;
+use super::noise::{Identity, Session};
 use super::poll::Alarm;
-use super::seal::Session;
-use super::secret::{Secret, random};
+use super::secret::Secret;
 use super::server;
 use super::unauthenticated::{Authenticated, Rejected, UnauthenticatedConnections};
 use crate::call::scope;
@@ -41,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) socket: Socket,
-    /// The keys that tag frames, if the connection is a network's.
+    /// The encryption, if the connection is a network's.
     pub(crate) session: Option<Session>,
     /// Whether the other rank is on this machine.
     pub(crate) is_here: bool,
@@ -67,12 +66,12 @@ pub(crate) struct Peers {
 }
 
 /// The addresses at which a rank accepts connections.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 struct Offer {
     local: Option<local::Name>,
     port: Option<u16>,
-    /// A random number; all ranks derive the secret from the one of rank 0.
-    nonce: [u8; 32],
+    /// The secret of all connections, from rank 0.
+    secret: Option<[u8; 32]>,
 }
 
 /// The sockets at which a rank waits for the ranks above it.
@@ -104,9 +103,10 @@ impl Member {
         let hosts: Vec<Host> = self.tell(HOSTS, &Host::own(), left())?;
         let opened = self.listeners(&hosts);
         let (listeners, offer) = self.or_fail(opened)?;
-        let mut offers: Vec<Offer> = self.tell(OFFERS, &offer, left())?;
-        let nonce = std::mem::take(&mut offers[0].nonce);
-        let plan = Plan { hosts: &hosts, offers: &offers, secret: self.secret_of(nonce), applicant: applicant.clone() };
+        let offers: Vec<Offer> = self.tell(OFFERS, &offer, left())?;
+        let secret = offers[0].secret.map(Secret::from_bytes);
+        let secret = secret.ok_or_else(|| self.connect_error("rank 0 has sent no secret".into()))?;
+        let plan = Plan { hosts: &hosts, offers: &offers, secret, applicant: applicant.clone() };
         let connections = self.connect_all(&plan, listeners).inspect_err(|error| self.fail(error.clone()))?;
         self.gather(OUTCOMES, &[], left())?;
         let here = hosts.iter().filter(|host| host.is_same_machine(&hosts[rank])).count();
@@ -143,19 +143,9 @@ impl Member {
             listeners.network = Some(listener);
         }
         if rank == 0 {
-            offer.nonce = random().map_err(io::Error::other)?;
+            offer.secret = Some(*Secret::random().map_err(io::Error::other)?.bytes());
         }
         Ok((listeners, offer))
-    }
-
-    /// The secret of the connections. It cannot be derived from the traffic of the control channel. If all ranks are in this process,
-    /// that traffic does not leave it.
-    fn secret_of(&self, nonce: [u8; 32]) -> Secret {
-        match &self.uplink {
-            Uplink::InProcess { .. } => Secret::from_bytes(nonce),
-            Uplink::Server { connections, .. } => connections.secret().derive(&nonce),
-            Uplink::Remote(link) => link.secret.derive(&nonce),
-        }
     }
 
     fn connect_all(&self, plan: &Plan<'_>, listeners: Listeners) -> Result<Vec<Option<Peer>>, CommError> {
