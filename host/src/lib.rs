@@ -7,13 +7,14 @@
 //!
 //! | concept | where |
 //! |---|---|
+//! | the traits and names of a first program, by one `use` | [`prelude`] |
 //! | the whole: modules, traits, transports | [`docs::architecture`] |
 //! | many tensors in one allocation | [`GradientBuffer`] |
 //! | one tensor, as a view with a shape | [`TensorView`], [`TensorViewMut`] |
 //! | host memory and CUDA memory as a type parameter | [`memory`] |
 //! | clearing and accumulating gradients | [`ops::zero_gradient`], [`ops::in_place_accumulate`], [`ops::in_place_accumulate_v2`] |
 //! | sums and means over ranks | of a buffer [`ops::all_reduce`](ops::all_reduce()), of tensors [`ops::all_reduce_tensors`], of a `Vec` or slice [`comm::Collectives::all_reduce`] |
-//! | Adasum over ranks | [`ops::adasum_all_reduce`], [`ops::Adasum`], [`ops::hierarchical_adasum_all_reduce`] |
+//! | Adasum over ranks | of a buffer [`ops::adasum_all_reduce`], [`ops::Adasum`], of a `Vec` or slice [`ops::adasum`](ops::adasum()), on nodes [`ops::hierarchical_adasum_all_reduce`] |
 //! | sums in rank order on GPUs | `ops::OrderedAllReduce` |
 //! | sums, means and Adasum by one process, from the checkpoints of all ranks | [`ops::offline`] |
 //! | sharing an optimizer's state out over ranks | [`ops::ZeroPartition`] |
@@ -44,9 +45,7 @@
 //! Ranks that are threads; processes, MPI processes and GPUs differ in the communicator alone ([`comm`]).
 //!
 //! ```
-//! use gradsync::comm::{Ranks, local};
-//! use gradsync::ops::{AdasumOptions, adasum_all_reduce, in_place_accumulate_v2};
-//! use gradsync::{DType, Error, GradientBuffer};
+//! use gradsync::prelude::*;
 //!
 //! fn main() -> Result<(), Error> {
 //!     let results = local::run(4, |comm| {
@@ -55,7 +54,7 @@
 //!         let micro_batch = vec![comm.rank() as f32; 3]; // what `backward()` gave for "bias"
 //!         in_place_accumulate_v2(gradients.tensor_mut(1), &micro_batch, false)?;
 //!         adasum_all_reduce(&comm, &mut gradients, AdasumOptions::default())?;
-//!         Ok::<_, Error>(gradients.tensor(1).data().to_f64_vec()) // names the error's type, which cannot be inferred
+//!         gradients.tensor(1).to_vec::<f32>()
 //!     })?;
 //!     assert!(results.iter().all(|result| *result == [1.75; 3])); // the same bits on every rank
 //!     Ok(())
@@ -104,6 +103,7 @@ pub mod memory;
 pub mod nvtx;
 pub mod ops;
 pub mod plan;
+pub mod prelude;
 pub mod slice;
 pub mod trace;
 pub mod train;

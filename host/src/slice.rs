@@ -75,7 +75,7 @@ impl<'a> Slice<'a> {
     /// # Errors
     /// [`Error::DTypeMismatch`] unless `T` is the type of the elements.
     pub fn to_vec<T: Float>(self) -> Result<Vec<T>> {
-        check_dtype::<T>(self.dtype)?;
+        check_dtype::<T>("to_vec", self.dtype)?;
         Ok(bytemuck::cast_slice(self.bytes).to_vec())
     }
 
@@ -160,13 +160,13 @@ fn bytes_of(range: Range<usize>, len: usize, dtype: DType) -> Range<usize> {
     range.start * dtype.size_bytes()..range.end * dtype.size_bytes()
 }
 
-/// Refuses a vector of another type than the elements.
-pub(crate) fn check_dtype<T: Float>(dtype: DType) -> Result<()> {
+/// Refuses a vector or slice of another type than the elements.
+pub(crate) fn check_dtype<T: Float>(operation: &'static str, dtype: DType) -> Result<()> {
     if dtype == T::DTYPE {
         return Ok(());
     }
-    let what = "the elements and the vector".into();
-    Err(Error::DTypeMismatch { operation: "to_vec", what, left: dtype, right: T::DTYPE })
+    let what = "the elements and the type asked for".into();
+    Err(Error::DTypeMismatch { operation, what, left: dtype, right: T::DTYPE })
 }
 
 impl std::fmt::Debug for Slice<'_> {

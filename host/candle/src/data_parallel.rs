@@ -29,7 +29,7 @@ const BACKWARD: &str = "backward";
 /// use gradsync::train::Reduction;
 /// use gradsync_candle::{DataParallel, Error};
 ///
-/// let weights = local::run(2, |comm| {
+/// let weights = local::try_run(2, |comm| {
 ///     let variables = VarMap::new();
 ///     let model = linear(3, 1, VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
 ///     // Every rank has made other random weights; all continue with rank 0's.

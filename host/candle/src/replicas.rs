@@ -62,7 +62,7 @@ impl<M: TensorMemory> DataParallel<'_, M> {
     /// use gradsync::train::Reduction;
     /// use gradsync_candle::{DataParallel, Error, Variables};
     ///
-    /// let means = local::run(2, |comm| {
+    /// let means = local::try_run(2, |comm| {
     ///     let map = VarMap::new();
     ///     let norm = batch_norm(1, 1e-5, VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu))?;
     ///     let variables = Variables::from(&map).with_frozen(|name| name.contains("running_"));

@@ -208,6 +208,16 @@ impl<M: Memory> GradientBuffer<M> {
         })
     }
 
+    /// [`tensors`](Self::tensors), as `for (name, tensor) in &gradients` visits them.
+    pub fn iter(&self) -> std::vec::IntoIter<(&str, TensorView<'_, M>)> {
+        self.into_iter()
+    }
+
+    /// [`tensors_mut`](Self::tensors_mut), as `for (name, tensor) in &mut gradients` visits them.
+    pub fn iter_mut(&mut self) -> std::vec::IntoIter<(&str, TensorViewMut<'_, M>)> {
+        self.into_iter()
+    }
+
     /// Two tensors, writable together; panics if both are the same tensor.
     pub fn two_tensors_mut(&mut self, one: usize, other: usize) -> (TensorViewMut<'_, M>, TensorViewMut<'_, M>) {
         assert_ne!(one, other, "two tensors, not one twice");
@@ -233,6 +243,24 @@ impl<M: Memory> GradientBuffer<M> {
     /// `Error::Cuda`; never on the host.
     pub fn zero(&mut self) -> Result<()> {
         M::clear(self.as_mut_slice())
+    }
+}
+
+impl<'a, M: Memory> IntoIterator for &'a GradientBuffer<M> {
+    type Item = (&'a str, TensorView<'a, M>);
+    type IntoIter = std::vec::IntoIter<Self::Item>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.tensors().collect::<Vec<_>>().into_iter()
+    }
+}
+
+impl<'a, M: Memory> IntoIterator for &'a mut GradientBuffer<M> {
+    type Item = (&'a str, TensorViewMut<'a, M>);
+    type IntoIter = std::vec::IntoIter<Self::Item>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.tensors_mut().collect::<Vec<_>>().into_iter()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Collective, Communicator, Operands, ReduceOp, Scaling};
 use crate::call::scope;
+use crate::dtype::Float;
 use crate::error::{Operation, Result};
 use crate::memory::{Host, Memory};
 
@@ -11,15 +12,15 @@ use crate::memory::{Host, Memory};
 /// which arguments must be equal on all ranks, when a call waits, and its errors.
 ///
 /// ```
-/// use gradsync::comm::{Collectives, Ranks, ReduceOp, local};
+/// use gradsync::prelude::*;
 ///
 /// let sums = local::run(3, |comm| {
 ///     let mut gradients = vec![comm.rank() as f32 + 1.0; 4];
 ///     comm.all_reduce(&mut gradients, ReduceOp::Sum)?;
-///     Ok::<_, gradsync::Error>(gradients)
+///     Ok(gradients)
 /// })?;
 /// assert_eq!(sums, [[6.0; 4]; 3]);
-/// # Ok::<(), gradsync::Error>(())
+/// # Ok::<(), Error>(())
 /// ```
 pub trait Collectives<M: Memory = Host>: Communicator<M> {
     /// Replaces every rank's data by their reduction (MPI_Allreduce in place, 6.9.6).
@@ -28,6 +29,20 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     /// The errors of every call.
     fn all_reduce<'a>(&self, data: impl Into<M::SliceMut<'a>>, op: ReduceOp) -> Result<()> {
         self.run(Collective::AllReduce { operands: Operands::InPlace(data.into()), op, scaling: Scaling::NONE })
+    }
+
+    /// The reduction of every rank's `value`, such as the mean of the ranks' losses, over a transport of host memory.
+    ///
+    /// # Errors
+    /// The errors of every call.
+    fn all_reduce_scalar<T: Float>(&self, value: T, op: ReduceOp) -> Result<T>
+    where
+        Self: Communicator<Host>,
+    {
+        let mut reduced = [value];
+        let operands = Operands::InPlace((&mut reduced).into());
+        Communicator::<Host>::run(self, Collective::AllReduce { operands, op, scaling: Scaling::NONE })?;
+        Ok(reduced[0])
     }
 
     /// Like [`all_reduce`](Self::all_reduce), with factors before and after the reduction.
@@ -138,7 +153,8 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
         self.run(Collective::Broadcast { data: data.into(), root })
     }
 
-    /// Sends to another rank, which must [receive](Self::recv); on the host, returns when the data have been received (MPI_Ssend, 3.4).
+    /// Sends to another rank and waits until that rank has [received](Self::recv) the data (MPI_Ssend, 3.4); on a GPU the queue waits, and
+    /// the call returns.
     ///
     /// # Errors
     /// As [`Communicator::exchange`].

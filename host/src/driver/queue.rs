@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::sys::cuda::{self, Status};
 use crate::trace::waiting_for_device;
 
-/// A device's primary context, a non-blocking stream in it, and the kernels loaded so far. Clones share all of it.
+/// A CUDA stream: non-blocking, in the primary context of one device, with the kernels loaded so far. Clones are the same stream.
 ///
 /// Work is asynchronous: a call returns when its work is in the queue. [`synchronize`](Self::synchronize) and copies to the host
 /// wait for it. The primary context is the one that the CUDA runtime, NCCL and other crates use.

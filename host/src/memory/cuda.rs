@@ -37,7 +37,7 @@ impl Memory for Cuda {
     }
 
     fn to_vec<T: Float>(data: DeviceSlice<'_>) -> Result<Vec<T>> {
-        check_dtype::<T>(data.dtype())?;
+        check_dtype::<T>("to_vec", data.dtype())?;
         let bytes = data.len() * size_of::<T>();
         let no_memory = |()| Error::OutOfMemory { operation: "to_vec", bytes };
         let mut copy = bytemuck::allocation::try_zeroed_vec(data.len()).map_err(no_memory)?;

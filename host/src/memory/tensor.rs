@@ -11,7 +11,7 @@ use super::{Host, Memory};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use crate::dtype::{DType, Float};
 use crate::error::{Result, same_len};
-use crate::slice::{Slice, SliceMut, shape_len};
+use crate::slice::{Slice, SliceMut, check_dtype, shape_len};
 
 /// A tensor to read: elements in row-major order and their shape. `[]` is a scalar, with one element.
 #[derive(Clone, Debug)]
@@ -98,11 +98,11 @@ impl<'a, M: Memory> TensorViewMut<'a, M> {
     }
 
     /// The elements, to write.
-    pub fn data_mut(&mut self) -> M::SliceMut<'_> {
+    pub(crate) fn elements_mut(&mut self) -> M::SliceMut<'_> {
         M::reborrow(&mut self.data)
     }
 
-    /// The elements, to write for as long as the tensor is borrowed.
+    /// The elements, to write for as long as the memory is borrowed, in either memory.
     pub fn into_data(self) -> M::SliceMut<'a> {
         self.data
     }
@@ -114,7 +114,7 @@ impl<'a, M: Memory> TensorViewMut<'a, M> {
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) and [`Error::DTypeMismatch`](crate::Error::DTypeMismatch), where nothing is
     /// written; `Error::Cuda`.
     pub fn copy_from_slice<'b>(&mut self, source: impl Into<Slice<'b>>) -> Result<()> {
-        M::copy_from_slice(self.data_mut(), source.into())
+        M::copy_from_slice(self.elements_mut(), source.into())
     }
 }
 
@@ -126,6 +126,14 @@ impl<'a> TensorView<'a> {
     pub fn new(data: impl Into<Slice<'a>>, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::of(data.into(), shape.into())
     }
+
+    /// The elements as a slice of their Rust type.
+    ///
+    /// # Errors
+    /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements.
+    pub fn as_slice<T: Float>(&self) -> Result<&'a [T]> {
+        typed("as_slice", self.data)
+    }
 }
 
 impl<'a> TensorViewMut<'a> {
@@ -136,6 +144,52 @@ impl<'a> TensorViewMut<'a> {
     pub fn new(data: impl Into<SliceMut<'a>>, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::of(data.into(), shape.into())
     }
+
+    /// The elements as a slice of their Rust type, to write for as long as the memory is borrowed; [`as_mut_slice`](Self::as_mut_slice)
+    /// returns the error instead of panicking, and leaves the tensor to the caller.
+    ///
+    /// ```
+    /// use gradsync::prelude::*;
+    ///
+    /// let mut gradients = GradientBuffer::new(DType::F32, 1, [("weight", [2, 3])])?;
+    /// let weight = gradients.tensor_mut(0).data_mut::<f32>();
+    /// weight[4] = 0.5;
+    /// assert_eq!(gradients.tensor(0).to_vec::<f32>()?, [0.0, 0.0, 0.0, 0.0, 0.5, 0.0]);
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// Unless `T` is the type of the elements; the message names both types.
+    #[track_caller]
+    pub fn data_mut<T: Float>(self) -> &'a mut [T] {
+        typed_mut("data_mut", self.data).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The elements as a slice of their Rust type.
+    ///
+    /// # Errors
+    /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements.
+    pub fn as_slice<T: Float>(&self) -> Result<&[T]> {
+        typed("as_slice", self.data.as_slice())
+    }
+
+    /// The elements as a slice of their Rust type, to write.
+    ///
+    /// # Errors
+    /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements.
+    pub fn as_mut_slice<T: Float>(&mut self) -> Result<&mut [T]> {
+        typed_mut("as_mut_slice", self.data.reborrow())
+    }
+}
+
+fn typed<'a, T: Float>(operation: &'static str, data: Slice<'a>) -> Result<&'a [T]> {
+    check_dtype::<T>(operation, data.dtype())?;
+    Ok(data.typed().expect("elements of the checked type"))
+}
+
+fn typed_mut<'a, T: Float>(operation: &'static str, data: SliceMut<'a>) -> Result<&'a mut [T]> {
+    check_dtype::<T>(operation, data.dtype())?;
+    Ok(data.typed().expect("elements of the checked type"))
 }
 
 #[cfg(feature = "cuda")]

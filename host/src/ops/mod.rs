@@ -6,7 +6,7 @@
 //! | [`all_reduce`](all_reduce()) of a buffer, [`all_reduce_tensors`] | ONNX Runtime's NcclAllReduce, Horovod's allreduce, PyTorch's DDP |
 //! | [`all_gather_owned`], [`reduce_scatter_owned`] | ONNX Runtime's NcclAllGather, NcclReduceScatter |
 //! | [`all_gather_tensors`], [`reduce_scatter_tensors`] | ncclAllGather and ncclReduceScatter of several tensors |
-//! | [`Adasum`], [`adasum_all_reduce`], [`hierarchical_adasum_all_reduce`] | ONNX Runtime's AdasumAllReduce, Horovod's `op=Adasum` |
+//! | [`Adasum`], [`adasum_all_reduce`], [`adasum`](adasum()) of a vector, [`hierarchical_adasum_all_reduce`] | ONNX Runtime's AdasumAllReduce, Horovod's `op=Adasum` |
 //! | `OrderedAllReduce` (feature `cuda`) | Megatron-LM's reduce-scatter with wide sums |
 //! | [`ZeroPartition`] | ONNX Runtime's ZeRO optimizer, PyTorch's ZeroRedundancyOptimizer |
 //! | [`offline`]: the same reductions by one process that reads the tensors of all ranks | |
@@ -33,8 +33,8 @@ mod zero;
 
 pub(crate) use adasum::check_nodes;
 pub use adasum::{
-    Adasum, AdasumMemory, AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, WithinNode, adasum_all_reduce,
-    hierarchical_adasum_all_reduce,
+    Adasum, AdasumMemory, AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, WithinNode, adasum,
+    adasum_all_reduce, hierarchical_adasum_all_reduce,
 };
 pub(crate) use all_reduce::reduce_in_windows;
 pub use all_reduce::{all_reduce, all_reduce_scaled};

@@ -42,6 +42,13 @@ impl Default for AdamOptions {
     }
 }
 
+/// Options with this learning rate and the defaults of the others.
+impl From<f64> for AdamOptions {
+    fn from(rate: f64) -> Self {
+        Self { rate, ..Self::default() }
+    }
+}
+
 impl AdamOptions {
     setters! {
         with_rate(rate: f64),
@@ -80,11 +87,12 @@ pub struct Adam {
 }
 
 impl Adam {
-    /// Creates an optimizer before its first step.
+    /// Creates an optimizer before its first step, from a learning rate, as in `Adam::new(0.001)`, or from [`AdamOptions`].
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] naming an option out of its range.
-    pub fn new(options: AdamOptions) -> Result<Self> {
+    pub fn new(options: impl Into<AdamOptions>) -> Result<Self> {
+        let options = options.into();
         options.check()?;
         Ok(Self { options, moments: None, steps: 0 })
     }
@@ -130,6 +138,14 @@ impl Adam {
         options.check()?;
         self.options = options;
         Ok(())
+    }
+
+    /// Adds one step to the weights ([`DeltaOptimizer::step`]).
+    ///
+    /// # Errors
+    /// The errors of that method; the weights are unchanged then.
+    pub fn step(&mut self, weights: &mut GradientBuffer, gradients: &GradientBuffer) -> Result<()> {
+        DeltaOptimizer::step(self, weights, gradients)
     }
 }
 

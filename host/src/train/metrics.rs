@@ -114,7 +114,7 @@ impl<M: KernelMemory> RunningMean<M> {
         };
         let mut add = |place: usize, factor: f64| {
             let (sum, mut value) = self.numbers.two_tensors_mut(place, 1);
-            M::scale(value.data_mut(), mean, factor)?;
+            M::scale(value.elements_mut(), mean, factor)?;
             M::accumulate(sum.into_data(), value.data())
         };
         if M::dtype(mean) == DType::F64 {

@@ -25,16 +25,15 @@ pub trait DeltaOptimizer {
     /// sum is rounded once to the dtype of the weights.
     ///
     /// ```
-    /// use gradsync::train::{DeltaOptimizer, Sgd, SgdOptions};
-    /// use gradsync::{DType, GradientBuffer};
+    /// use gradsync::prelude::*;
     ///
     /// let mut weights = GradientBuffer::new(DType::F32, 1, [("weight", [2])])?;
     /// let mut gradients = GradientBuffer::new(DType::BF16, 1, [("weight", [2])])?;
     /// gradients.tensor_mut(0).copy_from_slice(&[gradsync::bf16::ONE; 2])?;
-    /// let mut sgd = Sgd::new(SgdOptions::default().with_rate(0.5))?;
+    /// let mut sgd = Sgd::new(0.5)?;
     /// sgd.step(&mut weights, &gradients)?;
     /// assert_eq!(weights.tensor(0).to_vec::<f32>()?, [-0.5; 2]);
-    /// # Ok::<(), gradsync::Error>(())
+    /// # Ok::<(), Error>(())
     /// ```
     ///
     /// # Errors

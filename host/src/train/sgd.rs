@@ -29,6 +29,13 @@ impl Default for SgdOptions {
     }
 }
 
+/// Options with this learning rate and the defaults of the others.
+impl From<f64> for SgdOptions {
+    fn from(rate: f64) -> Self {
+        Self { rate, ..Self::default() }
+    }
+}
+
 impl SgdOptions {
     setters! { with_rate(rate: f64), with_momentum(momentum: f64) }
 
@@ -49,11 +56,12 @@ pub struct Sgd {
 }
 
 impl Sgd {
-    /// Creates an optimizer without a velocity.
+    /// Creates an optimizer without a velocity, from a learning rate, as in `Sgd::new(0.1)`, or from [`SgdOptions`].
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming an option out of its range.
-    pub fn new(options: SgdOptions) -> Result<Self> {
+    pub fn new(options: impl Into<SgdOptions>) -> Result<Self> {
+        let options = options.into();
         options.check()?;
         Ok(Self { options, velocity: None })
     }
@@ -86,6 +94,14 @@ impl Sgd {
     /// The velocity, for saving; none before the first step, or without momentum.
     pub fn velocity(&self) -> Option<&GradientBuffer> {
         self.velocity.as_ref()
+    }
+
+    /// Adds one step to the weights ([`DeltaOptimizer::step`]).
+    ///
+    /// # Errors
+    /// The errors of that method; the weights are unchanged then.
+    pub fn step(&mut self, weights: &mut GradientBuffer, gradients: &GradientBuffer) -> Result<()> {
+        DeltaOptimizer::step(self, weights, gradients)
     }
 }
 

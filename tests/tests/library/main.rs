@@ -4,6 +4,7 @@
 
 mod adasum;
 mod comm;
+mod face;
 mod kernels;
 mod ops;
 mod plans;

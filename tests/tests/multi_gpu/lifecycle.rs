@@ -111,7 +111,7 @@ fn host_data(queue: &Queue, comm: &NcclCommunicator) {
     let own = if rank + 1 == world_size { 3.5f32 } else { 0.0 };
     for tensor in 0..2 {
         let values = vec![own; gradients.tensor(tensor).data().len()];
-        gradients.tensor_mut(tensor).data_mut().copy_from_host((&values).into()).unwrap();
+        gradients.tensor_mut(tensor).copy_from_slice(&values).unwrap();
     }
     let mut adasum = Adasum::staged(host, &gradients, AdasumOptions::default()).unwrap();
     adasum.all_reduce(&mut gradients).unwrap();

@@ -100,7 +100,7 @@ fn peer_goes_on(context: &Context, generation: u64, by: By) {
         assert_ones(&others);
     } else {
         let host = vec![2.0f32; LEN];
-        gradients.tensor_mut(0).data_mut().copy_from_host((&host[..]).into()).unwrap();
+        gradients.tensor_mut(0).copy_from_slice(&host[..]).unwrap();
         adasum.all_reduce(&mut gradients).unwrap();
         let error = comm.synchronize(queue).expect_err("rank 0 has not called it");
         assert!(matches!(error, Error::Comm(CommError::Transport { rank: 0, .. })), "{error}");
@@ -214,7 +214,7 @@ fn adasum_between_sums(context: &Context, generations: [u64; 3]) {
     let ones = vec![1.0f32; LEN];
     let mut tensors = [0, 2].map(|index: usize| DeviceBuffer::from_host(&queues[index], (&ones[..]).into()).unwrap());
     let mut gradients = buffer(&queues[1], context.world_size);
-    gradients.tensor_mut(0).data_mut().copy_from_host((&ones[..]).into()).unwrap();
+    gradients.tensor_mut(0).copy_from_slice(&ones[..]).unwrap();
     let mut adasum = adasum(&comms[1], &gradients, By::Packets);
     let mut launch = |index: usize| match index {
         1 => adasum.all_reduce(&mut gradients).unwrap(),
@@ -313,7 +313,7 @@ fn branches(context: &Context, generation: u64) {
     let mut buffers = [0, 1].map(|index: usize| buffer(&queues[index], context.world_size));
     let mut sums = Vec::new();
     for buffer in &mut buffers {
-        buffer.tensor_mut(0).data_mut().copy_from_host((&vec![1.0f32; LEN][..]).into()).unwrap();
+        buffer.tensor_mut(0).copy_from_slice(&vec![1.0f32; LEN][..]).unwrap();
         let mut sum = OrderedAllReduce::new(&comm, buffer, ReduceOp::Mean).unwrap();
         sum.all_reduce(buffer).unwrap();
         sums.push(sum);

@@ -41,7 +41,7 @@ pub use self::linear::{ColumnParallelLinear, RowParallelLinear};
 /// use gradsync::comm::{Ranks, local};
 /// use gradsync_candle::{Error, tensor_parallel::TensorParallel};
 ///
-/// let sums = local::run(2, |comm| {
+/// let sums = local::try_run(2, |comm| {
 ///     let rank = comm.rank() as f32;
 ///     let group = TensorParallel::new(comm);
 ///     let partial = Var::new(&[rank, 10.0], &Device::Cpu)?;

@@ -161,7 +161,7 @@ fn local_variable<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) 
 fn new_of_variables_that_threads_share() {
     let [one, other] = [1, 2].map(|len| Var::ones(len, DType::F32, &Device::Cpu).unwrap());
     let shared = || named([("one", &one), ("other", &other)]);
-    local::run(3, |comm| {
+    local::try_run(3, |comm| {
         let text = DataParallel::new(shared(), &comm, Reduction::Mean).unwrap_err().to_string();
         assert!(text.contains("\"one\"") && text.contains("ranks 0 and 1"), "{text}");
         let own = Var::ones(4, DType::F32, &Device::Cpu)?;

@@ -5,6 +5,7 @@
 //! their memory to each other (`windows`). A rank that panics, leaves or is late turns every other rank's call into an error within the
 //! deadline, so no call hangs. Never spans processes.
 
+mod output;
 mod pending;
 mod rendezvous;
 mod signal;
@@ -18,6 +19,7 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+pub use self::output::RankOutput;
 use self::pending::{CollectiveCall, Region, Transfer};
 use self::rendezvous::Rendezvous;
 use super::collective::{check_peer, check_shards};
@@ -67,26 +69,40 @@ pub fn group_with_deadline(world_size: usize, deadline: Duration) -> Result<Vec<
 /// The threads are new and belong to no pool, so this function may be called from anywhere, tasks of rayon included; `body` may use
 /// rayon.
 ///
+/// `body` returns a value or a [`Result`] ([`RankOutput`]).
+///
 /// ```
-/// use gradsync::comm::{Collectives, Ranks, ReduceOp, local};
+/// use gradsync::prelude::*;
 ///
 /// let sums = local::run(3, |comm| {
 ///     let mut data = [comm.rank() as f32 + 1.0; 4];
 ///     comm.all_reduce(&mut data, ReduceOp::Sum)?;
-///     Ok::<_, gradsync::Error>(data)
+///     Ok(data)
 /// })?;
 /// assert_eq!(sums, [[6.0; 4]; 3]);
-/// # Ok::<(), gradsync::Error>(())
+/// assert_eq!(local::run(3, |comm| comm.rank())?, [0, 1, 2]);
+/// # Ok::<(), Error>(())
 /// ```
 ///
-/// The error of `body` is any type that an [`Error`] converts into. It has to be named, as in `Ok::<_, Error>(…)`, where `?` alone produces it.
-///
 /// # Errors
-/// The earliest error of a rank; the errors that it causes on other ranks are discarded. [`Error::InvalidArgument`] for 0 ranks.
+/// The earliest error of a rank; the errors that it causes on other ranks are discarded. [`Error::InvalidArgument`] for 0 ranks, and for
+/// more than 65536.
 ///
 /// # Panics
 /// With the panic of a rank, once all ranks have ended.
-pub fn run<T: Send, E: Send + From<Error>>(
+pub fn run<R: RankOutput>(world_size: usize, body: impl Fn(LocalCommunicator) -> R + Sync) -> Result<Vec<R::Value>> {
+    try_run(world_size, |comm| body(comm).into_result())
+}
+
+/// Like [`run`], for a `body` whose error is another type than [`Error`], which an [`Error`] converts into. The type has to be named, as in
+/// `Ok::<_, E>(…)`, where `?` alone produces it.
+///
+/// # Errors
+/// The errors of [`run`].
+///
+/// # Panics
+/// As [`run`].
+pub fn try_run<T: Send, E: Send + From<Error>>(
     world_size: usize,
     body: impl Fn(LocalCommunicator) -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, E> {

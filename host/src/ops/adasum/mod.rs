@@ -11,6 +11,7 @@ mod hierarchical;
 mod object;
 mod shared_memory;
 mod tree;
+mod vector;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ pub(crate) use self::object::Prepared;
 pub use self::object::{Adasum, AdasumMemory};
 #[cfg(feature = "cuda")]
 use self::tree::Tree;
+pub use self::vector::adasum;
 use crate::agreement::same_plan;
 use crate::buffer::{GradientBuffer, Parts, TensorTable};
 use crate::call::Value;

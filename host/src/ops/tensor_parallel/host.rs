@@ -89,7 +89,7 @@ impl HostTensor {
     /// # Errors
     /// [`Error::DTypeMismatch`] unless `T` is the type of the elements.
     pub fn into_vec<T: Float>(self) -> Result<Vec<T>> {
-        check_dtype::<T>(self.dtype())?;
+        check_dtype::<T>("into_vec", self.dtype())?;
         Ok(*self.elements.downcast().expect(OWN_TYPE))
     }
 }
