@@ -6,12 +6,12 @@
 //!
 //! ```
 //! use gradsync::groups::Groups;
-//! use gradsync::comm::{Collectives, Ranks, ReduceOp, local};
 //! use gradsync::plan::groups::{GroupKind, Sizes};
+//! use gradsync::prelude::*;
 //!
 //! // Two stages, each of which sees different data on two ranks: ranks 0 and 1 are the first, ranks 2 and 3 the second.
 //! let sizes = Sizes { world: 4, local: 4, data: 2, horizontal: 1, pipeline: 2 };
-//! let outcomes = local::run(4, |world| -> gradsync::Result<_> {
+//! let outcomes = local::run(4, |world| {
 //!     let rank = world.rank();
 //!     let groups = Groups::new(world, sizes)?;
 //!     // The gradients of a stage are summed over the ranks that have this stage.
@@ -27,7 +27,7 @@
 //!     Ok((gradients[0], activation[0]))
 //! })?;
 //! assert_eq!(outcomes, [(1.0, 10.0), (1.0, 11.0), (5.0, 10.0), (5.0, 11.0)]);
-//! # Ok::<(), gradsync::Error>(())
+//! # Ok::<(), Error>(())
 //! ```
 
 use std::cell::OnceCell;

@@ -28,7 +28,7 @@
 //!
 //! | made by | with another deadline |
 //! |---|---|
-//! | [`local::run`], [`local::group`] | [`local::run_each_with_deadline`], [`local::group_with_deadline`] |
+//! | [`local::run`], [`local::try_run`], [`local::group`] | [`local::run_each_with_deadline`], [`local::group_with_deadline`] |
 //! | `process::ProcessCommunicator::new` | `ProcessCommunicator::new_within`, `with_deadline` |
 //! | `mpi::MpiCommunicator::world`, `from_rsmpi` | `MpiCommunicator::world_within`, `with_deadline` |
 //! | `nccl::NcclCommunicator::new` | `NcclOptions::with_deadline` |

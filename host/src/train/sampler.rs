@@ -139,7 +139,7 @@ impl Position {
 /// // Four ranks take 10 examples each of 100, and a checkpoint is made.
 /// let runs = local::run(4, |comm| {
 ///     let mut indices = ShardedIndices::new(100, comm.rank(), comm.world_size(), options)?;
-///     Ok::<_, gradsync::Error>((indices.next_batch(10), indices.position(&comm)?))
+///     Ok((indices.next_batch(10), indices.position(&comm)?))
 /// })?;
 /// let position = runs[0].1;
 /// assert_eq!(position, Position { consumed: 40, ..Position::start(100, options) });

@@ -69,7 +69,7 @@ fn check_root(operation: Operation, root: usize, world_size: usize) -> Result<()
 ///     let (mut weight, mut bias) = (vec![comm.rank() as f32; 6], vec![comm.rank() as f64; 2]);
 ///     broadcast_parameters(&comm, &mut [("weight", (&mut weight).into()), ("bias", (&mut bias).into())], 0)?;
 ///     compare_parameters(&comm, &[("weight", (&weight).into()), ("bias", (&bias).into())])?;
-///     Ok::<_, gradsync::Error>(weight)
+///     Ok(weight)
 /// })?;
 /// assert_eq!(weights, vec![vec![0.0; 6]; 3]);
 /// # Ok::<(), gradsync::Error>(())

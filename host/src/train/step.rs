@@ -142,26 +142,24 @@ pub struct StepReport {
 /// size and different dtypes. Unlike ONNX Runtime, this does not clip gradients; the optimizer can.
 ///
 /// ```
-/// use gradsync::comm::{Ranks, local};
-/// use gradsync::ops::AdasumOptions;
-/// use gradsync::train::{Reduction, Sgd, SgdOptions, StepOutcome, Stepper};
-/// use gradsync::{DType, GradientBuffer};
+/// use gradsync::prelude::*;
+/// use gradsync::train::{Reduction, StepOutcome, Stepper};
 ///
 /// let train = |reduction| {
 ///     local::run(2, |comm| {
 ///         let mut weights = GradientBuffer::new(DType::F32, 2, [("w", [2])])?;
 ///         let mut gradients = GradientBuffer::new(DType::F32, 2, [("w", [2])])?;
 ///         // Orthogonal gradients: Adasum adds the steps that they make.
-///         gradients.tensor_mut(0).into_data().typed::<f32>().unwrap()[comm.rank()] = 1.0;
-///         let mut sgd = Sgd::new(SgdOptions::default().with_rate(0.5))?;
+///         gradients.tensor_mut(0).data_mut::<f32>()[comm.rank()] = 1.0;
+///         let mut sgd = Sgd::new(0.5)?;
 ///         let report = Stepper::new(&comm, reduction).step(&gradients, &mut weights, &mut sgd)?;
 ///         assert_eq!(report.outcome, StepOutcome::Applied);
-///         Ok::<_, gradsync::Error>(weights.tensor(0).data().to_f64_vec())
+///         weights.tensor(0).to_vec::<f32>()
 ///     })
 /// };
 /// assert_eq!(train(Reduction::Mean)?, [[-0.25, -0.25]; 2]);
 /// assert_eq!(train(Reduction::Adasum(AdasumOptions::default()))?, [[-0.5, -0.5]; 2]);
-/// # Ok::<(), gradsync::Error>(())
+/// # Ok::<(), Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Stepper<'c> {

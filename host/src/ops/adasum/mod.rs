@@ -69,9 +69,7 @@ impl AdasumReport {
     /// [`Algorithm::Tree`].
     ///
     /// ```
-    /// use gradsync::comm::{Ranks, local};
-    /// use gradsync::ops::{AdasumOptions, adasum_all_reduce};
-    /// use gradsync::{DType, Error, GradientBuffer};
+    /// use gradsync::prelude::*;
     ///
     /// let reports = local::run(2, |comm| {
     ///     let mut gradients = GradientBuffer::new(DType::F32, 2, [("weight", [2]), ("bias", [1])])?;

@@ -117,7 +117,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
     ///         let gradient = reducer.gradient(0).map(|gradient| gradient.to_vec::<f32>()).transpose()?;
     ///         means.push((reduced.examples(), gradient));
     ///     }
-    ///     Ok::<_, gradsync::Error>(means)
+    ///     Ok(means)
     /// })?;
     /// assert_eq!(means[0], [(Some(6), Some(vec![2.0 / 6.0])), (Some(4), Some(vec![0.0]))]);
     /// assert_eq!(means[0], means[1]);
