@@ -10,6 +10,9 @@ use crate::memory::{Host, Memory};
 use crate::ops::memory_kind;
 use crate::slice::SliceMut;
 
+/// The shortest buffer that is reduced in windows: the operands of shorter ones travel with the call, in fewer rounds.
+const LEAST_WINDOW_BYTES: usize = 64 << 10;
+
 /// A kind of memory whose gradient buffers can be reduced as a whole: [`Host`] and `Cuda`.
 #[doc(hidden)]
 pub trait ReducibleMemory: Memory {
@@ -17,7 +20,7 @@ pub trait ReducibleMemory: Memory {
     fn kind(buffer: &GradientBuffer<Self>) -> &'static str;
 
     /// Reduces the ranks' buffers in place in shared windows, to a mean with these weights if there are any; `false`, on every rank, where
-    /// that is impossible.
+    /// that is impossible, or slower than a collective.
     ///
     /// # Errors
     /// The errors of a collective.
@@ -43,7 +46,8 @@ impl ReducibleMemory for Host {
         op: ReduceOp,
         weights: &[f64],
     ) -> Result<bool> {
-        let Some(ranks) = comm.sharing().filter(|_| buffer.is_shared()) else { return Ok(false) };
+        let is_long = buffer.len() * buffer.dtype().size_bytes() >= LEAST_WINDOW_BYTES;
+        let Some(ranks) = comm.sharing().filter(|_| is_long && buffer.is_shared()) else { return Ok(false) };
         let mut reduce = |windows: Vec<SliceMut<'_>>| {
             reduce_windows(windows, op, weights);
             Ok(())

@@ -28,8 +28,8 @@ pub use metrics::{RunningMean, mean_over_ranks};
 pub use optimizer::DeltaOptimizer;
 pub use random::RankSeeds;
 pub use reducer::{
-    AbsentGradients, BucketTimes, GradientState, NonFinite, NonFiniteGradient, Parameter, Reduced, Reducer,
-    ReducerOptions, Step, StepTimes, UnevenEnds,
+    AbsentGradients, BucketMemory, BucketTimes, GradientState, NonFinite, NonFiniteGradient, Parameter, Reduced,
+    Reducer, ReducerOptions, Step, StepTimes, UnevenEnds,
 };
 #[doc(hidden)]
 pub use reducer::{BucketReduction, ReducerMemory};

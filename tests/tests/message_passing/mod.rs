@@ -7,6 +7,8 @@ pub(crate) mod adasum;
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code, reason = "memory whose first access waits")]
 mod ahead;
+#[cfg(target_os = "linux")]
+mod buckets;
 pub(crate) mod cases;
 pub(crate) mod collectives;
 mod exchange;
@@ -43,6 +45,8 @@ pub(crate) fn run(cases: &mut Cases) {
     windows::run(cases);
     #[cfg(target_os = "linux")]
     limits::run(cases);
+    #[cfg(target_os = "linux")]
+    buckets::run(cases);
     #[cfg(target_os = "linux")]
     stopped::run(cases);
     #[cfg(target_os = "linux")]

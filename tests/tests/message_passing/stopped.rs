@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::transport::Comm;
 use gradsync::comm::{Collectives, CommError, Ranks, ReduceOp};
 use gradsync::memory::SharedWindows;
+use gradsync::train::{Parameter, Reducer, Reduction};
 use gradsync::{DType, Error, GradientBuffer, Result, SliceMut};
 
 use super::cases::{Cases, fresh};
@@ -108,6 +109,50 @@ fn stopped_with_windows(comm: Comm, is_behind_a_collective: bool) {
     assert!(lent.expect("all lend theirs"));
 }
 
+/// A rank is stopped in a reducer's step with shared buckets, and writes to them when it goes on. The others have left their buckets by
+/// then, and the next reducer of all ranks is right.
+fn stopped_in_reducer(comm: Comm) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let is_stopped = rank == STOPPED;
+    comm.barrier().expect("all are here");
+    let comm = comm.with_deadline(SHORT);
+    let parameter = || [Parameter::new("weight", [LENGTHS[1]], DType::F32)];
+    let gradient = vec![rank as f32 + 1.0; LENGTHS[1]];
+    let mut reducer = Reducer::new(&comm, parameter(), Reduction::Sum).expect("a reducer");
+    assert!(reducer.shares_memory());
+    let is_sum = |reducer: &Reducer<'_>| {
+        let sums = reducer.gradient(0).expect("reduced").to_vec::<f32>().expect("f32");
+        sums.iter().all(|&sum| sum == (world_size * (world_size + 1) / 2) as f32)
+    };
+    let step = |reducer: &mut Reducer<'_>| {
+        let mut step = reducer.step()?;
+        step.ready(0, &gradient)?;
+        step.finish().map(drop)
+    };
+    let mut child = is_stopped.then(|| stop(STOP));
+    let start = Instant::now();
+    let outcome = loop {
+        let outcome = step(&mut reducer);
+        if outcome.is_err() {
+            break outcome;
+        }
+        assert!(is_sum(&reducer) && start.elapsed() < LONG, "nobody was stopped");
+    };
+    let elapsed = start.elapsed();
+    is_timeout(&outcome);
+    assert!(is_stopped || elapsed < AFTER + STOP, "it went on before: {elapsed:?}");
+    is_timeout(&step(&mut reducer));
+    if let Some(child) = &mut child {
+        child.wait().expect("the shell's end");
+    }
+    drop(reducer);
+    drop(comm);
+    let again = fresh();
+    let mut reducer = Reducer::new(&again, parameter(), Reduction::Sum).expect("another reducer");
+    step(&mut reducer).expect("all are here");
+    assert!(reducer.shares_memory() && is_sum(&reducer));
+}
+
 /// Sends to the next rank, and receives from the previous one.
 fn pass_on(comm: &Comm, len: usize) -> Result<()> {
     let (rank, world_size, mut data) = (comm.rank(), comm.world_size(), vec![0.0f32; len]);
@@ -139,6 +184,7 @@ pub(crate) fn run(cases: &mut Cases) {
         cases.check_fresh("a rank is stopped with windows, and all others are done", |comm| {
             stopped_with_windows(comm, true)
         });
+        cases.check_fresh("a rank is stopped in a reducer's step", stopped_in_reducer);
     }
     cases.done("stopped ranks");
 }

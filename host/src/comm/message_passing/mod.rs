@@ -438,6 +438,10 @@ macro_rules! communicator {
             ) -> $crate::error::Result<bool> {
                 self.ranks.with_windows(vector, work)
             }
+
+            fn needs_shared_buffers(&self) -> bool {
+                self.ranks.needs_shared_buffers()
+            }
         }
 
         impl $crate::comm::Split for $name {
