@@ -75,6 +75,19 @@ impl BundleLayout {
         }
         Ok(Self { places, len: len as usize })
     }
+
+    /// Lays out tensors of these types and shapes.
+    ///
+    /// # Errors
+    /// The errors of [`new`](Self::new), and [`Error::InvalidArgument`] naming the first tensor whose product of dimensions, zeros left
+    /// out, exceeds the address space.
+    pub fn of(tensors: &[TensorSpec]) -> Result<Self> {
+        let size = |(index, tensor): (usize, &TensorSpec)| {
+            let bytes = tensor.bytes().and_then(|bytes| usize::try_from(bytes).ok());
+            bytes.ok_or_else(|| refused(format!("tensor {index} exceeds the address space: {tensor:?}")))
+        };
+        Self::new(&tensors.iter().enumerate().map(size).collect::<Result<Vec<usize>>>()?)
+    }
 }
 
 /// One tensor of a header.
@@ -83,13 +96,13 @@ pub struct TensorSpec {
     /// The type of its elements.
     pub dtype: DataType,
     /// Its dimensions, outermost first; none for a scalar, which has one element.
-    pub dims: Vec<u64>,
+    pub dims: Vec<usize>,
 }
 
 impl TensorSpec {
     /// The size in bytes; none if the product of the dimensions, zeros left out, exceeds 64 bits.
     pub fn bytes(&self) -> Option<u64> {
-        tensor_bytes(self.dtype, self.dims.iter().copied())
+        tensor_bytes(self.dtype, self.dims.iter().map(|&dim| dim as u64))
     }
 }
 
@@ -101,7 +114,7 @@ pub struct Limits {
     pub tensors: u32,
     /// The limit of dimensions of a tensor.
     pub dims: u32,
-    /// The limit of one dimension.
+    /// The limit of one dimension. The address space is a limit in any case.
     pub dim: u64,
     /// The limit of a header's size in bytes, its prefix included.
     pub header_bytes: u32,
@@ -217,18 +230,11 @@ pub struct Header {
 /// Writes the header of a bundle of these tensors.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] naming the first tensor whose product of dimensions, zeros left out, exceeds 64 bits, or that ends beyond the
-/// address space; or if the header itself exceeds 4 GiB.
+/// The errors of [`BundleLayout::of`], and [`Error::InvalidArgument`] for a header beyond 4 GiB.
 pub fn encode(tensors: &[TensorSpec], sequence: u64) -> Result<Vec<u8>> {
-    let mut sizes = Vec::with_capacity(tensors.len());
-    let mut header_bytes = PREFIX_BYTES;
-    for (index, tensor) in tensors.iter().enumerate() {
-        let bytes = tensor.bytes().and_then(|bytes| usize::try_from(bytes).ok());
-        sizes.push(bytes.ok_or_else(|| refused(format!("tensor {index} exceeds the address space: {tensor:?}")))?);
-        // The sum is below the address space, since the dimensions are in memory.
-        header_bytes += 8 + 8 * tensor.dims.len();
-    }
-    let layout = BundleLayout::new(&sizes)?;
+    let layout = BundleLayout::of(tensors)?;
+    // The sum is below the address space, since the dimensions are in memory.
+    let header_bytes = PREFIX_BYTES + tensors.iter().map(|tensor| 8 + 8 * tensor.dims.len()).sum::<usize>();
     let stated = u32::try_from(header_bytes)
         .map_err(|_| refused(format!("the header of {} tensors has {header_bytes} bytes", tensors.len())))?;
     let mut header = Vec::with_capacity(header_bytes);
@@ -242,7 +248,7 @@ pub fn encode(tensors: &[TensorSpec], sequence: u64) -> Result<Vec<u8>> {
     for tensor in tensors {
         header.extend(code(tensor.dtype).to_le_bytes());
         header.extend((tensor.dims.len() as u32).to_le_bytes());
-        header.extend(tensor.dims.iter().flat_map(|dim| dim.to_le_bytes()));
+        header.extend(tensor.dims.iter().flat_map(|&dim| (dim as u64).to_le_bytes()));
     }
     Ok(header)
 }
@@ -279,7 +285,8 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Header, HeaderError> {
     for _ in 0..prefix.tensors {
         let entry = entries.next()?;
         let mut spec = TensorSpec { dtype: entry.dtype, dims: Vec::with_capacity(entry.dims.len() / 8) };
-        spec.dims.extend(dims(entry.dims));
+        // A dimension is at most the limit, which is within the address space.
+        spec.dims.extend(dims(entry.dims).map(|dim| dim as usize));
         tensors.push(spec);
         // The end is at most the limit on payloads, which is within the address space.
         places.push(entry.place.start as usize..entry.place.end as usize);
@@ -328,8 +335,9 @@ impl<'a> Entries<'a> {
         }
         let end = first_dim + count as usize * 8;
         let sizes = &bytes[first_dim..end];
-        if let Some((axis, found)) = dims(sizes).enumerate().find(|&(_, dim)| dim > limits.dim) {
-            return Err(HeaderError::DimTooLarge { tensor, offset: first_dim + axis * 8, found, limit: limits.dim });
+        let limit = limits.dim.min(usize::MAX as u64);
+        if let Some((axis, found)) = dims(sizes).enumerate().find(|&(_, dim)| dim > limit) {
+            return Err(HeaderError::DimTooLarge { tensor, offset: first_dim + axis * 8, found, limit });
         }
         let size = tensor_bytes(dtype, dims(sizes)).ok_or(HeaderError::TensorTooLarge { tensor, offset })?;
         let limit = limits.payload_bytes.min(isize::MAX as u64);

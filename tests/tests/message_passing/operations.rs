@@ -11,6 +11,7 @@ use gradsync::plan::groups::{GroupKind, Sizes, Topology};
 use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::inputs::{Kind, generate};
 use gradsync_tests::oracle::Format;
+use gradsync_tests::transfers::HostRank;
 use gradsync_tests::{range, reducer, start, tensors, transfers};
 
 use super::adasum::Memory;
@@ -22,15 +23,17 @@ const LONG: usize = 300_000;
 
 pub(crate) fn run(cases: &mut Cases) {
     let world_size = cases.world_size();
-    for case in transfers::GOOD.iter().filter(|case| case.ranks <= world_size) {
-        cases.check(case.name, |comm| (case.run)(comm));
-    }
-    for case in transfers::FATAL.iter().filter(|case| case.ranks <= world_size) {
-        cases.check_fresh(case.name, |comm| {
-            (case.run)(&comm);
-            // No rank leaves before all have heard of the failure.
-            fresh().barrier().expect("another communicator");
-        });
+    if world_size > 1 {
+        for (index, (name, _)) in transfers::good::<HostRank<'_>>().into_iter().enumerate() {
+            cases.check(name, |comm| transfers::good()[index].1(&HostRank(comm)));
+        }
+        for (index, (name, _)) in transfers::fatal::<HostRank<'_>>().into_iter().enumerate() {
+            cases.check_fresh(name, |comm| {
+                transfers::fatal()[index].1(&HostRank(&comm));
+                // No rank leaves before all have heard of the failure.
+                fresh().barrier().expect("another communicator");
+            });
+        }
     }
     cases.done("send and recv");
     for case in tensors::ALL.iter().chain(range::ALL) {
