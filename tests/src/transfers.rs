@@ -7,7 +7,7 @@ use gradsync::memory::Memory;
 use gradsync::ops::send_recv::{Bundle, Expected, Received, TransferHandler, WireTensorMut, run_schedule};
 use gradsync::plan::bundle::Limits;
 use gradsync::plan::schedule::Schedule;
-use gradsync::{DType, DataType, Result};
+use gradsync::{DType, Result};
 
 mod pipeline;
 mod rank;
@@ -55,15 +55,15 @@ pub fn fatal<R: Rank>() -> Vec<Case<R>> {
 pub fn bundles(seed: u64) -> Vec<Vec<Owned>> {
     let shapes: [&[usize]; 7] = [&[], &[1], &[0], &[75], &[3, 5], &[2, 0, 9], &[4, 1, 33]];
     let mut all: Vec<Vec<Owned>> = Vec::new();
-    for (index, dtype) in DataType::ALL.into_iter().enumerate() {
+    for (index, dtype) in DType::ALL.into_iter().enumerate() {
         all.push(shapes.iter().map(|shape| Owned::new(dtype, shape, seed + index as u64)).collect());
         all.push(vec![Owned::new(dtype, shapes[index % shapes.len()], seed)]);
     }
-    all.push(DataType::ALL.into_iter().map(|dtype| Owned::new(dtype, &[7, 3], seed)).collect());
-    all.push(vec![Owned::new(DataType::F32, &[0], seed), Owned::new(DataType::I8, &[0, 4], seed)]);
+    all.push(DType::ALL.into_iter().map(|dtype| Owned::new(dtype, &[7, 3], seed)).collect());
+    all.push(vec![Owned::new(DType::F32, &[0], seed), Owned::new(DType::I8, &[0, 4], seed)]);
     // The empty tensor at the end begins at the next multiple of 256.
-    all.push(vec![Owned::new(DataType::U8, &[5], seed), Owned::new(DataType::U8, &[0], seed)]);
-    all.push(vec![Owned::new(DataType::F64, &[1 << 15, 3], seed), Owned::new(DataType::BF16, &[1], seed)]);
+    all.push(vec![Owned::new(DType::U8, &[5], seed), Owned::new(DType::U8, &[0], seed)]);
+    all.push(vec![Owned::new(DType::F64, &[1 << 15, 3], seed), Owned::new(DType::BF16, &[1], seed)]);
     all
 }
 
@@ -100,7 +100,7 @@ pub fn over<R: Rank>(rank: &R, data: &[Owned], label: &str) {
 
 /// Section 5 of the specification: the offsets are 0, 256 and 768, and there is no padding at the end.
 fn upstream_layout<R: Rank>(rank: &R) {
-    let data: Vec<Owned> = [1, 75, 64].map(|len| Owned::new(DataType::F32, &[len], 3)).to_vec();
+    let data: Vec<Owned> = [1, 75, 64].map(|len| Owned::new(DType::F32, &[len], 3)).to_vec();
     match rank.rank() {
         0 => {
             let tensors = rank.tensors(&data);
@@ -109,7 +109,7 @@ fn upstream_layout<R: Rank>(rank: &R) {
             assert!(rank.transfers().send(1, &bundle).unwrap().wait().unwrap());
         }
         1 => {
-            let payload = rank.recv_message(&Owned::new(DataType::U8, &[1024], 0), 0);
+            let payload = rank.recv_message(&Owned::new(DType::U8, &[1024], 0), 0);
             for (data, begin) in data.iter().zip([0, 256, 768]) {
                 assert_eq!(payload[begin..begin + data.bytes.len()], data.bytes);
             }
@@ -126,8 +126,8 @@ fn every_type<R: Rank>(rank: &R) {
 
 fn head_lengths<R: Rank>(rank: &R) {
     for len in [1015, 1016, 1017, 1024] {
-        over(rank, &[Owned::new(DataType::U8, &[len], 5)], &format!("{len} bytes"));
-        let pair = [Owned::new(DataType::U8, &[5], 5), Owned::new(DataType::U8, &[len - 256], 6)];
+        over(rank, &[Owned::new(DType::U8, &[len], 5)], &format!("{len} bytes"));
+        let pair = [Owned::new(DType::U8, &[5], 5), Owned::new(DType::U8, &[len - 256], 6)];
         over(rank, &pair, &format!("{len} bytes in two"));
     }
 }
@@ -135,10 +135,10 @@ fn head_lengths<R: Rank>(rank: &R) {
 fn long_headers<R: Rank>(rank: &R) {
     // The first message describes at most 61 vectors.
     for count in [30, 61, 62, 300] {
-        let data: Vec<Owned> = (0..count).map(|seed| Owned::new(DataType::I32, &[seed % 4], seed as u64)).collect();
+        let data: Vec<Owned> = (0..count).map(|seed| Owned::new(DType::I32, &[seed % 4], seed as u64)).collect();
         over(rank, &data, &format!("{count} vectors"));
     }
-    let deep: Vec<Owned> = (0..40).map(|seed| Owned::new(DataType::F16, &[1, 2, 1, 1, 1], seed)).collect();
+    let deep: Vec<Owned> = (0..40).map(|seed| Owned::new(DType::F16, &[1, 2, 1, 1, 1], seed)).collect();
     over(rank, &deep, "40 tensors of 5 dimensions");
 }
 
@@ -185,7 +185,7 @@ fn gradient_buffers<R: Rank>(rank: &R) {
                 assert!(completion.wait().unwrap());
                 for (received, (_, shape)) in R::read_all(&received).into_iter().zip(&shapes) {
                     let bytes: Vec<u8> = values(shape).into_iter().flat_map(f32::to_ne_bytes).collect();
-                    assert_eq!(received, Owned { dtype: DataType::F32, shape: shape.clone(), bytes });
+                    assert_eq!(received, Owned { dtype: DType::F32, shape: shape.clone(), bytes });
                 }
             }
             _ => {}
@@ -199,8 +199,8 @@ fn everybody<R: Rank>(rank: &R) {
     let peers: Vec<usize> = (0..world_size).filter(|&peer| peer != own).collect();
     let data = |from: usize, to: usize| -> [Vec<Owned>; 3] {
         let seed = (from * world_size + to) as u64;
-        let many = (0..100).map(|index| Owned::new(DataType::I8, &[from + 1, to, index], seed)).collect();
-        [vec![Owned::new(DataType::F32, &[from, 3], seed)], many, bundles(seed).swap_remove(4)]
+        let many = (0..100).map(|index| Owned::new(DType::I8, &[from + 1, to, index], seed)).collect();
+        [vec![Owned::new(DType::F32, &[from, 3], seed)], many, bundles(seed).swap_remove(4)]
     };
     let sent: Vec<(usize, [Vec<R::Tensor>; 3])> =
         peers.iter().map(|&peer| (peer, data(own, peer).map(|data| rank.tensors(&data)))).collect();
@@ -251,7 +251,7 @@ impl<R: Rank> TransferHandler<usize, R::Memory> for Rounds<R> {
     }
 
     fn expect(&self, _: usize, payload: &usize) -> Result<Expected> {
-        Ok(Expected::known([(DataType::U8, vec![*payload])]))
+        Ok(Expected::known([(DType::U8, vec![*payload])]))
     }
 
     fn received(&mut self, from: usize, payload: &usize, tensors: Received<R::Memory>) -> Result<()> {
@@ -271,7 +271,7 @@ fn schedule<R: Rank>(rank: &R) {
     let from = (own + world_size - 1) % world_size;
     let data = |rank: usize| -> Vec<Owned> {
         let lens = |slot: usize| [100 * slot, 100 * slot + rank];
-        (0..6).flat_map(lens).map(|len| Owned::new(DataType::U8, &[len], (rank + 70) as u64)).collect()
+        (0..6).flat_map(lens).map(|len| Owned::new(DType::U8, &[len], (rank + 70) as u64)).collect()
     };
     let mut work = Rounds::<R> { given: rank.tensors(&data(own)), taken: Vec::new(), sent: 0 };
     run_schedule(&rank.transfers(), ring(world_size).rank(own), &mut work).unwrap();

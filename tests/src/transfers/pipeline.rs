@@ -4,7 +4,7 @@
 
 use gradsync::ops::send_recv::{Bundle, Expected, Received, StageWork, TransferHandler, WireTensor, run_stage};
 use gradsync::plan::schedule::{Payload, one_forward_one_backward};
-use gradsync::{DataType, Result};
+use gradsync::{DType, Result};
 
 use super::{Owned, Rank};
 
@@ -86,7 +86,7 @@ impl<R: Rank> TransferHandler<Payload, R::Memory> for Work<'_, R> {
     fn expect(&self, _: usize, payload: &Payload) -> Result<Expected> {
         Ok(match *payload {
             Payload::Activation(k) if k % 2 == 0 => Expected::described(k as u64),
-            Payload::Activation(k) | Payload::Gradient(k) => Expected::known([(DataType::F64, vec![inputs(k).len()])]),
+            Payload::Activation(k) | Payload::Gradient(k) => Expected::known([(DType::F64, vec![inputs(k).len()])]),
         })
     }
 
@@ -141,7 +141,7 @@ impl<R: Rank> StageWork<R::Memory> for Work<'_, R> {
 
 /// The second tensor of a described activation.
 fn label(micro_batch: usize, stage: usize) -> Owned {
-    Owned::new(DataType::I16, &[1, 2], (100 * micro_batch + stage) as u64)
+    Owned::new(DType::I16, &[1, 2], (100 * micro_batch + stage) as u64)
 }
 
 /// Runs a pipeline with one stage per rank, twice, and compares the vectors of every stage with the expected ones.

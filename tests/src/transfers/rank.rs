@@ -3,7 +3,7 @@
 use gradsync::comm::Communicator;
 use gradsync::memory::Host;
 use gradsync::ops::send_recv::{Bundle, BundleMemory, Expected, Received, SendRecv, WireTensor, WireTensorMut};
-use gradsync::{DType, DataType, GradientBuffer};
+use gradsync::{DType, GradientBuffer};
 
 use crate::inputs::Random;
 
@@ -11,7 +11,7 @@ use crate::inputs::Random;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owned {
     /// The type of the elements.
-    pub dtype: DataType,
+    pub dtype: DType,
     /// The dimensions.
     pub shape: Vec<usize>,
     /// The elements.
@@ -20,7 +20,7 @@ pub struct Owned {
 
 impl Owned {
     /// A tensor with pseudo-random bytes that depend on all arguments.
-    pub fn new(dtype: DataType, shape: &[usize], seed: u64) -> Self {
+    pub fn new(dtype: DType, shape: &[usize], seed: u64) -> Self {
         let len = shape.iter().product::<usize>() * dtype.size_bytes();
         let mut random = Random::new(seed * 1000 + len as u64 + dtype.size_bytes() as u64);
         Self { dtype, shape: shape.to_vec(), bytes: (0..len).map(|_| random.bits() as u8).collect() }
@@ -29,7 +29,7 @@ impl Owned {
     /// A vector of numbers.
     pub fn of(values: &[f64]) -> Self {
         let bytes = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
-        Self { dtype: DataType::F64, shape: vec![values.len()], bytes }
+        Self { dtype: DType::F64, shape: vec![values.len()], bytes }
     }
 
     /// A tensor of equal type and shape, with other bytes.
@@ -158,7 +158,7 @@ impl Rank for HostRank<'_> {
     }
 
     fn zeros(&self, len: usize) -> Owned {
-        Owned { dtype: DataType::F64, shape: vec![len], bytes: vec![0; len * size_of::<f64>()] }
+        Owned { dtype: DType::F64, shape: vec![len], bytes: vec![0; len * size_of::<f64>()] }
     }
 
     fn scaled(&self, tensor: WireTensor<'_>, factor: f64) -> Owned {

@@ -6,7 +6,7 @@ use gradsync::ops::send_recv::{
     Bundle, BundleMemory, Completion, Expected, WireTensor, recv, recv_described, run_schedule, send,
 };
 use gradsync::plan::bundle::{Limits, TensorSpec, encode};
-use gradsync::{CommError, DataType, Error, Result};
+use gradsync::{CommError, DType, Error, Result};
 
 use super::{Owned, Rank, Rounds, bundles, known, over, ring};
 
@@ -43,7 +43,7 @@ pub(super) fn foreign_schedule<R: Rank>(rank: &R) {
 /// These errors are found before any data move, so that no other rank is affected.
 pub(super) fn own_mistakes<R: Rank>(rank: &R) {
     let (transfers, own, world_size) = (rank.transfers(), rank.rank(), rank.world_size());
-    let data = [Owned::new(DataType::F32, &[2], 0)];
+    let data = [Owned::new(DType::F32, &[2], 0)];
     let (tensors, mut given, limits) = (rank.tensors(&data), rank.tensors(&data), Limits::default());
     let bundle = R::bundle(&tensors);
     let peer = (own + 1) % world_size;
@@ -77,11 +77,11 @@ pub(super) fn own_mistakes<R: Rank>(rank: &R) {
 /// refuses a bundle, the sender gets the receiver's message.
 pub(super) fn limits_and_tags<R: Rank>(rank: &R) {
     let transfers = rank.transfers();
-    let data = [Owned::new(DataType::F32, &[2, 3], 0), Owned::new(DataType::U8, &[], 0)];
+    let data = [Owned::new(DType::F32, &[2, 3], 0), Owned::new(DType::U8, &[], 0)];
     let exact =
         Limits::default().with_tensors(2).with_dims(2).with_dim(3).with_header_bytes(64).with_payload_bytes(257);
     let many: Vec<Owned> =
-        (0..100).map(|seed| Owned::new(DataType::U8, &[1, 1, 1 + seed as usize / 99], seed)).collect();
+        (0..100).map(|seed| Owned::new(DType::U8, &[1, 1, 1 + seed as usize / 99], seed)).collect();
     let cases: [(&[Owned], Limits, u64, &str); 8] = [
         (&data, exact.with_tensors(1), 4, "limit is 1"),
         (&data, exact.with_dims(1), 4, "2 dimensions, and the limit is 1"),
@@ -140,7 +140,7 @@ pub(super) fn refused_among_others<R: Rank>(rank: &R) {
 /// error, and the call's other bundles are transferred; for a bundle of known shapes, nothing has been sent.
 pub(super) fn withdrawn<R: Rank>(rank: &R) {
     let transfers = rank.transfers();
-    let small = [Owned::new(DataType::I16, &[3], 7)];
+    let small = [Owned::new(DType::I16, &[3], 7)];
     let words = ["rank 0", "withdraws", R::NO_MEMORY];
     match rank.rank() {
         0 => {
@@ -171,12 +171,12 @@ pub(super) fn withdrawn<R: Rank>(rank: &R) {
 fn head(bytes: &[u8]) -> Owned {
     let mut bytes = bytes.to_vec();
     bytes.resize(1016, 0);
-    Owned { dtype: DataType::U64, shape: vec![127], bytes }
+    Owned { dtype: DType::U64, shape: vec![127], bytes }
 }
 
 /// A header of one tensor, with some bytes replaced.
 fn header(offset: usize, bytes: &[u8]) -> Vec<u8> {
-    let mut header = encode(&[TensorSpec { dtype: DataType::F32, dims: vec![1] }], 3).unwrap();
+    let mut header = encode(&[TensorSpec { dtype: DType::F32, dims: vec![1] }], 3).unwrap();
     header[offset..offset + bytes.len()].copy_from_slice(bytes);
     header
 }
@@ -196,7 +196,7 @@ pub(super) fn no_header<R: Rank>(rank: &R) {
 /// Headers with a valid start and false contents, from a rank that follows the protocol: they are refused before any memory is allocated.
 pub(super) fn false_headers<R: Rank>(rank: &R) {
     let transfers = rank.transfers();
-    let answer = Owned::new(DataType::U64, &[32], 0);
+    let answer = Owned::new(DType::U64, &[32], 0);
     let cases = [
         (header(16, &[255; 4]), "4294967295 tensors"),
         (header(20, &[255; 4]), "4294967295 bytes of header"),
@@ -223,7 +223,7 @@ pub(super) fn false_headers<R: Rank>(rank: &R) {
     // The receiver answers with a value that means neither acceptance nor refusal.
     match rank.rank() {
         0 => {
-            let tensors = rank.tensors(&[Owned::new(DataType::U8, &[1], 0)]);
+            let tensors = rank.tensors(&[Owned::new(DType::U8, &[1], 0)]);
             refused(transfers.send(1, &R::bundle(&tensors).described(3)), &["rank 1", "77"]);
         }
         1 => {
@@ -245,7 +245,7 @@ fn mismatch<M: BundleMemory>(outcome: Result<Completion<'_, M>>) {
 }
 
 pub(super) fn other_lengths<R: Rank>(rank: &R) {
-    let mut tensors = rank.tensors(&[Owned::new(DataType::F32, &[10 + rank.rank()], 0)]);
+    let mut tensors = rank.tensors(&[Owned::new(DType::F32, &[10 + rank.rank()], 0)]);
     match rank.rank() {
         0 => mismatch(rank.transfers().send(1, &R::bundle(&tensors))),
         1 => mismatch(rank.transfers().recv(0, &mut [R::view_mut(&mut tensors[0])])),
@@ -255,7 +255,7 @@ pub(super) fn other_lengths<R: Rank>(rank: &R) {
 
 /// The payload has as many bytes as the first message of a negotiation, which the sender transmits instead.
 pub(super) fn described_to_one_who_knows<R: Rank>(rank: &R) {
-    let mut tensors = rank.tensors(&[Owned::new(DataType::F32, &[254], 0)]);
+    let mut tensors = rank.tensors(&[Owned::new(DType::F32, &[254], 0)]);
     match rank.rank() {
         0 => mismatch(rank.transfers().send(1, &R::bundle(&tensors).described(3))),
         1 => mismatch(rank.transfers().recv(0, &mut [R::view_mut(&mut tensors[0])])),

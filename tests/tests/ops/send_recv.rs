@@ -3,7 +3,7 @@
 use gradsync::comm::{Collectives, Ranks};
 use gradsync::ops::send_recv::{Bundle, SendRecv, WireTensor, WireTensorMut};
 use gradsync::plan::bundle::{Limits, TensorSpec, encode};
-use gradsync::{DataType, Error, TensorView, TensorViewMut, bf16};
+use gradsync::{DType, Error, TensorView, TensorViewMut, bf16};
 use gradsync_tests::ranks::{guarded, on_ranks};
 use gradsync_tests::transfers::{HostRank, fatal, good, refused};
 
@@ -42,7 +42,7 @@ fn cases_that_break_it_on_both_ranks() {
 }
 
 /// The first message of a negotiation, with the header of one tensor.
-fn head(dtype: DataType, dims: &[usize]) -> [u64; 127] {
+fn head(dtype: DType, dims: &[usize]) -> [u64; 127] {
     let header = encode(&[TensorSpec { dtype, dims: dims.to_vec() }], 0).unwrap();
     let word =
         |index| header.get(8 * index..8 * index + 8).map_or(0, |word| u64::from_ne_bytes(word.try_into().unwrap()));
@@ -54,7 +54,7 @@ fn head(dtype: DataType, dims: &[usize]) -> [u64; 127] {
 fn an_invalid_header_from_a_rank_that_leaves() {
     guarded(60, || {
         on_ranks(2, |comm| match comm.rank() {
-            0 => comm.send(&head(DataType::F64, &[1 << 33, 9]), 1).unwrap(),
+            0 => comm.send(&head(DType::F64, &[1 << 33, 9]), 1).unwrap(),
             _ => refused(SendRecv::new(&comm).recv_described(0, 0, &Limits::default()), &["bytes of payload"]),
         });
     });
@@ -70,7 +70,7 @@ fn memory_that_there_is_not() {
                 return SendRecv::new(&comm).recv_described(0, 0, &limits).unwrap_err().to_string();
             }
             let mut answer = [0u64; 32];
-            comm.send(&head(DataType::U8, &[1 << 62]), 1).unwrap();
+            comm.send(&head(DType::U8, &[1 << 62]), 1).unwrap();
             comm.recv(&mut answer, 1).unwrap();
             String::from_utf8_lossy(WireTensor::from(&answer[..]).bytes()).into_owned()
         });
@@ -110,7 +110,7 @@ fn one_of_two() {
             return SendRecv::new(&comm).recv_described(0, 5, &Limits::default()).map(drop);
         }
         let part = vec![0u8; PART];
-        let tensors = (0..4).map(|_| WireTensor::new(DataType::U8, vec![PART], &part).expect("as many bytes"));
+        let tensors = (0..4).map(|_| WireTensor::new(DType::U8, vec![PART], &part).expect("as many bytes"));
         SendRecv::new(&comm).send(1, &Bundle::new(tensors)?.described(5)).map(drop)
     });
     let missing = format!("no memory for {} bytes", 4 * PART);
@@ -136,8 +136,8 @@ fn small_integers_and_truth_values() {
                 return;
             }
             let (_, received) = SendRecv::new(&comm).recv_described(0, 2, &Limits::default()).unwrap();
-            let types: Vec<DataType> = received.tensors().map(|tensor| tensor.dtype()).collect();
-            assert_eq!(types, [DataType::I16, DataType::U16, DataType::Bool]);
+            let types: Vec<DType> = received.tensors().map(|tensor| tensor.dtype()).collect();
+            assert_eq!(types, [DType::I16, DType::U16, DType::Bool]);
             assert_eq!(received.tensor(0).typed(), Some(&short[..]));
             assert_eq!(received.tensor(1).typed(), Some(&word[..]));
             assert_eq!(received.tensor(2).typed(), Some(&truth[..]));
@@ -145,12 +145,12 @@ fn small_integers_and_truth_values() {
         });
     });
     let names =
-        [DataType::I16, DataType::U16, DataType::Bool].map(|dtype| format!("{dtype} of {}", dtype.size_bytes()));
+        [DType::I16, DType::U16, DType::Bool].map(|dtype| format!("{dtype} of {}", dtype.size_bytes()));
     assert_eq!(names, ["i16 of 2", "u16 of 2", "bool of 1"]);
     // A byte that is no valid boolean never becomes one.
-    assert_eq!(WireTensor::new(DataType::Bool, &[2][..], &[1, 2]).unwrap().typed::<bool>(), None);
-    refused(WireTensor::new(DataType::U16, &[3][..], &[0; 3]), &["u16 [3] has 6 bytes", "have 3"]);
-    refused(WireTensor::new(DataType::F32, &[usize::MAX, 9][..], &[0; 11]), &["2^64"]);
+    assert_eq!(WireTensor::new(DType::Bool, &[2][..], &[1, 2]).unwrap().typed::<bool>(), None);
+    refused(WireTensor::new(DType::U16, &[3][..], &[0; 3]), &["u16 [3] has 6 bytes", "have 3"]);
+    refused(WireTensor::new(DType::F32, &[usize::MAX, 9][..], &[0; 11]), &["2^64"]);
     let mut written = [0i16; 2];
     WireTensorMut::from(&mut written[..]).bytes_mut().fill(0x11);
     assert_eq!(written, [0x1111; 2]);
@@ -160,13 +160,13 @@ fn small_integers_and_truth_values() {
 fn tensors_of_views_and_slices() {
     let values = [bf16::from_f32(1.0), bf16::from_f32(-2.0)];
     let view = WireTensor::from(TensorView::new(&values[..], &[1, 2]).unwrap());
-    assert_eq!((view.dtype(), view.shape(), view.typed()), (DataType::BF16, &[1, 2][..], Some(&values[..])));
+    assert_eq!((view.dtype(), view.shape(), view.typed()), (DType::BF16, &[1, 2][..], Some(&values[..])));
     assert_eq!(view.typed::<half::f16>(), None);
     let ids = [7i64, -1];
     let slice = WireTensor::from(&ids[..]);
-    assert_eq!((slice.dtype(), slice.shape(), slice.bytes()), (DataType::I64, &[2][..], bytes(&ids)));
+    assert_eq!((slice.dtype(), slice.shape(), slice.bytes()), (DType::I64, &[2][..], bytes(&ids)));
     // Typed elements need their alignment.
-    let unaligned = WireTensor::new(DataType::I64, &[1][..], &bytes(&ids)[1..9]).unwrap();
+    let unaligned = WireTensor::new(DType::I64, &[1][..], &bytes(&ids)[1..9]).unwrap();
     assert_eq!(unaligned.typed::<i64>(), None);
     let mut written = [0.0f32; 3];
     WireTensorMut::from(TensorViewMut::new(&mut written[..], &[3]).unwrap()).bytes_mut().fill(0x40);

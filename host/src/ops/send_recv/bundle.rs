@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use super::memory::BundleMemory;
 use super::tensor::WireTensor;
 use crate::buffer::GradientBuffer;
-use crate::dtype::DataType;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{Host, Memory};
 use crate::plan::bundle::{BundleLayout, Limits, TensorSpec};
@@ -57,7 +57,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
         let mut bundle = Self::new((0..buffer.tensor_count()).map(|index| buffer.tensor(index)))?;
         let begins = buffer.segments().iter().map(|segment| segment.start * buffer.dtype().size_bytes());
         if begins.eq(bundle.layout.places.iter().map(|place| place.start)) {
-            let payload = M::part(buffer.as_slice().into(), 0..bundle.layout.len, DataType::U8);
+            let payload = M::part(buffer.as_slice().into(), 0..bundle.layout.len, DType::U8);
             bundle.content = Content::Contiguous(payload);
         }
         Ok(bundle)
@@ -100,8 +100,8 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
     pub(super) fn payload<'p>(&'p self, packed: Option<&'p M::Buffer>) -> M::Wire<'p> {
         let bytes = 0..self.layout.len;
         match (&self.content, packed) {
-            (_, Some(packed)) => M::part(M::buffer(packed).into(), bytes, DataType::U8),
-            (Content::Contiguous(payload), None) => M::part(*payload, bytes, DataType::U8),
+            (_, Some(packed)) => M::part(M::buffer(packed).into(), bytes, DType::U8),
+            (Content::Contiguous(payload), None) => M::part(*payload, bytes, DType::U8),
             (Content::Apart(_), None) => {
                 unreachable!("tensors that are not contiguous are packed before they are sent")
             }
@@ -140,7 +140,7 @@ pub enum Expected {
 
 impl Expected {
     /// Expects these types and shapes.
-    pub fn known(tensors: impl IntoIterator<Item = (DataType, Vec<usize>)>) -> Self {
+    pub fn known(tensors: impl IntoIterator<Item = (DType, Vec<usize>)>) -> Self {
         Expected::Known(tensors.into_iter().map(|(dtype, dims)| TensorSpec { dtype, dims }).collect())
     }
 

@@ -4,7 +4,7 @@ use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::kernels::cuda;
 use gradsync::memory::{Cuda, DeviceWireSlice, RawSlice};
 use gradsync::ops::send_recv::{Bundle, Expected, WireTensor};
-use gradsync::{DType, DataType};
+use gradsync::DType;
 use gradsync_tests::transfers::{Case, Owned, Rank, over, refused};
 
 use super::DeviceRank;
@@ -77,7 +77,7 @@ fn reused(rank: &DeviceRank<'_>) {
     let numbers: Vec<f32> = (0..LEN).map(|index| (index % 97) as f32).collect();
     let base = DeviceBuffer::from_host(queue, (&numbers).into()).unwrap();
     // The ranks connect before, as the host may wait for the connection.
-    over(rank, &[Owned::new(DataType::U8, &[1], 0)], "before");
+    over(rank, &[Owned::new(DType::U8, &[1], 0)], "before");
     let mut ballast = Ballast::new(queue);
     ballast.put();
     let mut results = Vec::new();
@@ -133,7 +133,7 @@ fn two_queues(rank: &DeviceRank<'_>) {
             let other = Queue::new(queue.ordinal()).unwrap();
             ballast.put();
             let (completion, new) =
-                transfers.exchange(&[], &[(0, Expected::known([(DataType::F32, vec![LEN, 1])]))]).unwrap();
+                transfers.exchange(&[], &[(0, Expected::known([(DType::F32, vec![LEN, 1])]))]).unwrap();
             other.wait_for(completion.event()).unwrap();
             let view = new[0].tensor(0).slice().expect("f32");
             // SAFETY: the memory outlives the wait below; the queue that it belongs to has nothing more to do with it.
@@ -156,7 +156,7 @@ fn two_queues(rank: &DeviceRank<'_>) {
 fn other_queue(rank: &DeviceRank<'_>) {
     let (queue, transfers) = (rank.queue, rank.transfers());
     let peer = (rank.rank() + 1) % rank.world_size();
-    let data = [Owned::new(DataType::F32, &[2], 0)];
+    let data = [Owned::new(DType::F32, &[2], 0)];
     let other = Queue::new(queue.ordinal()).unwrap();
     let (tensors, mut given) = (rank.tensors(&data), rank.tensors(&data));
     let mut foreign = DeviceRank { comm: rank.comm, queue: &other }.tensors(&data);

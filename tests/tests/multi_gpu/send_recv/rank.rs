@@ -5,7 +5,7 @@ use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::kernels::cuda;
 use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, Memory, RawSlice};
 use gradsync::ops::send_recv::{Received, SendRecv, WireTensor, WireTensorMut};
-use gradsync::{DType, DataType, GradientBuffer};
+use gradsync::{DType, GradientBuffer};
 use gradsync_tests::transfers::{Owned, Rank};
 
 const GUARD: u8 = 0x66;
@@ -22,14 +22,14 @@ pub(crate) struct Tensor {
     buffer: DeviceBuffer,
     /// The offset in bytes of the first element.
     begin: usize,
-    dtype: DataType,
+    dtype: DType,
     shape: Vec<usize>,
 }
 
 impl Tensor {
     /// All elements of a buffer.
     fn of(buffer: DeviceBuffer) -> Self {
-        Tensor { begin: 0, dtype: DataType::F64, shape: vec![buffer.as_slice().len()], buffer }
+        Tensor { begin: 0, dtype: DType::F64, shape: vec![buffer.as_slice().len()], buffer }
     }
 
     fn raw(&self) -> RawSlice {

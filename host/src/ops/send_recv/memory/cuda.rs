@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::BundleMemory;
 use crate::comm::Communicator;
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Event, Queue};
-use crate::dtype::{DType, DataType};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cuda::{pack, unpack};
 use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
@@ -33,7 +33,7 @@ impl BundleMemory for Cuda {
         unsafe { DeviceWireSliceMut::from_raw_parts(data.queue(), data.raw()) }
     }
 
-    fn part<'s, 'l: 's>(memory: Self::Wire<'l>, bytes: Range<usize>, dtype: DataType) -> Self::Wire<'s> {
+    fn part<'s, 'l: 's>(memory: Self::Wire<'l>, bytes: Range<usize>, dtype: DType) -> Self::Wire<'s> {
         let address = memory.raw().address + bytes.start as u64;
         let data = RawSlice { address, len: bytes.len() / dtype.size_bytes(), dtype };
         // SAFETY: a part of the elements.
@@ -67,7 +67,7 @@ impl BundleMemory for Cuda {
 
     fn bytes_mut(payload: &mut DeviceBuffer, bytes: usize) -> DeviceWireSliceMut<'_> {
         let view = payload.as_slice();
-        let data = RawSlice { address: view.address(), len: bytes, dtype: DataType::U8 };
+        let data = RawSlice { address: view.address(), len: bytes, dtype: DType::U8 };
         // SAFETY: a part of the buffer, which is borrowed mutably.
         unsafe { DeviceWireSliceMut::from_raw_parts(view.queue(), data) }
     }
@@ -120,11 +120,11 @@ impl BundleMemory for Cuda {
         let received: usize = receives.iter().map(|(_, words)| words.len()).sum();
         let Some(workspace) = workspace else { return Ok(()) };
         if !sent.is_empty() {
-            workspace.as_mut_slice().range_mut(0..sent.len()).upload(Slice::F64(&sent))?;
+            workspace.as_mut_slice().range_mut(0..sent.len()).upload(Slice::from(&sent))?;
         }
         let mut address = workspace.as_slice().address();
         let mut place = |(peer, words): &(usize, Vec<u64>)| {
-            let data = RawSlice { address, len: words.len(), dtype: DataType::U64 };
+            let data = RawSlice { address, len: words.len(), dtype: DType::U64 };
             address += (words.len() * size_of::<u64>()) as u64;
             (*peer, data)
         };
@@ -143,7 +143,7 @@ impl BundleMemory for Cuda {
         // Reports whether the exchange succeeded: after a failure, the memory is unspecified.
         comm.synchronize(queue)?;
         let mut words = vec![0.0; received];
-        workspace.as_slice().range(sent.len()..sent.len() + received).copy_to_host(SliceMut::F64(&mut words))?;
+        workspace.as_slice().range(sent.len()..sent.len() + received).copy_to_host(SliceMut::from(&mut words))?;
         let mut words = words.into_iter().map(f64::to_bits);
         receives.iter_mut().flat_map(|(_, message)| message).zip(&mut words).for_each(|(to, word)| *to = word);
         Ok(())
@@ -161,7 +161,7 @@ impl BundleMemory for Cuda {
 }
 
 fn bytes_of(data: RawSlice) -> RawSlice {
-    RawSlice { address: data.address, len: data.len * data.dtype.size_bytes(), dtype: DataType::U8 }
+    RawSlice { address: data.address, len: data.len * data.dtype.size_bytes(), dtype: DType::U8 }
 }
 
 /// The range of the payload, if the tensors already have its layout without gaps, so that it consists of their memory alone.
@@ -171,7 +171,7 @@ fn payload_of(tensors: &[RawSlice], places: &[Range<usize>]) -> Option<RawSlice>
     let mut begins = tensors.iter().zip(places).filter(|(tensor, _)| tensor.len > 0).map(begin);
     let address = begins.next().unwrap_or_else(|| tensors.first().map(|tensor| tensor.address))?;
     let is_one = is_gapless && begins.all(|begin| begin == Some(address));
-    is_one.then(|| RawSlice { address, len: places.last().map_or(0, |place| place.end), dtype: DataType::U8 })
+    is_one.then(|| RawSlice { address, len: places.last().map_or(0, |place| place.end), dtype: DType::U8 })
 }
 
 /// Splits tensors, as bytes with their offsets, into tensors of whole words, which one launch copies, and others.
@@ -193,7 +193,7 @@ mod tests {
     fn a_payload_is_found_only_where_there_is_no_gap() {
         let begin = |tensors: &[(u64, usize)]| {
             let layout = BundleLayout::new(&tensors.iter().map(|(_, len)| *len).collect::<Vec<_>>()).unwrap();
-            let raw = |&(address, len): &(u64, usize)| RawSlice { address, len, dtype: DataType::U8 };
+            let raw = |&(address, len): &(u64, usize)| RawSlice { address, len, dtype: DType::U8 };
             let payload = payload_of(&tensors.iter().map(raw).collect::<Vec<_>>(), &layout.places)?;
             assert_eq!(payload.len, layout.len);
             Some(payload.address)

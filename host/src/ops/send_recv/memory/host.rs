@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::BundleMemory;
 use crate::comm::Communicator;
-use crate::dtype::{DType, DataType};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::{Host, HostBuffer, WireSlice, WireSliceMut};
 
@@ -24,7 +24,7 @@ impl BundleMemory for Host {
         WireSliceMut::of_bytes(data.as_wire().dtype(), data.bytes_mut())
     }
 
-    fn part<'s, 'l: 's>(memory: Self::Wire<'l>, bytes: Range<usize>, dtype: DataType) -> Self::Wire<'s> {
+    fn part<'s, 'l: 's>(memory: Self::Wire<'l>, bytes: Range<usize>, dtype: DType) -> Self::Wire<'s> {
         WireSlice::of_bytes(dtype, &memory.bytes()[bytes])
     }
 

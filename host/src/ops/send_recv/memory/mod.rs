@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 
 use crate::comm::Communicator;
-use crate::dtype::DataType;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Memory;
 
@@ -33,7 +33,7 @@ pub trait BundleMemory: Memory {
     fn reborrow_wire<'a>(data: &'a mut Self::WireMut<'_>) -> Self::WireMut<'a>;
 
     /// The elements of a type in a range of bytes, which lies within the memory.
-    fn part<'s, 'l: 's>(memory: Self::Wire<'l>, bytes: Range<usize>, dtype: DataType) -> Self::Wire<'s>;
+    fn part<'s, 'l: 's>(memory: Self::Wire<'l>, bytes: Range<usize>, dtype: DType) -> Self::Wire<'s>;
 
     /// The bytes of a payload, if these tensors have these offsets in it, without foreign memory between them.
     fn contiguous<'a>(tensors: &[Self::Wire<'a>], places: &[Range<usize>]) -> Option<Self::Wire<'a>>;
