@@ -80,8 +80,7 @@ pub(super) fn limits_and_tags<R: Rank>(rank: &R) {
     let data = [Owned::new(DType::F32, &[2, 3], 0), Owned::new(DType::U8, &[], 0)];
     let exact =
         Limits::default().with_tensors(2).with_dims(2).with_dim(3).with_header_bytes(64).with_payload_bytes(257);
-    let many: Vec<Owned> =
-        (0..100).map(|seed| Owned::new(DType::U8, &[1, 1, 1 + seed as usize / 99], seed)).collect();
+    let many: Vec<Owned> = (0..100).map(|seed| Owned::new(DType::U8, &[1, 1, 1 + seed as usize / 99], seed)).collect();
     let cases: [(&[Owned], Limits, u64, &str); 8] = [
         (&data, exact.with_tensors(1), 4, "limit is 1"),
         (&data, exact.with_dims(1), 4, "2 dimensions, and the limit is 1"),

@@ -144,8 +144,7 @@ fn small_integers_and_truth_values() {
             assert_eq!(received.tensor(0).typed::<u16>(), None);
         });
     });
-    let names =
-        [DType::I16, DType::U16, DType::Bool].map(|dtype| format!("{dtype} of {}", dtype.size_bytes()));
+    let names = [DType::I16, DType::U16, DType::Bool].map(|dtype| format!("{dtype} of {}", dtype.size_bytes()));
     assert_eq!(names, ["i16 of 2", "u16 of 2", "bool of 1"]);
     // A byte that is no valid boolean never becomes one.
     assert_eq!(WireTensor::new(DType::Bool, &[2][..], &[1, 2]).unwrap().typed::<bool>(), None);

@@ -1,10 +1,10 @@
 //! Cases of Send and Recv that only device memory has: contiguous tensors, memory that is used again at once, and several queues.
 
+use gradsync::DType;
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::kernels::cuda;
 use gradsync::memory::{Cuda, DeviceWireSlice, RawSlice};
 use gradsync::ops::send_recv::{Bundle, Expected, WireTensor};
-use gradsync::DType;
 use gradsync_tests::transfers::{Case, Owned, Rank, over, refused};
 
 use super::DeviceRank;
