@@ -28,9 +28,8 @@
 //!
 //! # Untrusted headers
 //!
-//! [`decode`] checks the whole header before it allocates memory, and its errors allocate none. It then allocates one [`TensorSpec`] and
-//! one range for each tensor, and 8 bytes for each dimension: at most 6 times the size of the header, which [`Limits::header_bytes`]
-//! limits.
+//! [`decode`] allocates one [`TensorSpec`] and one range for each tensor, and 8 bytes for each dimension: at most 6 times the size of the
+//! header, which [`Limits::header_bytes`] limits.
 
 use std::ops::Range;
 
@@ -100,9 +99,12 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// The size in bytes; none if the product of the dimensions, zeros left out, exceeds 64 bits.
+    /// The size in bytes; none if the product of the dimensions, zeros left out, exceeds 64 bits. So no partial product overflows where a
+    /// receiver computes strides from dimensions.
     pub fn bytes(&self) -> Option<u64> {
-        tensor_bytes(self.dtype, self.dims.iter().map(|&dim| dim as u64))
+        let size = self.dtype.size_bytes() as u64;
+        let bytes = self.dims.iter().try_fold(size, |product, &dim| product.checked_mul(dim.max(1) as u64))?;
+        Some(if self.dims.contains(&0) { 0 } else { bytes })
     }
 }
 
@@ -268,84 +270,53 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Header, HeaderError> {
         found if found > needed => return Err(HeaderError::TooLong { found, needed }),
         _ => {}
     }
-    // The first pass checks everything; memory is allocated only in the second.
-    let mut entries = Entries::new(bytes, limits);
-    for _ in 0..prefix.tensors {
-        entries.next()?;
-    }
-    if entries.offset < needed {
-        return Err(HeaderError::TooLong { found: needed, needed: entries.offset });
-    }
-    if entries.payload_bytes != prefix.payload_bytes {
-        return Err(HeaderError::PayloadLength { found: prefix.payload_bytes, needed: entries.payload_bytes });
-    }
-    let mut tensors = Vec::with_capacity(prefix.tensors as usize);
-    let mut places = Vec::with_capacity(prefix.tensors as usize);
-    let mut entries = Entries::new(bytes, limits);
-    for _ in 0..prefix.tensors {
-        let entry = entries.next()?;
-        let mut spec = TensorSpec { dtype: entry.dtype, dims: Vec::with_capacity(entry.dims.len() / 8) };
-        // A dimension is at most the limit, which is within the address space.
-        spec.dims.extend(dims(entry.dims).map(|dim| dim as usize));
+    // The prefix was checked against the length of the header, which therefore bounds the number of tensors.
+    let count = prefix.tensors as usize;
+    let (mut tensors, mut places) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    let (mut offset, mut payload_bytes) = (PREFIX_BYTES, 0);
+    for tensor in 0..prefix.tensors {
+        let spec = entry(bytes, limits, tensor, offset)?;
+        let size = spec.bytes().ok_or(HeaderError::TensorTooLarge { tensor, offset })?;
+        let limit = limits.payload_bytes.min(isize::MAX as u64);
+        let place = place_after(payload_bytes, size).filter(|place| place.end <= limit);
+        let place = place.ok_or(HeaderError::TensorBeyondLimit { tensor, offset, bytes: size, limit })?;
+        (offset, payload_bytes) = (offset + 8 + 8 * spec.dims.len(), place.end);
         tensors.push(spec);
         // The end is at most the limit on payloads, which is within the address space.
-        places.push(entry.place.start as usize..entry.place.end as usize);
+        places.push(place.start as usize..place.end as usize);
+    }
+    if offset < needed {
+        return Err(HeaderError::TooLong { found: needed, needed: offset });
+    }
+    if payload_bytes != prefix.payload_bytes {
+        return Err(HeaderError::PayloadLength { found: prefix.payload_bytes, needed: payload_bytes });
     }
     let layout = BundleLayout { places, len: prefix.payload_bytes as usize };
     Ok(Header { sequence: prefix.sequence, tensors, layout })
 }
 
-/// A tensor as it is encoded in the header.
-struct Entry<'a> {
-    dtype: DType,
-    /// The dimensions, 8 bytes each.
-    dims: &'a [u8],
-    place: Range<u64>,
-}
-
-/// Reads the tensors one after the other, and checks each. Allocates nothing.
-struct Entries<'a> {
-    bytes: &'a [u8],
-    limits: &'a Limits,
-    tensor: u32,
-    offset: usize,
-    payload_bytes: u64,
-}
-
-impl<'a> Entries<'a> {
-    fn new(bytes: &'a [u8], limits: &'a Limits) -> Self {
-        Self { bytes, limits, tensor: 0, offset: PREFIX_BYTES, payload_bytes: 0 }
+/// Reads a tensor at an offset.
+fn entry(bytes: &[u8], limits: &Limits, tensor: u32, offset: usize) -> Result<TensorSpec, HeaderError> {
+    let ends_early = HeaderError::EndsEarly { tensor, offset };
+    let head: [u8; 8] = *bytes[offset..].first_chunk().ok_or(ends_early)?;
+    let found = u32::from_le_bytes(array(&head, 0));
+    let dtype = DType::ALL.into_iter().find(|&dtype| code(dtype) == found);
+    let dtype = dtype.ok_or(HeaderError::DType { tensor, offset, found })?;
+    let count = u32::from_le_bytes(array(&head, 4));
+    if count > limits.dims {
+        return Err(HeaderError::TooManyDims { tensor, offset: offset + 4, found: count, limit: limits.dims });
     }
-
-    fn next(&mut self) -> Result<Entry<'a>, HeaderError> {
-        let Self { bytes, limits, tensor, offset, payload_bytes } = *self;
-        let ends_early = HeaderError::EndsEarly { tensor, offset };
-        let head: [u8; 8] = *bytes[offset..].first_chunk().ok_or(ends_early)?;
-        let found = u32::from_le_bytes(array(&head, 0));
-        let dtype = DType::ALL.into_iter().find(|&dtype| code(dtype) == found);
-        let dtype = dtype.ok_or(HeaderError::DType { tensor, offset, found })?;
-        let count = u32::from_le_bytes(array(&head, 4));
-        if count > limits.dims {
-            return Err(HeaderError::TooManyDims { tensor, offset: offset + 4, found: count, limit: limits.dims });
-        }
-        let first_dim = offset + 8;
-        // In 64 bits, since 8 times the count may exceed a smaller address space; it is compared before it is used.
-        if u64::from(count) * 8 > (bytes.len() - first_dim) as u64 {
-            return Err(ends_early);
-        }
-        let end = first_dim + count as usize * 8;
-        let sizes = &bytes[first_dim..end];
-        let limit = limits.dim.min(usize::MAX as u64);
-        if let Some((axis, found)) = dims(sizes).enumerate().find(|&(_, dim)| dim > limit) {
-            return Err(HeaderError::DimTooLarge { tensor, offset: first_dim + axis * 8, found, limit });
-        }
-        let size = tensor_bytes(dtype, dims(sizes)).ok_or(HeaderError::TensorTooLarge { tensor, offset })?;
-        let limit = limits.payload_bytes.min(isize::MAX as u64);
-        let place = place_after(payload_bytes, size).filter(|place| place.end <= limit);
-        let place = place.ok_or(HeaderError::TensorBeyondLimit { tensor, offset, bytes: size, limit })?;
-        *self = Self { bytes, limits, tensor: tensor + 1, offset: end, payload_bytes: place.end };
-        Ok(Entry { dtype, dims: sizes, place })
+    let first_dim = offset + 8;
+    // In 64 bits, since 8 times the count may exceed a smaller address space; it is compared before it is used.
+    if u64::from(count) * 8 > (bytes.len() - first_dim) as u64 {
+        return Err(ends_early);
     }
+    let dims = || bytes[first_dim..][..8 * count as usize].chunks_exact(8).map(|dim| u64::from_le_bytes(array(dim, 0)));
+    let limit = limits.dim.min(usize::MAX as u64);
+    if let Some((axis, found)) = dims().enumerate().find(|&(_, dim)| dim > limit) {
+        return Err(HeaderError::DimTooLarge { tensor, offset: first_dim + axis * 8, found, limit });
+    }
+    Ok(TensorSpec { dtype, dims: dims().map(|dim| dim as usize).collect() })
 }
 
 /// The range of a tensor of `bytes` bytes after one that ends at `end`.
@@ -354,21 +325,9 @@ fn place_after(end: u64, bytes: u64) -> Option<Range<u64>> {
     Some(start..start.checked_add(bytes)?)
 }
 
-/// The size of a tensor. Zeros are left out of the product, so that no partial product overflows where a receiver computes strides from
-/// dimensions.
-fn tensor_bytes(dtype: DType, mut dims: impl Iterator<Item = u64> + Clone) -> Option<u64> {
-    let empty = dims.clone().any(|dim| dim == 0);
-    let bytes = dims.try_fold(dtype.size_bytes() as u64, |product, dim| product.checked_mul(dim.max(1)))?;
-    Some(if empty { 0 } else { bytes })
-}
-
 /// The code of a dtype in a header. Codes begin at 1, so that zeros are no dtype.
 fn code(dtype: DType) -> u32 {
     dtype as u32 + 1
-}
-
-fn dims(bytes: &[u8]) -> impl Iterator<Item = u64> + Clone {
-    bytes.chunks_exact(8).map(|dim| u64::from_le_bytes(array(dim, 0)))
 }
 
 fn array<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
