@@ -119,6 +119,9 @@ pub struct Schedule<T> {
     ranks: Vec<RankSchedule<T>>,
 }
 
+/// The payloads that one rank sends to another in one slot, and the payloads that the other one receives.
+type Ends<'a, T> = (Vec<&'a T>, Vec<&'a T>);
+
 impl<T> Schedule<T> {
     /// Creates an empty schedule for `world_size` ranks.
     ///
@@ -174,8 +177,8 @@ impl<T> Schedule<T> {
                 ));
             }
         }
-        // By slot, sender and receiver: the payloads at the sender, and those at the receiver.
-        let mut met: BTreeMap<(usize, usize, usize), (Vec<&T>, Vec<&T>)> = BTreeMap::new();
+        // By slot, sender and receiver.
+        let mut met: BTreeMap<(usize, usize, usize), Ends<'_, T>> = BTreeMap::new();
         for part in &ranks {
             for (slot, transfers) in part.slots() {
                 for Transfer { peer, payload } in &transfers.sends {

@@ -1,6 +1,7 @@
 //! A pipeline with known results: stage s multiplies by `s + 2`, and the loss by 3.
 //!
-//! All numbers are integers that f64 represents exactly, so that every result is exact. On a GPU the host waits only for described activations.
+//! All numbers are integers that f64 represents exactly, so that every result is exact. On a GPU the host waits only for described
+//! activations.
 
 use gradsync::ops::send_recv::{Bundle, Expected, Received, StageWork, TransferHandler, WireTensor, run_stage};
 use gradsync::plan::schedule::{Payload, one_forward_one_backward};

@@ -73,8 +73,7 @@ pub(super) fn own_mistakes<R: Rank>(rank: &R) {
     works(rank);
 }
 
-/// Rank 0 sends a described bundle of tag 4 that rank 1 refuses, or rank 1 accepts it if there is no word for the refusal. When the receiver
-/// refuses a bundle, the sender gets the receiver's message.
+/// When the receiver refuses a bundle, the sender gets the receiver's message.
 pub(super) fn limits_and_tags<R: Rank>(rank: &R) {
     let transfers = rank.transfers();
     let data = [Owned::new(DType::F32, &[2, 3], 0), Owned::new(DType::U8, &[], 0)];
@@ -135,8 +134,8 @@ pub(super) fn refused_among_others<R: Rank>(rank: &R) {
     works(rank);
 }
 
-/// The bundle's tensors all refer to one part of memory, and no memory has room for a copy of them. A receiver of a described bundle gets the
-/// error, and the call's other bundles are transferred; for a bundle of known shapes, nothing has been sent.
+/// The bundle's tensors all refer to one part of memory, and no memory has room for a copy of them. A receiver of a described bundle gets
+/// the error, and the call's other bundles are transferred; for a bundle of known shapes, nothing has been sent.
 pub(super) fn withdrawn<R: Rank>(rank: &R) {
     let transfers = rank.transfers();
     let small = [Owned::new(DType::I16, &[3], 7)];

@@ -14,8 +14,8 @@ use crate::plan::bundle::{BundleLayout, Limits, TensorSpec};
 
 /// One or more tensors that are sent as one payload, each at a multiple of 256 bytes; on a GPU all of one queue.
 ///
-/// A single tensor and [`Received`] tensors are sent without a copy, and so are a [`GradientBuffer`] with the payload's offsets, and tensors in
-/// device memory that are contiguous and begin at such multiples; others are packed.
+/// A single tensor and [`Received`] tensors are sent without a copy, and so are a [`GradientBuffer`] with the payload's offsets, and
+/// tensors in device memory that are contiguous and begin at such multiples; others are packed.
 #[derive(Clone, Debug)]
 pub struct Bundle<'a, M: BundleMemory = Host> {
     /// The tag of a bundle that is sent with a header of types and shapes.
@@ -48,8 +48,8 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
         Ok(Self { tag: None, specs: specs.into(), layout: Cow::Owned(layout), content })
     }
 
-    /// Makes a bundle of all tensors of a gradient buffer, in its order; without a copy if they have the offsets of the payload, as they have
-    /// unless one of them crosses a shard's edge.
+    /// Makes a bundle of all tensors of a gradient buffer, in its order; without a copy if they have the offsets of the payload, as they
+    /// have unless one of them crosses a shard's edge.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new).
@@ -63,8 +63,8 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
         Ok(bundle)
     }
 
-    /// Returns this bundle as a described one: its transfer begins with a header of types and shapes, for a receiver that does not know them
-    /// and expects this tag, a number that distinguishes the bundle from others between the two ranks: a micro-batch, for example.
+    /// Returns this bundle as a described one: its transfer begins with a header of types and shapes, for a receiver that does not know
+    /// them and expects this tag, a number that distinguishes the bundle from others between the two ranks: a micro-batch, for example.
     #[must_use]
     pub fn described(self, tag: u64) -> Self {
         Self { tag: Some(tag), ..self }

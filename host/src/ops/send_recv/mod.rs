@@ -126,9 +126,8 @@ impl<'c, M: BundleMemory> SendRecv<'c, M> {
     ///
     /// # Errors
     /// The errors of [`send`](Self::send), and [`Error::InvalidArgument`] if the message is no header, after
-    /// which the two ranks are out of step; if it exceeds the limits or has another tag, of which the sender is notified, as it is of missing
-    /// memory ([`Error::OutOfMemory`], or `Error::Cuda` with code 2); or if the sender has no memory for the
-    /// payload.
+    /// which the two ranks are out of step; if it exceeds the limits or has another tag, of which the sender is notified, as it is of
+    /// missing memory ([`Error::OutOfMemory`], or `Error::Cuda` with code 2); or if the sender has no memory for the payload.
     pub fn recv_described(&self, peer: usize, tag: u64, limits: &Limits) -> Result<(Completion<'c, M>, Received<M>)> {
         let _scope = scope::within(Operation::Recv { peer });
         let expected = Expected::Described { tag, limits: *limits };

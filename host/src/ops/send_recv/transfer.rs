@@ -137,8 +137,8 @@ impl<M: BundleMemory> SendRecv<'_, M> {
     }
 }
 
-/// Packs a bundle. A described bundle for which packing fails, for example for lack of memory, is withdrawn; with known shapes, nothing of the
-/// call is sent.
+/// Packs a bundle. A described bundle for which packing fails, for example for lack of memory, is withdrawn; with known shapes, nothing of
+/// the call is sent.
 fn pack<'b, 't, M: BundleMemory>(peer: usize, bundle: &'b Bundle<'t, M>) -> Result<Outgoing<'b, 't, M>> {
     let _range = range(Phase::SendMemcpy, peer);
     let packed = bundle.packed();

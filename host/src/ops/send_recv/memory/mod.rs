@@ -74,8 +74,8 @@ pub trait BundleMemory: Memory {
     /// The errors of [`allocate`](Self::allocate); the workspace is as large as before.
     fn reserve(queue: &Self::Queue, workspace: &mut Self::Workspace, words: usize) -> Result<()>;
 
-    /// Exchanges messages in host memory, all at once. The workspace has been [reserved](Self::reserve), so that this does not fail for lack
-    /// of memory.
+    /// Exchanges messages in host memory, all at once. The workspace has been [reserved](Self::reserve), so that this does not fail for
+    /// lack of memory.
     ///
     /// # Errors
     /// The errors of [`Communicator::exchange`].
