@@ -15,7 +15,6 @@ use crate::call::scope;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Error, Operation, Result};
 use crate::memory::{Host, Memory};
-use crate::ops::memory_kind;
 use crate::plan::cost::{self, Scheme};
 use crate::plan::segments;
 use std::hash::{BuildHasher, RandomState};
@@ -210,7 +209,7 @@ impl<'c> OnNodes<'c> {
     ) -> Result<Self> {
         let operation = Operation::HierarchicalAdasumAllReduce(within_node, options);
         let _scope = scope::within(operation).with_tensors(buffer.table().tensor_count());
-        let memory = [("memory", Value::Words(memory_kind(buffer)))];
+        let memory = [("memory", Value::Words(buffer.memory_kind()))];
         let positions = agree(nodes, buffer.table(), (within_node, options), &memory)?;
         let bytes = buffer.as_slice().as_bytes().len();
         let levels = Levels::choose(OPERATION, within_node, options, &positions, bytes)?;

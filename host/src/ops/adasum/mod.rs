@@ -36,7 +36,6 @@ use crate::comm::Communicator;
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 use crate::memory::Host;
-use crate::ops::memory_kind;
 use crate::plan::chunks::SumTable;
 use crate::plan::cost::{self, Scheme};
 
@@ -181,13 +180,13 @@ impl MadeFor {
             Algorithm::Tree => AdasumReport::of_tree(),
             _ => AdasumReport::of_gram(vec![0.0; layers * vectors], layers, 0),
         };
-        Self { table: buffer.shared_table(), memory: memory_kind(buffer), report }
+        Self { table: buffer.shared_table(), memory: buffer.memory_kind(), report }
     }
 
     /// Refuses a buffer that differs from the buffer that the ranks agreed on.
     fn check(&self, operation: &'static str, buffer: &GradientBuffer) -> Result<()> {
         buffer.table().check_made_for(operation, &self.table)?;
-        let (made_for, found) = (self.memory, memory_kind(buffer));
+        let (made_for, found) = (self.memory, buffer.memory_kind());
         if made_for == found {
             return Ok(());
         }
