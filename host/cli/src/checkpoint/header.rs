@@ -150,8 +150,11 @@ struct Info<'a> {
     data_offsets: (usize, usize),
 }
 
-/// Reads the entry of a tensor of at most so many dimensions: the dtype, the shape and the offsets.
-fn info<E: Error>(entry: &RawValue, limit: usize) -> Result<(Dtype, Vec<usize>, (usize, usize)), E> {
+/// The dtype, the shape and the offsets of a tensor.
+type Parsed = (Dtype, Vec<usize>, (usize, usize));
+
+/// Reads the entry of a tensor of at most so many dimensions.
+fn info<E: Error>(entry: &RawValue, limit: usize) -> Result<Parsed, E> {
     if !entry.get().starts_with('{') {
         return Err(E::custom("it is no object of dtype, shape and data_offsets"));
     }
