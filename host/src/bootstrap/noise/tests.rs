@@ -58,7 +58,9 @@ fn answer(greeting: &[u8]) -> Vec<u8> {
 }
 
 /// Rank 0's reply to `answer`, and the outcome.
-fn reply(mut challenge: Challenge, answer: &[u8]) -> (Vec<u8>, Result<Option<(Identity, Session)>, HandshakeError>) {
+type Proven = Result<Option<(Identity, Session)>, HandshakeError>;
+
+fn reply(mut challenge: Challenge, answer: &[u8]) -> (Vec<u8>, Proven) {
     let mut connection = Recorded(answer, Vec::new());
     let outcome = challenge.hear(&mut connection, &secret(1));
     (connection.1, outcome)

@@ -61,7 +61,7 @@ fn follow_the_option(comm: &dyn Communicator) {
                 (0..3).for_each(|_| step(&mut reducer, [1, 0], false, 1.0));
             }
             Err(error) => {
-                assert!(memory == BucketMemory::Shared && !comm.sharing().is_some(), "{memory:?}: {error}");
+                assert!(memory == BucketMemory::Shared && comm.sharing().is_none(), "{memory:?}: {error}");
                 assert!(matches!(&error, Error::InvalidArgument { reason, .. } if reason.contains("share no memory")));
             }
         }
