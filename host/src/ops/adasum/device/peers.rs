@@ -1,18 +1,67 @@
-//! Adasum of small arenas by packets, in one launch.
+//! Adasum by kernels that access the memory of all ranks, without a transport: by packets for small arenas, otherwise in the gradient buffers.
 
 use std::sync::Arc;
 
+use super::transport::report_of;
 use super::{OPERATION, layers};
 use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
 use crate::comm::{Call, Communicator, Operation, PacketConnection};
 use crate::driver::Kernels;
 use crate::error::Result;
-use crate::kernels::cpu::Coefficients;
-use crate::kernels::cuda::{MOST_RANKS, PacketAdasum, PacketPlan, Shots};
+use crate::kernels::cuda::{MOST_RANKS, PacketAdasum, PacketPlan, PeerKernel, PeerSums, SegmentWorkspace, Shots};
 use crate::memory::Cuda;
-use crate::ops::peers::peers;
+use crate::ops::adasum::Strategy;
+use crate::ops::peers::{Connection, peers};
 use crate::ops::{AdasumReport, Granularity};
+
+/// Adasum by kernels that access the peers' memory.
+#[derive(Debug)]
+pub(super) struct Peers<'c> {
+    comm: &'c dyn Communicator<Cuda>,
+    layers: SegmentWorkspace,
+    connection: Arc<Connection>,
+}
+
+impl<'c> Peers<'c> {
+    /// Connects the ranks; `None` on every rank if the memory of some rank is not accessible.
+    pub(super) fn connect(
+        comm: &'c dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
+        (operation, granularity): (Operation, Granularity),
+    ) -> Result<Option<Self>> {
+        let (rank, table, queue) = (comm.rank(), buffer.table(), buffer.queue());
+        if !Connection::is_possible(comm, buffer) {
+            return Ok(None);
+        }
+        let (len, world_size) = (table.shard_len(), comm.world_size());
+        let layers = layers(buffer, granularity, len);
+        let workspace = || SegmentWorkspace::for_peers(queue, &layers, rank * len..(rank + 1) * len, world_size);
+        let connected =
+            Connection::new(operation, comm, buffer, (PeerKernel::Adasum, PeerSums::of(&layers)), workspace)?;
+        Ok(connected.map(|(connection, layers)| Self { comm, layers, connection }))
+    }
+}
+
+impl Strategy<Cuda> for Peers<'_> {
+    fn run(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
+        self.connection.check(OPERATION, buffer)?;
+        let _held = buffer.queue().hold();
+        self.connection.keep_for_recording(buffer.queue())?;
+        let (len, dtype) = (buffer.table().arena_len(), buffer.table().dtype());
+        let (layers, group) = (&mut self.layers, &self.connection.group);
+        let call = Call::new(Operation::Adasum, len, dtype);
+        peers(self.comm).run_kernels(call, buffer.queue(), &mut || layers.adasum_of_peers(group, dtype))
+    }
+
+    fn report(&self) -> Result<AdasumReport> {
+        report_of(self.layers.read_coefficients()?)
+    }
+
+    fn uses_peers(&self) -> bool {
+        true
+    }
+}
 
 /// The sizes of arenas that are reduced by packets, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,19 +96,20 @@ impl Thresholds {
 
 /// Adasum by one Gram matrix, of which packets carry the vectors, the products and the results.
 #[derive(Debug)]
-pub(super) struct Packets {
+pub(super) struct Packets<'c> {
+    comm: &'c dyn Communicator<Cuda>,
     adasum: PacketAdasum,
     packets: Arc<PacketConnection>,
 }
 
-impl Packets {
+impl<'c> Packets<'c> {
     /// The limit of the size of arenas, in bytes.
     pub(super) const MOST_BYTES: usize = 16 << 20;
 
     /// Connects the ranks, and prepares the workspace; `None` on every rank if the memory of some rank is not accessible, or if there are no
     /// elements.
     pub(super) fn connect(
-        comm: &dyn Communicator<Cuda>,
+        comm: &'c dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
         (operation, granularity): (Operation, Granularity),
         shots: Shots,
@@ -78,28 +128,31 @@ impl Packets {
         let packets = PacketConnection::new(ranks, sharing, queue, plan.mailboxes(), kernels, &agree)?;
         let Some(packets) = packets else { return Ok(None) };
         let adasum = all_prepared(operation, comm, PacketAdasum::new(queue, plan))?;
-        Ok(Some(Self { adasum, packets: Arc::new(packets) }))
+        Ok(Some(Self { comm, adasum, packets: Arc::new(packets) }))
     }
+}
 
-    pub(super) fn run(&mut self, comm: &dyn Communicator<Cuda>, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
+impl Strategy<Cuda> for Packets<'_> {
+    fn run(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         let queue = buffer.queue().clone();
         self.adasum.check_queue(OPERATION, &queue)?;
         let _held = queue.hold();
         self.packets.keep_for_recording(&queue)?;
         let mut arena = buffer.as_mut_slice();
         let call = Call::new(Operation::Adasum, arena.as_slice().len(), arena.as_slice().dtype());
-        let Self { adasum, packets } = self;
-        peers(comm).run_kernels(call, &queue, &mut || {
+        let Self { comm, adasum, packets } = self;
+        peers(*comm).run_kernels(call, &queue, &mut || {
             // SAFETY: the arena has the layout for which this was made, as was checked, and the ranks' tables were compared; the connection
             // was made for this plan and is used by nothing else.
             unsafe { adasum.run(&packets.group, &arena.reborrow()) }
         })
     }
 
-    /// The report of the last run; waits for the queue.
-    pub(super) fn report(&self) -> Result<AdasumReport> {
-        let Coefficients { weights, cancelled } = self.adasum.read_coefficients()?;
-        let recomputed = cancelled.iter().filter(|&&cancelled| cancelled).count();
-        Ok(AdasumReport::of_gram(weights, cancelled.len(), recomputed))
+    fn report(&self) -> Result<AdasumReport> {
+        report_of(self.adasum.read_coefficients()?)
+    }
+
+    fn uses_peers(&self) -> bool {
+        true
     }
 }
