@@ -10,7 +10,7 @@ use std::sync::mpsc::sync_channel;
 
 use gradsync_device::math::adasum::{self, Criterion, Pair};
 
-use super::{AdasumReport, Granularity, OPERATION, for_tensors};
+use super::{AdasumReport, Granularity, OPERATION};
 use crate::buffer::{Parts, Scratch};
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
@@ -101,11 +101,16 @@ impl Part {
         granularity: Granularity,
         window: Range<usize>,
     ) -> Self {
+        let criterion = |len| Criterion::of(dtype == DType::F64, len);
         Self {
             cut: Cut::new(dtype, vectors, window.len()),
             table: granularity.table(tensors, window.len()),
             begin: window.start,
-            criteria: granularity.criteria(dtype, tensors),
+            // Gaps between tensors do not count.
+            criteria: match granularity {
+                Granularity::Tensor => tensors.iter().map(|tensor| criterion(tensor.len())).collect(),
+                Granularity::Whole => vec![criterion(tensors.iter().map(Range::len).sum())],
+            },
             tensors: segments::clip(tensors, window),
         }
     }
@@ -363,6 +368,11 @@ impl Gram<'_> {
         }
         Ok(trees)
     }
+}
+
+/// Expands the weights of layers, `width` numbers each, to weights of tensors: a layer is one tensor, or all of them.
+pub(super) fn for_tensors(of_layers: &[f64], width: usize, tensors: usize) -> Vec<f64> {
+    if of_layers.len() == width * tensors { of_layers.to_vec() } else { of_layers.repeat(tensors) }
 }
 
 /// Sends every other rank its piece, and receives their pieces for this rank into `received`; both in rank order.

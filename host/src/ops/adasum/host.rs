@@ -11,7 +11,6 @@ use crate::comm::{Collectives, Communicator};
 use crate::error::{Error, Operation, Result};
 use crate::memory::Host;
 use crate::ops::memory_kind;
-use crate::plan::segments;
 
 impl AdasumMemory for Host {
     fn prepare<'c>(
@@ -163,9 +162,7 @@ fn on_nodes(
     // The window of the nodes' results that this rank combines: its shard, which the tree divides further.
     let window = node.rank() * node_len..(node.rank() + 1) * node_len;
     let report = if is_tree {
-        let table = &options.granularity.table(tensors, arena.len() / all.world_size());
-        let (begin, tensors) = (window.start, &segments::clip(tensors, window));
-        Tree { across, node: Some(node), table, begin, tensors }.run(shard.as_mut_slice(), scratch)?;
+        Tree::new(across, Some(node), tensors, options.granularity, window).run(shard.as_mut_slice(), scratch)?;
         AdasumReport::of_tree()
     } else {
         let part_len = node_len / across.world_size();

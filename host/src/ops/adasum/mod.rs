@@ -17,14 +17,11 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
-use gradsync_device::math::adasum::Criterion;
-
 pub(crate) use self::hierarchical::check_nodes;
 pub use self::hierarchical::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
 use crate::buffer::{GradientBuffer, TensorTable};
 use crate::call::scope;
 use crate::comm::Communicator;
-use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 use crate::kernels::KernelMemory;
 use crate::memory::{Host, Memory};
@@ -371,20 +368,6 @@ impl Granularity {
     pub(crate) fn table(self, tensors: &[Range<usize>], window_len: usize) -> SumTable {
         SumTable::new(tensors, self.layer_count(tensors.len()), window_len)
     }
-
-    /// The criterion of the exact path for each of these layers; gaps between tensors do not count.
-    pub(crate) fn criteria(self, dtype: DType, tensors: &[Range<usize>]) -> Vec<Criterion> {
-        let of = |len| Criterion::of(dtype == DType::F64, len);
-        match self {
-            Granularity::Tensor => tensors.iter().map(|tensor| of(tensor.len())).collect(),
-            Granularity::Whole => vec![of(tensors.iter().map(Range::len).sum())],
-        }
-    }
-}
-
-/// Expands the weights of layers, `width` numbers each, to weights of tensors: a layer is one tensor, or all of them.
-fn for_tensors(of_layers: &[f64], width: usize, tensors: usize) -> Vec<f64> {
-    if of_layers.len() == width * tensors { of_layers.to_vec() } else { of_layers.repeat(tensors) }
 }
 
 #[cfg(test)]

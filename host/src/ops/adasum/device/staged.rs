@@ -86,8 +86,7 @@ impl Strategy<Cuda> for Staged<'_> {
         let Self { pinned, queue, steps, report, .. } = self;
         let (own, received) = match steps {
             Steps::Tree(scratch) => {
-                let table = &granularity.table(&tensors, part_len);
-                let tree = Tree { across: comm, node: None, table, begin: 0, tensors: &tensors };
+                let tree = Tree::new(comm, None, &tensors, granularity, 0..table.arena_len());
                 return in_block(pinned, queue, buffer.as_mut_slice(), |vector| tree.run(vector, scratch));
             }
             Steps::Gram { own, received } => (own, received),
