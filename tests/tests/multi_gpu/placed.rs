@@ -4,7 +4,6 @@ use gradsync::DType;
 use gradsync::comm::Communicator;
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
-use gradsync::dtype::DType;
 use gradsync::memory::{Cuda, RawSlice};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
