@@ -27,6 +27,41 @@ impl Shots {
     }
 }
 
+/// The sizes of tensors, in bytes, up to which packets carry them; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PacketLimits {
+    pub(crate) most_bytes: usize,
+    /// The largest size at which every rank sends all data to all others.
+    pub(crate) one_shot_bytes: usize,
+}
+
+impl PacketLimits {
+    /// Packets carry nothing.
+    pub(crate) const NONE: Self = Self { most_bytes: 0, one_shot_bytes: 0 };
+
+    /// The number of shots for `bytes` bytes, if packets carry them.
+    pub(crate) fn shots(self, bytes: usize) -> Option<Shots> {
+        let is_carried = (1..=self.most_bytes).contains(&bytes);
+        is_carried.then_some(if bytes <= self.one_shot_bytes { Shots::One } else { Shots::Two })
+    }
+
+    /// These limits, except where another one is given.
+    pub(crate) fn or_given(self, most_bytes: Option<usize>, one_shot_bytes: Option<usize>) -> Self {
+        Self {
+            most_bytes: most_bytes.unwrap_or(self.most_bytes),
+            one_shot_bytes: one_shot_bytes.unwrap_or(self.one_shot_bytes),
+        }
+    }
+
+    /// The smaller ones of both limits.
+    pub(crate) fn min(self, other: Self) -> Self {
+        Self {
+            most_bytes: self.most_bytes.min(other.most_bytes),
+            one_shot_bytes: self.one_shot_bytes.min(other.one_shot_bytes),
+        }
+    }
+}
+
 /// The size of the mailboxes of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MailboxSize {

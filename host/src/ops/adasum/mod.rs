@@ -127,7 +127,7 @@ pub trait Strategy<M: Memory>: Debug {
 /// | [`on_nodes`](Self::on_nodes) | host memory, GPU | by a sum, a mean or Adasum inside nodes, by Adasum across them | 2 |
 /// | `staged` | GPU | all at once, by the processors, over a transport of host memory | 1 |
 ///
-/// All of them have the numerics of [`adasum_all_reduce`](adasum_all_reduce), which also says which ranks to choose: an odd one counts
+/// All of them have the numerics of [`adasum_all_reduce`], which also says which ranks to choose: an odd one counts
 /// double, and ranks must see alike data. The object keeps its communicators, and reduces
 /// buffers with the tensors of the buffer for which it was created.
 #[derive(Debug)]
@@ -159,11 +159,11 @@ impl<'c, M: AdasumMemory> Adasum<'c, M> {
     /// first time on a machine, in up to a quarter of a second.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the buffer was made for another world size;
-    /// [`Error::Disagreement`](crate::Error::Disagreement) on every rank if ranks have different tensors, options or kinds of memory;
-    /// [`Error::UnsupportedWorldSize`](crate::Error::UnsupportedWorldSize) for [`Algorithm::Tree`](Algorithm::Tree) on a number of
+    /// [`Error::InvalidArgument`] if the buffer was made for another world size;
+    /// [`Error::Disagreement`] on every rank if ranks have different tensors, options or kinds of memory;
+    /// [`Error::UnsupportedWorldSize`] for [`Algorithm::Tree`] on a number of
     /// ranks that is no power of two; on a GPU `Error::Cuda`, with code 2 when memory does not suffice. If memory does not suffice on some
-    /// ranks only, the others return an [`Error::InvalidArgument`](crate::Error::InvalidArgument) that names one of them. Errors of the
+    /// ranks only, the others return an [`Error::InvalidArgument`] that names one of them. Errors of the
     /// communicator.
     pub fn new(comm: &'c dyn Communicator<M>, buffer: &GradientBuffer<M>, options: AdasumOptions) -> Result<Self> {
         let operation = Operation::AdasumAllReduce(options);
@@ -171,13 +171,13 @@ impl<'c, M: AdasumMemory> Adasum<'c, M> {
     }
 
     /// Prepares the reduction of buffers with the tensors of `buffer`, which was made for all ranks, over these groups, as
-    /// [`hierarchical_adasum_all_reduce`](hierarchical_adasum_all_reduce) describes it; every rank must call it. The host waits for
+    /// [`hierarchical_adasum_all_reduce`] describes it; every rank must call it. The host waits for
     /// the other ranks.
     ///
     /// # Errors
-    /// The errors of [`new`](Self::new), and [`Error::InvalidArgument`](crate::Error::InvalidArgument) on every rank if the groups do not
+    /// The errors of [`new`](Self::new), and [`Error::InvalidArgument`] on every rank if the groups do not
     /// form a grid of nodes or `within_node` is a
-    /// [`WithinNode::Reduce`](WithinNode::Reduce) by another operation than `Sum` or `Mean`. The tree needs a power of two of nodes.
+    /// [`WithinNode::Reduce`] by another operation than `Sum` or `Mean`. The tree needs a power of two of nodes.
     pub fn on_nodes(
         nodes: Nodes<'c, M>,
         buffer: &GradientBuffer<M>,
@@ -194,7 +194,7 @@ impl<'c, M: AdasumMemory> Adasum<'c, M> {
     /// GPU the call is asynchronous, in the buffer's queue, unless `staged` created the object.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a buffer with other tensors, or in another kind of memory, than the
+    /// [`Error::InvalidArgument`] for a buffer with other tensors, or in another kind of memory, than the
     /// buffer of the preparation; where the peers' kernels access that buffer, for any other buffer. Errors of the communicators, after
     /// which the contents of the buffer are unspecified.
     pub fn all_reduce(&mut self, buffer: &mut GradientBuffer<M>) -> Result<()> {
@@ -210,8 +210,8 @@ impl<'c, M: AdasumMemory> Adasum<'c, M> {
     /// back, with casts where dtypes differ; on a GPU in one launch for each of their dtypes.
     ///
     /// # Errors
-    /// The errors of [`all_reduce`](Self::all_reduce), [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming a tensor whose length
-    /// differs from the buffer's, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another queue; no tensor is written,
+    /// The errors of [`all_reduce`](Self::all_reduce), [`Error::LengthMismatch`] naming a tensor whose length
+    /// differs from the buffer's, and [`Error::InvalidArgument`] for another queue; no tensor is written,
     /// but the buffer may be.
     pub fn all_reduce_tensors(
         &mut self,

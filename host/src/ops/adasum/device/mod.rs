@@ -8,7 +8,7 @@ mod peers;
 mod staged;
 mod transport;
 
-use self::peers::{Packets, Peers, Thresholds};
+use self::peers::{MOST_BYTES, Packets, Peers, measured_limits};
 use self::staged::Staged;
 use self::transport::{Gram, Tree};
 use crate::agreement::{all_prepared, same_plan};
@@ -16,6 +16,7 @@ use crate::buffer::GradientBuffer;
 use crate::call::Value;
 use crate::comm::Communicator;
 use crate::error::{Operation, Result};
+use crate::kernels::cuda::PacketLimits;
 use crate::memory::Cuda;
 use crate::ops::adasum::{OPERATION, Strategy};
 use crate::ops::{Adasum, AdasumMemory, AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, WithinNode};
@@ -27,7 +28,7 @@ impl AdasumMemory for Cuda {
         buffer: &GradientBuffer<Self>,
         options: AdasumOptions,
     ) -> Result<Box<dyn Strategy<Self> + 'c>> {
-        choose(comm, buffer, options, Some(Thresholds::measured(comm.world_size())))
+        choose(comm, buffer, options, Some(measured_limits(comm.world_size())))
     }
 
     fn prepare_on_nodes<'c>(
@@ -91,13 +92,9 @@ impl<'c> Adasum<'c, Cuda> {
         low_latency_bytes: Option<usize>,
         one_shot_bytes: Option<usize>,
     ) -> Result<Self> {
-        let measured = Thresholds::measured(comm.world_size());
-        let thresholds = Thresholds {
-            most_bytes: low_latency_bytes.unwrap_or(measured.most_bytes),
-            one_shot_bytes: one_shot_bytes.unwrap_or(measured.one_shot_bytes),
-        };
+        let limits = measured_limits(comm.world_size()).or_given(low_latency_bytes, one_shot_bytes);
         let operation = Operation::AdasumAllReduce(options);
-        Self::prepared(operation, comm.rank(), buffer, || choose(comm, buffer, options, Some(thresholds)))
+        Self::prepared(operation, comm.rank(), buffer, || choose(comm, buffer, options, Some(limits)))
     }
 
     /// Like [`new`](Self::new), but on the CPUs over a transport of host memory, with the same bits as for buffers in host memory. The host
@@ -120,14 +117,14 @@ fn choose<'c>(
     comm: &'c dyn Communicator<Cuda>,
     buffer: &GradientBuffer<Cuda>,
     options: AdasumOptions,
-    with_peers: Option<Thresholds>,
+    with_peers: Option<PacketLimits>,
 ) -> Result<Box<dyn Strategy<Cuda> + 'c>> {
     let (world_size, table, granularity) = (comm.world_size(), buffer.table(), options.granularity);
     let operation = Operation::AdasumAllReduce(options);
-    let thresholds = with_peers.unwrap_or(Thresholds::NONE);
+    let limits = with_peers.unwrap_or(PacketLimits::NONE);
     let lines = [
-        ("packets up to bytes", Value::Number(thresholds.most_bytes)),
-        ("one shot up to bytes", Value::Number(thresholds.one_shot_bytes)),
+        ("packets up to bytes", Value::Number(limits.most_bytes)),
+        ("one shot up to bytes", Value::Number(limits.one_shot_bytes)),
     ];
     same_plan(operation, comm, table, &lines, options.algorithm.check_ranks(OPERATION, world_size))?;
     let bytes = table.arena_len() * table.dtype().size_bytes();
@@ -138,7 +135,8 @@ fn choose<'c>(
         return all_prepared(operation, comm, Ok(Box::new(Alone(report)) as Box<dyn Strategy<Cuda>>));
     }
     if with_peers.is_some() && !is_tree {
-        let connected: Option<Box<dyn Strategy<Cuda> + 'c>> = match thresholds.shots(bytes) {
+        let connected: Option<Box<dyn Strategy<Cuda> + 'c>> = match limits.shots(bytes).filter(|_| bytes <= MOST_BYTES)
+        {
             Some(shots) => {
                 Packets::connect(comm, buffer, (operation, granularity), shots)?.map(|form| Box::new(form) as _)
             }

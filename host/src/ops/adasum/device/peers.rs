@@ -9,7 +9,9 @@ use crate::buffer::GradientBuffer;
 use crate::comm::{Call, Communicator, Operation, PacketConnection};
 use crate::driver::Kernels;
 use crate::error::Result;
-use crate::kernels::cuda::{MOST_RANKS, PacketAdasum, PacketPlan, PeerKernel, PeerSums, SegmentWorkspace, Shots};
+use crate::kernels::cuda::{
+    MOST_RANKS, PacketAdasum, PacketLimits, PacketPlan, PeerKernel, PeerSums, SegmentWorkspace, Shots,
+};
 use crate::memory::Cuda;
 use crate::ops::adasum::Strategy;
 use crate::ops::peers::{Connection, peers};
@@ -63,36 +65,20 @@ impl Strategy<Cuda> for Peers<'_> {
     }
 }
 
-/// The sizes of arenas that are reduced by packets, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Thresholds {
-    pub(super) most_bytes: usize,
-    /// The largest of them whose vectors every rank sends to all others.
-    pub(super) one_shot_bytes: usize,
+/// The sizes of arenas up to which packets were faster than the other kernels over peers' memory, and one shot faster than two: in graphs, on
+/// two and four H100 with NVLink, and with two to eight ranks on one, where the other kernels have few places for their blocks.
+pub(super) fn measured_limits(world_size: usize) -> PacketLimits {
+    let one_shot_bytes = match world_size {
+        2 => 512 << 10,
+        3 => 256 << 10,
+        4 => 128 << 10,
+        _ => 64 << 10,
+    };
+    PacketLimits { most_bytes: 8 << 20, one_shot_bytes }
 }
 
-impl Thresholds {
-    /// The sizes up to which packets were faster than the other kernels over peers' memory, and one shot faster than two: in graphs, on two
-    /// and four H100 with NVLink, and with two to eight ranks on one, where the other kernels have few places for their blocks.
-    pub(super) fn measured(world_size: usize) -> Self {
-        let one_shot_bytes = match world_size {
-            2 => 512 << 10,
-            3 => 256 << 10,
-            4 => 128 << 10,
-            _ => 64 << 10,
-        };
-        Self { most_bytes: 8 << 20, one_shot_bytes }
-    }
-
-    /// Nothing is reduced by packets.
-    pub(super) const NONE: Self = Self { most_bytes: 0, one_shot_bytes: 0 };
-
-    /// The number of shots for an arena of this size, if it is reduced by packets.
-    pub(super) fn shots(self, bytes: usize) -> Option<Shots> {
-        let is_small = (1..=self.most_bytes.min(Packets::MOST_BYTES)).contains(&bytes);
-        is_small.then_some(if bytes <= self.one_shot_bytes { Shots::One } else { Shots::Two })
-    }
-}
+/// The limit of the size of arenas that packets carry, in bytes.
+pub(super) const MOST_BYTES: usize = 16 << 20;
 
 /// Adasum by one Gram matrix, of which packets carry the vectors, the products and the results.
 #[derive(Debug)]
@@ -103,9 +89,6 @@ pub(super) struct Packets<'c> {
 }
 
 impl<'c> Packets<'c> {
-    /// The limit of the size of arenas, in bytes.
-    pub(super) const MOST_BYTES: usize = 16 << 20;
-
     /// Connects the ranks, and prepares the workspace; `None` on every rank if the memory of some rank is not accessible, or if there are no
     /// elements.
     pub(super) fn connect(
