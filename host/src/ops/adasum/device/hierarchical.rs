@@ -24,7 +24,7 @@ struct OnNodes<'c> {
 #[derive(Debug)]
 enum Inside<'c> {
     Reduce(ReduceOp),
-    Adasum(Gram<'c>),
+    Adasum(Box<Gram<'c>>),
 }
 
 /// The step across nodes, on a shard of a node's results, in place.
@@ -32,7 +32,7 @@ enum Inside<'c> {
 enum Across<'c> {
     /// There is one node; the report replaces this step.
     OneNode(AdasumReport),
-    Gram(Gram<'c>),
+    Gram(Box<Gram<'c>>),
     Tree(Tree<'c>),
 }
 
@@ -71,7 +71,7 @@ impl<'c> OnNodes<'c> {
             // One node reduces even if it has one rank.
             _ if !is_divided && across.world_size() > 1 => None,
             WithinNode::Reduce(op) => Some(Inside::Reduce(op)),
-            WithinNode::Adasum => Some(Inside::Adasum(Gram::new(node, node, buffer, 0..len, granularity)?)),
+            WithinNode::Adasum => Some(Inside::Adasum(Box::new(Gram::new(node, node, buffer, 0..len, granularity)?))),
         };
         let across = match (across.world_size() == 1, is_tree) {
             (true, true) => Across::OneNode(AdasumReport::of_tree()),
@@ -79,7 +79,7 @@ impl<'c> OnNodes<'c> {
                 Across::OneNode(AdasumReport::of_one_vector(granularity.layer_count(table.tensor_count())))
             }
             (false, true) => Across::Tree(Tree::new(across, is_divided.then_some(node), buffer, own, granularity)?),
-            (false, false) => Across::Gram(Gram::new(across, all, buffer, own, granularity)?),
+            (false, false) => Across::Gram(Box::new(Gram::new(across, all, buffer, own, granularity)?)),
         };
         Ok(Self { node, inside, across })
     }
