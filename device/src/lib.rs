@@ -38,4 +38,4 @@ mod shared;
 #[cfg(any(target_arch = "nvptx64", feature = "cuda_std"))]
 use dialect::{thread, warp};
 
-pub use half::{BF16, F16};
+pub use half::*;

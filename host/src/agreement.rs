@@ -11,6 +11,7 @@
 //! a table of tensors keeps its own, and each thread remembers the digests of its last plans.
 
 use std::cell::RefCell;
+use std::fmt::Display;
 use std::hash::{Hash, Hasher};
 
 use sha2::{Digest as _, Sha256};
@@ -151,7 +152,11 @@ pub(crate) fn gather<R: Ranks + ?Sized>(ranks: &R, words: &[u64]) -> Result<Vec<
 /// # Errors
 /// On a rank that could not prepare, its own error, and on the others [`Error::InvalidArgument`] that quotes the first such rank. If
 /// plans differ, the same [`Error::Disagreement`] on every rank. The errors of the ranks' communicator.
-pub(crate) fn agree<R: Ranks + ?Sized, T>(ranks: &R, plan: &Plan<'_>, prepared: Result<T>) -> Result<T> {
+pub(crate) fn agree<R, T, E>(ranks: &R, plan: &Plan<'_>, prepared: Result<T, E>) -> Result<T, E>
+where
+    R: Ranks + ?Sized,
+    E: Display + From<Error>,
+{
     let scope = scope::within(plan.operation);
     let tensors: usize = plan.tables.iter().map(|(_, table)| table.tensor_count()).sum();
     let _scope = if tensors > 0 { scope.with_tensors(tensors) } else { scope };
@@ -163,7 +168,7 @@ pub(crate) fn agree<R: Ranks + ?Sized, T>(ranks: &R, plan: &Plan<'_>, prepared: 
     let all = match gather(&words) {
         Ok(all) => all,
         // This rank's own error is closer to the cause than the failed exchange.
-        Err(error) => return prepared.and(Err(error)),
+        Err(error) => return prepared.and(Err(error.into())),
     };
     let of_ranks: Vec<&[u64]> = all.chunks_exact(words.len()).collect();
     // Every rank has the same words, so every rank takes the same branch.
@@ -176,10 +181,10 @@ pub(crate) fn agree<R: Ranks + ?Sized, T>(ranks: &R, plan: &Plan<'_>, prepared: 
             _ => String::new(),
         };
         let reason = format!("{step}rank {refusing} refuses: {}", refusals?[refusing]);
-        return Err(Error::InvalidArgument { operation: called.name(), reason });
+        return Err(Error::InvalidArgument { operation: called.name(), reason }.into());
     }
     let Some(odd) = of_ranks.iter().position(|words| *words != of_ranks[0]) else { return prepared };
-    Err(Box::new(first_difference(gather, plan, (0, odd))?).into())
+    Err(Error::from(Box::new(first_difference(gather, plan, (0, odd))?)).into())
 }
 
 /// Finds the first line in which the plans of two ranks differ; the caller knows that they differ. All ranks have to call it.
@@ -232,8 +237,15 @@ pub(crate) fn same_plan<R: Ranks + ?Sized>(
 
 /// Compares the ranks' plans and returns `prepared` if every rank could prepare its own part; returns an error on every rank if one rank
 /// could not, for example for lack of memory. The host waits for the other ranks.
-pub(crate) fn all_prepared<R: Ranks + ?Sized, T>(operation: Operation, ranks: &R, prepared: Result<T>) -> Result<T> {
-    agree(ranks, &Plan::of(operation), prepared)
+///
+/// # Errors
+/// The errors of [`agree`].
+pub fn all_prepared<R, T, E>(operation: Operation, ranks: &R, prepared: Result<T, E>) -> Result<T, E>
+where
+    R: Ranks + ?Sized,
+    E: Display + From<Error>,
+{
+    if ranks.world_size() == 1 { prepared } else { agree(ranks, &Plan::of(operation), prepared) }
 }
 
 /// Like [`agree`], but without an exchange if the group remembers the plan from an earlier call, because the same checks have passed

@@ -105,6 +105,19 @@ impl Array {
         each!(self, data => SliceMut::from(&mut data[range]))
     }
 
+    /// A copy of a part of the array.
+    pub fn range(&self, range: Range<usize>) -> Array {
+        each!(self, data => data[range].to_vec().into())
+    }
+
+    /// The elements of all arrays, which have one format.
+    ///
+    /// # Panics
+    /// If there are no arrays.
+    pub fn concat(arrays: &[Array]) -> Array {
+        Array::from_patterns(arrays[0].format(), arrays.iter().flat_map(Array::patterns))
+    }
+
     /// The elements as little-endian bytes, the layout of a file.
     pub fn to_bytes(&self) -> Vec<u8> {
         let size = self.format().size_bytes();
@@ -121,6 +134,18 @@ impl Array {
         Array::from_patterns(format, patterns)
     }
 }
+
+macro_rules! from_vec {
+    ($($element:ty => $variant:ident),*) => {
+        $(impl From<Vec<$element>> for Array {
+            fn from(data: Vec<$element>) -> Array {
+                Array::$variant(data)
+            }
+        })*
+    };
+}
+
+from_vec!(f64 => F64, f32 => F32, f16 => F16, bf16 => BF16);
 
 /// Bitwise comparison: NaN payloads and the sign of zero count.
 impl PartialEq for Array {
@@ -153,8 +178,11 @@ pub fn patterns_of(slice: Slice<'_>) -> Vec<u64> {
     slice.as_bytes().chunks_exact(slice.dtype().size_bytes()).map(pattern).collect()
 }
 
-/// The format of a dtype.
-fn format(of: DType) -> Format {
+/// The format of a floating-point dtype.
+///
+/// # Panics
+/// For integers.
+pub fn format(of: DType) -> Format {
     let formats = [Format::F64, Format::F32, Format::F16, Format::BF16];
     formats.into_iter().find(|&format| dtype(format) == of).expect("a floating-point dtype")
 }

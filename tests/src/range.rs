@@ -6,9 +6,9 @@
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
 
 use crate::array::Array;
-use crate::collectives::inputs;
 use crate::oracle::Format;
 use crate::oracle::format::power_of_two;
+use crate::suite::collectives::inputs;
 use crate::tensors::Case;
 use crate::tolerance::assert_equal;
 

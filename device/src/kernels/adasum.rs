@@ -8,7 +8,7 @@
 use super::products::add_dots;
 use super::{for_each_dtype, kernel};
 use crate::abi::{ChunkedSpan, LaunchBounds, Span, tree_row};
-use crate::half::{BF16, F16};
+use crate::half::*;
 use crate::math::Element;
 use crate::math::adasum::{
     self, Coefficients, Criterion, LEVELS, Pair, Weights, coefficients, product_index, products, start_tree, tree_node,

@@ -3,7 +3,7 @@
 
 use super::{for_each_dtype, for_each_pair, kernel};
 use crate::abi::{DType, LaunchBounds, Span, THREADS, vector_len};
-use crate::half::{BF16, F16};
+use crate::half::*;
 use crate::math::{Element, elementwise};
 use crate::{memory, reduce, thread};
 

@@ -35,6 +35,21 @@ macro_rules! for_each_dtype {
     };
 }
 
+/// Stamps `$body!(name type width suffix)` for every dtype and width.
+macro_rules! for_each_dtype_and_width {
+    ($body:ident) => {
+        for_each_dtype_and_width!($body, "f64" f64);
+        for_each_dtype_and_width!($body, "f32" f32);
+        for_each_dtype_and_width!($body, "f16" F16);
+        for_each_dtype_and_width!($body, "bf16" BF16);
+    };
+    ($body:ident, $name:literal $T:ident) => {
+        $body!($name $T 2 "_p2");
+        $body!($name $T 4 "_p4");
+        $body!($name $T 8 "_p8");
+    };
+}
+
 /// An entry point with the concatenated name and launch bounds.
 macro_rules! kernel {
     ([$($name:literal)+], $bounds:expr, fn ($($parameter:ident: $type:ty),* $(,)?) $body:block) => {
@@ -54,4 +69,4 @@ macro_rules! kernel {
     };
 }
 
-use {for_each_dtype, for_each_pair, kernel};
+use {for_each_dtype, for_each_dtype_and_width, for_each_pair, kernel};

@@ -5,7 +5,7 @@
 
 use super::{for_each_dtype, kernel};
 use crate::abi::{ChunkedSpan, DType, GRAM_CROSS_WIDTH, LaunchBounds, THREADS, vector_len};
-use crate::half::{BF16, F16};
+use crate::half::*;
 use crate::math::adasum::{product_index, products};
 use crate::math::product_part::triangle;
 use crate::math::{Element, elementwise};

@@ -9,7 +9,7 @@ use crate::abi::{
     DType, LaunchBounds, PIECE_TILES, Piece, SWEEP_TILE_BYTES, SWEEP_UNROLL, THREADS, VECTOR_BYTES, WARP,
     ZERO_TILE_BYTES, ZERO_UNROLL, finite_tile_len, stream_unroll, vector_len,
 };
-use crate::half::{BF16, F16};
+use crate::half::*;
 use crate::math::{Element, elementwise};
 use crate::{lanes, memory, reduce, thread, warp};
 

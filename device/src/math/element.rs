@@ -3,9 +3,8 @@
 //! Storage types only convert; the formulas that use them compute sums and products in `f32` or `f64`.
 
 use crate::abi::DType;
-use crate::half::{BF16, F16};
 
-/// A storage type of gradients: `f64`, `f32`, [`F16`] or [`BF16`].
+/// A storage type of gradients: `f64`, `f32`, [`F16`](crate::F16) or [`BF16`](crate::BF16).
 ///
 /// Widening is exact except for `f64` → `f32`. Narrowing rounds once, to nearest with ties to even; NaN stays NaN.
 pub trait Element: Copy + Send + Sync + 'static {
@@ -58,45 +57,5 @@ impl Element for f32 {
     #[inline(always)]
     fn from_f64(value: f64) -> Self {
         value as f32
-    }
-}
-
-impl Element for F16 {
-    const DTYPE: DType = DType::F16;
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        F16::to_f32(self)
-    }
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        F16::to_f64(self)
-    }
-    #[inline(always)]
-    fn from_f32(value: f32) -> Self {
-        F16::from_f32(value)
-    }
-    #[inline(always)]
-    fn from_f64(value: f64) -> Self {
-        F16::from_f64(value)
-    }
-}
-
-impl Element for BF16 {
-    const DTYPE: DType = DType::BF16;
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        BF16::to_f32(self)
-    }
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        BF16::to_f32(self) as f64
-    }
-    #[inline(always)]
-    fn from_f32(value: f32) -> Self {
-        BF16::from_f32(value)
-    }
-    #[inline(always)]
-    fn from_f64(value: f64) -> Self {
-        BF16::from_f64(value)
     }
 }

@@ -2,10 +2,13 @@
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor};
+use gradsync::Slice;
+use gradsync::kernels::cpu;
+use gradsync::memory::Host;
 
 use crate::data_parallel::DataParallel;
 use crate::error::{Error, Result};
-use crate::memory::{GROUP, TensorMemory, check, lend};
+use crate::memory::{TensorMemory, check, lend};
 use crate::variables::Variable;
 
 impl<M: TensorMemory> DataParallel<'_, M> {
@@ -43,30 +46,42 @@ impl<M: TensorMemory> DataParallel<'_, M> {
     }
 }
 
-/// Clips by gradsync's kernels, with the norm on the host. `squares` adds the squares of all elements times a power of two.
-pub(crate) fn by_kernels<M: TensorMemory>(
-    context: &M::Context,
-    tensors: &[(&str, &Tensor)],
-    max_norm: f64,
-    squares: impl Fn(M::Slice<'_>, f64) -> gradsync::Result<f64>,
-) -> Result<Tensor> {
+/// The sum of the squares of all elements times a power of two.
+fn squares(data: Slice<'_>, power: f64) -> gradsync::Result<f64> {
+    /// The number of elements that are multiplied at a time.
+    const PIECE_LEN: usize = 1 << 16;
+    if power == 1.0 {
+        return Ok(cpu::squared_norms(data, &[0..data.len()])?.iter().sum());
+    }
+    let mut piece = vec![0.0f64; data.len().min(PIECE_LEN)];
+    let mut sum = 0.0;
+    for begin in (0..data.len()).step_by(PIECE_LEN) {
+        let len = PIECE_LEN.min(data.len() - begin);
+        cpu::scale((&mut piece[..len]).into(), data.range(begin..begin + len), power)?;
+        sum += cpu::squared_norms((&piece[..len]).into(), &[0..len])?.iter().sum::<f64>();
+    }
+    Ok(sum)
+}
+
+/// Clips gradients in host memory in place, by gradsync's kernels; returns the norm.
+pub(crate) fn on_host(tensors: &[(&str, &Tensor)], max_norm: f64) -> Result<Tensor> {
     /// The least factor that is applied at once: `f32`, in which narrow dtypes are multiplied, has it and larger ones with all digits.
     const STEP: f64 = 1.0 / (1u128 << 100) as f64;
     let root_of_squares = |power: f64| -> Result<f64> {
         let mut sum = 0.0;
-        for group in tensors.chunks(GROUP) {
-            let add = |data: Vec<M::SliceMut<'_>>| {
-                data.iter().try_fold(sum, |sum, data| Ok(sum + squares(M::as_slice(data), power)?))
-            };
-            sum = lend::<M, _>(context, group, add)?;
-        }
+        lend::<Host>(&(), tensors, |_, data| {
+            data.iter().try_for_each(|data| {
+                sum += squares(data.as_slice(), power)?;
+                Ok(())
+            })
+        })?;
         Ok(sum.sqrt())
     };
-    let multiply = |factor: f64| -> Result<()> {
-        for group in tensors.chunks(GROUP) {
-            lend::<M, _>(context, group, |data| data.into_iter().try_for_each(|data| M::scale_in_place(data, factor)))?;
-        }
-        Ok(())
+    let multiply = |factor: f64| {
+        lend::<Host>(&(), tensors, |_, data| {
+            data.into_iter().for_each(|data| cpu::scale_in_place(data, factor));
+            Ok(())
+        })
     };
     let (mut root, mut power, mut steps) = (root_of_squares(1.0)?, 1.0, 0);
     // The squares of numbers of f64 can leave its range where the norm does not.

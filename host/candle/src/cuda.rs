@@ -10,15 +10,16 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr};
-use candle_core::cuda_backend::{CudaDType, WrapErr};
+use candle_core::cuda_backend::{CudaDType, CudaStorageSlice, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, DType, Device, DeviceLocation, Layout, Shape, Tensor, bail};
+use gradsync::Float;
 use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::memory::Cuda;
 use gradsync::train::{Parameter, Reducer, ReducerOptions};
 
 use crate::error::{Error, Result};
-use crate::memory::{self, Borrowed, Part, TensorMemory};
+use crate::memory::TensorMemory;
 use crate::tensor_parallel::collective::{Step, part};
 
 /// The stream on which gradients are reduced, and a queue on it.
@@ -54,26 +55,23 @@ impl Streams {
 
 impl TensorMemory for Cuda {
     type Context = Streams;
+    type Storage = CudaStorage;
 
     fn context(device: &Device, is_forked: bool) -> Result<Streams> {
         Streams::new(device, is_forked)
     }
 
-    fn name(device: &Device) -> String {
-        match device.location() {
+    fn refuses(device: &Device, like: &Device) -> Option<String> {
+        let stream = |device: &Device| match device {
+            Device::Cuda(device) => Some(device.cuda_stream().cu_stream()),
+            _ => None,
+        };
+        match like.location() {
+            _ if stream(device).is_some() && stream(device) == stream(like) => None,
             DeviceLocation::Cuda { gpu_id } => {
-                format!("the memory of GPU {gpu_id}, on the stream of the first variable")
+                Some(format!("the memory of GPU {gpu_id}, on the stream of the first variable"))
             }
-            _ => "the memory of a GPU".into(),
-        }
-    }
-
-    fn has(device: &Device, like: &Device) -> bool {
-        match (device, like) {
-            (Device::Cuda(device), Device::Cuda(like)) => {
-                device.cuda_stream().cu_stream() == like.cuda_stream().cu_stream()
-            }
-            _ => false,
+            _ => Some("the memory of a GPU".into()),
         }
     }
 
@@ -86,20 +84,28 @@ impl TensorMemory for Cuda {
         Reducer::on_queue(&context.queue, comm, parameters, options)
     }
 
-    fn borrow(
+    unsafe fn borrow(
         context: &Streams,
-        storage: Borrowed<'_>,
+        storage: &mut CudaStorage,
         layout: &Layout,
-        body: &mut dyn FnMut(Part) -> candle_core::Result<()>,
+        body: &mut dyn FnMut(DeviceSliceMut<'static>) -> candle_core::Result<()>,
     ) -> candle_core::Result<()> {
-        let Borrowed::Cuda(storage) = storage else { bail!("a tensor on the CPU in a call on GPUs") };
-        match storage.dtype() {
-            DType::F64 => borrow::<f64>(context, storage, layout, body),
-            DType::F32 => borrow::<f32>(context, storage, layout, body),
-            DType::F16 => borrow::<gradsync::f16>(context, storage, layout, body),
-            DType::BF16 => borrow::<gradsync::bf16>(context, storage, layout, body),
+        let Streams { queue, stream } = context;
+        // The guard records the end of the work when it is dropped.
+        let ((address, _guard), dtype) = match &mut storage.slice {
+            CudaStorageSlice::F64(data) => (data.device_ptr_mut(stream), gradsync::DType::F64),
+            CudaStorageSlice::F32(data) => (data.device_ptr_mut(stream), gradsync::DType::F32),
+            CudaStorageSlice::F16(data) => (data.device_ptr_mut(stream), gradsync::DType::F16),
+            CudaStorageSlice::BF16(data) => (data.device_ptr_mut(stream), gradsync::DType::BF16),
             _ => bail!("only tensors of f64, f32, f16 and bf16 can be reduced"),
-        }
+        };
+        let begin = address + (layout.start_offset() * dtype.size_bytes()) as u64;
+        // SAFETY: that many elements of that dtype, which are borrowed mutably until `body` has returned; the caller promises that they are
+        // not used later. The stream of the queue waits for all earlier work on them, and later work on them waits for the stream.
+        body(unsafe {
+            let slice = DeviceSliceMut::from_raw_parts(queue, begin, dtype, layout.shape().elem_count());
+            std::mem::transmute::<DeviceSliceMut<'_>, DeviceSliceMut<'static>>(slice)
+        })
     }
 
     /// Clips by candle's operations, so that the host does not wait.
@@ -117,28 +123,6 @@ impl TensorMemory for Cuda {
         let clipped = clipped.collect::<candle_core::Result<Vec<_>>>()?;
         Ok((norm.to_dtype(DType::F32)?, clipped))
     }
-
-    unsafe fn slice_mut(context: &Streams, part: Part) -> DeviceSliceMut<'_> {
-        // SAFETY: the part has that many elements of that dtype, and its storage is borrowed mutably by the caller's promise. The stream of
-        // the queue waits for all earlier work on it, and later work on it waits for the stream.
-        unsafe { DeviceSliceMut::from_raw_parts(&context.queue, part.address as u64, part.dtype, part.len) }
-    }
-}
-
-fn borrow<T: CudaDType + DeviceRepr>(
-    context: &Streams,
-    storage: &mut CudaStorage,
-    layout: &Layout,
-    body: &mut dyn FnMut(Part) -> candle_core::Result<()>,
-) -> candle_core::Result<()> {
-    let Some(dtype) = memory::dtype(storage.dtype()) else {
-        bail!("only tensors of f64, f32, f16 and bf16 can be reduced")
-    };
-    let slice = storage.as_cuda_slice_mut::<T>()?;
-    // The guard records the end of the work when it is dropped.
-    let (address, _guard) = slice.device_ptr_mut(&context.stream);
-    let begin = address + (layout.start_offset() * size_of::<T>()) as u64;
-    body(Part { address: std::ptr::without_provenance_mut(begin as usize), dtype, len: layout.shape().elem_count() })
 }
 
 /// The communicator of a tensor-parallel group on GPUs. Its collectives run on candle's own stream.
@@ -172,15 +156,12 @@ impl SharedCommunicator {
         }
     }
 
-    fn typed<T: CudaDType + DeviceRepr>(
+    fn typed<T: CudaDType + DeviceRepr + Float>(
         &self,
         step: Step,
         storage: &CudaStorage,
         layout: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
-        let Some(dtype) = memory::dtype(storage.dtype()) else {
-            bail!("{}: only tensors of f64, f32, f16 and bf16 can be passed", step.name())
-        };
         let Some((begin, end)) = layout.contiguous_offsets() else {
             bail!("{}: the tensor is not contiguous", step.name())
         };
@@ -218,8 +199,8 @@ impl SharedCommunicator {
             // all other work.
             let (from, to) = unsafe {
                 (
-                    DeviceSlice::from_raw_parts(queue, from, dtype, end - begin),
-                    DeviceSliceMut::from_raw_parts(queue, to, dtype, shape.elem_count()),
+                    DeviceSlice::from_raw_parts(queue, from, T::DTYPE, end - begin),
+                    DeviceSliceMut::from_raw_parts(queue, to, T::DTYPE, shape.elem_count()),
                 )
             };
             let outcome = match step {

@@ -5,15 +5,16 @@ use std::collections::{HashMap, HashSet};
 use candle_core::backprop::GradStore;
 use candle_core::{Storage, Tensor, TensorId, Var};
 use gradsync::TensorView;
-use gradsync::comm::Communicator;
+use gradsync::comm::{Communicator, Operation};
 use gradsync::memory::Host;
 use gradsync::train::{
-    AbsentGradients, GradientState, NonFinite, NonFiniteGradient, Parameter, Reduced, Reducer, Start, Step, StepTimes,
+    AbsentGradients, GradientState, NonFinite, NonFiniteGradient, Parameter, Reduced, Reducer, Start, StepTimes,
+    all_prepared,
 };
 
 use crate::declared::{Declared, shared_by_threads};
-use crate::error::{Error, Result, on_every_rank};
-use crate::memory::{self, GROUP, TensorMemory, lend, storage_key};
+use crate::error::{Error, Result};
+use crate::memory::{self, TensorMemory, lend, storage_key};
 use crate::options::DataParallelOptions;
 use crate::variables::{Variable, Variables};
 
@@ -99,7 +100,7 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     ///
     /// # Errors
     /// All errors are returned on every rank: [`Error::Device`], [`Error::DType`], [`Error::Storage`] and [`Error::PerThreadStream`] on the
-    /// rank where they occur, and [`Error::OtherRank`] on the others; errors of [`Reducer::new`], which name the variable and the ranks
+    /// rank where they occur, and on the others an error that quotes it; errors of [`Reducer::new`], which name the variable and the ranks
     /// that differ in name, shape or dtype; an error for ranks that are threads and share a variable, unless it is frozen and all share it;
     /// the errors of [`broadcast`](Self::broadcast) or, for all variables, of [`compare`](Self::compare).
     pub fn new(
@@ -111,7 +112,7 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         let device = variables.reduced().first().map_or(candle_core::Device::Cpu, |first| first.var.device().clone());
         let prepared = declare::<M>(&variables, &device)
             .and_then(|declared| Ok((declared, M::context(&device, options.overlap && comm.world_size() > 1)?)));
-        let ((parameters, numbers), context) = on_every_rank(comm, prepared)?;
+        let ((parameters, numbers), context) = all_prepared(Operation::Reducer, comm, prepared)?;
         let reducer = M::reducer(&context, comm, parameters, options)?;
         let is_shared = shared_by_threads("DataParallel::new", comm, &variables)?;
         let parallel = Self {
@@ -164,13 +165,7 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     /// [`Step::finish`], which depend on the options.
     pub fn backward(&mut self, loss: &Tensor) -> Result<GradStore> {
         let computed = self.compute(loss);
-        if self.reduces_nothing() {
-            return Ok(computed?.store);
-        }
-        let step = self.reducer.step()?;
-        self.has_sums = false;
-        let (reduced, gradients) = end(&self.context, &self.variables, step, computed)?;
-        self.take_back(&reduced, gradients)
+        Ok(self.reduce(computed, None)?.expect("a step without numbers of examples has gradients"))
     }
 
     /// Like [`backward`](Self::backward), for a loss that is a mean over a number of examples that may differ between ranks: with
@@ -185,14 +180,33 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
             Some((loss, _)) => self.compute(loss),
             None => Ok(Gradients { store: GradStore::default(), order: Vec::new() }),
         };
-        let examples = batch.map_or(0, |(_, examples)| examples);
-        if self.reduces_nothing() && examples > 0 {
+        self.reduce(computed, Some(batch.map_or(0, |(_, examples)| examples)))
+    }
+
+    /// Reduces the gradients of this rank, in a step that all ranks begin and end alike; `None` if no rank has more examples.
+    fn reduce(&mut self, computed: Result<Gradients>, examples: Option<usize>) -> Result<Option<GradStore>> {
+        if self.reduces_nothing() && examples != Some(0) {
             return Ok(Some(computed?.store));
         }
-        let Some(step) = self.reducer.step_of(examples)? else { return Ok(None) };
+        let mut step = match examples {
+            None => self.reducer.step()?,
+            Some(examples) => match self.reducer.step_of(examples)? {
+                Some(step) => step,
+                None => return Ok(None),
+            },
+        };
         self.has_sums = false;
-        let (reduced, gradients) = end(&self.context, &self.variables, step, computed)?;
-        self.take_back(&reduced, gradients).map(Some)
+        let handed_in = computed.and_then(|gradients| {
+            gradients.hand_in(&self.context, &self.variables, |views| step.ready_all(views))?;
+            Ok(gradients)
+        });
+        match handed_in {
+            Ok(gradients) => {
+                let reduced = step.finish()?;
+                self.take_back(&reduced, gradients).map(Some)
+            }
+            Err(error) => Err(step.refuse(error.into_gradsync(BACKWARD)).into()),
+        }
     }
 
     /// Adds the gradients of a micro-batch to the sums, in `f32` or wider and without communication (PyTorch's `no_sync`). The next
@@ -312,22 +326,16 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
                 }
             }
         }
-        for group in with_result.chunks(GROUP) {
-            for &number in group {
-                let Variable { var, .. } = &variables[number];
-                if store.get(var).is_none() {
-                    store.insert(var, var.zeros_like()?);
-                }
+        for &number in &with_result {
+            let Variable { var, .. } = &variables[number];
+            if store.get(var).is_none() {
+                store.insert(var, var.zeros_like()?);
             }
-            let tensors: Vec<(&str, &Tensor)> = group
-                .iter()
-                .map(|&number| (&variables[number].name[..], store.get(&variables[number].var).expect("inserted")))
-                .collect();
-            lend::<M, _>(&self.context, &tensors, |data| {
-                let mut destinations: Vec<_> = group.iter().copied().zip(data).collect();
-                self.reducer.copy_gradients(&mut destinations)
-            })?;
         }
+        lend::<M>(&self.context, &tensors(variables, &store, &with_result), |begin, data| {
+            let mut destinations: Vec<_> = with_result[begin..].iter().copied().zip(data).collect();
+            self.reducer.copy_gradients(&mut destinations)
+        })?;
         Ok(store)
     }
 }
@@ -346,39 +354,25 @@ impl Gradients {
         variables: &Variables,
         mut take: impl FnMut(&[(usize, TensorView<'_, M>)]) -> gradsync::Result<()>,
     ) -> Result<()> {
-        let variables = variables.reduced();
-        for group in self.order.chunks(GROUP) {
-            let tensors: Vec<(&str, &Tensor)> = group
-                .iter()
-                .map(|&number| (&variables[number].name[..], self.store.get(&variables[number].var).expect("computed")))
-                .collect();
-            lend::<M, _>(context, &tensors, |data| {
-                let mut views = Vec::with_capacity(data.len());
-                for ((&number, (_, tensor)), data) in group.iter().zip(&tensors).zip(&data) {
-                    views.push((number, TensorView::of(M::as_slice(data), tensor.dims().into())?));
-                }
-                take(&views)
-            })?;
-        }
-        Ok(())
+        let tensors = tensors(variables.reduced(), &self.store, &self.order);
+        lend::<M>(context, &tensors, |begin, data| {
+            let mut views = Vec::with_capacity(data.len());
+            for (number, data) in (begin..).zip(&data) {
+                let shape = tensors[number].1.dims().into();
+                views.push((self.order[number], TensorView::of(M::as_slice(data), shape)?));
+            }
+            take(&views)
+        })
     }
 }
 
-/// Passes the gradients of this rank and ends the step, on every rank alike.
-fn end<M: TensorMemory>(
-    context: &M::Context,
-    variables: &Variables,
-    mut step: Step<'_, '_, M>,
-    computed: Result<Gradients>,
-) -> Result<(Reduced, Gradients)> {
-    let handed_in = computed.and_then(|gradients| {
-        gradients.hand_in(context, variables, |views| step.ready_all(views))?;
-        Ok(gradients)
-    });
-    match handed_in {
-        Ok(gradients) => Ok((step.finish()?, gradients)),
-        Err(error) => Err(step.refuse(error.into_gradsync(BACKWARD)).into()),
-    }
+/// The gradients of the variables with these numbers, which have one, by name.
+fn tensors<'g>(variables: &'g [Variable], store: &'g GradStore, numbers: &[usize]) -> Vec<(&'g str, &'g Tensor)> {
+    let gradient = |&number: &usize| {
+        let Variable { name, var, .. } = &variables[number];
+        (&name[..], store.get(var).expect("it has a gradient"))
+    };
+    numbers.iter().map(gradient).collect()
 }
 
 type Numbers = HashMap<TensorId, usize>;
@@ -389,8 +383,7 @@ fn declare<M: TensorMemory>(variables: &Variables, device: &candle_core::Device)
     let mut parameters = Vec::new();
     for (number, variable) in variables.reduced().iter().enumerate() {
         let Variable { name, var, .. } = variable;
-        if !M::has(var.device(), device) {
-            let wanted = M::name(device);
+        if let Some(wanted) = M::refuses(var.device(), device) {
             return Err(Error::Device { name: name.clone(), found: var.device().location(), wanted });
         }
         let Some(dtype) = memory::dtype(var.dtype()) else {

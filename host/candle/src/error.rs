@@ -3,7 +3,6 @@
 use std::fmt;
 
 use candle_core::{DType, DeviceLocation};
-use gradsync::comm::Ranks;
 
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -13,20 +12,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Ranks disagree, are missing or late, or one rank failed; the other ranks have this error too.
+    /// Ranks disagree, are missing or late, or one rank failed, whose error is quoted; the other ranks have this error too.
     #[error(transparent)]
     Gradsync(#[from] gradsync::Error),
     /// candle refused an operation on this rank.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
-    /// Another rank failed before this call began.
-    #[error("rank {rank} cannot take part in this call, so no rank does: {reason}")]
-    OtherRank {
-        /// The number of that rank.
-        rank: usize,
-        /// Its error.
-        reason: String,
-    },
     /// A variable is on a device that the communicator does not support.
     #[error("variable {name:?} is on {found:?}, and the communicator reduces in {wanted}")]
     Device {
@@ -38,9 +29,7 @@ pub enum Error {
         wanted: String,
     },
     /// A variable has a type that is not reduced.
-    #[error(
-        "variable {name:?} has the dtype {dtype:?}; variables of f64, f32, f16 and bf16 can be reduced, and others must be left out"
-    )]
+    #[error("variable {name:?} has the dtype {dtype:?}, which cannot be reduced: such variables must be left out")]
     DType {
         /// The name of the variable.
         name: String,
@@ -112,40 +101,4 @@ impl From<gradsync::driver::CudaError> for Error {
     fn from(error: gradsync::driver::CudaError) -> Self {
         Self::Gradsync(error.into())
     }
-}
-
-/// The limit of a text that ranks exchange, in bytes.
-const LONGEST: usize = 2048;
-
-/// Returns this rank's outcome if all ranks succeeded. All ranks must call it.
-///
-/// # Errors
-/// On a rank with an error, its own, and on the others [`Error::OtherRank`] that quotes the first error.
-pub(crate) fn on_every_rank<R: Ranks + ?Sized, T>(ranks: &R, outcome: Result<T>) -> Result<T> {
-    if ranks.world_size() == 1 {
-        return outcome;
-    }
-    let mut text = outcome.as_ref().err().map(ToString::to_string).unwrap_or_default().into_bytes();
-    text.truncate(LONGEST);
-    let lens = ranks.gather_words(&[text.len() as u64])?;
-    let longest = lens.iter().copied().max().unwrap_or(0) as usize;
-    if longest == 0 {
-        return outcome;
-    }
-    text.resize(longest.next_multiple_of(8), 0);
-    let words: Vec<u64> =
-        text.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect();
-    let all = ranks.gather_words(&words)?;
-    outcome?;
-    let rank = lens.iter().position(|&len| len > 0).expect("a rank has a text");
-    let bytes: Vec<u8> = all
-        .chunks_exact(words.len())
-        .nth(rank)
-        .expect("every rank's text")
-        .iter()
-        .copied()
-        .flat_map(u64::to_le_bytes)
-        .collect();
-    let reason = String::from_utf8_lossy(&bytes[..lens[rank] as usize]).into_owned();
-    Err(Error::OtherRank { rank, reason })
 }

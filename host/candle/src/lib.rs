@@ -48,8 +48,6 @@ mod variables;
 pub use data_parallel::DataParallel;
 pub use error::{Error, Result};
 pub use memory::TensorMemory;
-#[doc(hidden)]
-pub use memory::{Borrowed, Part};
 pub use options::DataParallelOptions;
 pub use variables::Variables;
 

@@ -1,42 +1,40 @@
 //! [`TensorMemory`]: the storages of candle's tensors as memory of gradsync, without a copy.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
+use std::fmt::Debug;
 
-use candle_core::{CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor};
+use candle_core::{CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor, bail};
+use gradsync::SliceMut;
 use gradsync::comm::Communicator;
-use gradsync::kernels::cpu;
 use gradsync::memory::Host;
 use gradsync::train::{Parameter, Reducer, ReducerMemory, ReducerOptions};
-use gradsync::{Slice, SliceMut};
 
 use crate::clip;
 use crate::error::{Error, Result};
 
 /// The number of tensors that are borrowed at once. A launch on a GPU serves all of them; each needs a frame of the stack.
-pub(crate) const GROUP: usize = 64;
-
-/// The number of elements that are scaled at a time.
-const PIECE_LEN: usize = 1 << 16;
+const GROUP: usize = 64;
 
 /// A kind of memory for candle's tensors: [`Host`], and with the feature `cuda` gradsync's `Cuda`. Its functions are for this crate alone.
 #[allow(missing_docs)]
 pub trait TensorMemory: ReducerMemory {
     /// The streams and queues that order work on tensors together with candle's.
     #[doc(hidden)]
-    type Context: std::fmt::Debug;
+    type Context: Debug;
+
+    /// The storage of candle's tensors in this memory.
+    #[doc(hidden)]
+    type Storage: 'static;
 
     /// Creates the context of tensors on this device, if it is in this memory. With `is_forked`, work on gradients has a separate queue.
     #[doc(hidden)]
     fn context(device: &Device, is_forked: bool) -> Result<Self::Context>;
 
-    /// The name of the memory in errors.
+    /// The name of this memory in errors, unless tensors of this device are in it and ordered like tensors of `like`.
     #[doc(hidden)]
-    fn name(device: &Device) -> String;
-
-    /// Whether tensors of this device are in the memory, and ordered like tensors of `like`.
-    #[doc(hidden)]
-    fn has(device: &Device, like: &Device) -> bool;
+    fn refuses(device: &Device, like: &Device) -> Option<String>;
 
     #[doc(hidden)]
     fn reducer<'c>(
@@ -46,54 +44,53 @@ pub trait TensorMemory: ReducerMemory {
         options: ReducerOptions,
     ) -> gradsync::Result<Reducer<'c, Self>>;
 
-    /// Runs `body` with the elements of a storage, whose layout is contiguous, and records its work for later uses of the storage.
+    /// Passes the elements of a storage, whose layout is contiguous, to `body`, and records its work for later uses of the storage.
+    ///
+    /// # Safety
+    /// The elements are not used after `body` has returned, whatever the lifetime of the slice says.
     #[doc(hidden)]
-    fn borrow(
+    unsafe fn borrow(
         context: &Self::Context,
-        storage: Borrowed<'_>,
+        storage: &mut Self::Storage,
         layout: &Layout,
-        body: &mut dyn FnMut(Part) -> candle_core::Result<()>,
+        body: &mut dyn FnMut(Self::SliceMut<'static>) -> candle_core::Result<()>,
     ) -> candle_core::Result<()>;
 
     /// Computes the norm of gradients, and the clipped gradients, unless they are clipped in place.
     #[doc(hidden)]
     fn clip(context: &Self::Context, tensors: &[(&str, &Tensor)], max_norm: f64) -> Result<(Tensor, Vec<Tensor>)>;
-
-    /// # Safety
-    /// The storage of the part is borrowed mutably for as long as the slice is used, and only by that borrow.
-    #[doc(hidden)]
-    unsafe fn slice_mut(context: &Self::Context, part: Part) -> Self::SliceMut<'_>;
-}
-
-/// A storage of candle, borrowed exclusively.
-#[doc(hidden)]
-#[derive(Debug)]
-pub enum Borrowed<'s> {
-    /// On the host.
-    Cpu(&'s mut CpuStorage),
-    /// On a GPU.
-    Cuda(&'s mut CudaStorage),
-}
-
-/// Contiguous elements.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug)]
-pub struct Part {
-    pub(crate) address: *mut u8,
-    pub(crate) dtype: gradsync::DType,
-    pub(crate) len: usize,
 }
 
 /// The dtype in gradsync.
 pub(crate) fn dtype(dtype: DType) -> Option<gradsync::DType> {
-    match dtype {
-        DType::F64 => Some(gradsync::DType::F64),
-        DType::F32 => Some(gradsync::DType::F32),
-        DType::F16 => Some(gradsync::DType::F16),
-        DType::BF16 => Some(gradsync::DType::BF16),
-        _ => None,
-    }
+    with_float!(dtype, T => Some(<T as gradsync::Element>::DTYPE), _ => None)
 }
+
+/// Runs `$body` with the alias `$type` for the Rust type of a dtype that gradsync reduces, or `$other` for another dtype.
+macro_rules! with_float {
+    ($dtype:expr, $type:ident => $body:expr, _ => $other:expr) => {
+        match $dtype {
+            candle_core::DType::F64 => {
+                type $type = f64;
+                $body
+            }
+            candle_core::DType::F32 => {
+                type $type = f32;
+                $body
+            }
+            candle_core::DType::F16 => {
+                type $type = gradsync::f16;
+                $body
+            }
+            candle_core::DType::BF16 => {
+                type $type = gradsync::bf16;
+                $body
+            }
+            _ => $other,
+        }
+    };
+}
+pub(crate) use with_float;
 
 /// A number that is equal for tensors with one storage, as long as one of them exists.
 pub(crate) fn storage_key(tensor: &Tensor) -> usize {
@@ -116,54 +113,58 @@ pub(crate) fn check(tensors: &[(&str, &Tensor)]) -> Result<()> {
     Ok(())
 }
 
-/// Passes the elements of all tensors, at most [`GROUP`], to `body` at once. The tensors must be contiguous, and no two may share a
-/// storage.
+/// Passes the elements of all tensors to `body`, a group at a time, each group with the number of its first tensor. The tensors must be
+/// contiguous, and no two may share a storage.
 ///
 /// # Errors
 /// [`Error::Storage`] naming a tensor that violates this; errors of `body`.
-pub(crate) fn lend<M: TensorMemory, T>(
+pub(crate) fn lend<M: TensorMemory>(
     context: &M::Context,
     tensors: &[(&str, &Tensor)],
-    body: impl FnOnce(Vec<M::SliceMut<'_>>) -> gradsync::Result<T>,
-) -> Result<T> {
-    assert!(tensors.len() <= GROUP, "{} tensors are lent at once", tensors.len());
+    body: impl FnMut(usize, Vec<M::SliceMut<'_>>) -> gradsync::Result<()>,
+) -> Result<()> {
     check(tensors)?;
-    let body = Cell::new(Some(body));
-    let outcome = Cell::new(None);
-    let run = |parts: &[Part]| {
-        // SAFETY: each part is in a storage that a frame of `Lend` around this call borrows mutably, and the storages differ. The closure
-        // is generic over the lifetime of the slices, so it cannot keep them.
-        let slices = parts.iter().map(|part| unsafe { M::slice_mut(context, *part) }).collect();
-        outcome.set(body.take().map(|body| body(slices)));
-    };
-    Lend::<M> { context, rest: tensors, parts: &RefCell::new(Vec::with_capacity(tensors.len())), run: &run }.next()?;
-    Ok(outcome.into_inner().expect("the body has run")?)
+    let body = RefCell::new(body);
+    for (group, rest) in tensors.chunks(GROUP).enumerate() {
+        let slices = RefCell::new(Vec::with_capacity(rest.len()));
+        let outcome = Cell::new(Ok(()));
+        // The body is generic over the lifetime of the slices, so it cannot keep them.
+        let run = || outcome.set((body.borrow_mut())(group * GROUP, slices.take()));
+        Lend::<M> { context, rest, slices: &slices, run: &run }.next()?;
+        outcome.into_inner()?;
+    }
+    Ok(())
 }
 
-/// Borrows the storages of `rest`, one within the other, since candle borrows a storage only for the duration of a call.
+/// Borrows the storages of `rest`, one within the other, since candle lends a storage exclusively only for the duration of a call.
 struct Lend<'f, M: TensorMemory> {
     context: &'f M::Context,
     rest: &'f [(&'f str, &'f Tensor)],
-    parts: &'f RefCell<Vec<Part>>,
-    run: &'f dyn Fn(&[Part]),
+    slices: &'f RefCell<Vec<M::SliceMut<'static>>>,
+    run: &'f dyn Fn(),
 }
 
 impl<M: TensorMemory> Lend<'_, M> {
     fn next(&self) -> candle_core::Result<()> {
         match self.rest {
             [] => {
-                (self.run)(&self.parts.borrow());
+                (self.run)();
                 Ok(())
             }
             [(_, tensor), ..] => tensor.inplace_op1(self),
         }
     }
 
-    fn within(&self, storage: Borrowed<'_>, layout: &Layout) -> candle_core::Result<()> {
-        M::borrow(self.context, storage, layout, &mut |part| {
-            self.parts.borrow_mut().push(part);
+    fn within(&self, storage: &mut dyn Any, layout: &Layout) -> candle_core::Result<()> {
+        let Some(storage) = storage.downcast_mut::<M::Storage>() else {
+            bail!("a tensor is on another device than the ranks' communicator")
+        };
+        let mut body = |slice| {
+            self.slices.borrow_mut().push(slice);
             Lend::<M> { rest: &self.rest[1..], ..*self }.next()
-        })
+        };
+        // SAFETY: the innermost frame takes all slices and drops them before it returns to this one.
+        unsafe { M::borrow(self.context, storage, layout, &mut body) }
     }
 }
 
@@ -173,27 +174,24 @@ impl<M: TensorMemory> InplaceOp1 for Lend<'_, M> {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
-        self.within(Borrowed::Cpu(storage), layout)
+        self.within(storage, layout)
     }
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
-        self.within(Borrowed::Cuda(storage), layout)
+        self.within(storage, layout)
     }
 }
 
 impl TensorMemory for Host {
     type Context = ();
+    type Storage = CpuStorage;
 
     fn context(_: &Device, _: bool) -> Result<()> {
         Ok(())
     }
 
-    fn name(_: &Device) -> String {
-        "the memory of the CPU".into()
-    }
-
-    fn has(device: &Device, _: &Device) -> bool {
-        device.is_cpu()
+    fn refuses(device: &Device, _: &Device) -> Option<String> {
+        (!device.is_cpu()).then(|| "the memory of the CPU".into())
     }
 
     fn reducer<'c>(
@@ -205,46 +203,25 @@ impl TensorMemory for Host {
         Reducer::new(comm, parameters, options)
     }
 
-    fn borrow(
+    unsafe fn borrow(
         (): &(),
-        storage: Borrowed<'_>,
+        storage: &mut CpuStorage,
         layout: &Layout,
-        body: &mut dyn FnMut(Part) -> candle_core::Result<()>,
+        body: &mut dyn FnMut(SliceMut<'static>) -> candle_core::Result<()>,
     ) -> candle_core::Result<()> {
-        let len = layout.shape().elem_count();
-        let range = layout.start_offset()..layout.start_offset() + len;
-        let Borrowed::Cpu(storage) = storage else { candle_core::bail!("a tensor on a GPU in a call on the CPU") };
-        let (address, dtype): (*mut u8, _) = match storage {
-            CpuStorage::F64(data) => (data[range].as_mut_ptr().cast(), gradsync::DType::F64),
-            CpuStorage::F32(data) => (data[range].as_mut_ptr().cast(), gradsync::DType::F32),
-            CpuStorage::F16(data) => (data[range].as_mut_ptr().cast(), gradsync::DType::F16),
-            CpuStorage::BF16(data) => (data[range].as_mut_ptr().cast(), gradsync::DType::BF16),
-            _ => candle_core::bail!("only tensors of f64, f32, f16 and bf16 can be reduced"),
+        let range = layout.start_offset()..layout.start_offset() + layout.shape().elem_count();
+        let slice: SliceMut<'_> = match storage {
+            CpuStorage::F64(data) => (&mut data[range]).into(),
+            CpuStorage::F32(data) => (&mut data[range]).into(),
+            CpuStorage::F16(data) => (&mut data[range]).into(),
+            CpuStorage::BF16(data) => (&mut data[range]).into(),
+            _ => bail!("only tensors of f64, f32, f16 and bf16 can be reduced"),
         };
-        body(Part { address, dtype, len })
+        // SAFETY: the caller's promise: the slice is not used after this borrow of the storage.
+        body(unsafe { std::mem::transmute::<SliceMut<'_>, SliceMut<'static>>(slice) })
     }
 
     fn clip((): &(), tensors: &[(&str, &Tensor)], max_norm: f64) -> Result<(Tensor, Vec<Tensor>)> {
-        let squares = |data: Slice<'_>, power: f64| {
-            if power == 1.0 {
-                return Ok(cpu::squared_norms(data, &[0..data.len()])?.iter().sum());
-            }
-            let mut piece = vec![0.0f64; data.len().min(PIECE_LEN)];
-            let mut sum = 0.0;
-            for begin in (0..data.len()).step_by(PIECE_LEN) {
-                let len = PIECE_LEN.min(data.len() - begin);
-                cpu::scale((&mut piece[..len]).into(), data.range(begin..begin + len), power)?;
-                sum += cpu::squared_norms((&piece[..len]).into(), &[0..len])?.iter().sum::<f64>();
-            }
-            Ok(sum)
-        };
-        Ok((clip::by_kernels::<Self>(&(), tensors, max_norm, squares)?, Vec::new()))
-    }
-
-    unsafe fn slice_mut((): &(), part: Part) -> SliceMut<'_> {
-        let Part { address, dtype, len } = part;
-        // SAFETY: that many elements of that type, borrowed mutably by the caller's promise.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(address, len * dtype.size_bytes()) };
-        SliceMut::of_bytes(dtype, bytes)
+        Ok((clip::on_host(tensors, max_norm)?, Vec::new()))
     }
 }

@@ -1,12 +1,12 @@
 //! The same variables on every rank: broadcast at the start, compared later, and buffers averaged.
 
 use candle_core::{DType, Tensor};
-use gradsync::comm::{Collectives, ReduceOp};
-use gradsync::train::{broadcast_parameters, compare_parameters};
+use gradsync::comm::{Collectives, Operation, ReduceOp};
+use gradsync::train::{all_prepared, broadcast_parameters, compare_parameters};
 
 use crate::data_parallel::DataParallel;
-use crate::error::{Result, on_every_rank};
-use crate::memory::{GROUP, TensorMemory, lend};
+use crate::error::Result;
+use crate::memory::{TensorMemory, lend};
 use crate::variables::Variable;
 
 impl<M: TensorMemory> DataParallel<'_, M> {
@@ -101,24 +101,23 @@ impl<M: TensorMemory> DataParallel<'_, M> {
                 })
             },
         );
-        on_every_rank(comm, computed)?;
+        all_prepared(Operation::CompareParameters, comm, computed)?;
         let all = comm.gather_words(&fingerprints)?;
         let differs = |index: &usize| all.iter().skip(*index).step_by(count).any(|one| *one != all[*index]);
         let differing: Vec<&Variable> = (0..count).filter(differs).map(|index| buffers[index]).collect();
-        for group in differing.chunks(GROUP) {
-            let widened = group.iter().map(|Variable { name, var, .. }| match var.dtype() {
-                DType::F32 | DType::F64 => Ok((&name[..], var.as_tensor().clone())),
-                _ => Ok((&name[..], var.to_dtype(DType::F32)?)),
-            });
-            let widened: Vec<(&str, Tensor)> = on_every_rank(comm, widened.collect())?;
-            let tensors: Vec<(&str, &Tensor)> = widened.iter().map(|(name, tensor)| (*name, tensor)).collect();
-            lend::<M, _>(context, &tensors, |data| {
-                data.into_iter().try_for_each(|data| comm.all_reduce(data, ReduceOp::Mean))
-            })?;
-            for (Variable { var, .. }, (_, mean)) in group.iter().zip(&widened) {
-                if mean.dtype() != var.dtype() {
-                    var.set(&mean.to_dtype(var.dtype())?)?;
-                }
+        let widened = differing.iter().map(|Variable { name, var, .. }| match var.dtype() {
+            DType::F32 | DType::F64 => Ok((&name[..], var.as_tensor().clone())),
+            _ => Ok((&name[..], var.to_dtype(DType::F32)?)),
+        });
+        let widened: Vec<(&str, Tensor)> =
+            all_prepared(Operation::CompareParameters, comm, widened.collect::<Result<_>>())?;
+        let tensors: Vec<(&str, &Tensor)> = widened.iter().map(|(name, tensor)| (*name, tensor)).collect();
+        lend::<M>(context, &tensors, |_, data| {
+            data.into_iter().try_for_each(|data| comm.all_reduce(data, ReduceOp::Mean))
+        })?;
+        for (Variable { var, .. }, (_, mean)) in differing.iter().zip(&widened) {
+            if mean.dtype() != var.dtype() {
+                var.set(&mean.to_dtype(var.dtype())?)?;
             }
         }
         Ok(())
@@ -134,10 +133,7 @@ impl<M: TensorMemory> DataParallel<'_, M> {
         let wanted = variables.filter(|(number, _)| is_wanted(*number));
         let tensors: Vec<(&str, &Tensor)> =
             wanted.map(|(_, Variable { name, var, .. })| (&name[..], var.as_tensor())).collect();
-        for group in tensors.chunks(GROUP) {
-            let names: Vec<&str> = group.iter().map(|(name, _)| *name).collect();
-            lend::<M, _>(context, group, |data| body(&names, data))?;
-        }
-        Ok(())
+        let names: Vec<&str> = tensors.iter().map(|(name, _)| *name).collect();
+        lend::<M>(context, &tensors, |begin, data| body(&names[begin..begin + data.len()], data))
     }
 }

@@ -11,12 +11,11 @@ use super::connection::{LINGER, Link, Outbox, Threads, drain};
 use super::endpoint::Endpoint;
 use super::frame::{self, FRAME_LIMIT, Timed};
 use super::gathering::Applicant;
-use super::handshake::{self, Identity};
-use super::hosts::{self, Names};
 use super::member::Member;
 use super::message::{Event, Network, Request, violation};
+use super::names::{self, Names};
+use super::noise::{self, Identity, Session};
 use super::notice::{self, Notices};
-use super::seal::{Seal, Session};
 use super::secret::Secret;
 use crate::error::BootstrapError;
 
@@ -30,16 +29,17 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_m
 /// The addresses of rank 0, and the group's secret.
 #[derive(Debug)]
 pub(super) struct Invitation {
+    /// The names and addresses of rank 0's machine, in the order in which they are tried.
     pub(super) hosts: Vec<String>,
     /// Rank 0 listens on one of them.
     pub(super) ports: Vec<u16>,
     pub(super) secret: Secret,
 }
 
-/// Joins as another rank than 0. The kind of rendezvous determines the invitation that `invite` returns, and which errors end the search.
+/// Joins as another rank than 0. The kind of rendezvous determines which errors end the search.
 pub(super) fn join(
     applicant: &Applicant,
-    invite: impl Fn() -> Result<Invitation, BootstrapError>,
+    invitation: &Invitation,
     is_final: impl Fn(&BootstrapError) -> bool,
 ) -> Result<Member, BootstrapError> {
     let mut pause = PAUSES.0;
@@ -48,11 +48,8 @@ pub(super) fn join(
     let mut names = Names::default();
     let mut notices = Notices::new();
     loop {
-        let attempted = invite().and_then(|invitation| {
-            let time = if invitation.ports.len() > 1 { attempt_time } else { ATTEMPT_TIME };
-            attempt(applicant, &invitation, &mut names, time)
-        });
-        let error = match attempted {
+        let time = if invitation.ports.len() > 1 { attempt_time } else { ATTEMPT_TIME };
+        let error = match attempt(applicant, invitation, &mut names, time) {
             Ok(member) => return Ok(member),
             Err(error) if is_final(&error) => return Err(error),
             Err(error) => error,
@@ -92,7 +89,7 @@ fn attempt(
 ) -> Result<Member, BootstrapError> {
     let Invitation { hosts, ports, secret } = invitation;
     let (mut wrong, mut silent) = (None, Vec::new());
-    for host in hosts::nearest_first(hosts) {
+    for host in hosts {
         let addresses = match names.resolve(host, ports[0], applicant.at_most(ATTEMPT_TIME)) {
             Ok(addresses) => addresses,
             Err(error) => {
@@ -112,7 +109,7 @@ fn attempt(
                 Err(_) => format!("{host}:{port} ({})", address.ip()),
             };
             match approach(applicant, &name, address, secret, time) {
-                Ok((socket, session)) => match wait(applicant, &name, Arc::new(socket), session, secret) {
+                Ok((socket, session)) => match wait(applicant, &name, socket, session) {
                     // Rank 0 of another start may listen at one of the ports, and rank 0 of this start at another one.
                     Err(error @ BootstrapError::GenerationMismatch { .. }) if ports.len() > 1 => {
                         _ = wrong.get_or_insert(error);
@@ -140,7 +137,7 @@ fn attempt(
 
 /// The error of this rank if it lacks descriptors, or a thread for a look-up.
 fn out_of_resources(applicant: &Applicant, error: &io::Error) -> Option<BootstrapError> {
-    let thread = || hosts::is_lack_of_threads(error).then(|| BootstrapError::out_of_threads(applicant.rank, error));
+    let thread = || names::is_lack_of_threads(error).then(|| BootstrapError::out_of_threads(applicant.rank, error));
     BootstrapError::out_of_descriptors(applicant.rank, error).or_else(thread)
 }
 
@@ -175,19 +172,14 @@ pub(super) fn approach(
         world_size: applicant.world_size as u64,
         generation: applicant.generation,
     };
-    let session = handshake::introduce(&mut Timed { socket: &socket, end }, secret, identity)
+    let session = noise::introduce(&mut Timed { socket: &socket, end }, secret, identity)
         .map_err(|error| error.about(name.to_owned()).unwrap_or_else(unreachable))?;
     Ok((socket, session))
 }
 
 /// Waits on an authenticated connection until all ranks have joined.
-fn wait(
-    applicant: &Applicant,
-    name: &str,
-    socket: Arc<TcpStream>,
-    mut session: Session,
-    secret: &Secret,
-) -> Result<Member, BootstrapError> {
+fn wait(applicant: &Applicant, name: &str, socket: TcpStream, session: Session) -> Result<Member, BootstrapError> {
+    let (socket, session) = (Arc::new(socket), Arc::new(session));
     let start = |socket: &Arc<TcpStream>| -> io::Result<Result<Member, BootstrapError>> {
         let mut end = applicant.end;
         match (Timed { socket, end }).wait() {
@@ -195,19 +187,20 @@ fn wait(
                 // Rank 0's answer names the missing ranks.
                 end = Instant::now().checked_add(LINGER);
                 let give_up = frame::encode(&Request::GiveUp { deadline: applicant.deadline }, FRAME_LIMIT)?;
-                let tag = session.outgoing.tag(&give_up);
-                Timed { socket, end }.write_all(&[&give_up[..], &tag].concat())?;
+                let mut bytes = Vec::new();
+                session.encrypt(&give_up, &mut bytes);
+                Timed { socket, end }.write_all(&bytes)?;
             }
             other => {
                 other?;
                 end = Instant::now().checked_add(ATTEMPT_TIME);
             }
         }
-        match session.incoming.read(&mut Timed { socket, end }, FRAME_LIMIT)? {
+        match session.read(&mut Timed { socket, end }, FRAME_LIMIT)? {
             Event::Start(network) => {
                 socket.set_read_timeout(None)?;
                 socket.set_write_timeout(None)?;
-                let member = enter(applicant, socket.clone(), session, secret.clone(), network);
+                let member = enter(applicant, socket, &session, network);
                 Ok(member.map_err(|error| BootstrapError::out_of_threads(applicant.rank, &error)))
             }
             Event::Refused(error) => {
@@ -227,17 +220,17 @@ fn wait(
 /// Starts the threads of the connection, after all ranks have joined.
 fn enter(
     applicant: &Applicant,
-    socket: Arc<TcpStream>,
-    session: Session,
-    secret: Secret,
+    socket: &Arc<TcpStream>,
+    session: &Arc<Session>,
     network: Network,
 ) -> io::Result<Member> {
     let endpoint = applicant.endpoint(true);
     let threads = Arc::new(Threads::default());
-    let outbox = Outbox::start(&socket, session.outgoing, &threads)?;
-    let (reading, answers, events) = (socket.clone(), outbox.clone(), endpoint.clone());
+    let outbox = Outbox::start(socket, session, &threads)?;
+    let (reading, session) = (socket.clone(), session.clone());
+    let (answers, events) = (outbox.clone(), endpoint.clone());
     let read = move || {
-        listen(&reading, session.incoming, &answers, &events);
+        listen(&reading, &session, &answers, &events);
         // If no member is ever made, nothing else ends the writing thread.
         answers.close();
     };
@@ -245,14 +238,14 @@ fn enter(
         outbox.close();
         return Err(error);
     }
-    Ok(Member::remote(Link { outbox, socket, secret, threads }, endpoint, network))
+    Ok(Member::remote(Link { outbox, socket: socket.clone(), threads }, endpoint, network))
 }
 
 /// Delivers the events of rank 0 until the connection ends.
-fn listen(socket: &TcpStream, mut seal: Seal, answers: &Outbox, endpoint: &Endpoint) {
+fn listen(socket: &TcpStream, session: &Session, answers: &Outbox, endpoint: &Endpoint) {
     let mut socket = BufReader::new(socket);
     loop {
-        match seal.read(&mut socket, FRAME_LIMIT) {
+        match session.read(&mut socket, FRAME_LIMIT) {
             Ok(Event::Probe { inquiry }) => {
                 answers.send(&Request::Progress { inquiry, sequence: endpoint.recorder.sequence() });
             }

@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::frame::{FRAME_LIMIT, Timed, encode};
-use super::seal::Seal;
-use super::secret::Secret;
+use super::noise::Session;
 
 /// The longest time for which a closing connection waits until the other side has read the last messages.
 pub(super) const LINGER: Duration = Duration::from_millis(500);
@@ -74,11 +73,11 @@ impl Drop for Running {
 pub(super) struct Outbox(Sender<Option<Arc<[u8]>>>);
 
 impl Outbox {
-    /// Starts the writing thread, which tags each frame by `seal`.
-    pub(super) fn start(socket: &Arc<TcpStream>, seal: Seal, threads: &Arc<Threads>) -> io::Result<Self> {
+    /// Starts the writing thread.
+    pub(super) fn start(socket: &Arc<TcpStream>, session: &Arc<Session>, threads: &Arc<Threads>) -> io::Result<Self> {
         let (sender, queue) = channel();
-        let socket = socket.clone();
-        threads.spawn("gradsync-write", move || empty(&queue, &socket, seal))?;
+        let (socket, session) = (socket.clone(), session.clone());
+        threads.spawn("gradsync-write", move || empty(&queue, &socket, &session))?;
         Ok(Outbox(sender))
     }
 
@@ -100,21 +99,17 @@ impl Outbox {
     }
 }
 
-fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream, mut seal: Seal) {
+fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream, session: &Session) {
     let mut bytes = Vec::new();
-    let mut append = |bytes: &mut Vec<u8>, frame: &[u8]| {
-        bytes.extend_from_slice(frame);
-        bytes.extend_from_slice(&seal.tag(frame));
-    };
     let mut is_open = true;
     while is_open {
         let Ok(Some(frame)) = queue.recv() else { break };
         bytes.clear();
-        append(&mut bytes, &frame);
+        session.encrypt(&frame, &mut bytes);
         // Frames that are queued already go into one write.
         while bytes.len() < TOGETHER {
             match queue.try_recv() {
-                Ok(Some(frame)) => append(&mut bytes, &frame),
+                Ok(Some(frame)) => session.encrypt(&frame, &mut bytes),
                 Ok(None) => {
                     is_open = false;
                     break;
@@ -153,7 +148,6 @@ pub(super) fn is_closed(socket: &TcpStream) -> bool {
 pub(super) struct Link {
     pub(super) outbox: Outbox,
     pub(super) socket: Arc<TcpStream>,
-    pub(super) secret: Secret,
     pub(super) threads: Arc<Threads>,
 }
 
@@ -170,10 +164,9 @@ impl Link {
     }
 }
 
-/// The authenticated connections of rank 0's process, with the group's secret.
-#[derive(Debug)]
+/// The authenticated connections of rank 0's process.
+#[derive(Debug, Default)]
 pub(super) struct Connections {
-    secret: Secret,
     sockets: Mutex<Sockets>,
     pub(super) threads: Arc<Threads>,
 }
@@ -187,14 +180,6 @@ struct Sockets {
 }
 
 impl Connections {
-    pub(super) fn new(secret: Secret) -> Self {
-        Connections { secret, sockets: Mutex::default(), threads: Arc::default() }
-    }
-
-    pub(super) fn secret(&self) -> &Secret {
-        &self.secret
-    }
-
     fn lock(&self) -> MutexGuard<'_, Sockets> {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,7 +1,5 @@
-//! Frames on a connection: four bytes of length, then one message in postcard's format.
-//!
-//! A length beyond the limit is refused before memory is allocated. This module does not interpret messages; the tags that follow frames
-//! are made in [`seal`](super::seal).
+//! Frames of the control channel: each is one message in postcard's format, which [`noise`](super::noise) encrypts. And connections with a
+//! deadline. This module does not interpret messages.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -12,22 +10,16 @@ use serde::de::DeserializeOwned;
 
 /// The longest frame of the control channel.
 pub(super) const FRAME_LIMIT: usize = 1 << 20;
-/// The number of bytes of a frame's length field.
-pub(super) const LENGTH: usize = 4;
 
 /// Encodes a message as a frame.
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidData`] if it would be longer than `limit`.
 pub(super) fn encode(message: &impl Serialize, limit: usize) -> io::Result<Vec<u8>> {
-    let body = postcard::to_stdvec(message).map_err(invalid)?;
-    if body.len() > limit {
-        return Err(invalid(format!("a message of {} bytes is beyond the limit of {limit}", body.len())));
+    let frame = postcard::to_stdvec(message).map_err(invalid)?;
+    if frame.len() > limit {
+        return Err(invalid(format!("a message of {} bytes is beyond the limit of {limit}", frame.len())));
     }
-    let length = u32::try_from(body.len()).map_err(invalid)?;
-    let mut frame = Vec::with_capacity(LENGTH + body.len());
-    frame.extend_from_slice(&length.to_le_bytes());
-    frame.extend_from_slice(&body);
     Ok(frame)
 }
 
@@ -37,23 +29,6 @@ pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
         (message, []) => Ok(message),
         (_, rest) => Err(invalid(format!("{} bytes too many in a frame", rest.len()))),
     }
-}
-
-/// Reads one frame, with its length.
-///
-/// # Errors
-/// [`io::ErrorKind::InvalidData`] if the frame is longer than `limit`; else the errors of the connection.
-pub(super) fn read(connection: &mut impl Read, limit: usize) -> io::Result<Vec<u8>> {
-    let mut length = [0; LENGTH];
-    connection.read_exact(&mut length)?;
-    let body = u32::from_le_bytes(length) as usize;
-    if body > limit {
-        return Err(invalid(format!("a frame of {body} bytes is beyond the limit of {limit}")));
-    }
-    let mut frame = vec![0; LENGTH + body];
-    frame[..LENGTH].copy_from_slice(&length);
-    connection.read_exact(&mut frame[LENGTH..])?;
-    Ok(frame)
 }
 
 fn invalid(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
@@ -143,26 +118,10 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_back_as_they_went() {
-        let bytes = [encode(&(7u8, vec![1u64, 300]), 64).unwrap(), encode(&"next", 64).unwrap()].concat();
-        let mut bytes = &bytes[..];
-        let mut next = || read(&mut bytes, 64);
-        assert_eq!(decode::<(u8, Vec<u64>)>(&next().unwrap()[LENGTH..]).unwrap(), (7, vec![1, 300]));
-        assert_eq!(decode::<String>(&next().unwrap()[LENGTH..]).unwrap(), "next");
-        assert_eq!(next().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
-    }
-
-    #[test]
-    fn lengths_are_checked_before_anything_else() {
-        for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 64], &[65, 0, 0, 0]] {
-            let error = read(&mut &bytes[..], 64).unwrap_err();
-            assert!(error.to_string().contains("beyond the limit of 64"), "{error}");
-        }
-        assert!(encode(&vec![0u8; 65], 64).is_err());
-    }
-
-    #[test]
-    fn a_frame_holds_one_message_and_nothing_else() {
+    fn a_frame_holds_one_message_within_its_limit_and_nothing_else() {
+        let frame = encode(&(7u8, vec![1u64, 300]), 64).unwrap();
+        assert_eq!(decode::<(u8, Vec<u64>)>(&frame).unwrap(), (7, vec![1, 300]));
+        assert!(encode(&vec![0u8; 64], 64).unwrap_err().to_string().contains("beyond the limit of 64"));
         let error = decode::<u8>(&[1, 1]).unwrap_err();
         assert!(error.to_string().contains("1 bytes too many"), "{error}");
         assert!(decode::<Vec<u64>>(&[0xff, 0xff, 0x7f]).is_err(), "a list longer than its frame");

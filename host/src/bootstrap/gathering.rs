@@ -16,9 +16,6 @@ use super::notice::{self, Notices};
 use crate::error::{BootstrapError, Call, Operation, Strangers};
 use crate::trace::Recorder;
 
-/// The interval at which a waiting rank 0 checks that it can still be found.
-const CHECK_EVERY: Duration = Duration::from_secs(1);
-
 /// A rank that asks to join.
 #[derive(Clone, Debug)]
 pub(super) struct Applicant {
@@ -168,13 +165,9 @@ impl Gathering {
         Ok(())
     }
 
-    /// Waits for the other ranks; the first deadline that passes ends the gathering for all ranks that have arrived, and so does an error of
-    /// `check`, which is called now and then. The lowest of these ranks says now and then for which others they wait.
-    pub(super) fn wait(
-        &self,
-        applicant: &Applicant,
-        check: &dyn Fn() -> Result<(), BootstrapError>,
-    ) -> Result<Arc<Coordinator>, BootstrapError> {
+    /// Waits for the other ranks; the first deadline that passes ends the gathering for all ranks that have arrived. The lowest of these
+    /// ranks says now and then for which others they wait.
+    pub(super) fn wait(&self, applicant: &Applicant) -> Result<Arc<Coordinator>, BootstrapError> {
         let mut notices = Notices::new();
         loop {
             let mut state = self.lock();
@@ -187,16 +180,13 @@ impl Gathering {
             let speaks = state.arrivals.iter().position(Option::is_some) == Some(applicant.rank);
             let line = (notices.is_due() && speaks).then(|| self.describe(&state, &notices, applicant.deadline));
             drop(state);
-            // Neither the terminal nor the file system may hold up other ranks.
+            // The terminal may not hold up other ranks.
             if let Some(line) = line {
                 notice::say(&line);
             }
-            if let Err(error) = check() {
-                self.fail(error);
-            }
             let state = self.lock();
             if state.outcome.is_none() {
-                let pause = applicant.at_most(notices.left().min(CHECK_EVERY));
+                let pause = applicant.at_most(notices.left());
                 drop(self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner));
             }
         }

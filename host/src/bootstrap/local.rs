@@ -1,4 +1,4 @@
-//! Connections between processes of one machine and one user, for [`mesh`](super::mesh): Unix sockets in Linux's abstract namespace.
+//! Connections between processes of one machine and one user, for [`peers`](super::peers): Unix sockets in Linux's abstract namespace.
 //! Other systems have no such namespace, and their ranks connect by TCP.
 
 #[cfg(target_os = "linux")]
@@ -69,8 +69,8 @@ mod linux {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::process::geteuid;
 
-    use super::super::handshake::{self, Challenge, Identity};
-    use super::super::mesh::Socket;
+    use super::super::noise::{self, Challenge, Identity};
+    use super::super::peers::Socket;
     use super::super::secret::Secret;
     use super::{Name, PROOF_TIME};
 
@@ -131,7 +131,7 @@ mod linux {
         }
         limit(socket, PROOF_TIME)?;
         let mut challenge = Challenge::new().map_err(io::Error::other)?;
-        io::Write::write_all(&mut socket, &challenge.greeting())?;
+        io::Write::write_all(&mut socket, challenge.greeting())?;
         let proven = challenge.hear(&mut socket, secret).map_err(io::Error::other)?;
         proven.map(|(identity, _)| identity).ok_or_else(|| io::ErrorKind::TimedOut.into())
     }
@@ -168,9 +168,9 @@ mod linux {
         let socket = UnixStream::connect_addr(&address(name)?)?;
         limit(&socket, time.max(Duration::from_millis(1)))?;
         let mut stream = &socket;
-        match handshake::introduce(&mut stream, secret, identity) {
+        match noise::introduce(&mut stream, secret, identity) {
             Ok(_) => Ok(Socket::Local(socket)),
-            Err(handshake::HandshakeError::Connection(error)) => Err(error),
+            Err(noise::HandshakeError::Connection(error)) => Err(error),
             Err(error) => Err(io::Error::new(io::ErrorKind::PermissionDenied, error)),
         }
     }
@@ -186,8 +186,8 @@ mod other {
     use std::io;
     use std::time::Duration;
 
-    use super::super::handshake::Identity;
-    use super::super::mesh::Socket;
+    use super::super::noise::Identity;
+    use super::super::peers::Socket;
     use super::super::secret::Secret;
     use super::Name;
 

@@ -42,10 +42,10 @@
 //! # Strangers
 //!
 //! Ranks prove to each other that they know the group's [`Secret`] before they act on any message; the secret is never sent, and
-//! unauthenticated connections cost little. Every later frame carries an authentication tag, so an attacker between two ranks can end
-//! their connection, but can neither impersonate a rank nor alter, repeat or reorder frames. Frames are not encrypted. Keys are derived
-//! by HKDF-SHA256 (RFC 5869) from the secret and a nonce of each side; proofs and tags are HMAC-SHA256 (RFC 2104), truncated to 128 bits.
-//! The threat model is in [deployment](crate::docs::deployment).
+//! unauthenticated connections cost little. Everything later is encrypted and authenticated: an attacker between two ranks can end their
+//! connection, but can neither read it, nor impersonate a rank, nor alter, repeat or reorder messages. The protocol is
+//! `Noise_NNpsk0_25519_AESGCM_SHA256` of the [Noise Protocol Framework](https://noiseprotocol.org), with the secret as the pre-shared
+//! key. The threat model is in [deployment](crate::docs::deployment).
 //!
 //! This module does not depend on CUDA, NCCL or MPI, and never moves gradients.
 
@@ -54,41 +54,41 @@ mod connection;
 mod coordinator;
 mod endpoint;
 mod environment;
-mod file;
 mod frame;
 mod gathering;
-mod handshake;
-mod hosts;
 #[cfg(unix)]
 mod local;
 mod matching;
 mod member;
-#[cfg(unix)]
-mod mesh;
 mod message;
+mod names;
+mod noise;
 mod notice;
+#[cfg(unix)]
+mod peers;
 mod pending;
 mod poll;
+mod primitives;
 #[cfg(feature = "mpi")]
 mod relayed;
 mod rendezvous;
-mod seal;
 mod secret;
 mod server;
 mod split;
-mod trust;
 mod unauthenticated;
 
 pub use self::environment::Launch;
 pub(crate) use self::environment::WORLD_SIZE_LIMIT;
 pub use self::member::Member;
 #[cfg(unix)]
-pub(crate) use self::mesh::{Peer, Peers, Socket};
+pub(crate) use self::noise::Session;
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) use self::noise::sessions;
+#[cfg(unix)]
+pub(crate) use self::peers::{Peer, Peers, Socket};
 #[cfg(feature = "mpi")]
 pub(crate) use self::relayed::{Host, accept};
 pub(crate) use self::rendezvous::call_deadline;
 pub use self::rendezvous::{DEFAULT_DEADLINE, Rendezvous};
-#[cfg(unix)]
-pub(crate) use self::seal::{Session, TAG as TAG_BYTES};
 pub use self::secret::Secret;
 pub use crate::error::{BootstrapError, Strangers};

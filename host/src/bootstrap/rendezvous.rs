@@ -6,14 +6,11 @@
 mod tests;
 
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::client::{self, Invitation};
 use super::environment::{self, Launch, WORLD_SIZE_LIMIT};
-use super::file::{self, RendezvousFile};
 use super::gathering::{Applicant, InProcess};
-use super::hosts::OWN_NAME_TIME;
 use super::member::Member;
 use super::secret::Secret;
 use super::server::{self, Service};
@@ -38,7 +35,6 @@ pub(crate) fn call_deadline() -> Result<Duration, BootstrapError> {
 enum Way {
     InProcess(InProcess),
     Tcp(Address),
-    File(PathBuf),
 }
 
 /// Where rank 0 listens.
@@ -87,20 +83,9 @@ impl Rendezvous {
     /// loopback only if `host` is `localhost` or a loopback address.
     ///
     /// The secret keeps other processes out: ranks prove to each other that they know it, and it is never sent. All later messages are
-    /// authenticated but not encrypted (see [Strangers](super#strangers)).
+    /// encrypted (see [Strangers](super#strangers)).
     pub fn tcp(host: impl Into<String>, port: u16, secret: Secret) -> Self {
         Rendezvous::new(Way::Tcp(Address { host: host.into(), ports: vec![port], secret, may_confine: true }))
-    }
-
-    /// A rendezvous for ranks that share a file system: rank 0 listens on a free port of all interfaces, and writes its address and a
-    /// fresh secret to this file, which only its owner may read. The file is removed when all ranks have joined. A regular file that was
-    /// there before is replaced, and a rank that has read an old file reads the path again.
-    ///
-    /// On Unix, a file is read only if this user or root owns it and nobody else has access to it, as with mode 0600, and if nobody else
-    /// can replace it: this user or root owns all folders on the way to it, and others may not write in them unless they have the sticky
-    /// bit, as `/tmp` has. Rank 0 writes in no other folder.
-    pub fn file(path: impl Into<PathBuf>) -> Self {
-        Rendezvous::new(Way::File(path.into()))
     }
 
     /// A rendezvous by [`tcp`](Self::tcp) at `MASTER_ADDR` and `MASTER_PORT`, with the secret in `GRADSYNC_SECRET` and the generation in
@@ -163,17 +148,13 @@ impl Rendezvous {
     /// * [`BootstrapError::DuplicateRank`] on the second process or thread that joins as the same rank;
     ///   [`BootstrapError::GenerationMismatch`], [`BootstrapError::WrongSecret`] and [`BootstrapError::VersionMismatch`] on the rank that
     ///   does not belong to the group, while the other ranks continue to wait. A rank of a later generation continues to look for its own
-    ///   group; with a rendezvous file, every such rank continues, in case the file is replaced;
+    ///   group;
     /// * [`BootstrapError::OutOfResources`] at once on a rank that lacks descriptors or threads; if rank 0 does, on every rank that has
     ///   arrived;
     /// * [`BootstrapError::RankOutOfRange`]; [`BootstrapError::WorldSizeOutOfRange`] for more than 65536 ranks;
     ///   [`BootstrapError::InvalidAddress`] for a host that can be neither a name nor an address; [`BootstrapError::InvalidVariable`] for a
     ///   variable of deadlines that is no number of seconds;
-    /// * with a rendezvous file, [`BootstrapError::NotAFile`] and [`BootstrapError::UntrustedFolder`] at once on every rank;
-    ///   [`BootstrapError::UntrustedFile`] on other ranks than 0 when the deadline passes and rank 0 has not replaced the file, and on
-    ///   rank 0 if the file system does not let it make a private file; [`BootstrapError::File`] on rank 0 once the file is gone or
-    ///   another rank 0 has replaced it;
-    /// * [`BootstrapError::PortBusy`], [`BootstrapError::CannotListen`] or [`BootstrapError::File`] on rank 0.
+    /// * [`BootstrapError::PortBusy`] or [`BootstrapError::CannotListen`] on rank 0.
     pub fn join(&self, rank: usize, world_size: usize) -> Result<Member> {
         if rank >= world_size {
             return Err(BootstrapError::RankOutOfRange { rank, world_size }.into());
@@ -195,7 +176,6 @@ impl Rendezvous {
         Ok(applicant.joining(|| match &self.way {
             Way::InProcess(gatherings) => join_in_process(gatherings, &applicant),
             Way::Tcp(address) => join_at(address, &applicant),
-            Way::File(path) => join_by_file(path, &applicant),
         })?)
     }
 }
@@ -203,7 +183,7 @@ impl Rendezvous {
 pub(super) fn join_in_process(gatherings: &InProcess, applicant: &Applicant) -> Result<Member, BootstrapError> {
     let endpoint = applicant.endpoint(false);
     let gathering = gatherings.arrive(applicant, &endpoint)?;
-    let coordinator = gathering.wait(applicant, &|| Ok(()))?;
+    let coordinator = gathering.wait(applicant)?;
     Ok(Member::in_process(coordinator, endpoint, gathering.subgroups.clone()))
 }
 
@@ -219,10 +199,10 @@ fn join_at(address: &Address, applicant: &Applicant) -> Result<Member, Bootstrap
         let loopback = loopback(&host).filter(|_| address.may_confine);
         let listener = listen(loopback, ports)?;
         let place = format!("{host}:{}", server::port(&listener)?);
-        return server::join(listener, Service::new(loopback, secret.clone(), place), applicant, &|| Ok(()));
+        return server::join(listener, Service::new(loopback, secret.clone(), place), applicant);
     }
-    let invite = || Ok(Invitation { hosts: vec![host.clone()], ports: ports.clone(), secret: secret.clone() });
-    client::join(applicant, invite, |error| match error {
+    let invitation = Invitation { hosts: vec![host], ports: ports.clone(), secret: secret.clone() };
+    client::join(applicant, &invitation, |error| match error {
         BootstrapError::Unreachable { .. } => false,
         // An older group is still joining there; this rank's own group follows.
         BootstrapError::GenerationMismatch { generation, expected, .. } => generation < expected,
@@ -250,37 +230,4 @@ fn loopback(host: &str) -> Option<IpAddr> {
         return Some(std::net::Ipv4Addr::LOCALHOST.into());
     }
     host.parse().ok().filter(IpAddr::is_loopback)
-}
-
-fn join_by_file(path: &std::path::Path, applicant: &Applicant) -> Result<Member, BootstrapError> {
-    if applicant.rank == 0 {
-        let place = file::prepare(path)?;
-        let secret = Secret::random()?;
-        let listener = server::listen(None, 0)?;
-        let invitation = file::describe(server::port(&listener)?, &secret, applicant.at_most(OWN_NAME_TIME));
-        let file = RendezvousFile::publish(place, invitation)?;
-        let place = format!("the address in {}", path.display());
-        return server::join(listener, Service::new(None, secret, place), applicant, &|| file.check());
-    }
-    let invite = || {
-        file::read(path).map_err(|refusal| {
-            refusal.or(|error| BootstrapError::Unreachable {
-                address: format!("the place that {} names", path.display()),
-                deadline: applicant.deadline,
-                reason: error.to_string(),
-            })
-        })
-    };
-    // An old file leads to a process that refuses this rank or is not rank 0 at all; the new file is still to come.
-    let is_final = |error: &BootstrapError| {
-        !matches!(
-            error,
-            BootstrapError::Unreachable { .. }
-                | BootstrapError::UntrustedFile { .. }
-                | BootstrapError::WrongSecret { .. }
-                | BootstrapError::VersionMismatch { .. }
-                | BootstrapError::GenerationMismatch { .. }
-        )
-    };
-    client::join(applicant, invite, is_final)
 }

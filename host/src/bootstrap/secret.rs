@@ -6,9 +6,9 @@ use std::ffi::OsString;
 use std::fmt;
 use std::str::FromStr;
 
-use hkdf::Hkdf;
 use sha2::{Digest, Sha256};
 
+use super::primitives::hmac;
 use crate::error::BootstrapError;
 use crate::error::{Error, Result};
 
@@ -72,11 +72,11 @@ impl Secret {
         }
     }
 
-    /// Derives the secret of another group from this secret and `nonce` (HKDF-SHA256, RFC 5869). It cannot be computed without this
+    /// Derives the secret of another group from this secret and `nonce` (HMAC-SHA256, RFC 2104). It cannot be computed without this
     /// secret: a launcher gives the ranks of each start a fresh nonce and sends no secret.
     #[must_use]
     pub fn derived(&self, nonce: &[u8; 32]) -> Self {
-        self.expand(nonce, b"gradsync secret of a start")
+        Secret(hmac(&self.0, &[&b"gradsync secret of a start"[..], nonce].concat()))
     }
 
     pub(super) fn random() -> Result<Self, BootstrapError> {
@@ -90,18 +90,6 @@ impl Secret {
 
     /// Makes the secret with these bytes, which [`bytes`](Self::bytes) has returned.
     pub(super) fn from_bytes(bytes: [u8; LEN]) -> Self {
-        Secret(bytes)
-    }
-
-    /// Derives the secret of a group that is split off; the ranks of this group can do so once they know `nonce` (HKDF-SHA256, RFC 5869).
-    pub(super) fn derive(&self, nonce: &[u8; LEN]) -> Self {
-        self.expand(nonce, b"gradsync secret of a split")
-    }
-
-    fn expand(&self, nonce: &[u8; LEN], purpose: &[u8]) -> Self {
-        let mut bytes = [0; LEN];
-        let keys = Hkdf::<Sha256>::new(Some(nonce), &self.0);
-        keys.expand(purpose, &mut bytes).expect("HKDF makes keys of 32 bytes");
         Secret(bytes)
     }
 }

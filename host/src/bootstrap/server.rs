@@ -14,11 +14,10 @@ use super::connection::{Connections, LINGER, Outbox, Threads, drain, is_closed};
 use super::coordinator::Route;
 use super::frame::{self, FRAME_LIMIT, Timed};
 use super::gathering::{Applicant, Gathering};
-use super::handshake::Identity;
 use super::member::Member;
 use super::message::{Event, Request};
+use super::noise::{Identity, Session};
 use super::poll::Alarm;
-use super::seal::{Seal, Session};
 use super::secret::Secret;
 use super::unauthenticated::{Authenticated, Rejected, UnauthenticatedConnections};
 use crate::error::BootstrapError;
@@ -79,27 +78,22 @@ impl Service {
     }
 }
 
-/// Joins as rank 0, which accepts the other ranks at `listener`. An error of `check`, which is called now and then, ends the join.
-pub(super) fn join(
-    listener: TcpListener,
-    service: Service,
-    applicant: &Applicant,
-    check: &dyn Fn() -> Result<(), BootstrapError>,
-) -> Result<Member, BootstrapError> {
+/// Joins as rank 0, which accepts the other ranks at `listener`.
+pub(super) fn join(listener: TcpListener, service: Service, applicant: &Applicant) -> Result<Member, BootstrapError> {
     let &Applicant { rank, world_size, generation, .. } = applicant;
     let Service { loopback, secret, place } = service;
     let gathering = Gathering::new(world_size, generation, loopback, place);
     let endpoint = applicant.endpoint(false);
     gathering.arrive((rank, world_size, generation), Route::Local(endpoint.clone()), None)?;
     let alarm = Alarm::new().map_err(|error| unavailable(&error, "its port".into()))?;
-    let connections = Arc::new(Connections::new(secret));
-    let server = Arc::new(Server { gathering, connections: connections.clone(), alarm });
+    let connections = Arc::<Connections>::default();
+    let server = Arc::new(Server { gathering, secret, connections: connections.clone(), alarm });
 
     let accepting = Arc::new(Threads::default());
     let acceptor = server.clone();
     let outcome = match accepting.spawn("gradsync-accept", move || acceptor.accept(listener)) {
         Ok(()) => {
-            let outcome = server.gathering.wait(applicant, check);
+            let outcome = server.gathering.wait(applicant);
             server.alarm.raise();
             connections.close();
             // Once the thread has ended, the port is free for the group that comes after this one.
@@ -126,6 +120,7 @@ fn unavailable(error: &io::Error, address: String) -> BootstrapError {
 /// The state that the threads of rank 0's process share.
 struct Server {
     gathering: Gathering,
+    secret: Secret,
     connections: Arc<Connections>,
     alarm: Alarm,
 }
@@ -148,31 +143,31 @@ impl Server {
                 }
             }
         };
-        UnauthenticatedConnections::new(listener, self.connections.secret(), &self.alarm, report).serve();
+        UnauthenticatedConnections::new(listener, &self.secret, &self.alarm, report).serve();
     }
 
     fn admit(self: &Arc<Self>, Authenticated { socket, identity, session }: Authenticated) {
-        let socket = Arc::new(socket);
+        let (socket, session) = (Arc::new(socket), Arc::new(session));
         let Some(id) = self.connections.enter(&socket) else { return };
-        let (server, served, outgoing) = (self.clone(), socket.clone(), session.outgoing.clone());
+        let (server, served, encryption) = (self.clone(), socket.clone(), session.clone());
         let serve = move || {
-            server.serve(&served, identity, session);
+            server.serve(&served, identity, &encryption);
             server.connections.leave(id);
         };
         if let Err(error) = self.connections.threads.spawn("gradsync-serve", serve) {
-            self.lack_thread(&socket, outgoing, &error);
+            self.lack_thread(&socket, &session, &error);
             self.connections.leave(id);
         }
     }
 
     /// Ends the gathering because this process has no thread for a connection, and says so to the rank at its other end.
-    fn lack_thread(&self, socket: &TcpStream, mut outgoing: Seal, error: &io::Error) {
+    fn lack_thread(&self, socket: &TcpStream, session: &Session, error: &io::Error) {
         let error = BootstrapError::out_of_threads(0, error);
-        let mut refuse = || -> io::Result<()> {
-            let frame = frame::encode(&Event::Refused(error.clone()), FRAME_LIMIT)?;
-            let tag = outgoing.tag(&frame);
+        let refuse = || -> io::Result<()> {
+            let mut bytes = Vec::new();
+            session.encrypt(&frame::encode(&Event::Refused(error.clone()), FRAME_LIMIT)?, &mut bytes);
             socket.set_nonblocking(false)?;
-            Timed { socket, end: Instant::now().checked_add(LINGER) }.write_all(&[&frame[..], &tag].concat())
+            Timed { socket, end: Instant::now().checked_add(LINGER) }.write_all(&bytes)
         };
         if let Err(error) = refuse() {
             tracing::debug!(%error, "a rank was not told why it is turned away");
@@ -181,7 +176,7 @@ impl Server {
     }
 
     /// Serves the connection of a rank from the handshake to its end.
-    fn serve(&self, socket: &Arc<TcpStream>, identity: Identity, session: Session) {
+    fn serve(&self, socket: &Arc<TcpStream>, identity: Identity, session: &Arc<Session>) {
         let address = socket.peer_addr().ok().map(|address| address.ip().to_canonical());
         let (Ok(rank), Ok(world_size)) = (usize::try_from(identity.rank), usize::try_from(identity.world_size)) else {
             return tracing::warn!(?identity, ?address, "a rank was refused");
@@ -193,14 +188,13 @@ impl Server {
         if let Err(error) = socket.set_nonblocking(false) {
             return tracing::warn!(%error, ?address, rank, "a rank cannot be served");
         }
-        let Session { outgoing, incoming } = session;
-        let outbox = match Outbox::start(socket, outgoing.clone(), &self.connections.threads) {
+        let outbox = match Outbox::start(socket, session, &self.connections.threads) {
             Ok(outbox) => outbox,
-            Err(error) => return self.lack_thread(socket, outgoing, &error),
+            Err(error) => return self.lack_thread(socket, session, &error),
         };
         let place = Route::Remote(outbox.clone());
         match self.gathering.arrive((rank, world_size, identity.generation), place, address) {
-            Ok(()) => self.listen_to(rank, socket, incoming),
+            Ok(()) => self.listen_to(rank, socket, session),
             Err(error) => {
                 tracing::warn!(%error, ?address, "a rank was refused");
                 outbox.send(&Event::Refused(error));
@@ -211,11 +205,11 @@ impl Server {
     }
 
     /// Forwards the requests of a rank until it leaves or its connection ends.
-    fn listen_to(&self, rank: usize, socket: &TcpStream, mut seal: Seal) {
+    fn listen_to(&self, rank: usize, socket: &TcpStream, session: &Session) {
         let mut socket = BufReader::new(socket);
         let mut coordinator = None;
         loop {
-            let request = seal.read::<Request>(&mut socket, FRAME_LIMIT);
+            let request = session.read::<Request>(&mut socket, FRAME_LIMIT);
             coordinator = coordinator.or_else(|| self.gathering.coordinator());
             let is_farewell = matches!(request, Ok(Request::Leave { .. }));
             let outcome = request.and_then(|request| {

@@ -1,8 +1,8 @@
 //! [`Member::split`]: groups within a group, as MPI_Comm_split makes them (MPI-4.1, 7.4.2).
 //!
 //! A new group has its own coordinator and may outlive the old group. In one process its ranks join through a shared rendezvous;
-//! otherwise its lowest rank listens on a free port, and sends the port and a nonce to the other ranks over the old group's channel. Each
-//! rank derives the new secret from the nonce and the old group's secret, so an eavesdropper on the channel cannot.
+//! otherwise its lowest rank listens on a free port, and sends the port and a fresh secret to the other ranks over the old group's
+//! channel, which is encrypted.
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::sync::PoisonError;
@@ -15,7 +15,7 @@ use super::frame::decode;
 use super::gathering::Applicant;
 use super::member::{Member, Uplink};
 use super::rendezvous::join_in_process;
-use super::secret::random;
+use super::secret::Secret;
 use super::server::{self, Service};
 use crate::call::scope;
 use crate::error::BootstrapError;
@@ -28,7 +28,7 @@ const ADDRESSES: usize = 2;
 /// The port on which a new group's lowest rank listens, or the reason why it does not.
 #[derive(Serialize, Deserialize)]
 enum ListenAddress {
-    At { port: u16, nonce: [u8; 32] },
+    At { port: u16, secret: [u8; 32] },
     Failed(BootstrapError),
 }
 
@@ -52,27 +52,23 @@ impl Member {
         let group = self.colors(color, key, deadline)?;
         let rank = group.iter().position(|&rank| rank == self.rank());
 
-        let own_secret = match &self.uplink {
-            Uplink::InProcess { subgroups, .. } => {
-                let (Some(color), Some(rank)) = (color, rank) else { return Ok(None) };
-                let recorder = self.recorder().split(number, &group, rank);
-                if group.len() == 1 {
-                    return Ok(Some(Member::single(recorder)));
-                }
-                let (world_size, deadline) = (group.len(), left());
-                let applicant = Applicant { rank, world_size, generation: 0, deadline, end, recorder };
-                let joined = applicant.joining(|| join_in_process(&subgroups.of(number, color), &applicant));
-                subgroups.remove(number, color);
-                return Ok(Some(joined?));
+        if let Uplink::InProcess { subgroups, .. } = &self.uplink {
+            let (Some(color), Some(rank)) = (color, rank) else { return Ok(None) };
+            let recorder = self.recorder().split(number, &group, rank);
+            if group.len() == 1 {
+                return Ok(Some(Member::single(recorder)));
             }
-            Uplink::Server { connections, .. } => connections.secret(),
-            Uplink::Remote(link) => &link.secret,
-        };
+            let (world_size, deadline) = (group.len(), left());
+            let applicant = Applicant { rank, world_size, generation: 0, deadline, end, recorder };
+            let joined = applicant.joining(|| join_in_process(&subgroups.of(number, color), &applicant));
+            subgroups.remove(number, color);
+            return Ok(Some(joined?));
+        }
 
         // All ranks take part in the second exchange, including ranks that do not listen.
         let listener = (rank == Some(0) && group.len() > 1).then(|| self.open());
         let address = listener.as_ref().map(|listener| match listener {
-            Ok((_, port, nonce)) => ListenAddress::At { port: *port, nonce: *nonce },
+            Ok((_, port, secret)) => ListenAddress::At { port: *port, secret: *secret.bytes() },
             Err(error) => ListenAddress::Failed(error.clone()),
         });
         let mut addresses = self.tell(ADDRESSES, &address, left())?;
@@ -83,23 +79,21 @@ impl Member {
         }
         let applicant = Applicant { rank, world_size: group.len(), generation: 0, deadline, end, recorder };
         if let Some(listener) = listener {
-            let (listener, _, nonce) = listener?;
-            let secret = own_secret.derive(&nonce);
+            let (listener, _, secret) = listener?;
             let service = Service::new(self.network.loopback, secret, format!("split {number} of their group"));
-            let join = || server::join(listener, service, &applicant, &|| Ok(()));
+            let join = || server::join(listener, service, &applicant);
             return Ok(Some(applicant.joining(join)?));
         }
         let lowest = group[0];
-        let (host, port, secret) = match addresses.swap_remove(lowest) {
-            Some(ListenAddress::At { port, nonce }) => {
-                (self.address_of(lowest).to_string(), port, own_secret.derive(&nonce))
-            }
+        let (port, secret) = match addresses.swap_remove(lowest) {
+            Some(ListenAddress::At { port, secret }) => (port, Secret::from_bytes(secret)),
             Some(ListenAddress::Failed(error)) => return Err(error.into()),
             None => return Err(malformed(lowest).into()),
         };
-        let invite = || Ok(Invitation { hosts: vec![host.clone()], ports: vec![port], secret: secret.clone() });
+        let host = self.address_of(lowest).to_string();
+        let invitation = Invitation { hosts: vec![host], ports: vec![port], secret };
         let is_final = |error: &BootstrapError| !matches!(error, BootstrapError::Unreachable { .. });
-        Ok(Some(applicant.joining(|| client::join(&applicant, invite, is_final))?))
+        Ok(Some(applicant.joining(|| client::join(&applicant, &invitation, is_final))?))
     }
 
     /// The ranks of this rank's colour in their new order.
@@ -128,10 +122,10 @@ impl Member {
     }
 
     /// Listens for the ranks of a new group, where this group's ranks can be reached.
-    fn open(&self) -> Result<(TcpListener, u16, [u8; 32]), BootstrapError> {
+    fn open(&self) -> Result<(TcpListener, u16, Secret), BootstrapError> {
         let listener = server::listen(self.network.loopback, 0)?;
         let port = server::port(&listener)?;
-        Ok((listener, port, random()?))
+        Ok((listener, port, Secret::random()?))
     }
 
     /// The address at which this rank can reach another.

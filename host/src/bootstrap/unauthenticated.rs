@@ -12,9 +12,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::handshake::{Challenge, HandshakeError, Identity};
+use super::noise::{Challenge, HandshakeError, Identity, Session};
 use super::poll::Alarm;
-use super::seal::Session;
 use super::secret::Secret;
 
 /// How long a connection may take to authenticate itself.
@@ -244,7 +243,7 @@ fn greet(mut socket: TcpStream, origin: SocketAddr) -> Result<Candidate, Handsha
     socket.set_nonblocking(true)?;
     socket.set_nodelay(true)?;
     // The send buffer of a new connection has room for the greeting.
-    socket.write_all(&challenge.greeting())?;
+    socket.write_all(challenge.greeting())?;
     Ok(Candidate { socket, origin, source: source(origin.ip()), since: Instant::now(), challenge })
 }
 

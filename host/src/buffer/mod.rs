@@ -15,7 +15,7 @@ pub(crate) use self::scratch::Scratch;
 pub use self::table::TensorTable;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::memory::{Host, HostBuffer, Memory, TensorView, TensorViewMut};
+use crate::memory::{Host, HostBuffer, Memory, TensorView, TensorViewMut, Work};
 use crate::plan::segments;
 use crate::slice::SliceMut;
 
@@ -118,6 +118,16 @@ impl<M: Memory> GradientBuffer<M> {
     /// The tensors, for an operation that keeps them, to compare the buffers of later calls with this one.
     pub(crate) fn shared_table(&self) -> Arc<TensorTable> {
         self.table.clone()
+    }
+
+    /// The kind of the arena's memory, which ranks compare.
+    pub(crate) fn memory_kind(&self) -> &'static str {
+        M::kind(&self.arena)
+    }
+
+    /// [`SharedWindows::with_windows`](crate::memory::SharedWindows::with_windows) of the arena, if all ranks can map it.
+    pub(crate) fn with_windows(&mut self, sharing: &M::Sharing, work: &mut Work<'_>) -> Result<bool> {
+        M::with_windows(sharing, &mut self.arena, work)
     }
 
     /// The dtype of every tensor.

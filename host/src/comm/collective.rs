@@ -180,10 +180,7 @@ impl<M: Memory> Collective<'_, M> {
                 shards("all_to_all", operands.output(), shard)?;
                 shards("all_to_all", operands.input(), shard)
             }
-            Self::Broadcast { root, .. } if *root >= world_size => {
-                Err(CommError::InvalidPeer { operation: self.operation(), peer: *root, rank, world_size }.into())
-            }
-            Self::Broadcast { .. } => Ok(()),
+            Self::Broadcast { root, .. } => check_root(self.operation(), *root, rank, world_size),
         }
     }
 }
@@ -305,6 +302,14 @@ fn check_weights(weights: &[f64], world_size: usize) -> Result<()> {
     }
     let reason = format!("weights must be finite and not negative, with a positive, finite sum, and are {weights:?}");
     Err(Error::InvalidArgument { operation: "all_reduce", reason })
+}
+
+/// Checks that `root` is a rank.
+pub(super) fn check_root(operation: Operation, root: usize, rank: usize, world_size: usize) -> Result<()> {
+    if root < world_size {
+        return Ok(());
+    }
+    Err(CommError::InvalidPeer { operation, peer: root, rank, world_size }.into())
 }
 
 /// Checks that `peer` is another rank.

@@ -27,7 +27,7 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     /// # Errors
     /// The errors of every call.
     fn all_reduce<'a>(&self, data: impl Into<M::SliceMut<'a>>, op: ReduceOp) -> Result<()> {
-        self.all_reduce_scaled(data, op, Scaling::NONE)
+        self.run(Collective::AllReduce { operands: Operands::InPlace(data.into()), op, scaling: Scaling::NONE })
     }
 
     /// Like [`all_reduce`](Self::all_reduce), with factors before and after the reduction.

@@ -156,48 +156,6 @@ pub enum BootstrapError {
         /// Unauthenticated connections to rank 0 in the meantime.
         strangers: Strangers,
     },
-    /// The rendezvous file cannot be written or removed.
-    #[error("the rendezvous file {path}: {reason}")]
-    File {
-        /// The path of the file.
-        path: String,
-        /// The system's reason.
-        reason: String,
-    },
-    /// The path of the rendezvous file has something other than a regular file, which rank 0 does not replace.
-    #[error("{path} cannot be a rendezvous file: it is {kind}, not a regular file")]
-    NotAFile {
-        /// Where the file should be.
-        path: String,
-        /// The kind of thing at the path: a FIFO, a device, a folder, a socket or a symbolic link.
-        kind: String,
-    },
-    /// The rendezvous file may belong to another user, or be known to others.
-    #[error("{path} is not trusted as a rendezvous file: {reason} (owner {owner}, mode {mode:04o})")]
-    UntrustedFile {
-        /// The rendezvous file.
-        path: String,
-        /// The number of the user who owns it.
-        owner: u32,
-        /// Its permissions.
-        mode: u32,
-        /// The reason.
-        reason: String,
-    },
-    /// Another user may replace the rendezvous file.
-    #[error(
-        "{path}, a folder on the way to the rendezvous file, is not trusted: {reason} (owner {owner}, mode {mode:04o})"
-    )]
-    UntrustedFolder {
-        /// The folder.
-        path: String,
-        /// The number of the user who owns it.
-        owner: u32,
-        /// Its permissions.
-        mode: u32,
-        /// The reason.
-        reason: String,
-    },
     /// The host of a rendezvous can be neither the name nor the address of a machine.
     #[error("{address:?} is no address of rank 0: {reason}")]
     InvalidAddress {

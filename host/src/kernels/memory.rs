@@ -1,6 +1,6 @@
 //! [`KernelMemory`]: the kernels that operations use on either memory.
 
-use super::cpu;
+use super::cpu::{self, Fingerprint};
 #[cfg(feature = "cuda")]
 use super::cuda;
 #[cfg(feature = "cuda")]
@@ -82,6 +82,10 @@ pub trait KernelMemory: Memory {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a destination that ends beyond the arena.
     fn unpack(destinations: &mut [Self::SliceMut<'_>], src: Self::Slice<'_>, offsets: &[usize]) -> Result<()>;
 
+    /// A hash of all bits, and the first element that is not finite; on a GPU it waits for the queue.
+    #[doc(hidden)]
+    fn fingerprint(src: Self::Slice<'_>) -> Result<Fingerprint>;
+
     /// Allocates `len` zeros with the dtype of `like`, on its queue.
     #[doc(hidden)]
     fn zeros_like(operation: &'static str, like: Self::Slice<'_>, len: usize) -> Result<Self::Buffer>;
@@ -147,6 +151,10 @@ impl KernelMemory for Host {
         Ok(())
     }
 
+    fn fingerprint(src: Self::Slice<'_>) -> Result<Fingerprint> {
+        Ok(Fingerprint::of(src))
+    }
+
     fn zeros_like(operation: &'static str, like: Self::Slice<'_>, len: usize) -> Result<HostBuffer> {
         HostBuffer::zeroed(operation, like.dtype(), len)
     }
@@ -172,6 +180,20 @@ impl KernelMemory for Cuda {
 
     fn zero_all(tensors: &mut [Self::SliceMut<'_>]) -> Result<()> {
         cuda::zero_all(tensors)
+    }
+
+    fn fingerprint(src: Self::Slice<'_>) -> Result<Fingerprint> {
+        const PIECE_BYTES: usize = 64 * cpu::CHUNK_BYTES;
+        let piece_len = PIECE_BYTES / src.dtype().size_bytes();
+        let mut piece = HostBuffer::zeroed("fingerprint", src.dtype(), piece_len.min(src.len()))?;
+        let mut fingerprint = Fingerprint::default();
+        for begin in (0..src.len()).step_by(piece_len) {
+            let range = begin..src.len().min(begin + piece_len);
+            let mut read = piece.as_mut_slice().range_mut(0..range.len());
+            src.range(range).copy_to_host(read.reborrow())?;
+            fingerprint.add(read.as_slice());
+        }
+        Ok(fingerprint)
     }
 
     fn zeros_like(_: &'static str, like: Self::Slice<'_>, len: usize) -> Result<DeviceBuffer> {

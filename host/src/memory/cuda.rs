@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::{Memory, PeerMemory};
+use super::{Memory, PeerMemory, Work};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue, is_aligned};
 use crate::dtype::{DType, Float};
 use crate::error::{Error, Result};
@@ -22,54 +22,10 @@ impl Memory for Cuda {
     type Queue = Queue;
     type Sharing = dyn PeerMemory;
 
-    fn buffer(buffer: &DeviceBuffer) -> DeviceSlice<'_> {
-        buffer.as_slice()
-    }
-
-    fn buffer_mut(buffer: &mut DeviceBuffer) -> DeviceSliceMut<'_> {
-        buffer.as_mut_slice()
-    }
+    super::slice_functions!();
 
     fn clear(mut data: DeviceSliceMut<'_>) -> Result<()> {
         Ok(data.clear()?)
-    }
-
-    fn len(data: DeviceSlice<'_>) -> usize {
-        data.len()
-    }
-
-    fn dtype(data: DeviceSlice<'_>) -> DType {
-        data.dtype()
-    }
-
-    fn range(data: Self::Slice<'_>, range: Range<usize>) -> Self::Slice<'_> {
-        data.range(range)
-    }
-
-    fn shortened<'short, 'long: 'short>(data: Self::Slice<'long>) -> Self::Slice<'short> {
-        data
-    }
-
-    fn as_slice<'a>(data: &'a DeviceSliceMut<'_>) -> DeviceSlice<'a> {
-        data.as_slice()
-    }
-
-    fn reborrow<'a>(data: &'a mut DeviceSliceMut<'_>) -> DeviceSliceMut<'a> {
-        data.reborrow()
-    }
-
-    fn range_mut(data: Self::SliceMut<'_>, range: Range<usize>) -> Self::SliceMut<'_> {
-        data.range_mut(range)
-    }
-
-    fn ranges_mut<'a>(data: Self::SliceMut<'a>, ranges: &[Range<usize>]) -> Vec<Self::SliceMut<'a>> {
-        let (mut rest, mut at, mut found) = (data, 0, Vec::new());
-        for range in ranges {
-            let (elements, behind) = rest.split_at_mut(range.end - at);
-            found.push(elements.range_mut(range.start - at..range.end - at));
-            (rest, at) = (behind, range.end);
-        }
-        found
     }
 
     fn wire_shape(data: DeviceWireSlice<'_>) -> (usize, DType) {
@@ -95,6 +51,14 @@ impl Memory for Cuda {
 
     fn check_same_queue(operation: &'static str, one: DeviceWireSlice<'_>, other: DeviceWireSlice<'_>) -> Result<()> {
         one.queue.check_same(operation, other.queue)
+    }
+
+    fn kind(_: &DeviceBuffer) -> &'static str {
+        "device memory"
+    }
+
+    fn with_windows(_: &Self::Sharing, _: &mut DeviceBuffer, _: &mut Work<'_>) -> Result<bool> {
+        Ok(false)
     }
 }
 

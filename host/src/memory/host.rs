@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{HostBuffer, Memory, SharedWindows, WireSlice, WireSliceMut};
+use super::{HostBuffer, Memory, SharedWindows, WireSlice, WireSliceMut, Work};
 use crate::dtype::{DType, Float};
 use crate::error::{Error, Result, same_len};
 use crate::slice::{Slice, SliceMut};
@@ -20,49 +20,11 @@ impl Memory for Host {
     type Queue = ();
     type Sharing = dyn SharedWindows;
 
-    fn buffer(buffer: &HostBuffer) -> Slice<'_> {
-        buffer.as_slice()
-    }
-
-    fn buffer_mut(buffer: &mut HostBuffer) -> SliceMut<'_> {
-        buffer.as_mut_slice()
-    }
+    super::slice_functions!();
 
     fn clear(data: SliceMut<'_>) -> Result<()> {
         data.as_bytes_mut().fill(0);
         Ok(())
-    }
-
-    fn len(data: Slice<'_>) -> usize {
-        data.len()
-    }
-
-    fn dtype(data: Slice<'_>) -> DType {
-        data.dtype()
-    }
-
-    fn range(data: Self::Slice<'_>, range: Range<usize>) -> Self::Slice<'_> {
-        data.range(range)
-    }
-
-    fn shortened<'short, 'long: 'short>(data: Self::Slice<'long>) -> Self::Slice<'short> {
-        data
-    }
-
-    fn as_slice<'a>(data: &'a SliceMut<'_>) -> Slice<'a> {
-        data.as_slice()
-    }
-
-    fn reborrow<'a>(data: &'a mut SliceMut<'_>) -> SliceMut<'a> {
-        data.reborrow()
-    }
-
-    fn range_mut(data: Self::SliceMut<'_>, range: Range<usize>) -> Self::SliceMut<'_> {
-        data.range_mut(range)
-    }
-
-    fn ranges_mut<'a>(data: Self::SliceMut<'a>, ranges: &[Range<usize>]) -> Vec<Self::SliceMut<'a>> {
-        data.ranges_mut(ranges.iter().cloned())
     }
 
     fn wire_shape(data: WireSlice<'_>) -> (usize, DType) {
@@ -90,5 +52,13 @@ impl Memory for Host {
 
     fn check_same_queue(_: &'static str, _: WireSlice<'_>, _: WireSlice<'_>) -> Result<()> {
         Ok(())
+    }
+
+    fn kind(buffer: &HostBuffer) -> &'static str {
+        if buffer.is_shared() { "shared memory" } else { "memory of its own" }
+    }
+
+    fn with_windows(sharing: &Self::Sharing, buffer: &mut HostBuffer, work: &mut Work<'_>) -> Result<bool> {
+        if buffer.is_shared() { sharing.with_windows(buffer.as_mut_slice(), work) } else { Ok(false) }
     }
 }

@@ -47,6 +47,58 @@ mod sealed {
     impl Sealed for super::Cuda {}
 }
 
+/// The functions of [`Memory`] that are the same code for both.
+macro_rules! slice_functions {
+    () => {
+        fn buffer(buffer: &Self::Buffer) -> Self::Slice<'_> {
+            buffer.as_slice()
+        }
+
+        fn buffer_mut(buffer: &mut Self::Buffer) -> Self::SliceMut<'_> {
+            buffer.as_mut_slice()
+        }
+
+        fn len(data: Self::Slice<'_>) -> usize {
+            data.len()
+        }
+
+        fn dtype(data: Self::Slice<'_>) -> DType {
+            data.dtype()
+        }
+
+        fn range(data: Self::Slice<'_>, range: Range<usize>) -> Self::Slice<'_> {
+            data.range(range)
+        }
+
+        fn shortened<'short, 'long: 'short>(data: Self::Slice<'long>) -> Self::Slice<'short> {
+            data
+        }
+
+        fn as_slice<'a>(data: &'a Self::SliceMut<'_>) -> Self::Slice<'a> {
+            data.as_slice()
+        }
+
+        fn reborrow<'a>(data: &'a mut Self::SliceMut<'_>) -> Self::SliceMut<'a> {
+            data.reborrow()
+        }
+
+        fn range_mut(data: Self::SliceMut<'_>, range: Range<usize>) -> Self::SliceMut<'_> {
+            data.range_mut(range)
+        }
+
+        fn ranges_mut<'a>(data: Self::SliceMut<'a>, ranges: &[Range<usize>]) -> Vec<Self::SliceMut<'a>> {
+            let (mut rest, mut at, mut found) = (data, 0, Vec::new());
+            for range in ranges {
+                let (elements, behind) = rest.split_at_mut(range.end - at);
+                found.push(elements.range_mut(range.start - at..range.end - at));
+                (rest, at) = (behind, range.end);
+            }
+            found
+        }
+    };
+}
+use slice_functions;
+
 /// A kind of memory: [`Host`], or `Cuda` with the feature `cuda`.
 ///
 /// The types are the arguments and results of operations; the functions serve code that is written once for both memories.
@@ -128,4 +180,12 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming the operation.
     fn check_same_queue(operation: &'static str, one: Self::Wire<'_>, other: Self::Wire<'_>) -> Result<()>;
+
+    /// The kind of a buffer's memory, which ranks compare.
+    #[doc(hidden)]
+    fn kind(buffer: &Self::Buffer) -> &'static str;
+
+    /// [`SharedWindows::with_windows`] of a buffer that all ranks can map; `false`, on every rank, for any other buffer.
+    #[doc(hidden)]
+    fn with_windows(sharing: &Self::Sharing, buffer: &mut Self::Buffer, work: &mut Work<'_>) -> Result<bool>;
 }

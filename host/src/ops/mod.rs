@@ -36,7 +36,8 @@ pub use adasum::{
     Adasum, AdasumMemory, AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, WithinNode, adasum_all_reduce,
     hierarchical_adasum_all_reduce,
 };
-pub use all_reduce::{ReducibleMemory, all_reduce, all_reduce_scaled};
+pub(crate) use all_reduce::reduce_in_windows;
+pub use all_reduce::{all_reduce, all_reduce_scaled};
 pub use gradient::{in_place_accumulate, in_place_accumulate_v2, zero_gradient};
 #[cfg(feature = "cuda")]
 pub use ordered::OrderedAllReduce;
@@ -45,10 +46,3 @@ pub use tensors::{
     reduce_scatter_owned, reduce_scatter_owned_into, reduce_scatter_tensors, unpack,
 };
 pub use zero::ZeroPartition;
-
-use crate::buffer::GradientBuffer;
-
-/// The kind of the gradients' memory, which ranks compare.
-fn memory_kind(buffer: &GradientBuffer) -> &'static str {
-    if buffer.is_shared() { "shared memory" } else { "memory of its own" }
-}

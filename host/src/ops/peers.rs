@@ -55,7 +55,7 @@ impl Connection {
         let Some(peers) = comm.sharing().filter(|_| Self::is_possible(comm, buffer)) else { return Ok(None) };
         let (dtype, shard_len) = (table.dtype(), table.shard_len());
         let window_bytes = shard_len * dtype.size_bytes();
-        let prepared = (|| {
+        let prepared: Result<_> = (|| {
             let rest = prepare()?;
             let mailbox_len = PeerGroup::mailbox_len(sums, world_size, window_bytes);
             let mailbox = DeviceBuffer::zeroed(queue, DType::F64, mailbox_len)?;

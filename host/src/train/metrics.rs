@@ -1,12 +1,12 @@
 //! [`RunningMean`] and [`mean_over_ranks`]: means of losses and metrics over all ranks.
 
-use super::reducer::ReducerMemory;
-use crate::agreement::gather;
+use crate::agreement::{all_prepared, gather};
 use crate::buffer::GradientBuffer;
 use crate::call::scope;
 use crate::comm::Ranks;
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result, same_len};
+use crate::kernels::KernelMemory;
 use crate::memory::{Host, Memory};
 
 const OPERATION: &str = "running mean";
@@ -96,7 +96,7 @@ impl RunningMean<crate::memory::Cuda> {
     }
 }
 
-impl<M: ReducerMemory> RunningMean<M> {
+impl<M: KernelMemory> RunningMean<M> {
     /// Adds the mean of `count` examples, which is one element. On a GPU the call is asynchronous.
     ///
     /// # Errors
@@ -139,16 +139,12 @@ impl<M: ReducerMemory> RunningMean<M> {
     pub fn over_ranks<R: Ranks + ?Sized>(&self, ranks: &R) -> Result<Option<f64>> {
         let sums = self.sums();
         let _scope = scope::within(Operation::MeanOverRanks);
-        let sums = match ranks.world_size() {
-            1 => sums?,
-            _ => crate::agreement::all_prepared(Operation::MeanOverRanks, ranks, sums)?,
-        };
-        mean(ranks, sums, self.count)
+        mean(ranks, all_prepared(Operation::MeanOverRanks, ranks, sums)?, self.count)
     }
 
     /// The sum of all values, and the same times [`SMALL`].
     fn sums(&self) -> Result<[f64; 2]> {
-        let read = |place: usize| M::read_f64(self.numbers.tensor(place).data());
+        let read = |place: usize| Ok::<_, Error>(self.numbers.tensor(place).to_vec::<f64>()?[0]);
         let sum = read(0)?;
         let small = if sum.is_finite() { sum * SMALL } else { read(2)? };
         Ok([sum, small])

@@ -263,7 +263,7 @@ impl ShardedIndices {
             let properties = self.from.properties();
             let mut lines: Vec<_> = properties.iter().map(|(name, value)| (*name, Value::Name(value))).collect();
             lines.push(("the number of ranks that share the examples", Value::Number(self.world_size)));
-            agree(ranks, &Plan { lines: &lines, ..Plan::of(operation) }, Ok(()))?;
+            agree(ranks, &Plan { lines: &lines, ..Plan::of(operation) }, Result::<()>::Ok(()))?;
             gather(ranks, &own)?
         };
         let all: Vec<[u64; 5]> = all.chunks_exact(5).map(|words| words.try_into().expect("five words")).collect();

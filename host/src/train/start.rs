@@ -1,12 +1,12 @@
 //! A common start of all ranks: [`broadcast_parameters`], [`broadcast_numbers`], and [`compare_parameters`] to verify later that they are
 //! still equal.
 
-use super::reducer::ReducerMemory;
 use super::same_bits::{check_fingerprints, check_finite};
 use crate::agreement::{Plan, agree, gather};
 use crate::call::{Value, scope};
 use crate::comm::{Collective, Communicator, Ranks};
 use crate::error::{Error, Operation, Result};
+use crate::kernels::KernelMemory;
 use crate::kernels::cpu::Fingerprint;
 use crate::memory::Memory;
 
@@ -129,10 +129,7 @@ pub fn broadcast_numbers<R: Ranks + ?Sized>(ranks: &R, numbers: &mut [u64], root
 /// [`Error::Disagreement`] in the cases of [`broadcast_parameters`]; [`Error::InvalidArgument`] on every rank, naming the ranks that differ
 /// from most of the others and the first tensor that differs, or a tensor that is equal on all ranks and its first number that is not
 /// finite; `Error::Cuda`; errors of the communicator.
-pub fn compare_parameters<M: ReducerMemory>(
-    comm: &dyn Communicator<M>,
-    tensors: &[(&str, M::Slice<'_>)],
-) -> Result<()> {
+pub fn compare_parameters<M: KernelMemory>(comm: &dyn Communicator<M>, tensors: &[(&str, M::Slice<'_>)]) -> Result<()> {
     const ADVICE: (&str, &str) = (
         "the parameters",
         "Make them equal before the first step, by `Start::Broadcast` or `broadcast_parameters`, and apply the same gradients with the \

@@ -199,7 +199,7 @@ impl<'c> Stepper<'c> {
         let lines =
             [("call", Value::Words("start")), ("start", self.start_words()), ("ranks per node", self.node_size())];
         let plan = Plan { lines: &lines, tables: &[("weights", weights.table())], ..Plan::of(Operation::TrainingStep) };
-        agree(self.all, &plan, Ok(()))?;
+        agree(self.all, &plan, Result::<()>::Ok(()))?;
         self.make_equal(weights)
     }
 

@@ -111,6 +111,10 @@ pub(super) fn disagreements(comm: &dyn Communicator) {
             other => panic!("{label}: {:?}", other.map(drop)),
         }
     }
+    // All ranks send gradients as integers.
+    let options = ReducerOptions::default().with_wire_dtype(Some(DType::I16));
+    let error = Reducer::new(comm, parameters(&[Format::F32]), options).map(drop).unwrap_err().to_string();
+    assert!(error.contains("elements of i16"), "{error}");
     // The parameters of one rank are invalid, which only that rank can detect.
     let mut declared = parameters(&[Format::F32]);
     declared[1].storage = Some(0..16);

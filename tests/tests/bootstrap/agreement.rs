@@ -35,7 +35,7 @@ fn posts(way: Way, posts: Posts<'_>) -> Vec<CommError> {
 
 #[track_caller]
 fn assert_mismatch(lists: Posts<'_>, expected: &CommError) {
-    for way in Way::CHANNELS {
+    for way in Way::ALL {
         let errors = posts(way, lists);
         assert!(errors.iter().all(|error| error == expected), "{way:?}, {lists:?}: {errors:?}");
     }
@@ -45,7 +45,7 @@ fn assert_mismatch(lists: Posts<'_>, expected: &CommError) {
 fn equal_posts_are_released() {
     guarded(120, || {
         let broadcast = Call::new(Operation::Broadcast { root: 0 }, 9, DType::U8);
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             for world_size in WORLD_SIZES {
                 on_members(way, world_size, |member| {
                     for round in 0..20 {
@@ -78,7 +78,7 @@ fn unequal_collectives_fail_on_every_rank() {
 #[test]
 fn transfers_are_released_pair_by_pair() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             on_members(way, 4, |member| {
                 let rank = member.rank();
                 for round in 0..10 {
@@ -103,7 +103,7 @@ fn transfers_are_released_pair_by_pair() {
 #[test]
 fn groups_of_everything_are_released() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             for world_size in WORLD_SIZES {
                 on_members(way, world_size, |member: Member| {
                     let rank = member.rank();
@@ -143,7 +143,7 @@ fn a_collective_does_not_fit_a_transfer() {
 #[test]
 fn ranks_that_wait_in_a_ring_fail_at_once() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             let errors = posts(way, &[Some(&[send(1, 1)]), Some(&[send(2, 1)]), Some(&[send(0, 1)])]);
             assert!(errors.iter().all(|error| error == &errors[0]), "{way:?}: {errors:?}");
             assert!(matches!(errors[0], CommError::Mismatch { .. }), "{way:?}: {errors:?}");
@@ -154,7 +154,7 @@ fn ranks_that_wait_in_a_ring_fail_at_once() {
 #[test]
 fn peers_that_cannot_be_break_nothing() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             on_members(way, 2, |member| {
                 let rank = member.rank();
                 for calls in [&[send(2, 1)][..], &[recv(9, 1)], &[send(rank, 1)], &[sync(), recv(rank, 1)]] {
@@ -170,7 +170,7 @@ fn peers_that_cannot_be_break_nothing() {
 #[test]
 fn too_many_calls_fail_on_every_rank() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             let errors = on_members(way, 2, |member| {
                 let calls = vec![reduce(1); if member.rank() == 1 { 16_385 } else { 16_384 }];
                 member.agree(&calls, PLENTY).unwrap_err()
@@ -194,7 +194,7 @@ fn whatever_else_does_not_complete_ends_by_the_deadline() {
             (&[Some(&exchange), Some(&from_0), None], &[2]),
             (&[Some(&to_1), Some(&from_2), None, None], &[2]),
         ];
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             for (lists, expected) in cases {
                 let errors = on_members(way, lists.len(), |member| {
                     let Some(calls) = lists[member.rank()] else { return (None, member.wait_failure(PLENTY)) };

@@ -32,7 +32,7 @@ fn announce_all(member: &Member, calls: &[Call]) -> Result<(), CommError> {
 /// Each rank announces its calls one by one; all ranks hear of the same mismatch, however far they are.
 #[track_caller]
 fn assert_mismatch(lists: &[Vec<Call>], expected: &CommError) {
-    for way in Way::CHANNELS {
+    for way in Way::ALL {
         let start = Instant::now();
         let errors = on_members(way, lists.len(), |member| {
             let calls = &lists[member.rank()];
@@ -53,7 +53,7 @@ fn assert_mismatch(lists: &[Vec<Call>], expected: &CommError) {
 #[test]
 fn equal_calls_are_confirmed() {
     guarded(120, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             for world_size in WORLD_SIZES {
                 on_members(way, world_size, |member| {
                     member.confirm(Duration::ZERO).unwrap();
@@ -78,7 +78,7 @@ fn equal_calls_are_confirmed() {
 #[test]
 fn a_rank_runs_ahead_of_the_others() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             let ahead = Barrier::new(4);
             on_members(way, 4, |member| {
                 if member.rank() == 1 {
@@ -111,7 +111,7 @@ fn one_call_that_differs_is_named_on_every_rank() {
                 lists[odd][7] = other;
                 // Either of the two other ranks may be the first to be compared with the odd one.
                 let peers: Vec<usize> = (0..3).filter(|rank| *rank != odd).collect();
-                for way in Way::CHANNELS {
+                for way in Way::ALL {
                     let errors = on_members(way, 3, |member| {
                         announce_all(&member, &lists[member.rank()]).expect_err("a call differs")
                     });
@@ -135,7 +135,7 @@ fn another_order_is_named_on_every_rank() {
         assert_mismatch(&[step(), swapped], &mismatch(0, reduce(1005), 1, reduce(1006)));
         let shorter = step()[..13].to_vec();
         // One rank is at its next exchange, while the other makes one more call.
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             let errors = on_members(way, 2, |member| {
                 let calls = if member.rank() == 0 { &step()[..] } else { &shorter[..] };
                 calls.iter().for_each(|call| member.announce(&[*call], PLENTY).unwrap());
@@ -155,7 +155,7 @@ fn recordings_and_launches_are_compared() {
         let launches = |recording| Call::without_data(Operation::Graph { recording });
         let launch = launches(1);
         let program = |launches: usize| [vec![begins(1)], step(), vec![launch; launches]].concat();
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             on_members(way, 3, |member| announce_all(&member, &program(40)).unwrap());
         }
         let [mut more, mut fewer] = [program(3), program(2)];
@@ -174,7 +174,7 @@ fn recordings_and_launches_are_compared() {
 #[test]
 fn transfers_meet_pair_by_pair_in_order() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             on_members(way, 4, |member| {
                 let rank = member.rank();
                 for round in 0..50 {
@@ -206,7 +206,7 @@ fn transfers_meet_pair_by_pair_in_order() {
 #[test]
 fn calls_that_cannot_be_are_refused_at_once() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             let errors = on_members(way, 2, |member| {
                 let rank = member.rank();
                 for calls in [&[send(2, 1)][..], &[send(rank, 1)], &[sync(), recv(rank, 1)]] {
@@ -230,7 +230,7 @@ fn calls_that_cannot_be_are_refused_at_once() {
 #[test]
 fn a_rank_that_does_not_come_is_named_by_who_confirms() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             let errors = on_members(way, 4, |member| {
                 let calls = step();
                 let made = if member.rank() == 2 { &calls[..9] } else { &calls[..] };
@@ -251,7 +251,7 @@ fn a_rank_that_does_not_come_is_named_by_who_confirms() {
 #[test]
 fn what_was_announced_outlives_its_rank() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             // The test synchronises its steps by its own barriers, as each use of the group that needs rank 2 fails.
             let (has_left, is_confirmed) = (Barrier::new(3), Barrier::new(2));
             on_members(way, 3, |member| {
@@ -279,7 +279,7 @@ fn what_was_announced_outlives_its_rank() {
 #[test]
 fn rank_0_may_leave_before_the_others_confirm() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             for _ in 0..20 {
                 on_members(way, 3, |member| {
                     step().iter().for_each(|call| member.announce(&[*call], PLENTY).unwrap());
@@ -299,7 +299,7 @@ fn rank_0_may_leave_before_the_others_confirm() {
 #[test]
 fn a_rank_is_ahead_by_no_more_than_the_limit() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             let is_late = AtomicBool::new(false);
             on_members(way, 2, |member| {
                 if member.rank() == 1 {
@@ -340,7 +340,7 @@ fn resident() -> usize {
 #[test]
 fn a_flood_keeps_its_order_and_takes_no_memory() {
     guarded(300, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             let before = resident();
             on_members(way, 3, |member| {
                 for number in 0..100_000 {

@@ -25,7 +25,7 @@ fn gone(operation: Operation, rank: usize, departure: Departure) -> CommError {
 #[test]
 fn ranks_behind_are_named_on_every_rank() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             for asking in [&[0][..], &[1], &[0, 1, 4]] {
                 let errors = on_members(way, 5, |member| {
                     let rank = member.rank();
@@ -53,7 +53,7 @@ fn ranks_behind_are_named_on_every_rank() {
 #[test]
 fn when_nobody_is_behind_nobody_is_named() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             let errors = on_members(way, 3, |member| {
                 member.posted(reduce(1));
                 barrier(&member);
@@ -76,7 +76,7 @@ fn when_nobody_is_behind_nobody_is_named() {
 #[test]
 fn the_first_failure_sticks_and_is_everybodys() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             let errors = on_members(way, 4, |member| {
                 assert_eq!(member.wait_failure(Duration::ZERO), None);
                 barrier(&member);
@@ -99,7 +99,7 @@ fn the_first_failure_sticks_and_is_everybodys() {
 #[test]
 fn a_failure_names_what_each_rank_was_doing() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             let errors = on_members(way, 3, |member| match member.rank() {
                 0 => {
                     std::thread::sleep(Duration::from_millis(200));
@@ -120,7 +120,7 @@ fn a_failure_names_what_each_rank_was_doing() {
 #[test]
 fn ranks_that_leave_fail_only_those_that_need_them() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             // The test synchronises its steps by its own barrier, as each use of the group that needs rank 3 fails.
             let step = Barrier::new(3);
             on_members(way, 4, |member| {
@@ -165,7 +165,7 @@ fn ranks_that_leave_fail_only_those_that_need_them() {
 #[test]
 fn a_rank_that_leaves_or_panics_ends_the_wait_for_it() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             for departure in [Departure::Left, Departure::Panicked] {
                 let errors = on_members(way, 3, |member| {
                     let error = match member.rank() {
@@ -194,7 +194,7 @@ fn a_rank_that_leaves_or_panics_ends_the_wait_for_it() {
 #[test]
 fn rank_0_may_leave_too() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             let step = Barrier::new(2);
             on_members(way, 3, |member| {
                 barrier(&member);
@@ -227,7 +227,7 @@ fn rank_0_may_leave_too() {
 #[test]
 fn a_rank_that_has_left_is_refused() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             on_members(way, 3, |member| {
                 let rank = member.rank();
                 barrier(&member);

@@ -20,7 +20,7 @@ fn bytes(rank: usize, round: usize) -> Vec<u8> {
 #[test]
 fn every_rank_gets_the_bytes_of_all() {
     guarded(120, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             for world_size in WORLD_SIZES {
                 on_members(way, world_size, |member| {
                     for round in 0..10 {
@@ -48,7 +48,7 @@ fn twenty_ranks_at_the_limit() {
 #[test]
 fn too_many_bytes_fail_on_every_rank() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             let errors = on_members(way, 3, |member| {
                 let len = if member.rank() == 1 { LIMIT + 1 } else { 10 };
                 let error = member.all_gather(&vec![0; len], PLENTY).expect_err("one rank brings too much");
@@ -70,7 +70,7 @@ fn too_many_bytes_fail_on_every_rank() {
 #[test]
 fn an_exchange_does_not_fit_a_collective() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             let errors = on_members(way, 2, |member| match member.rank() {
                 0 => member.all_gather(b"x", PLENTY).map(drop).unwrap_err(),
                 _ => member.agree(&[sync()], PLENTY).unwrap_err(),
@@ -92,7 +92,7 @@ fn an_exchange_does_not_fit_a_collective() {
 fn missing_ranks_are_named_on_every_rank() {
     guarded(60, || {
         let deadline = Duration::from_millis(300);
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             let errors = on_members(way, 4, |member| match member.rank() {
                 1 | 2 => member.wait_failure(PLENTY).expect("the others give up"),
                 _ => member.all_gather(b"here", deadline).unwrap_err(),
@@ -109,7 +109,7 @@ fn missing_ranks_are_named_on_every_rank() {
 #[test]
 fn threads_of_a_rank_take_turns() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             on_members(way, 2, |member| {
                 std::thread::scope(|scope| {
                     for _ in 0..4 {

@@ -1,7 +1,6 @@
 //! Groups for tests: every kind of rendezvous, and a function that runs on each member.
 
 use std::panic::resume_unwind;
-use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
@@ -10,7 +9,6 @@ use gradsync::bootstrap::{BootstrapError, Member, Rendezvous, Secret};
 use gradsync::comm::{Call, Operation, ReduceOp};
 use gradsync::dtype::DType;
 use gradsync::{CommError, Error};
-use tempfile::TempDir;
 
 use crate::PLENTY;
 
@@ -19,34 +17,26 @@ use crate::PLENTY;
 pub(crate) enum Way {
     InProcess,
     Tcp,
-    File,
 }
 
 impl Way {
-    pub(crate) const ALL: [Way; 3] = [Way::InProcess, Way::Tcp, Way::File];
-    /// One rendezvous for each kind of channel: a rendezvous by file leads to the same channel as one by address.
-    pub(crate) const CHANNELS: [Way; 2] = [Way::InProcess, Way::Tcp];
+    pub(crate) const ALL: [Way; 2] = [Way::InProcess, Way::Tcp];
 
     /// A fresh rendezvous of this kind.
     pub(crate) fn meeting(self) -> Meeting {
-        let folder = TempDir::new().expect("a temporary folder");
-        let path = folder.path().join("rendezvous");
         let port = free_port();
         let rendezvous = match self {
             Way::InProcess => Rendezvous::in_process(),
             Way::Tcp => Rendezvous::tcp("127.0.0.1", port, secret()),
-            Way::File => Rendezvous::file(&path),
         };
-        Meeting { rendezvous: rendezvous.with_deadline(PLENTY), path, port, _folder: folder }
+        Meeting { rendezvous: rendezvous.with_deadline(PLENTY), port }
     }
 }
 
-/// A rendezvous with its file path and its port.
+/// A rendezvous with its port.
 pub(crate) struct Meeting {
     pub(crate) rendezvous: Rendezvous,
-    pub(crate) path: PathBuf,
     pub(crate) port: u16,
-    _folder: TempDir,
 }
 
 /// The secret that all ranks of this process and its children share.

@@ -44,16 +44,14 @@ fn ranks_come_in_any_order() {
     });
 }
 
-/// A group of one rank needs no others, no free port and no file.
+/// A group of one rank needs no others and no free port.
 #[test]
 fn a_group_of_one_needs_nothing() {
     let busy = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = busy.local_addr().unwrap().port();
-    for rendezvous in [Rendezvous::tcp("127.0.0.1", port, secret()), Rendezvous::file("/no/such/folder/file")] {
-        let member = rendezvous.join(0, 1).unwrap();
-        assert_eq!(member.all_gather(b"alone", PLENTY).unwrap(), [b"alone"]);
-        assert_eq!(member.split(Some(4), 0, PLENTY).unwrap().unwrap().world_size(), 1);
-    }
+    let member = Rendezvous::tcp("127.0.0.1", port, secret()).join(0, 1).unwrap();
+    assert_eq!(member.all_gather(b"alone", PLENTY).unwrap(), [b"alone"]);
+    assert_eq!(member.split(Some(4), 0, PLENTY).unwrap().unwrap().world_size(), 1);
 }
 
 /// The next group can use the same rendezvous, also with fewer ranks, as after a failure.
@@ -76,7 +74,7 @@ fn a_place_can_be_used_again() {
 #[test]
 fn two_groups_at_once_do_not_meet() {
     guarded(60, || {
-        let meetings = [Way::File.meeting(), Way::File.meeting()];
+        let meetings = [Way::Tcp.meeting(), Way::Tcp.meeting()];
         on_ranks(0..4, |index| {
             let member = meetings[index / 2].rendezvous.join(index % 2, 2).unwrap();
             let groups = member.all_gather(&[index as u8 / 2], PLENTY).unwrap();
@@ -121,7 +119,6 @@ fn without_rank_0_the_others_say_where_they_looked() {
                         continue;
                     }
                     Way::Tcp => format!("127.0.0.1:{}", meeting.port),
-                    Way::File => meeting.path.display().to_string(),
                 };
                 let text = error.to_string();
                 assert!(matches!(error, BootstrapError::Unreachable { .. }), "{error:?}");

@@ -10,11 +10,8 @@ mod failures;
 mod gathering;
 mod group;
 mod joining;
-#[cfg(target_os = "linux")]
-mod planted_files;
 mod processes;
 mod refusals;
-mod rendezvous_file;
 #[cfg(target_os = "linux")]
 mod resources;
 #[cfg(target_os = "linux")]

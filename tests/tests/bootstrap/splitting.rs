@@ -44,7 +44,7 @@ fn colours_make_groups_ordered_by_key() {
 #[test]
 fn groups_split_again() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             on_members(way, 8, |member| {
                 let rank = member.rank();
                 let half = member.split(Some(rank as u64 / 4), 0, PLENTY).unwrap().unwrap();
@@ -64,7 +64,7 @@ fn groups_split_again() {
 #[test]
 fn groups_fail_and_end_on_their_own() {
     guarded(60, || {
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             on_members(way, 4, |member| {
                 let rank = member.rank();
                 let child = member.split(Some(rank as u64 / 2), 0, PLENTY).unwrap().unwrap();
@@ -88,7 +88,7 @@ fn groups_fail_and_end_on_their_own() {
 fn a_rank_that_does_not_split_is_named() {
     guarded(60, || {
         let deadline = Duration::from_millis(300);
-        for way in Way::CHANNELS {
+        for way in Way::ALL {
             on_members(way, 3, |member| {
                 let error = match member.rank() {
                     1 => return drop(member.wait_failure(PLENTY)),

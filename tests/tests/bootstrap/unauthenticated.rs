@@ -14,7 +14,7 @@ use crate::group::{Meeting, Way, barrier, on_ranks, refused};
 use crate::{AT_ONCE, PLENTY};
 
 /// The version of the protocol, so that connections are not refused for another version.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
 /// Connects once rank 0 listens.
 fn connect(meeting: &Meeting) -> TcpStream {
@@ -31,8 +31,8 @@ fn connect(meeting: &Meeting) -> TcpStream {
 /// Opening messages of a peer that does not know the secret.
 fn openings() -> Vec<Vec<u8>> {
     let greeting = |version: u32| [&b"gradsync"[..], &version.to_le_bytes(), &[7; 32]].concat();
-    let identity = [1u64, 3, 0].map(u64::to_le_bytes).concat();
-    let answer = [greeting(VERSION), identity, vec![9; 16]].concat();
+    // A key of X25519, and an identity with its tag.
+    let answer = [greeting(VERSION), vec![9; 40]].concat();
     vec![
         b"GET / HTTP/1.1\r\nHost: rank-0\r\n\r\n".to_vec(),
         vec![0xff; 4096],

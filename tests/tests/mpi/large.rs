@@ -2,8 +2,9 @@
 
 use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::{Slice, SliceMut, f16};
+use gradsync_tests::suite::Suite;
 
-use crate::message_passing::cases::Cases;
+use crate::transport::Job;
 
 /// The payload has 2.2e9 bytes, more than 2³¹.
 const LEN: usize = 1_100_000_000;
@@ -24,15 +25,15 @@ fn assert_periodic(data: &[f16], period: &[f16]) {
     assert_eq!(wrong, None, "the first period with a wrong element");
 }
 
-pub(crate) fn run(cases: &mut Cases) {
-    let rank = cases.rank();
+pub(crate) fn run(suite: &mut Suite<Job>) {
+    let rank = suite.rank();
     if std::env::var_os("GRADSYNC_MPI_LARGE").is_none() {
         return;
     }
-    assert_eq!(cases.world_size(), 2, "GRADSYNC_MPI_LARGE is for two ranks");
+    assert_eq!(suite.world_size(), 2, "GRADSYNC_MPI_LARGE is for two ranks");
     let (first, second) = (period(|i| i % 1009), period(|i| i % 9));
     let mut data = vec![f16::ZERO; LEN];
-    cases.check("1.1e9 f16 sent", |comm| {
+    suite.check("1.1e9 f16 sent", |comm| {
         if rank == 0 {
             fill(&mut data, &first);
             comm.send(&data, 1).unwrap();
@@ -41,8 +42,8 @@ pub(crate) fn run(cases: &mut Cases) {
             assert_periodic(&data, &first);
         }
     });
-    cases.done("large send");
-    cases.check("2.2e9 bytes exchanged, with a short message on either side", |comm| {
+    suite.done("large send");
+    suite.check("2.2e9 bytes exchanged, with a short message on either side", |comm| {
         let (sent, mut got) = ([rank as u8; 5], [0x77; 5]);
         if rank == 0 {
             fill(&mut data, &second);
@@ -55,21 +56,21 @@ pub(crate) fn run(cases: &mut Cases) {
         }
         assert_eq!(got, [1 - rank as u8; 5]);
     });
-    cases.done("large exchange");
-    cases.check("1.1e9 f16 broadcast", |comm| {
+    suite.done("large exchange");
+    suite.check("1.1e9 f16 broadcast", |comm| {
         if rank == 1 {
             fill(&mut data, &second);
         }
         comm.broadcast(&mut data, 1).unwrap();
         assert_periodic(&data, &second);
     });
-    cases.done("large broadcast");
-    cases.check("1.1e9 f16 reduced", |comm| {
+    suite.done("large broadcast");
+    suite.check("1.1e9 f16 reduced", |comm| {
         if rank == 0 {
             fill(&mut data, &first);
         }
         comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         assert_periodic(&data, &period(|i| i % 1009 + i % 9));
     });
-    cases.done("large all_reduce");
+    suite.done("large all_reduce");
 }

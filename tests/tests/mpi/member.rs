@@ -5,14 +5,15 @@ use std::time::Duration;
 use gradsync::Error;
 use gradsync::comm::{Call, CommError, Operation, Ranks, ReduceOp, Split};
 use gradsync::dtype::DType;
+use gradsync_tests::suite::Suite;
 
-use crate::message_passing::cases::Cases;
+use crate::transport::Job;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-pub(crate) fn run(cases: &mut Cases) {
-    let (rank, world_size) = (cases.rank(), cases.world_size());
-    cases.check("a control channel", |comm| {
+pub(crate) fn run(suite: &mut Suite<Job>) {
+    let (rank, world_size) = (suite.rank(), suite.world_size());
+    suite.check("a control channel", |comm| {
         let member = comm.member(DEADLINE).unwrap();
         assert_eq!((member.rank(), member.world_size()), (rank, world_size));
         let names = member.all_gather(format!("rank {rank}").as_bytes(), DEADLINE).unwrap();
@@ -26,7 +27,7 @@ pub(crate) fn run(cases: &mut Cases) {
         let error = member.agree(&[other], DEADLINE).expect_err("lengths differ");
         assert!(matches!(error, CommError::Mismatch { .. }), "{error:?}");
     });
-    cases.check("two control channels at once", |comm| {
+    suite.check("two control channels at once", |comm| {
         let members = [(); 2].map(|()| comm.member(DEADLINE).unwrap());
         for member in members.iter().rev() {
             assert_eq!(member.all_gather(&[rank as u8], DEADLINE).unwrap().len(), world_size);
@@ -34,7 +35,7 @@ pub(crate) fn run(cases: &mut Cases) {
         drop(members);
         comm.barrier().unwrap();
     });
-    cases.check("control channels of groups", |comm| {
+    suite.check("control channels of groups", |comm| {
         let part = comm.split(Some((rank % 2) as u64), 0).unwrap().expect("a colour");
         let member = part.member(DEADLINE).unwrap();
         assert_eq!((member.rank(), member.world_size()), (part.rank(), part.world_size()));
@@ -43,10 +44,10 @@ pub(crate) fn run(cases: &mut Cases) {
             (0..world_size).filter(|other| other % 2 == rank % 2).map(|r| vec![r as u8]).collect();
         assert_eq!(ranks, expected);
     });
-    cases.check_fresh("a control channel meets a split", |comm| {
+    suite.check_fresh("a control channel meets a split", |comm| {
         let outcome = if rank == 0 { comm.member(DEADLINE).map(drop) } else { comm.split(None, 0).map(drop) };
         let error = outcome.expect_err("the calls differ");
         assert!(matches!(error, Error::Comm(CommError::Mismatch { .. })), "{error:?}");
     });
-    cases.done("member");
+    suite.done("member");
 }

@@ -2,15 +2,16 @@
 
 use gradsync::comm::mpi::MpiCommunicator;
 use gradsync::comm::{Collectives, ReduceOp};
+use gradsync_tests::suite::Suite;
 use mpi::request::WaitGuard;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, Destination, Source};
 
-use crate::message_passing::cases::Cases;
+use crate::transport::Job;
 
-pub(crate) fn run(cases: &mut Cases) {
-    let (rank, world_size) = (cases.rank(), cases.world_size());
-    cases.check("beside the program's own messages", |_| {
+pub(crate) fn run(suite: &mut Suite<Job>) {
+    let (rank, world_size) = (suite.rank(), suite.world_size());
+    suite.check("beside the program's own messages", |_| {
         let world = SimpleCommunicator::world();
         let comm = MpiCommunicator::from_rsmpi(&world).unwrap();
         let (next, last) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
@@ -31,5 +32,5 @@ pub(crate) fn run(cases: &mut Cases) {
             }
         });
     });
-    cases.done("rsmpi");
+    suite.done("rsmpi");
 }

@@ -4,19 +4,20 @@
 use gradsync::Error;
 use gradsync::comm::mpi::{MpiCommunicator, MpiError};
 use gradsync::comm::{CommError, Ranks, Split};
+use gradsync_tests::suite::Suite;
+use gradsync_tests::suite::processes::set_up::{Moment, stopped_while_making};
+use gradsync_tests::suite::processes::stopped::{MOST_RANKS, SHORT, STOPPED};
 
-use crate::message_passing::cases::Cases;
-use crate::message_passing::set_up::{Moment, stopped_while_making};
-use crate::message_passing::stopped::{MOST_RANKS, SHORT, STOPPED};
+use crate::transport::Job;
 
 /// The last case: afterwards the job can make no other communicator of all ranks.
-pub(crate) fn run_last(cases: &mut Cases) {
-    let world_size = cases.world_size();
+pub(crate) fn run_last(suite: &mut Suite<Job>) {
+    let world_size = suite.world_size();
     if world_size > MOST_RANKS {
         return;
     }
     let (moment, when) = if world_size == 3 { (Moment::Amid, "while") } else { (Moment::Before, "before") };
-    cases.check(&format!("a rank is stopped {when} communicators of all are made"), |comm| {
+    suite.check(&format!("a rank is stopped {when} communicators of all are made"), |comm| {
         let outcome = stopped_while_making(comm, moment, &|| MpiCommunicator::world_within(SHORT).map(drop));
         let Err(Error::Comm(CommError::Timeout { missing, deadline, .. })) = outcome else { panic!("{outcome:?}") };
         assert_eq!(deadline, SHORT);
@@ -35,5 +36,5 @@ pub(crate) fn run_last(cases: &mut Cases) {
         let group = comm.split(Some(0), 0).expect("a group of it").expect("this rank is in it");
         group.barrier().expect("it works");
     });
-    cases.done("the making of a communicator of all");
+    suite.done("the making of a communicator of all");
 }

@@ -1,24 +1,25 @@
-//! Ranks of an MPI job, for the cases of every transport between processes.
+//! Ranks of an MPI job.
 
-use gradsync::Result;
+use std::time::Duration;
+
 use gradsync::comm::mpi::MpiCommunicator;
+use gradsync_tests::suite::Transport;
+use gradsync_tests::suite::processes::Processes;
 
-use crate::message_passing::cases::DEADLINE;
+/// Ranks that `mpirun` has started.
+pub(crate) struct Job;
 
-pub(crate) type Comm = MpiCommunicator;
-/// The variable that makes ranks send messages where they could share memory.
-#[cfg(target_os = "linux")]
-pub(crate) const MESSAGES_ONLY: &str = "GRADSYNC_MPI_MESSAGES_ONLY";
-/// Whether creating a communicator of all ranks needs a descriptor.
-#[cfg(target_os = "linux")]
-pub(crate) const NEEDS_DESCRIPTORS: bool = false;
+impl Transport for Job {
+    type Comm = MpiCommunicator;
 
-/// Creates the first communicator of all ranks.
-pub(crate) fn start() -> Result<Comm> {
-    Ok(Comm::world()?.with_deadline(DEADLINE))
+    const TELLS_OF_LEAVING: bool = false;
+
+    fn fresh(&self, deadline: Duration) -> MpiCommunicator {
+        MpiCommunicator::world().expect("another communicator of all ranks").with_deadline(deadline)
+    }
 }
 
-/// Creates a communicator of all ranks that no call has used.
-pub(crate) fn fresh() -> Comm {
-    Comm::world().expect("another communicator of all ranks").with_deadline(DEADLINE)
+impl Processes for Job {
+    const MESSAGES_ONLY: &'static str = "GRADSYNC_MPI_MESSAGES_ONLY";
+    const NEEDS_DESCRIPTORS: bool = false;
 }

@@ -39,6 +39,13 @@ impl Context {
         NcclOptions::default().with_deadline(DEADLINE).with_shared_gpu(self.layout.shares_gpus())
     }
 
+    /// The communicator of a suite, the creation of which is its first case; `None` after a failure.
+    pub(crate) fn first(&self, report: &mut Report) -> Option<NcclCommunicator> {
+        let mut comm = None;
+        report.case("communicator", || comm = Some(self.communicator(0, &self.options())));
+        comm
+    }
+
     /// A communicator of all ranks. `generation` distinguishes the groups of one launch.
     pub(crate) fn communicator(&self, generation: u64, options: &NcclOptions) -> NcclCommunicator {
         self.communicator_of(self.rank, self.world_size, generation, options)

@@ -9,17 +9,15 @@ use gradsync::{CommError, DType, Error, GradientBuffer, Result};
 use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::inputs::vector;
 use gradsync_tests::oracle::Format;
+use gradsync_tests::suite::checks::Checks;
 
-use crate::checks::Checks;
 use crate::context::Context;
 use crate::report::Report;
 
 const LENS: [usize; 5] = [1, 70_001, 0, 513, 4096];
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
-    let mut comm = None;
-    report.case("communicator", || comm = Some(context.communicator(0, &context.options())));
-    let Some(comm) = comm else { return };
+    let Some(comm) = context.first(report) else { return };
     let queue = &context.queue;
     for (name, algorithm, sizes) in [
         ("gram", Algorithm::Gram, Some([0, 0])),

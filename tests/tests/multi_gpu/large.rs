@@ -10,9 +10,11 @@ use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use gradsync::kernels::cuda;
 use gradsync::memory::RawSlice;
+use gradsync_tests::array::Array;
 use gradsync_tests::inputs::Random;
+use gradsync_tests::oracle::Format;
+use gradsync_tests::suite::checks::Checks;
 
-use crate::checks::Checks;
 use crate::context::Context;
 use crate::report::Report;
 
@@ -23,9 +25,7 @@ const PERIOD: usize = 1_000_003;
 const WINDOW: usize = 64;
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
-    let mut comm = None;
-    report.case("communicator", || comm = Some(context.communicator(0, &context.options())));
-    let Some(comm) = comm else { return };
+    let Some(comm) = context.first(report) else { return };
     let (queue, rank, world_size) = (&context.queue, context.rank, context.world_size);
     let pattern: Vec<f32> = (0..PERIOD).map(|index| number(rank, index)).collect();
 
@@ -77,34 +77,41 @@ fn number(rank: usize, index: usize) -> f32 {
     ((place * 7919 + rank * 613) % 2001) as f32 - 1000.0
 }
 
-/// Writes a rank's numbers; `pattern` holds one period of them.
-fn fill(data: DeviceSliceMut<'_>, pattern: &DeviceBuffer) {
+/// Writes numbers that repeat; `pattern` holds one period of them.
+pub(crate) fn fill(data: DeviceSliceMut<'_>, pattern: &DeviceBuffer) {
     let mut rest = data;
     while !rest.as_slice().is_empty() {
-        let count = rest.as_slice().len().min(PERIOD);
+        let count = rest.as_slice().len().min(pattern.as_slice().len());
         let (mut first, others) = rest.split_at_mut(count);
         first.copy_from_device(pattern.as_slice().range(0..count)).unwrap();
         rest = others;
     }
 }
 
-/// The windows to compare: at the ends, around each multiple of 2³¹ bytes, around the given offsets, and at random offsets.
-fn windows(len: usize, around: &[usize]) -> Vec<Range<usize>> {
-    let mut random = Random::new(len as u64);
+/// Windows of the data and their numbers: at the ends, around each multiple of 2²⁸ elements, around the given offsets and at random.
+pub(crate) fn windows(
+    data: DeviceSlice<'_>,
+    format: Format,
+    around: &[usize],
+) -> impl Iterator<Item = (Range<usize>, Vec<f64>)> {
+    let (len, mut random) = (data.len(), Random::new(data.len() as u64));
     let mut begins = vec![0, len - WINDOW];
-    let multiples = (1 << 29..len).step_by(1 << 29);
+    let multiples = (1 << 28..len).step_by(1 << 28);
     begins.extend(multiples.chain(around.iter().copied()).map(|middle| middle - WINDOW / 2));
     begins.extend((0..500).map(|_| random.below((len - WINDOW) as u64) as usize));
-    begins.into_iter().map(|begin| begin.min(len - WINDOW)).map(|begin| begin..begin + WINDOW).collect()
+    begins.into_iter().map(move |begin| {
+        let window = begin.min(len - WINDOW)..begin.min(len - WINDOW) + WINDOW;
+        let mut values = Array::unwritten(format, WINDOW);
+        data.range(window.clone()).copy_to_host(values.slice_mut()).unwrap();
+        (window, values.values())
+    })
 }
 
-/// Compares the windows with the number that `expected` gives for each index.
+/// Compares windows with the number that `expected` gives for each index.
 fn check(checks: &mut Checks<'_>, data: DeviceSlice<'_>, around: &[usize], expected: impl Fn(usize) -> f32) {
-    for window in windows(data.len(), around) {
-        let mut values = vec![0f32; WINDOW];
-        data.range(window.clone()).copy_to_host((&mut values).into()).unwrap();
-        let got = values.iter().map(|value| value.to_bits()).collect();
-        let wanted = window.clone().map(|index| expected(index).to_bits()).collect();
+    for (window, values) in windows(data, Format::F32, around) {
+        let got = values.into_iter().map(f64::to_bits).collect();
+        let wanted = window.clone().map(|index| f64::from(expected(index)).to_bits()).collect();
         checks.same_list(format!("elements {window:?}"), got, wanted);
     }
 }

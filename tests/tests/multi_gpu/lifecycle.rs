@@ -12,8 +12,8 @@ use gradsync::train::mean_over_ranks;
 use gradsync::{DType, Error, GradientBuffer};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
+use gradsync_tests::suite::checks::{Checks, Expected};
 
-use crate::checks::{Checks, Expected};
 use crate::context::Context;
 use crate::placed::Placed;
 use crate::report::Report;

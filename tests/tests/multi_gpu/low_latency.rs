@@ -9,9 +9,9 @@ use gradsync::{DType, Error};
 use gradsync_tests::array::{Array, dtype};
 use gradsync_tests::inputs::Random;
 use gradsync_tests::oracle::Format;
+use gradsync_tests::suite::checks::{Checks, assert_same};
 
 use crate::bundles::ordered;
-use crate::checks::{Checks, assert_same};
 use crate::context::Context;
 use crate::placed::Placed;
 use crate::report::Report;

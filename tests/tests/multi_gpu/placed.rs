@@ -1,12 +1,18 @@
 //! Data of a case on the device, between guards that reveal a write beside them, and the copy back.
 
+use std::rc::Rc;
+
 use gradsync::DType;
-use gradsync::comm::Communicator;
 use gradsync::comm::nccl::NcclCommunicator;
+use gradsync::comm::{Communicator, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::memory::{Cuda, RawSlice};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
+use gradsync_tests::suite::checks::Expected;
+use gradsync_tests::suite::operands::Operands;
+
+use crate::checks::reduced;
 
 /// The number of guard elements after the data.
 const BEHIND: usize = 3;
@@ -44,7 +50,7 @@ impl Placed {
     }
 
     /// Waits for the communicator's work, and returns the data.
-    pub(crate) fn read(&self, comm: &NcclCommunicator) -> Array {
+    pub(crate) fn read(&self, comm: &dyn Communicator<Cuda>) -> Array {
         comm.synchronize(self.slice().queue()).unwrap();
         self.read_after_failure()
     }
@@ -59,6 +65,41 @@ impl Placed {
         let (data, behind) = rest.split_at(self.len);
         assert!(before.iter().chain(behind).all(|&pattern| pattern == guard), "memory beside the data was written");
         Array::from_patterns(self.format, data.iter().copied())
+    }
+}
+
+/// Operands on this rank's GPU, for calls over NCCL.
+pub(crate) struct OnDevice<'c> {
+    pub(crate) queue: &'c Queue,
+    pub(crate) comm: &'c NcclCommunicator,
+}
+
+impl Operands for OnDevice<'_> {
+    type Memory = Cuda;
+    type Placed = Placed;
+
+    fn comm(&self) -> &dyn Communicator<Cuda> {
+        self.comm
+    }
+
+    fn place(&self, data: &Array, begin: usize) -> Placed {
+        Placed::new(self.queue, data, begin)
+    }
+
+    fn slice(placed: &Placed) -> DeviceSlice<'_> {
+        placed.slice()
+    }
+
+    fn slice_mut(placed: &mut Placed) -> DeviceSliceMut<'_> {
+        placed.slice_mut()
+    }
+
+    fn read(&self, placed: &Placed) -> Array {
+        placed.read(self.comm)
+    }
+
+    fn reduced(&self, op: ReduceOp, format: Format, scaling: Scaling, inputs: &[Vec<f64>]) -> Rc<Expected> {
+        reduced(op, format, scaling, inputs)
     }
 }
 

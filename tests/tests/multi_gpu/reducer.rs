@@ -14,9 +14,9 @@ use gradsync::{DType, Error, TensorView};
 use gradsync_tests::array::{Array, dtype};
 use gradsync_tests::inputs::vector;
 use gradsync_tests::oracle::Format;
+use gradsync_tests::suite::checks::Checks;
 use gradsync_tests::tolerance::assert_equal;
 
-use crate::checks::Checks;
 use crate::context::Context;
 use crate::report::Report;
 
@@ -27,9 +27,7 @@ const BYTES: [(usize, usize); 3] = [(0, 0), (usize::MAX, usize::MAX), (100, 3000
 type Reducing<'c> = Reducer<'c, Cuda>;
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
-    let mut comm = None;
-    report.case("communicator", || comm = Some(context.communicator(0, &context.options())));
-    let Some(comm) = comm else { return };
+    let Some(comm) = context.first(report) else { return };
     let queue = &context.queue;
     report.case("sums by NCCL, of any buckets and orders", || plain_sums(queue, &comm));
     report.case("ordered sums as on the host", || ordered_sums(queue, &comm));

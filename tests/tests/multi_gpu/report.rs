@@ -12,6 +12,12 @@ pub(crate) struct Report {
     pub(crate) has_failed: bool,
 }
 
+impl gradsync_tests::suite::Report for Report {
+    fn case(&mut self, name: &str, body: impl FnOnce()) {
+        self.case(name, body);
+    }
+}
+
 impl Report {
     pub(crate) fn new(is_speaker: bool) -> Self {
         Report { is_speaker, has_failed: false }

@@ -10,9 +10,7 @@ use crate::context::Context;
 use crate::report::Report;
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
-    let mut comm = None;
-    report.case("communicator", || comm = Some(context.communicator(0, &context.options())));
-    let Some(comm) = comm else { return };
+    let Some(comm) = context.first(report) else { return };
     let ranks = context.world_size;
 
     report.case("all_reduce", || {

@@ -7,8 +7,8 @@ use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::kernels::cuda;
+use gradsync_tests::suite::checks::Checks;
 
-use crate::checks::Checks;
 use crate::context::Context;
 use crate::report::Report;
 
@@ -16,9 +16,7 @@ const LEN: usize = 100_003;
 const SUM: ReduceOp = ReduceOp::Sum;
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
-    let mut comm = None;
-    report.case("communicator", || comm = Some(context.communicator(0, &context.options())));
-    let Some(comm) = comm else { return };
+    let Some(comm) = context.first(report) else { return };
     let streams = Streams { context, comm: &comm };
     report.case("two communicators in turn", || streams.in_turn());
     report.case("two communicators on two queues", || streams.side_by_side());

@@ -5,12 +5,15 @@ use std::process::exit;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use gradsync::comm::process::ProcessCommunicator;
 use gradsync::comm::{Collectives, CommError, Departure, Ranks, ReduceOp};
 use gradsync::memory::SharedWindows;
 use gradsync::{DType, Error, GradientBuffer, Result};
+use gradsync_tests::suite::processes::Processes;
+use gradsync_tests::suite::{DEADLINE, Transport};
 
-use crate::launch::{Launched, turn};
-use crate::transport::{self, Comm, MESSAGES_ONLY};
+use crate::launch::{Launch, turn};
+use crate::transport::Launched;
 
 /// The time within which all others must know of the end of a process, on a machine with other work.
 const SOON: Duration = Duration::from_secs(2);
@@ -22,7 +25,7 @@ const ROUNDS: usize = 40;
 const STARTED: &str = "GRADSYNC_TEST_STARTED";
 
 /// One round of work, which varies with its number: short and long calls of all kinds.
-fn work(comm: &Comm, buffer: &mut GradientBuffer, round: usize) -> Result<()> {
+fn work(comm: &ProcessCommunicator, buffer: &mut GradientBuffer, round: usize) -> Result<()> {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let len = [7, 3_000, 40_000, 700_000][round % 4];
     let mut data = vec![1.0f32; len];
@@ -46,7 +49,7 @@ fn work(comm: &Comm, buffer: &mut GradientBuffer, round: usize) -> Result<()> {
 
 /// The body of each rank.
 pub(crate) fn run(role: &str) {
-    let comm = transport::start().expect("ranks that find each other");
+    let comm = Launched::join().fresh(DEADLINE);
     let mut buffer = GradientBuffer::new_shared(DType::F32, RANKS, [("vector", [RANKS << 14])]).expect("a buffer");
     let rank = comm.rank();
     comm.barrier().expect("all are here");
@@ -91,7 +94,7 @@ pub(crate) fn run(role: &str) {
 fn ends_by_itself(role: &'static str) {
     let _turn = turn();
     for messages_only in ["0", "1"] {
-        let mut launched = Launched::start(role, RANKS, |_| vec![(MESSAGES_ONLY, messages_only.into())]);
+        let mut launched = Launch::start(role, RANKS, |_| vec![(Launched::MESSAGES_ONLY, messages_only.into())]);
         let victim = launched.process(VICTIM);
         assert_eq!(victim.wait().expect("a child").success(), role != "aborts");
         let ended = Instant::now();
@@ -149,13 +152,13 @@ fn a_hundred_kills_at_any_moment_are_known_to_all_and_leave_nothing() {
         let started = folder.path().join(format!("{kill}"));
         let variables = |rank: usize| {
             let mut variables = vec![("TMPDIR", temporary.display().to_string())];
-            variables.push((MESSAGES_ONLY, u8::from(kill % 4 == 3).to_string()));
+            variables.push((Launched::MESSAGES_ONLY, u8::from(kill % 4 == 3).to_string()));
             if rank == VICTIM {
                 variables.push((STARTED, started.display().to_string()));
             }
             variables
         };
-        let mut launched = Launched::start("is killed", RANKS, variables);
+        let mut launched = Launch::start("is killed", RANKS, variables);
         while !started.exists() {
             sleep(Duration::from_millis(1));
         }

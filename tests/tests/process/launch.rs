@@ -19,9 +19,9 @@ pub(crate) fn turn() -> MutexGuard<'static, ()> {
 }
 
 /// The processes of a launch, which are killed when it is dropped.
-pub(crate) struct Launched(Vec<Child>);
+pub(crate) struct Launch(Vec<Child>);
 
-impl Launched {
+impl Launch {
     /// Starts `world_size` processes in this role, with these variables of each rank.
     pub(crate) fn start(
         role: &str,
@@ -66,7 +66,7 @@ impl Launched {
     }
 }
 
-impl Drop for Launched {
+impl Drop for Launch {
     fn drop(&mut self) {
         for child in &mut self.0 {
             // The process may have ended long ago.

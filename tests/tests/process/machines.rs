@@ -1,23 +1,21 @@
 //! Ranks that are told that they are on several machines: they connect by TCP, and transfer small payloads.
 
-use std::process::ExitCode;
 use std::time::Instant;
 
 use gradsync::Error;
 use gradsync::comm::process::NETWORK_BYTES;
-use gradsync::comm::{Collectives, CommError, Ranks, ReduceOp};
+use gradsync::comm::{Collectives, CommError, Communicator, ReduceOp};
+use gradsync_tests::suite::{DEADLINE, Suite, collectives, failures, groups, mismatches, words};
 
-use crate::launch::{Launched, turn};
-use crate::message_passing::cases::{Cases, DEADLINE};
-use crate::message_passing::{collectives, failures, groups, mismatches, words};
-use crate::transport::{self, Comm};
+use crate::launch::{Launch, turn};
+use crate::transport::Launched;
 
 /// The number of elements of the longest call.
 const LONGEST: usize = NETWORK_BYTES / size_of::<f32>();
 
-fn longest_calls(comm: &Comm) {
+fn longest_calls(comm: &dyn Communicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
-    assert!(!comm.shares_memory());
+    assert!(comm.sharing().is_none());
     let mut data: Vec<f32> = (0..LONGEST).map(|index| (index % 1013 + rank) as f32).collect();
     comm.all_reduce(&mut data, ReduceOp::Sum).expect("1 MiB");
     let ranks = world_size * (world_size - 1) / 2;
@@ -33,9 +31,9 @@ fn longest_calls(comm: &Comm) {
 }
 
 /// Every rank refuses the call by itself, at once, with an error that names the limit.
-fn too_long(comm: Comm, call: fn(&Comm) -> gradsync::Result<()>) {
+fn too_long(comm: &dyn Communicator, call: fn(&dyn Communicator) -> gradsync::Result<()>) {
     let start = Instant::now();
-    let error = call(&comm).expect_err("more than goes between machines");
+    let error = call(comm).expect_err("more than goes between machines");
     assert!(start.elapsed() < DEADLINE / 2, "waited for the deadline");
     match &error {
         Error::InvalidArgument { reason, .. } => {
@@ -50,14 +48,14 @@ fn too_long(comm: Comm, call: fn(&Comm) -> gradsync::Result<()>) {
 
 /// The body of each rank.
 pub(crate) fn run() {
-    let mut cases = Cases::start().expect("ranks that find each other");
-    cases.check("calls of 1 MiB", longest_calls);
-    cases.check_fresh("an all-reduce of more", |comm| {
-        too_long(comm, |comm| comm.all_reduce(&mut vec![0.0f32; LONGEST + 1], ReduceOp::Sum));
+    let mut suite = Suite::new(Launched::join());
+    suite.check("calls of 1 MiB", |comm| longest_calls(comm));
+    suite.check_fresh("an all-reduce of more", |comm| {
+        too_long(&comm, |comm| comm.all_reduce(&mut vec![0.0f32; LONGEST + 1], ReduceOp::Sum));
     });
-    cases.check_fresh("a transfer of more", |comm| {
+    suite.check_fresh("a transfer of more", |comm| {
         // The last rank is on a machine of its own.
-        too_long(comm, |comm| {
+        too_long(&comm, |comm| {
             let mut data = vec![0.0f32; LONGEST + 1];
             match comm.rank() {
                 0 => comm.send(&data, comm.world_size() - 1),
@@ -66,20 +64,20 @@ pub(crate) fn run() {
             }
         });
     });
-    collectives::run_up_to(&mut cases, NETWORK_BYTES);
-    mismatches::run(&mut cases);
-    failures::run(&mut cases);
-    words::run(&mut cases);
-    groups::run(&mut cases);
-    let summary = transport::fresh();
-    assert_eq!(cases.finish(&summary), ExitCode::SUCCESS);
+    collectives::run_up_to(&mut suite, NETWORK_BYTES);
+    mismatches::run(&mut suite);
+    failures::run(&mut suite);
+    failures::run_deadlines(&mut suite);
+    words::run(&mut suite);
+    groups::run(&mut suite);
+    suite.finish();
 }
 
 /// Starts ranks on nodes of `each` ranks.
 fn launch(world_size: usize, each: usize) {
     let _turn = turn();
     let variables = |rank: usize| vec![("GRADSYNC_HOSTID", format!("node {}", rank / each))];
-    Launched::start("machines", world_size, variables).finish();
+    Launch::start("machines", world_size, variables).finish();
 }
 
 #[test]

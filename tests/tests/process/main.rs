@@ -7,8 +7,6 @@
 mod faults;
 mod launch;
 mod machines;
-#[path = "../message_passing/mod.rs"]
-mod message_passing;
 #[cfg(target_os = "linux")]
 mod namespaces;
 mod set_up;

@@ -7,9 +7,10 @@ use std::process::Command;
 
 use gradsync::comm::{Collectives, Ranks, ReduceOp};
 use gradsync_tests::programs::started_as_ranks;
+use gradsync_tests::suite::{DEADLINE, Transport};
 
-use crate::launch::{Launched, turn};
-use crate::transport;
+use crate::launch::{Launch, turn};
+use crate::transport::Launched;
 
 /// The variable that tells a rank whether it shares memory with the others.
 const SHARES: &str = "GRADSYNC_TEST_SHARES";
@@ -18,7 +19,7 @@ const LEN: usize = 3 << 20;
 
 /// The body of each rank.
 pub(crate) fn run() {
-    let comm = transport::start().expect("ranks that find each other");
+    let comm = Launched::join().fresh(DEADLINE);
     assert_eq!(comm.shares_memory().to_string(), std::env::var(SHARES).expect("a launcher's variable"));
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let mut data: Vec<f32> = (0..LEN).map(|index| (index % 1013 + rank) as f32).collect();
@@ -59,7 +60,7 @@ fn launch(shares: bool, behind: impl Fn(usize) -> Vec<String>) {
         command.env(SHARES, shares.to_string());
         command
     });
-    Launched::of("namespaces", ranks).finish();
+    Launch::of("namespaces", ranks).finish();
 }
 
 fn words(text: &str) -> Vec<String> {

@@ -3,19 +3,19 @@
 use gradsync::Error;
 use gradsync::comm::process::ProcessCommunicator;
 use gradsync::comm::{CommError, Ranks};
+use gradsync_tests::suite::{DEADLINE, Transport};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::launch::{Launched, turn};
-use crate::message_passing::cases::DEADLINE;
-use crate::transport;
+use crate::launch::{Launch, turn};
+use crate::transport::Launched;
 
 /// The rank without a free descriptor.
 const POOR: usize = 1;
 
 /// The body of each rank.
 pub(crate) fn run() {
-    let first = transport::start().expect("ranks that find each other");
-    let member = transport::member().expect("another control channel");
+    let ranks = Launched::join();
+    let (first, member) = (ranks.fresh(DEADLINE), ranks.member());
     let limit = getrlimit(Resource::Nofile);
     if first.rank() == POOR {
         setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).expect("a lower limit");
@@ -32,5 +32,5 @@ pub(crate) fn run() {
 #[test]
 fn a_rank_without_a_descriptor_is_an_error_on_every_rank() {
     let _turn = turn();
-    Launched::start("no descriptor", 3, |_| Vec::new()).finish();
+    Launch::start("no descriptor", 3, |_| Vec::new()).finish();
 }

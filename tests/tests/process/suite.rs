@@ -1,23 +1,22 @@
 //! The cases of every transport between processes, with 2, 3 and 4 ranks: over shared memory, and over sockets alone.
 
-use std::process::ExitCode;
+use gradsync_tests::suite::Suite;
+use gradsync_tests::suite::processes::{self, Processes};
 
-use crate::launch::{Launched, turn};
-use crate::message_passing::{self, cases::Cases};
-use crate::transport::{self, MESSAGES_ONLY};
+use crate::launch::{Launch, turn};
+use crate::transport::Launched;
 
 /// The body of each rank.
 pub(crate) fn run() {
-    let mut cases = Cases::start().expect("ranks that find each other");
-    message_passing::run(&mut cases);
-    let summary = transport::fresh();
-    assert_eq!(cases.finish(&summary), ExitCode::SUCCESS);
+    let mut suite = Suite::new(Launched::join());
+    processes::run(&mut suite);
+    suite.finish();
 }
 
 fn launch(world_size: usize, messages_only: bool) {
     let _turn = turn();
-    let variables = |_| vec![(MESSAGES_ONLY, u8::from(messages_only).to_string())];
-    Launched::start("cases", world_size, variables).finish();
+    let variables = |_| vec![(Launched::MESSAGES_ONLY, u8::from(messages_only).to_string())];
+    Launch::start("cases", world_size, variables).finish();
 }
 
 #[test]

@@ -3,15 +3,15 @@
 //! The block that computes the weights of a layer whose norms have cancelled also evaluates its exact path.
 
 use super::super::adasum::{self, Exact, criterion, keep, keep_scaling_norms};
-use super::super::kernel;
 use super::super::products::{add_triangle, gram_vector_len};
+use super::super::{for_each_dtype_and_width, kernel};
 use super::team::{ExactSums, Partials, Products, Team, is_divided};
 use super::{nodes, pick, weighted, write_each};
 use crate::abi::{
     ChunkedSpan, DType, LaunchBounds, MOST_PEERS, PEER_LAYERS, PEER_THREADS, Peers, Span, WARP, tree_row, vector_len,
 };
 use crate::dialect::shared::Array;
-use crate::half::{BF16, F16};
+use crate::half::*;
 use crate::math::Element;
 use crate::math::adasum::{Pair, Weights, pairs_of_level, product_index, products, weight_by_tree, weights};
 use crate::math::precise::NUMBERS;

@@ -7,28 +7,13 @@
 //! writes its window of any arena, after receiving it, until the end, when all have written their results. Totals are added in rank order,
 //! so that all ranks get the same bits.
 
-/// Stamps `$body!(name type width suffix)` for every dtype and width.
-macro_rules! for_each_dtype_and_width {
-    ($body:ident) => {
-        for_each_dtype_and_width!($body, "f64" f64);
-        for_each_dtype_and_width!($body, "f32" f32);
-        for_each_dtype_and_width!($body, "f16" F16);
-        for_each_dtype_and_width!($body, "bf16" BF16);
-    };
-    ($body:ident, $name:literal $T:ident) => {
-        $body!($name $T 2 "_p2");
-        $body!($name $T 4 "_p4");
-        $body!($name $T 8 "_p8");
-    };
-}
-
 mod gram;
 mod packets;
 mod team;
 
-use super::kernel;
+use super::{for_each_dtype_and_width, kernel};
 use crate::abi::{DType, LaunchBounds, MOST_PEERS, PEER_THREADS, Peers, Row, vector_len};
-use crate::half::{BF16, F16};
+use crate::half::*;
 use crate::math::adasum::Pair;
 use crate::math::{Element, elementwise};
 use crate::peers::{Group, Stage};

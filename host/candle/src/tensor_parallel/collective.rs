@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
-use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType, bail};
 use gradsync::Float;
 use gradsync::ops::tensor_parallel::{AllGather, AllReduce, HostTensor, ReduceScatter, TensorOp};
 
 use super::{Shared, TensorParallel, locked};
+use crate::memory::with_float;
 
 /// A function of the ranks' tensors. Parts are along dimension 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,19 +94,10 @@ impl CustomOp1 for Collective {
         let Some((begin, end)) = layout.contiguous_offsets() else {
             bail!("{}: the tensor is not contiguous", self.name())
         };
-        macro_rules! run {
-            ($data:ident, $kind:ident) => {{
-                let (data, shape) = self.on_host(&$data[begin..end], layout.dims())?;
-                Ok((CpuStorage::$kind(data), shape))
-            }};
-        }
-        match storage {
-            CpuStorage::F64(data) => run!(data, F64),
-            CpuStorage::F32(data) => run!(data, F32),
-            CpuStorage::F16(data) => run!(data, F16),
-            CpuStorage::BF16(data) => run!(data, BF16),
-            _ => bail!("{}: only tensors of f64, f32, f16 and bf16 can be passed", self.name()),
-        }
+        with_float!(storage.dtype(), T => {
+            let (data, shape) = self.on_host(&storage.as_slice::<T>()?[begin..end], layout.dims())?;
+            Ok((T::to_cpu_storage_owned(data), shape))
+        }, _ => bail!("{}: a tensor of {:?} cannot be passed", self.name(), storage.dtype()))
     }
 
     #[cfg(feature = "cuda")]

@@ -7,8 +7,8 @@ use gradsync::comm::{Communicator, local};
 use gradsync::train::{AbsentGradients, ReducerOptions, Reduction};
 use gradsync_candle::{DataParallel, TensorMemory, Variables};
 
-use crate::Case;
 use crate::allocations::{LARGE, during};
+use crate::{Case, named};
 
 /// The cases of any memory.
 pub(crate) fn all<M: TensorMemory>() -> Vec<Case<M>> {
@@ -63,21 +63,21 @@ fn variables(dtype: DType, rank: usize, device: &Device) -> VarMap {
     variables
 }
 
-fn named(variables: &VarMap, name: &str) -> Tensor {
+fn tensor(variables: &VarMap, name: &str) -> Tensor {
     variables.data().lock().unwrap()[name].as_tensor().clone()
 }
 
 fn forward(variables: &VarMap, input: &Tensor) -> Result<Tensor> {
     let dense = |input: &Tensor, name: &str| {
-        let weight = named(variables, &format!("{name}.weight"));
-        input.matmul(&weight.t()?)?.broadcast_add(&named(variables, &format!("{name}.bias")))
+        let weight = tensor(variables, &format!("{name}.weight"));
+        input.matmul(&weight.t()?)?.broadcast_add(&tensor(variables, &format!("{name}.bias")))
     };
     dense(&dense(input, "up")?.relu()?, "down")
 }
 
 /// The mean loss over a range of all examples.
 fn loss(variables: &VarMap, dtype: DType, examples: std::ops::Range<usize>) -> Tensor {
-    let device = named(variables, SHAPES[0].0).device().clone();
+    let device = tensor(variables, SHAPES[0].0).device().clone();
     let cut = |width: usize, seed: usize| {
         integers(&[BATCH, width], dtype, seed, &device).narrow(0, examples.start, examples.len()).unwrap()
     };
@@ -91,7 +91,7 @@ fn own<M: TensorMemory>(comm: &dyn Communicator<M>) -> std::ops::Range<usize> {
 }
 
 fn gradients(variables: &VarMap, store: &GradStore) -> Vec<Option<Vec<f64>>> {
-    SHAPES.iter().map(|(name, _)| store.get(&named(variables, name)).map(values)).collect()
+    SHAPES.iter().map(|(name, _)| store.get(&tensor(variables, name)).map(values)).collect()
 }
 
 fn options() -> [ReducerOptions; 2] {
@@ -194,7 +194,7 @@ fn frozen<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     let variables = variables(DType::F32, comm.rank(), device);
     let mean = Var::from_tensor(&integers(&[3], DType::F32, 3, device)).unwrap();
     variables.data().lock().unwrap().insert("norm.running_mean".into(), mean);
-    let read = |name: &str| values(&named(&variables, name));
+    let read = |name: &str| values(&tensor(&variables, name));
     let names = ["down.weight", "down.bias", "norm.running_mean", "up.weight"];
     let before = names.map(read);
     let declared = Variables::from(&variables).with_frozen(|name| name.starts_with("down"));
@@ -203,7 +203,7 @@ fn frozen<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     let mut optimizer = AdamW::new_lr(variables.all_vars(), 0.125).unwrap();
     for _ in 0..3 {
         let reduced = parallel.backward(&loss(&variables, DType::F32, own(comm))).unwrap();
-        let has = SHAPES.map(|(name, _)| reduced.get(&named(&variables, name)).is_some());
+        let has = SHAPES.map(|(name, _)| reduced.get(&tensor(&variables, name)).is_some());
         assert_eq!(has, [true, true, false, false]);
         optimizer.step(&reduced).unwrap();
     }
@@ -239,7 +239,7 @@ fn unused<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
 
 fn tied<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     let var = Var::from_tensor(&integers(&[4], DType::F32, 1, device)).unwrap();
-    let all: Variables = [("tokens", var.clone()), ("scores", var.clone())].into_iter().collect();
+    let all = named([("tokens", &var), ("scores", &var)]);
     let mut parallel = DataParallel::new(all, comm, ReducerOptions::default()).unwrap();
     for _ in 0..3 {
         let reduced =
@@ -254,7 +254,7 @@ fn clip<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
             let tensor = Tensor::new(&values, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
             Var::from_tensor(&on(device, tensor)).unwrap()
         });
-        let all: Variables = ["a", "b"].into_iter().zip(vars.clone()).collect();
+        let all = named([("a", &vars[0]), ("b", &vars[1])]);
         let mut parallel = DataParallel::new(all, comm, ReducerOptions::default()).unwrap();
         // The gradient of half the square is the variable itself.
         let half = |var: &Var| (var.to_dtype(DType::F64).unwrap().sqr().unwrap().sum_all().unwrap() / 2.0).unwrap();
@@ -288,8 +288,7 @@ fn clip_of_any_magnitude<M: TensorMemory>(comm: &dyn Communicator<M>) {
     {
         let tensor = Tensor::new(&[3.0f64 * magnitude, 4.0 * magnitude], &Device::Cpu).unwrap();
         let var = Var::from_tensor(&tensor.to_dtype(dtype).unwrap()).unwrap();
-        let all: Variables = [("a", var.clone())].into_iter().collect();
-        let mut parallel = DataParallel::new(all, comm, ReducerOptions::default()).unwrap();
+        let mut parallel = DataParallel::new(named([("a", &var)]), comm, ReducerOptions::default()).unwrap();
         for max_norm in [1.0, 1e-3, 1e-220] {
             // The gradient of a product with a constant is the constant.
             let loss = (var.as_tensor() * var.as_detached_tensor()).unwrap().sum_all().unwrap();
@@ -309,10 +308,9 @@ fn clip_of_any_magnitude<M: TensorMemory>(comm: &dyn Communicator<M>) {
 /// Counts from the third step on, when the buckets are final.
 fn allocations(comm: &dyn Communicator, device: &Device) {
     let var = Var::zeros(LARGE / 4, DType::F32, device).unwrap();
-    let mut parallel =
-        DataParallel::new([("large", var.clone())].into_iter().collect::<Variables>(), comm, ReducerOptions::default())
-            .unwrap();
+    let all = || named([("large", &var)]);
     let loss = || (var.as_tensor() * (comm.rank() + 1) as f64).unwrap().sum_all().unwrap();
+    let mut parallel = DataParallel::new(all(), comm, ReducerOptions::default()).unwrap();
     for step in 0..4 {
         let (_, of_candle) = during(|| loss().backward().unwrap());
         let (_, of_both) = during(|| parallel.backward(&loss()).unwrap());
@@ -320,12 +318,7 @@ fn allocations(comm: &dyn Communicator, device: &Device) {
         assert!(step < 2 || of_both == of_candle, "{of_both} large allocations, {of_candle} of candle");
     }
     let alone = local::group(1).unwrap().remove(0);
-    let mut parallel = DataParallel::new(
-        [("large", var.clone())].into_iter().collect::<Variables>(),
-        &alone,
-        ReducerOptions::default(),
-    )
-    .unwrap();
+    let mut parallel = DataParallel::new(all(), &alone, ReducerOptions::default()).unwrap();
     let (_, of_candle) = during(|| loss().backward().unwrap());
     let (_, of_both) = during(|| parallel.backward(&loss()).unwrap());
     assert_eq!(of_both, of_candle, "one rank copies nothing, from the first step on");

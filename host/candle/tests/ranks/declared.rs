@@ -6,8 +6,8 @@ use gradsync::comm::{Communicator, Ranks, local};
 use gradsync::train::Reduction;
 use gradsync_candle::{DataParallel, Error, TensorMemory, Variables};
 
-use crate::Case;
 use crate::data_parallel::values;
+use crate::{Case, is_last, named, names_last};
 
 pub(crate) fn all<M: TensorMemory>() -> Vec<Case<M>> {
     vec![
@@ -16,10 +16,6 @@ pub(crate) fn all<M: TensorMemory>() -> Vec<Case<M>> {
         Case { name: "backward: a generator and a critic", run: generator_and_critic },
         Case { name: "with_local: a variable that each rank keeps to itself", run: local_variable },
     ]
-}
-
-fn last<M: TensorMemory>(comm: &dyn Communicator<M>) -> usize {
-    comm.world_size() - 1
 }
 
 /// A layer with weights of one in its map.
@@ -41,9 +37,9 @@ fn later_layer<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     let check = |text: String, is_own: bool| {
         let parts = ["\"later.weight\"", "[4, 3]", "F32", "with_local", "with_frozen"];
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
-        assert!(is_own || text.contains(&format!("rank {}", last(comm))), "{text}");
+        assert!(is_own || names_last(comm, &text), "{text}");
     };
-    let is_last = comm.rank() == last(comm);
+    let is_last = is_last(comm);
     let mean = (comm.world_size() + 1) as f64 / 2.0;
     for _ in 0..3 {
         let loss = if is_last { bad() } else { good() };
@@ -64,8 +60,7 @@ fn later_layer<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
 fn of_no_map<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     let known = Var::ones(3, DType::F32, device).unwrap();
     let unknown: Vec<Var> = (1..=6).map(|len| Var::ones(len, DType::F64, device).unwrap()).collect();
-    let declared: Variables = [("known", known.clone())].into_iter().collect();
-    let mut parallel = DataParallel::new(declared, comm, Reduction::Mean).unwrap();
+    let mut parallel = DataParallel::new(named([("known", &known)]), comm, Reduction::Mean).unwrap();
     let loss = |unknown: &[Var]| {
         let sums = unknown.iter().map(|var| var.sum_all().unwrap().to_dtype(DType::F32).unwrap());
         sums.fold(known.sum_all().unwrap(), |sum, term| (sum + term).unwrap())
@@ -137,7 +132,7 @@ fn local_variable<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) 
     let variables = Variables::from(&map).with_local(|name| name == "own").with_frozen(|name| name == "still");
     assert_eq!(variables.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["shared.weight", "still", "own"]);
     assert_eq!(variables.trained().count(), 2);
-    let tied = || Variables::from_iter([("own", own.clone()), ("also", own.clone())]).with_local(|name| name == "own");
+    let tied = || named([("own", &own), ("also", &own)]).with_local(|name| name == "own");
     let mut parallel = DataParallel::new(variables, comm, Reduction::Mean).unwrap();
     assert_eq!(values(&own), vec![(rank + 1) as f64; len], "not broadcast");
     let loss = || {
@@ -165,7 +160,7 @@ fn local_variable<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) 
 #[test]
 fn new_of_variables_that_threads_share() {
     let [one, other] = [1, 2].map(|len| Var::ones(len, DType::F32, &Device::Cpu).unwrap());
-    let shared = || Variables::from_iter([("one", one.clone()), ("other", other.clone())]);
+    let shared = || named([("one", &one), ("other", &other)]);
     local::run(3, |comm| {
         let text = DataParallel::new(shared(), &comm, Reduction::Mean).unwrap_err().to_string();
         assert!(text.contains("\"one\"") && text.contains("ranks 0 and 1"), "{text}");
@@ -179,7 +174,7 @@ fn new_of_variables_that_threads_share() {
         parallel.compare()?;
         // Ranks 0 and 1 share one that rank 2 does not.
         let part = if comm.rank() < 2 { one.clone() } else { Var::ones(1, DType::F32, &Device::Cpu)? };
-        let part = Variables::from_iter([("part", part)]).with_frozen(|_| true);
+        let part = named([("part", &part)]).with_frozen(|_| true);
         let text = DataParallel::new(part, &comm, Reduction::Mean).unwrap_err().to_string();
         assert!(text.contains("\"part\""), "{text}");
         Ok::<_, Error>(())

@@ -17,10 +17,10 @@ mod tensor_parallel;
 
 use std::process::Command;
 
-use candle_core::Device;
+use candle_core::{Device, Var};
 use gradsync::comm::{Communicator, DEFAULT_DEADLINE};
 use gradsync::memory::Host;
-use gradsync_candle::TensorMemory;
+use gradsync_candle::{TensorMemory, Variables};
 use gradsync_tests::programs::{Finished, built};
 use gradsync_tests::ranks::{guarded, on_processes, on_ranks};
 
@@ -28,6 +28,20 @@ use gradsync_tests::ranks::{guarded, on_processes, on_ranks};
 pub(crate) struct Case<M: TensorMemory = Host> {
     name: &'static str,
     run: fn(&dyn Communicator<M>, &Device),
+}
+
+/// Whether this is the last rank: the one that differs from the others where a case has several.
+fn is_last<M: TensorMemory>(comm: &dyn Communicator<M>) -> bool {
+    comm.rank() + 1 == comm.world_size()
+}
+
+/// Whether a text names the last rank.
+fn names_last<M: TensorMemory>(comm: &dyn Communicator<M>, text: &str) -> bool {
+    text.contains(&format!("rank {}", comm.world_size() - 1))
+}
+
+fn named<const N: usize>(vars: [(&str, &Var); N]) -> Variables {
+    vars.into_iter().map(|(name, var)| (name, var.clone())).collect()
 }
 
 fn on_ranks_of(world_sizes: &'static [usize], cases: Vec<Case>) {

@@ -6,9 +6,9 @@ use gradsync::comm::{Communicator, Ranks, local};
 use gradsync::train::{Reduction, Start};
 use gradsync_candle::{DataParallel, DataParallelOptions, Error, TensorMemory, Variables};
 
-use crate::Case;
 use crate::allocations::{LARGE, during};
 use crate::data_parallel::{on, values};
+use crate::{Case, is_last, named, names_last};
 
 /// The cases of any memory.
 pub(crate) fn all<M: TensorMemory>() -> Vec<Case<M>> {
@@ -24,14 +24,6 @@ pub(crate) fn all<M: TensorMemory>() -> Vec<Case<M>> {
 /// The cases of the host: also the count of its allocations.
 pub(crate) fn on_host() -> Vec<Case> {
     all().into_iter().chain([Case { name: "broadcast: no second copy", run: in_place }]).collect()
-}
-
-fn is_last<M: TensorMemory>(comm: &dyn Communicator<M>) -> bool {
-    comm.world_size() > 1 && comm.rank() + 1 == comm.world_size()
-}
-
-fn names_last<M: TensorMemory>(comm: &dyn Communicator<M>, text: &str) -> bool {
-    text.contains(&format!("rank {}", comm.world_size() - 1)) || comm.world_size() == 2 && text.contains("rank 1")
 }
 
 /// 150 variables of four dtypes, of which every fifth is frozen, with other random values on each rank.
@@ -82,7 +74,7 @@ fn start_compared<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) 
     for odd in ["100", "104"] {
         let var = &vars[odd.parse::<usize>().unwrap()];
         let value = var.copy().unwrap();
-        if is_last(comm) {
+        if comm.world_size() > 1 && is_last(comm) {
             var.set(&(&value + 1.0).unwrap()).unwrap();
         }
         let refused = DataParallel::new(all.clone(), comm, options).map_err(|error| error.to_string());
@@ -98,7 +90,7 @@ fn later<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     let (vars, all) = random(device);
     let parallel = DataParallel::new(all, comm, Reduction::Mean).unwrap();
     for _ in 0..2 {
-        if is_last(comm) {
+        if comm.world_size() > 1 && is_last(comm) {
             vars[100].set(&(vars[100].as_tensor() + 1.0).unwrap()).unwrap();
         }
         if comm.world_size() > 1 {
@@ -154,7 +146,7 @@ fn norms<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
         parallel.compare().unwrap();
         // A trained variable that differs is still found, and no call of this page changes it.
         let (weight, _) = norm.weight_and_bias().unwrap();
-        if is_last(comm) {
+        if comm.world_size() > 1 && is_last(comm) {
             Var::from_tensor(weight).unwrap().set(&weight.zeros_like().unwrap()).unwrap();
         }
         if comm.world_size() > 1 {
@@ -191,8 +183,7 @@ fn buffers<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
 
 fn in_place(comm: &dyn Communicator, device: &Device) {
     let large = Var::ones(LARGE, DType::F32, device).unwrap();
-    let all: Variables = [("large", large.clone())].into_iter().collect();
-    let parallel = DataParallel::new(all, comm, Reduction::Mean).unwrap();
+    let parallel = DataParallel::new(named([("large", &large)]), comm, Reduction::Mean).unwrap();
     let (_, copies) = during(|| parallel.broadcast().unwrap());
     assert_eq!(copies, 0);
 }
@@ -200,7 +191,7 @@ fn in_place(comm: &dyn Communicator, device: &Device) {
 #[test]
 fn new_with_another_start_on_one_rank() {
     let texts = local::run(3, |comm| {
-        let all: Variables = [("one", Var::ones(2, DType::F32, &Device::Cpu)?)].into_iter().collect();
+        let all = named([("one", &Var::ones(2, DType::F32, &Device::Cpu)?)]);
         let start = if comm.rank() == 1 { Start::Compare } else { Start::Broadcast };
         let options = DataParallelOptions::default().with_start(start);
         Ok::<_, Error>(DataParallel::new(all, &comm, options).unwrap_err().to_string())

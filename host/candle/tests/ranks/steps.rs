@@ -6,8 +6,8 @@ use gradsync::comm::Communicator;
 use gradsync::train::{AbsentGradients, NonFinite, ReducerOptions};
 use gradsync_candle::{DataParallel, TensorMemory, Variables};
 
-use crate::Case;
 use crate::data_parallel::values;
+use crate::{Case, is_last, names_last};
 
 /// The cases of any memory.
 pub(crate) fn all<M: TensorMemory>() -> Vec<Case<M>> {
@@ -25,10 +25,6 @@ pub(crate) fn on_host() -> Vec<Case> {
         Case { name: "at: a step that a rank has left out", run: left_out },
     ];
     all().into_iter().chain(more).collect()
-}
-
-fn is_last<M: TensorMemory>(comm: &dyn Communicator<M>) -> bool {
-    comm.rank() + 1 == comm.world_size()
 }
 
 fn variables(device: &Device) -> ([Var; 2], Variables) {
@@ -54,7 +50,7 @@ fn without_gradient<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device
                 parallel.backward(&own()).map(drop).unwrap_err().to_string(),
                 parallel.backward_of(Some((&own(), 2))).map(drop).unwrap_err().to_string(),
             ] {
-                assert!(text.contains(&format!("rank {}", ranks - 1)), "{text}");
+                assert!(names_last(comm, &text), "{text}");
             }
             // A rank without examples has no gradient.
             let batch = loss(&vars, 1.0);
@@ -81,8 +77,7 @@ fn factor<M: TensorMemory>(comm: &dyn Communicator<M>, step: usize) -> f64 {
 }
 
 fn names<M: TensorMemory>(comm: &dyn Communicator<M>, text: &str, step: usize) -> bool {
-    let parts = [format!("rank {}", comm.world_size() - 1), "\"second\"".into(), format!("step {step}")];
-    parts.iter().all(|part| text.contains(part))
+    names_last(comm, text) && text.contains("\"second\"") && text.contains(&format!("step {step}"))
 }
 
 fn refused<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {

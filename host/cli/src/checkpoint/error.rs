@@ -17,7 +17,7 @@ pub(crate) enum FileError {
     #[error("{}: not a complete safetensors file: {reason}", shown(path))]
     Malformed { path: PathBuf, reason: String },
     #[error(
-        "{}: tensor {tensor:?} has dtype {dtype}, and only F64, F32, F16 and BF16 can be reduced; --other-dtypes copy takes \
+        "{}: tensor {tensor:?} has dtype {dtype}, which cannot be reduced; --other-dtypes copy takes \
          such tensors over where all files have the same, and --other-dtypes skip leaves them out",
         shown(path)
     )]

@@ -77,14 +77,14 @@ pub(crate) struct Reduce {
     /// Multiply the result by this.
     #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     scale: f64,
-    /// Write this dtype (f64, f32, f16 or bf16) instead of each tensor's own.
+    /// Write this floating-point dtype, such as bf16, instead of each tensor's own.
     #[arg(long, value_name = "DTYPE", value_parser = float_dtype)]
     output_dtype: Option<DType>,
     /// Write nothing, and exit with code 3, if an element of the result is a NaN or an infinity. Otherwise such a result is written, a
     /// warning names its tensors, and the exit code is 0.
     #[arg(long)]
     fail_on_non_finite: bool,
-    /// What to do with tensors of other dtypes than f64, f32, f16 and bf16, such as the counters of batch normalisation.
+    /// What to do with tensors that cannot be reduced, such as the counters of batch normalisation.
     #[arg(long, value_enum, default_value_t = OtherDTypes::Refuse)]
     other_dtypes: OtherDTypes,
     #[command(flatten)]
@@ -288,12 +288,13 @@ impl Reduce {
     }
 }
 
-/// The Euclidean norm. If squares of finite values overflow, the values are scaled down by a power of two first.
+/// Parses the name of a floating-point dtype.
 fn float_dtype(name: &str) -> Result<DType, String> {
-    let found = name.parse().ok().filter(|dtype: &DType| dtype.is_float());
-    found.ok_or_else(|| "expected f64, f32, f16 or bf16".into())
+    let found = DType::FLOATS.into_iter().find(|dtype| dtype.name() == name);
+    found.ok_or_else(|| format!("expected one of {}", DType::FLOATS.map(DType::name).join(", ")))
 }
 
+/// The Euclidean norm. If squares of finite values overflow, the values are scaled down by a power of two first.
 fn piece_norm(values: Slice<'_>) -> gradsync::Result<f64> {
     const DOWN: f64 = 1.0 / (1u128 << 127) as f64;
     let whole = [0..values.len()];

@@ -36,42 +36,47 @@ impl NcclCommunicator {
     }
 
     /// An all-reduce of `input` into memory of the same length and dtype, which may be the input itself, under the name of this operation.
+    /// Only floats are scaled.
     ///
     /// # Safety
-    /// Both belong to the same queue; the output is borrowed mutably by the caller.
-    pub(super) unsafe fn all_reduce_any(
+    /// The conditions of [`all_reduce_raw`](Self::all_reduce_raw).
+    pub(super) unsafe fn reduce(
         &self,
-        operation: Operation,
-        (input, output): (DeviceSlice<'_>, DeviceSlice<'_>),
+        (queue, operation): (&Queue, Operation),
+        (input, output): (RawSlice, u64),
         op: ReduceOp,
         scaling: Scaling,
     ) -> Result<()> {
-        let (queue, call) = (input.queue(), Call::new(operation, input.len(), input.dtype()));
-        let operands = (input.into(), output.address());
+        let call = Call::new(operation, input.len, input.dtype);
         // SAFETY: the caller's promise.
-        if let Some(done) = unsafe { self.all_reduce_small(queue, call, operands, op, scaling) } {
+        if let Some(done) = unsafe { self.all_reduce_small(queue, call, (input, output), op, scaling) } {
             return done;
         }
         let Scaling { before, after } = scaling;
+        let result = RawSlice { address: output, ..input };
         // NCCL's own factor has the dtype's precision, and NCCL has none for maxima.
-        let is_wide = matches!(input.dtype(), DType::F64 | DType::F32);
+        let is_wide = matches!(input.dtype, DType::F64 | DType::F32);
         let is_fused = before == 1.0
-            || (matches!(op, ReduceOp::Sum | ReduceOp::Mean) && (is_wide || is_exact(before, input.dtype())));
+            || (matches!(op, ReduceOp::Sum | ReduceOp::Mean) && (is_wide || is_exact(before, input.dtype)));
         let (source, fused) = if is_fused {
             (input, before)
         } else {
-            // SAFETY: the caller holds the output mutably; each element is read before it is written.
-            let place =
-                unsafe { DeviceSliceMut::from_raw_parts(queue, output.address(), output.dtype(), output.len()) };
-            cuda::scale(place, input, before)?;
-            (output, 1.0)
+            // SAFETY: the caller's promise; each element is read before it is written.
+            let (to, from) = unsafe {
+                (
+                    DeviceSliceMut::from_raw_parts(queue, output, input.dtype, input.len),
+                    DeviceSlice::from_raw_parts(queue, input.address, input.dtype, input.len),
+                )
+            };
+            cuda::scale(to, from, before)?;
+            (result, 1.0)
         };
-        let (reduction, rest) = self.reduction(op, input.dtype(), fused);
-        let primitive = Primitive::AllReduce { input: source.into(), output: output.address(), reduction };
-        // SAFETY: operands of one queue, borrowed by the caller; later work on them is ordered after the operation.
+        let (reduction, rest) = self.reduction(op, input.dtype, fused);
+        let primitive = Primitive::AllReduce { input: source, output, reduction };
+        // SAFETY: the caller's promise; later work on the operands is ordered after the operation.
         unsafe {
-            self.submit_one(queue, call, [primitive])?;
-            scale_in_place(queue, output.into(), rest * after)
+            self.submit(queue, &[call], &[primitive])?;
+            scale_in_place(queue, result, rest * after)
         }
     }
 
@@ -79,20 +84,19 @@ impl NcclCommunicator {
     /// computes in the dtype of the data.
     ///
     /// # Safety
-    /// As [`all_reduce_any`](Self::all_reduce_any).
-    pub(super) unsafe fn weighted_mean_any(
+    /// As [`reduce`](Self::reduce).
+    pub(super) unsafe fn reduce_weighted(
         &self,
         operation: Operation,
         (input, output): (DeviceSlice<'_>, DeviceSlice<'_>),
         weights: &[f64],
     ) -> Result<()> {
-        let share = weights[self.rank()] / weights.iter().sum::<f64>();
-        // SAFETY: the caller holds the output mutably; each element is read before it is written.
-        let place =
-            unsafe { DeviceSliceMut::from_raw_parts(input.queue(), output.address(), output.dtype(), output.len()) };
+        let (queue, share) = (input.queue(), weights[self.rank()] / weights.iter().sum::<f64>());
+        // SAFETY: the caller's promise; each element is read before it is written.
+        let place = unsafe { DeviceSliceMut::from_raw_parts(queue, output.address(), output.dtype(), output.len()) };
         if share == 0.0 { cuda::zero(place) } else { cuda::scale(place, input, share) }?;
         // SAFETY: the caller's promise.
-        unsafe { self.all_reduce_any(operation, (output, output), ReduceOp::Sum, Scaling::NONE) }
+        unsafe { self.reduce((queue, operation), (output.into(), output.address()), ReduceOp::Sum, Scaling::NONE) }
     }
 }
 

@@ -6,10 +6,11 @@ use std::marker::PhantomData;
 
 use super::NcclCommunicator;
 use super::primitive::{Primitive, Reduction};
-use crate::comm::{Collective, Operands, ReduceOp, Scaling};
+use crate::comm::collective::check_peer;
+use crate::comm::{Collective, Operands, Ranks, ReduceOp, Scaling};
 use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
-use crate::error::{Call, CommError, Error, Operation, Result, same_len};
+use crate::error::{Call, Error, Operation, Result};
 use crate::memory::{Cuda, RawSlice};
 
 /// Operations of one rank, all on one queue, that run at once; made by [`NcclCommunicator::group`].
@@ -60,14 +61,36 @@ impl<'c, 'd> Group<'c, 'd> {
 
     /// Adds a collective that the group [takes](Self::takes).
     pub(super) fn add_collective(&mut self, collective: Collective<'d, Cuda>) -> Result<()> {
-        match collective {
-            Collective::AllReduce { operands: Operands::InPlace(data), op, .. } => self.all_reduce(data, op),
-            Collective::ReduceScatter { operands: Operands::Apart { input, output }, op } => {
-                self.reduce_scatter(input, output, op)
+        let (rank, world_size) = (self.comm.rank(), self.comm.world());
+        collective.check(rank, world_size)?;
+        let call = collective.call(world_size);
+        match &collective {
+            Collective::AllReduce { operands: Operands::InPlace(data), op, .. } => {
+                let data = data.as_slice();
+                let reduction = self.reduction(call.operation, data, *op)?;
+                self.add(
+                    data.queue(),
+                    call,
+                    [Primitive::AllReduce { input: data.into(), output: data.address(), reduction }],
+                )
             }
-            Collective::AllGather { operands: Operands::Apart { input, output } } => self.all_gather(input, output),
-            Collective::AllToAll { operands: Operands::Apart { input, output } } => self.all_to_all(input, output),
-            Collective::Broadcast { data, root } => self.broadcast(data, root),
+            Collective::ReduceScatter { operands: Operands::Apart { input, output }, op } => {
+                let shard = output.as_slice();
+                let reduction = self.reduction(call.operation, shard, *op)?;
+                let primitive = Primitive::ReduceScatter { input: input.address(), output: shard.into(), reduction };
+                self.add(input.queue(), call, [primitive])
+            }
+            Collective::AllGather { operands: Operands::Apart { input, output } } => {
+                let primitive = Primitive::AllGather { input: (*input).into(), output: output.as_slice().address() };
+                self.add(input.queue(), call, [primitive])
+            }
+            Collective::AllToAll { operands: Operands::Apart { input, output } } => {
+                self.add(input.queue(), call, all_to_all((*input).into(), output.as_slice().into(), world_size))
+            }
+            Collective::Broadcast { data, root } => {
+                let data = data.as_slice();
+                self.add(data.queue(), call, [Primitive::Broadcast { data: data.into(), root: *root }])
+            }
             other => unreachable!("a group does not take {other:?}"),
         }
     }
@@ -77,12 +100,8 @@ impl<'c, 'd> Group<'c, 'd> {
     /// # Errors
     /// [`Error::InvalidArgument`] for data of another queue than the group's, or a mean that needs a separate pass.
     pub fn all_reduce(&mut self, data: DeviceSliceMut<'d>, op: ReduceOp) -> Result<()> {
-        let data = data.as_slice();
-        let operation = Operation::AllReduce(op);
-        let reduction = self.reduction(operation, data, op)?;
-        let input = RawSlice::from(data);
-        let primitive = Primitive::AllReduce { input, output: input.address, reduction };
-        self.add(data.queue(), Call::new(operation, input.len, input.dtype), [primitive])
+        let operands = Operands::InPlace(data);
+        self.add_collective(Collective::AllReduce { operands, op, scaling: Scaling::NONE })
     }
 
     /// Adds a reduce-scatter.
@@ -90,14 +109,7 @@ impl<'c, 'd> Group<'c, 'd> {
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce), and [`Error::LengthMismatch`], [`Error::DTypeMismatch`].
     pub fn reduce_scatter(&mut self, input: DeviceSlice<'d>, output: DeviceSliceMut<'d>, op: ReduceOp) -> Result<()> {
-        let shard = output.as_slice();
-        let operation = Operation::ReduceScatter(op);
-        self.comm.check_shards("reduce_scatter", ("input", input), ("output", shard))?;
-        let reduction = self.reduction(operation, shard, op)?;
-        input.queue().check_same("reduce_scatter", shard.queue())?;
-        let call = Call::new(operation, shard.len(), shard.dtype());
-        let primitive = Primitive::ReduceScatter { input: input.address(), output: shard.into(), reduction };
-        self.add(shard.queue(), call, [primitive])
+        self.add_collective(Collective::ReduceScatter { operands: Operands::Apart { input, output }, op })
     }
 
     /// Adds an all-gather.
@@ -105,11 +117,7 @@ impl<'c, 'd> Group<'c, 'd> {
     /// # Errors
     /// As [`reduce_scatter`](Self::reduce_scatter).
     pub fn all_gather(&mut self, input: DeviceSlice<'d>, output: DeviceSliceMut<'d>) -> Result<()> {
-        let whole = output.as_slice();
-        self.comm.check_shards("all_gather", ("output", whole), ("input", input))?;
-        input.queue().check_same("all_gather", whole.queue())?;
-        let primitive = Primitive::AllGather { input: input.into(), output: whole.address() };
-        self.add(input.queue(), Call::new(Operation::AllGather, input.len(), input.dtype()), [primitive])
+        self.add_collective(Collective::AllGather { operands: Operands::Apart { input, output } })
     }
 
     /// Adds an all-to-all.
@@ -117,32 +125,22 @@ impl<'c, 'd> Group<'c, 'd> {
     /// # Errors
     /// As [`reduce_scatter`](Self::reduce_scatter).
     pub fn all_to_all(&mut self, input: DeviceSlice<'d>, output: DeviceSliceMut<'d>) -> Result<()> {
-        let output = output.as_slice();
-        let world_size = self.comm.world();
-        let shard = output.range(0..output.len() / world_size);
-        self.comm.check_shards("all_to_all", ("output", output), ("shards", shard))?;
-        self.comm.check_shards("all_to_all", ("input", input), ("shards", shard))?;
-        input.queue().check_same("all_to_all", output.queue())?;
-        let call = Call::new(Operation::AllToAll, input.len(), input.dtype());
-        self.add(input.queue(), call, all_to_all(input.into(), output.into(), world_size))
+        self.add_collective(Collective::AllToAll { operands: Operands::Apart { input, output } })
     }
 
     /// Adds a broadcast.
     ///
     /// # Errors
-    /// [`CommError::InvalidPeer`] for a root that does not exist; [`Error::InvalidArgument`] for data of another queue.
+    /// [`CommError::InvalidPeer`](crate::CommError::InvalidPeer) for a root that does not exist; [`Error::InvalidArgument`] for data of
+    /// another queue.
     pub fn broadcast(&mut self, data: DeviceSliceMut<'d>, root: usize) -> Result<()> {
-        let data = data.as_slice();
-        let operation = Operation::Broadcast { root };
-        self.comm.check_root(operation, root)?;
-        let call = Call::new(operation, data.len(), data.dtype());
-        self.add(data.queue(), call, [Primitive::Broadcast { data: data.into(), root }])
+        self.add_collective(Collective::Broadcast { data, root })
     }
 
     /// Adds a transfer to a peer.
     ///
     /// # Errors
-    /// [`CommError::InvalidPeer`] for this rank itself, or a rank that does not exist; [`Error::InvalidArgument`] for data of another
+    /// [`CommError::InvalidPeer`](crate::CommError::InvalidPeer) for this rank itself, or a rank that does not exist; [`Error::InvalidArgument`] for data of another
     /// queue.
     pub fn send(&mut self, data: DeviceSlice<'d>, peer: usize) -> Result<()> {
         let operation = Operation::Send { peer };
@@ -215,34 +213,7 @@ pub(super) fn all_gather(input: RawSlice, output: u64, (rank, world_size): (usiz
 }
 
 impl NcclCommunicator {
-    /// Checks that `whole` holds one shard, of the same dtype, for every rank.
-    pub(super) fn check_shards(
-        &self,
-        operation: &'static str,
-        (whole_name, whole): (&str, DeviceSlice<'_>),
-        (shard_name, shard): (&str, DeviceSlice<'_>),
-    ) -> Result<()> {
-        if whole.dtype() != shard.dtype() {
-            let what = format!("{whole_name} and {shard_name}");
-            return Err(Error::DTypeMismatch { operation, what, left: whole.dtype(), right: shard.dtype() });
-        }
-        let expected = shard.len().saturating_mul(self.world());
-        same_len(operation, (whole_name, whole.len()), (&format!("{} ranks' {shard_name}", self.world()), expected))
-    }
-
-    pub(super) fn check_root(&self, operation: Operation, root: usize) -> Result<()> {
-        let world_size = self.world();
-        if root < world_size {
-            return Ok(());
-        }
-        Err(CommError::InvalidPeer { operation, peer: root, rank: self.member().rank(), world_size }.into())
-    }
-
     pub(super) fn check_peer(&self, operation: Operation, peer: usize) -> Result<()> {
-        let (rank, world_size) = (self.member().rank(), self.world());
-        if peer < world_size && peer != rank {
-            return Ok(());
-        }
-        Err(CommError::InvalidPeer { operation, peer, rank, world_size }.into())
+        check_peer(operation, peer, self.rank(), self.world())
     }
 }

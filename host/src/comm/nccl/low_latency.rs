@@ -9,7 +9,7 @@ use crate::comm::{PacketConnection, Ranks, ReduceOp, Scaling};
 use crate::driver::{DeviceSlice, Kernels, Queue};
 use crate::error::{Call, Result};
 use crate::kernels::cuda::{MailboxSize, PacketLimits, Shots, sum_entries};
-use crate::memory::RawSlice;
+use crate::memory::{PeerMemory, RawSlice};
 
 /// The sizes up to which the kernels were faster than NCCL, and one shot faster than two. Measured in graphs, on two and four H100 with
 /// NVLink, and for more ranks on one H100 that they share. GPUs of other generations, by the major number of their compute capability, get the
@@ -97,12 +97,9 @@ impl NcclCommunicator {
         // SAFETY: the caller's promise.
         let source = unsafe { DeviceSlice::from_raw_parts(queue, input.address, input.dtype, input.len) };
         let _held = queue.hold();
-        let recorded = self.recorded(queue).and_then(|recorded| {
-            packets.keep_for_recording(queue)?;
-            Ok(recorded)
-        });
-        Some(recorded.and_then(|recorded| {
-            self.session.admit_kernels((queue, recorded.as_deref()), call, &mut || {
+        let kept = self.recorded(queue).and_then(|_| packets.keep_for_recording(queue));
+        Some(kept.and_then(|()| {
+            self.run_kernels(call, queue, &mut || {
                 // SAFETY: the caller's promise. The source is not empty, and has at most the size for which the mailboxes were made;
                 // launches of a communicator follow each other. Ranks' calls may differ, because they are compared later or not at all:
                 // kernels write within mailboxes that hold any small tensor, and wait until the communicator is ended.

@@ -279,23 +279,24 @@ impl NcclCommunicator {
         Group::new(self)
     }
 
-    /// # Safety
-    /// As [`Session::submit`].
-    unsafe fn submit(&self, queue: &Queue, calls: &[Call], primitives: &[Primitive]) -> Result<()> {
-        let _held = queue.hold();
-        let recorded = self.recorded(queue)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.session.submit((queue, recorded.as_deref()), calls, primitives) }
-    }
-
-    /// Submits one operation.
+    /// Enqueues operations, all of them as one group of NCCL, after announcing them for comparison, and watches them from then on.
     ///
     /// # Safety
-    /// As [`Session::submit`].
-    unsafe fn submit_one(&self, queue: &Queue, call: Call, primitives: impl AsRef<[Primitive]>) -> Result<()> {
-        let primitives = if call.len == 0 { &[] } else { primitives.as_ref() };
+    /// As [`Session::issue`].
+    unsafe fn submit(&self, queue: &Queue, calls: &[Call], primitives: &[Primitive]) -> Result<()> {
+        let Some(last) = calls.last() else { return Ok(()) };
+        let primitives = if calls.iter().all(|call| call.len == 0) { &[] } else { primitives };
+        let session = &*self.session;
+        let _held = queue.hold();
+        let recorded = self.recorded(queue)?;
+        if recorded.is_some() {
+            session.recordings.note_operands(queue, primitives);
+        }
+        let recording = session.compare((queue, recorded.as_deref()), calls, true)?;
+        let begun = session.begin(queue, calls)?;
         // SAFETY: the caller's promise.
-        unsafe { self.submit(queue, &[call], primitives) }
+        let issued = unsafe { session.issue(queue, primitives, last.called()) };
+        session.watch(queue, begun, recording.is_none() && !primitives.is_empty(), issued)
     }
 
     /// This communicator's part of the recording of the queue's work, if there is one. It keeps the communicator alive: NCCL's communicator
@@ -392,21 +393,23 @@ impl Ledger for NcclCommunicator {
 impl Communicator<Cuda> for NcclCommunicator {
     fn run(&self, collective: Collective<'_, Cuda>) -> Result<()> {
         let (rank, world_size) = (self.rank(), self.world());
-        self.refused(collective.operation(), collective.check(rank, world_size))?;
+        let operation = collective.operation();
+        self.refused(operation, collective.check(rank, world_size))?;
         // This rank's shard of a vector for input and output.
         let own = |data: DeviceSlice<'_>| {
             let len = data.len() / world_size;
             RawSlice::from(data).range(rank * len, len)
         };
-        let operation = collective.operation();
         match collective {
             Collective::AllReduce { operands, op, scaling } => {
+                let (input, output) = operands.views();
+                let operands = (input.into(), output.address());
                 // SAFETY: see above.
-                unsafe { self.all_reduce_any(operation, operands.views(), op, scaling) }
+                unsafe { self.reduce((input.queue(), operation), operands, op, scaling) }
             }
             Collective::WeightedMean { operands, weights } => {
                 // SAFETY: see above.
-                unsafe { self.weighted_mean_any(operation, operands.views(), weights) }
+                unsafe { self.reduce_weighted(operation, operands.views(), weights) }
             }
             Collective::ReduceScatter { operands, op } => {
                 let is_in_place = matches!(operands, Operands::InPlace(_));
@@ -517,8 +520,12 @@ unsafe impl PeerMemory for NcclCommunicator {
     }
 
     fn run_kernels(&self, call: Call, queue: &Queue, launch: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        let session = &*self.session;
         let _held = queue.hold();
         let recorded = self.recorded(queue)?;
-        self.session.admit_kernels((queue, recorded.as_deref()), call, launch)
+        let recording = session.compare((queue, recorded.as_deref()), &[call], false)?;
+        let begun = session.begin(queue, &[call])?;
+        let launched = session.order.launch(queue, recording, launch);
+        session.watch(queue, begun, recording.is_none(), launched)
     }
 }

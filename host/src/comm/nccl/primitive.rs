@@ -71,7 +71,7 @@ fn pointer(address: u64) -> *mut c_void {
     address as usize as *mut c_void
 }
 
-fn checked(call: &'static str, code: ResultCode) -> Result<ResultCode, Refused> {
+pub(super) fn checked(call: &'static str, code: ResultCode) -> Result<ResultCode, Refused> {
     match code {
         ResultCode::SUCCESS | ResultCode::IN_PROGRESS => Ok(code),
         code => Err(Refused { call, code }),
@@ -100,6 +100,12 @@ impl Primitive {
         std::iter::once(one).chain(other)
     }
 
+    /// Whether NCCL gets these calls as a group. A single transfer is a group too: only then is it in the stream when the call returns, on
+    /// non-blocking communicators.
+    pub(super) fn are_group(calls: &[Self]) -> bool {
+        calls.len() > 1 || matches!(calls.first(), Some(Primitive::Send { .. } | Primitive::Recv { .. }))
+    }
+
     /// Whether there are no data to move; equal on all ranks, because counts agree.
     pub(super) fn is_empty(&self) -> bool {
         match self {
@@ -112,11 +118,11 @@ impl Primitive {
         }
     }
 
-    /// Enqueues the call on the stream.
+    /// Enqueues the call on the stream. Returns [`ResultCode::IN_PROGRESS`] if a non-blocking communicator is still busy with it.
     ///
     /// # Safety
     /// `comm` is a live communicator of the stream's device, which is current; the operands are valid until the stream has passed.
-    unsafe fn issue(self, nccl: &Nccl, comm: Comm, stream: Stream) -> Result<ResultCode, Refused> {
+    pub(super) unsafe fn issue(self, nccl: &Nccl, comm: Comm, stream: Stream) -> Result<ResultCode, Refused> {
         let api = &nccl.functions;
         // SAFETY: the caller's promise, for every call below.
         unsafe {
@@ -191,32 +197,5 @@ unsafe fn with_reduction(
         let code = call(op)?;
         checked("ncclRedOpDestroy", (nccl.functions.ncclRedOpDestroy)(op, comm))?;
         Ok(code)
-    }
-}
-
-/// Enqueues calls on the stream, as one group if there are several. Returns [`ResultCode::IN_PROGRESS`] if a non-blocking communicator is
-/// still busy with them.
-///
-/// # Safety
-/// Like [`Primitive::issue`], for each.
-pub(super) unsafe fn issue_all(
-    primitives: &[Primitive],
-    nccl: &Nccl,
-    comm: Comm,
-    stream: Stream,
-) -> Result<ResultCode, Refused> {
-    // A single transfer is a group too: only then is it in the stream when the call returns, on non-blocking communicators.
-    let is_group =
-        primitives.len() > 1 || matches!(primitives.first(), Some(Primitive::Send { .. } | Primitive::Recv { .. }));
-    // SAFETY: the caller's promise.
-    unsafe {
-        if !is_group {
-            return primitives.first().map_or(Ok(ResultCode::SUCCESS), |only| only.issue(nccl, comm, stream));
-        }
-        checked("ncclGroupStart", (nccl.functions.ncclGroupStart)())?;
-        let issued = primitives.iter().try_for_each(|primitive| primitive.issue(nccl, comm, stream).map(|_| ()));
-        // The group must be closed in any case, because it belongs to the thread.
-        let ended = checked("ncclGroupEnd", (nccl.functions.ncclGroupEnd)());
-        issued.and(ended)
     }
 }

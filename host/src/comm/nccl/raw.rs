@@ -3,6 +3,7 @@
 use super::all_reduce::scale_in_place;
 use super::primitive::Primitive;
 use super::{NcclCommunicator, group};
+use crate::comm::collective::check_root;
 use crate::comm::{Ranks, ReduceOp, Scaling};
 use crate::driver::Queue;
 use crate::dtype::DType;
@@ -20,17 +21,10 @@ impl NcclCommunicator {
     /// There are `input.len` elements of `input.dtype` at both addresses, on this rank's device, valid until `queue` has passed the
     /// operation, not used meanwhile by work that is not ordered on `queue`, and either the same or not overlapping.
     pub unsafe fn all_reduce_raw(&self, queue: &Queue, input: RawSlice, output: u64, op: ReduceOp) -> Result<()> {
-        let call = Call::new(Operation::AllReduce(op), input.len, input.dtype);
-        self.refused(call.operation, check_reducible("all_reduce", input.dtype))?;
+        let operation = Operation::AllReduce(op);
+        self.refused(operation, check_reducible("all_reduce", input.dtype))?;
         // SAFETY: the caller's promise.
-        if let Some(done) = unsafe { self.all_reduce_small(queue, call, (input, output), op, Scaling::NONE) } {
-            return done;
-        }
-        let (reduction, after) = self.reduction(op, input.dtype, 1.0);
-        // SAFETY: the caller's promise.
-        unsafe { self.submit_one(queue, call, [Primitive::AllReduce { input, output, reduction }]) }?;
-        // SAFETY: the caller's promise.
-        unsafe { scale_in_place(queue, RawSlice { address: output, ..input }, after) }
+        unsafe { self.reduce((queue, operation), (input, output), op, Scaling::NONE) }
     }
 
     /// [`reduce_scatter`](crate::comm::Collectives::reduce_scatter) on raw memory; `input` holds `world_size` shards of `output.len`.
@@ -45,7 +39,7 @@ impl NcclCommunicator {
         self.refused(call.operation, check_reducible("reduce_scatter", output.dtype))?;
         let (reduction, after) = self.reduction(op, output.dtype, 1.0);
         // SAFETY: the caller's promise.
-        unsafe { self.submit_one(queue, call, [Primitive::ReduceScatter { input, output, reduction }]) }?;
+        unsafe { self.submit(queue, &[call], &[Primitive::ReduceScatter { input, output, reduction }]) }?;
         // SAFETY: the caller's promise.
         unsafe { scale_in_place(queue, output, after) }
     }
@@ -61,7 +55,7 @@ impl NcclCommunicator {
         let call = Call::new(Operation::AllGather, input.len, input.dtype);
         let primitives = group::all_gather(input, output, (self.rank(), self.world()));
         // SAFETY: the caller's promise.
-        unsafe { self.submit_one(queue, call, primitives) }
+        unsafe { self.submit(queue, &[call], &primitives) }
     }
 
     /// [`all_to_all`](crate::comm::Collectives::all_to_all) on raw memory; `output` has room for `input.len` elements.
@@ -73,12 +67,11 @@ impl NcclCommunicator {
     /// As [`all_reduce_raw`](Self::all_reduce_raw); the two may not be the same.
     pub unsafe fn all_to_all_raw(&self, queue: &Queue, input: RawSlice, output: u64) -> Result<()> {
         let shards = input.len / self.world() * self.world();
-        same_len("all_to_all", ("input", input.len), ("equal shards", shards))
-            .map_err(|error| self.session.refuse(Operation::AllToAll, error))?;
+        self.refused(Operation::AllToAll, same_len("all_to_all", ("input", input.len), ("equal shards", shards)))?;
         let call = Call::new(Operation::AllToAll, input.len, input.dtype);
         let primitives = group::all_to_all(input, RawSlice { address: output, ..input }, self.world());
         // SAFETY: the caller's promise.
-        unsafe { self.submit_one(queue, call, primitives) }
+        unsafe { self.submit(queue, &[call], &primitives) }
     }
 
     /// [`broadcast`](crate::comm::Collectives::broadcast) on raw memory.
@@ -90,10 +83,10 @@ impl NcclCommunicator {
     /// Like [`all_reduce_raw`](Self::all_reduce_raw), for the one operand.
     pub unsafe fn broadcast_raw(&self, queue: &Queue, data: RawSlice, root: usize) -> Result<()> {
         let operation = Operation::Broadcast { root };
-        self.check_root(operation, root).map_err(|error| self.session.refuse(operation, error))?;
+        self.refused(operation, check_root(operation, root, self.rank(), self.world()))?;
         let call = Call::new(operation, data.len, data.dtype);
         // SAFETY: the caller's promise.
-        unsafe { self.submit_one(queue, call, [Primitive::Broadcast { data, root }]) }
+        unsafe { self.submit(queue, &[call], &[Primitive::Broadcast { data, root }]) }
     }
 }
 

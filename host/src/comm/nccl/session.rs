@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::companions::Companions;
-use super::primitive::{Primitive, Refused, issue_all};
+use super::primitive::{Primitive, Refused, checked};
 use super::recorded::{Recorded, Recordings};
 use super::setup::Connected;
 use crate::bootstrap::Member;
@@ -50,14 +50,6 @@ pub(super) struct Begun {
 pub(super) struct Outstanding {
     pub(super) begun: Begun,
     pub(super) done: Event,
-}
-
-/// The result of enqueuing operations.
-pub(super) enum Put {
-    Nothing,
-    /// The work is part of a recording, and runs when the recording runs.
-    Recorded,
-    Work,
 }
 
 #[derive(Debug, Default)]
@@ -188,50 +180,41 @@ impl Session {
         error
     }
 
-    /// Enqueues operations, all of them as one group.
+    /// Passes calls to NCCL, several as one group.
     ///
     /// # Safety
     /// The operands are memory of this communicator's device, valid until the queue has passed them, and used only by work that is
     /// ordered on the queue.
-    pub(super) unsafe fn submit(
-        &self,
-        (queue, recorded): (&Queue, Option<&Recorded>),
-        calls: &[Call],
-        primitives: &[Primitive],
-    ) -> Result<()> {
-        let Some(last) = calls.last() else { return Ok(()) };
-        if recorded.is_some() {
-            self.recordings.note_operands(queue, primitives);
+    pub(super) unsafe fn issue(&self, queue: &Queue, primitives: &[Primitive], operation: Operation) -> Result<()> {
+        if primitives.is_empty() {
+            return Ok(());
         }
-        self.admit((queue, recorded), calls, true, |recording| {
-            if primitives.is_empty() {
-                return Ok(Put::Nothing);
-            }
-            let started = Instant::now();
-            let _in_call = self.in_call.lock().unwrap_or_else(PoisonError::into_inner);
-            let handle = self.handle.load(Ordering::Acquire);
-            if handle.is_null() {
-                self.check(last.called())?;
-            }
-            // SAFETY: the handle is live while the lock is held, or is being aborted because this very call hangs; the caller promises
-            // the operands.
-            let issued = unsafe { issue_all(primitives, self.nccl, handle, queue.stream()) };
-            self.settle(issued, started).map_err(|refused| self.broken(refused, last.called()))?;
-            Ok(if recording.is_some() { Put::Recorded } else { Put::Work })
-        })
+        let started = Instant::now();
+        let _in_call = self.in_call.lock().unwrap_or_else(PoisonError::into_inner);
+        let handle = self.handle.load(Ordering::Acquire);
+        if handle.is_null() {
+            self.check(operation)?;
+        }
+        let issue_all = || {
+            primitives.iter().try_fold(ResultCode::SUCCESS, |_, primitive| {
+                // SAFETY: the handle is live while the lock is held, or is being aborted because this very call hangs; the caller promises
+                // the operands.
+                unsafe { primitive.issue(self.nccl, handle, queue.stream()) }
+            })
+        };
+        let issued = if Primitive::are_group(primitives) { self.in_group(issue_all) } else { issue_all() };
+        self.settle(issued, started).map_err(|refused| self.broken(refused, operation))
     }
 
-    /// Like [`admit`](Self::admit), for kernels of this crate that wait for kernels of other ranks.
-    pub(super) fn admit_kernels(
-        &self,
-        (queue, recorded): (&Queue, Option<&Recorded>),
-        call: Call,
-        launch: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<()> {
-        self.admit((queue, recorded), &[call], false, |recording| {
-            self.order.launch(queue, recording, launch)?;
-            Ok(if recording.is_some() { Put::Recorded } else { Put::Work })
-        })
+    /// Runs calls of NCCL as one group.
+    fn in_group(&self, calls: impl FnOnce() -> Result<ResultCode, Refused>) -> Result<ResultCode, Refused> {
+        let api = &self.nccl.functions;
+        // SAFETY: a group of this thread begins.
+        checked("ncclGroupStart", unsafe { (api.ncclGroupStart)() })?;
+        let issued = calls();
+        // SAFETY: the group that has begun above. It must be closed in any case, because it belongs to the thread.
+        let ended = checked("ncclGroupEnd", unsafe { (api.ncclGroupEnd)() });
+        issued.and(ended)
     }
 
     /// Launches a graph, which orders its own kernels that wait for kernels of other ranks. The launch is compared by the ranks of every
@@ -250,10 +233,9 @@ impl Session {
         let call = call(own.copied());
         let _held = graph.queue().hold();
         self.compare_launch(call, own.copied().map(|own| &**own))?;
-        self.enqueue(graph.queue(), &[call], None, |_| {
-            graph.enqueue()?;
-            Ok(Put::Work)
-        })
+        let begun = self.begin(graph.queue(), &[call])?;
+        let enqueued = graph.enqueue().map_err(Into::into);
+        self.watch(graph.queue(), begun, true, enqueued)
     }
 
     /// Compares the launch of a graph with the other ranks' launches, before it runs if that is needed.
@@ -282,17 +264,16 @@ impl Session {
         Ok(())
     }
 
-    /// Enqueues operations by `put`, which is told the number of the queue's recording if there is one, after announcing them for
-    /// comparison, and watches them from then on. `by_nccl` is whether NCCL's kernels run the operations. `recorded` is this communicator's part of the
-    /// recording, if there is one; the caller holds the queue.
-    fn admit(
+    /// Announces operations for comparison, before they are enqueued; returns the number of the queue's recording if there is one.
+    /// `by_nccl` is whether NCCL's kernels run the operations. `recorded` is this communicator's part of the recording, if there is one;
+    /// the caller holds the queue.
+    pub(super) fn compare(
         &self,
         (queue, recorded): (&Queue, Option<&Recorded>),
         calls: &[Call],
         by_nccl: bool,
-        put: impl FnOnce(Option<u64>) -> Result<Put>,
-    ) -> Result<()> {
-        let Some(last) = calls.last() else { return Ok(()) };
+    ) -> Result<Option<u64>> {
+        let Some(last) = calls.last() else { return Ok(None) };
         self.check_queue(queue, last.called())?;
         // A recording that the driver has ended because of an error is refused here.
         let recording = queue.capture_id().map_err(|error| self.refuse(last.called(), error.into()))?;
@@ -310,7 +291,7 @@ impl Session {
                 self.confirm_all(*last)?;
             }
         }
-        self.enqueue(queue, calls, recording, put)
+        Ok(recording)
     }
 
     /// Waits until all calls of this rank so far, of which `last` is the last one, have been compared.
@@ -319,43 +300,39 @@ impl Session {
         confirmed.or_else(|error| self.check(last.called()).and(Err(error)))
     }
 
-    /// Enqueues operations that were compared, by `put`, and watches them from then on.
-    fn enqueue(
-        &self,
-        queue: &Queue,
-        calls: &[Call],
-        recording: Option<u64>,
-        put: impl FnOnce(Option<u64>) -> Result<Put>,
-    ) -> Result<()> {
-        let Some(last) = calls.last() else { return Ok(()) };
+    /// Notes operations that were compared and that this thread enqueues now. There is at least one.
+    pub(super) fn begin(&self, queue: &Queue, calls: &[Call]) -> Result<Begun> {
         let (recorder, announced) = (self.member.recorder(), self.member.announced());
         let announced = if self.options.checks { announced } else { 0 };
         // `fold` instead of `last`, because every call has to be posted.
         let posted = calls.iter().fold(None, |_, &call| Some(recorder.post(call, announced)));
         let (sequence, number) = posted.unwrap_or_default();
         queue.make_current()?;
-        let begun = Begun { sequence, number, call: *last, started: Instant::now() };
+        let begun = Begun { sequence, number, call: calls[calls.len() - 1], started: Instant::now() };
         self.lock().in_call = Some(begun);
-        let put = put(recording);
+        Ok(begun)
+    }
+
+    /// Watches operations that have [begun](Self::begin), after they were enqueued. `runs` is whether the queue has work of them now: it
+    /// has none where there are no data, or where the work is part of a recording.
+    pub(super) fn watch(&self, queue: &Queue, begun: Begun, runs: bool, enqueued: Result<()>) -> Result<()> {
         let spare = {
             let mut state = self.lock();
             state.in_call = None;
             state.spare.pop()
         };
-        let put = put.inspect_err(|error| {
+        let operation = begun.call.called();
+        enqueued.inspect_err(|error| {
             // The other ranks have enqueued their part, or are about to.
             if self.failure().is_none() {
-                self.report(last.called(), error.to_string());
-                let (operation, rank, reason) = (last.called(), self.member.rank(), error.to_string());
+                self.report(operation, error.to_string());
+                let (rank, reason) = (self.member.rank(), error.to_string());
                 self.fail(Failure::Comm(CommError::Transport { operation, rank, reason }));
             }
-        });
-        match put? {
-            Put::Nothing | Put::Recorded => {
-                recorder.finish_announced(number);
-                return Ok(());
-            }
-            Put::Work => {}
+        })?;
+        if !runs {
+            self.member.recorder().finish_announced(begun.number);
+            return Ok(());
         }
         let done = match spare {
             Some(event) if event.is_of(queue) => event,

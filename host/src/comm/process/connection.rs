@@ -1,11 +1,10 @@
-//! [`Connection`]: frames to and from one other process, through a lane of shared memory if there is one, otherwise through the socket.
-//! The socket stays open in any case, because its end shows the end of the other process.
+//! [`Connection`]: frames to and from one other process, through a lane of shared memory if there is one, otherwise through the socket,
+//! encrypted if it is a network's. The socket stays open in any case, because its end shows the end of the other process.
 
-use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 
 use super::lane::Lane;
-use crate::bootstrap::{Peer, Session, Socket, TAG_BYTES};
+use crate::bootstrap::{Peer, Session, Socket};
 
 /// The bytes before a payload: its length, the kind, and the group.
 const HEADER_BYTES: usize = 16;
@@ -15,6 +14,8 @@ const PAYLOAD_BYTES: usize = 32 << 10;
 const WINDOW_BYTES: usize = 128 << 10;
 /// The bytes that are read at a time.
 const READ_BYTES: usize = 64 << 10;
+/// A buffer frees the memory of removed bytes when there are so many of them, if it does not become empty before.
+const REMOVED_BYTES: usize = 64 << 10;
 
 /// The kind of a frame's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +54,37 @@ struct Window {
     told: u64,
 }
 
+/// Bytes that are appended at the end and removed at the beginning.
+#[derive(Debug, Default)]
+struct Buffer {
+    bytes: Vec<u8>,
+    removed: usize,
+}
+
+impl Buffer {
+    /// The bytes that have not been removed.
+    fn rest(&self) -> &[u8] {
+        &self.bytes[self.removed..]
+    }
+
+    fn is_empty(&self) -> bool {
+        self.removed == self.bytes.len()
+    }
+
+    fn remove(&mut self, bytes: usize) {
+        self.removed += bytes;
+    }
+
+    /// The vector to which bytes can be appended.
+    fn end(&mut self) -> &mut Vec<u8> {
+        if self.is_empty() || self.removed >= REMOVED_BYTES {
+            self.bytes.drain(..self.removed);
+            self.removed = 0;
+        }
+        &mut self.bytes
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: Socket,
@@ -61,10 +93,14 @@ pub(super) struct Connection {
     is_here: bool,
     lanes: Option<Lanes>,
     /// Bytes that wait for room in the lane or socket.
-    queue: VecDeque<u8>,
-    /// Received bytes, and the number of them that belong to processed frames.
-    received: Vec<u8>,
-    taken: usize,
+    queue: Buffer,
+    /// Received bytes of frames.
+    received: Buffer,
+    /// Received bytes that are not decrypted yet, and one frame before it is encrypted.
+    encrypted: Buffer,
+    plain: Vec<u8>,
+    /// The bytes of one read from the socket.
+    read: Vec<u8>,
     window: Window,
     has_ended: bool,
 }
@@ -72,21 +108,22 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) fn new(peer: Peer) -> Self {
         let Peer { socket, session, is_here } = peer;
-        let (queue, received) = (VecDeque::new(), Vec::new());
         Connection {
             socket,
             session,
             is_here,
             lanes: None,
-            queue,
-            received,
-            taken: 0,
+            queue: Buffer::default(),
+            received: Buffer::default(),
+            encrypted: Buffer::default(),
+            plain: Vec::new(),
+            read: Vec::new(),
             window: Window::default(),
             has_ended: false,
         }
     }
 
-    /// Sends all later frames through lanes; both ends have to do so. Frames in memory need no tags.
+    /// Sends all later frames through lanes; both ends have to do so. Frames in memory are not encrypted.
     pub(super) fn set_lanes(&mut self, lanes: Lanes) {
         self.lanes = Some(lanes);
         self.session = None;
@@ -109,7 +146,7 @@ impl Connection {
 
     /// The number of bytes that wait for room.
     pub(super) fn queued(&self) -> usize {
-        self.queue.len()
+        self.queue.rest().len()
     }
 
     /// The most bytes of messages in flight on this connection.
@@ -171,12 +208,11 @@ impl Connection {
                 Err(error) => return self.give_up(&error),
             }
         }
-        let begin = self.queue.len();
-        self.queue.extend(header);
-        payload.iter().for_each(|part| self.queue.extend(*part));
-        if let Some(session) = &mut self.session {
-            let frame: Vec<u8> = self.queue.range(begin..).copied().collect();
-            self.queue.extend(session.outgoing.tag(&frame));
+        let frame = if self.session.is_some() { &mut self.plain } else { self.queue.end() };
+        [&header[..], payload[0], payload[1]].iter().for_each(|part| frame.extend_from_slice(part));
+        if let Some(session) = &self.session {
+            session.encrypt(&self.plain, self.queue.end());
+            self.plain.clear();
         }
         self.flush();
     }
@@ -184,20 +220,20 @@ impl Connection {
     /// Sends queued bytes, as far as there is room.
     pub(super) fn flush(&mut self) {
         while !self.queue.is_empty() && !self.has_ended {
-            let (bytes, _) = self.queue.as_slices();
+            let bytes = self.queue.rest();
             let written = match &self.lanes {
                 Some(lanes) => lanes.outward.write_some(bytes),
                 None => write(&self.socket, bytes),
             };
             match written {
                 Ok(0) => return,
-                Ok(written) => drop(self.queue.drain(..written)),
+                Ok(written) => self.queue.remove(written),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::InvalidData => return self.give_up(&error),
                 Err(_) => {
                     // Bytes that the other process has sent can still be read.
-                    self.queue.clear();
+                    self.queue = Buffer::default();
                     return;
                 }
             }
@@ -206,21 +242,17 @@ impl Connection {
 
     /// Receives the bytes that have arrived. On a connection with lanes, only [`look_for_end`](Self::look_for_end) reads the socket.
     pub(super) fn fill(&mut self) {
-        if self.taken == self.received.len() {
-            self.received.clear();
-            self.taken = 0;
-        }
         if let Some(lanes) = &self.lanes {
-            if let Err(error) = lanes.inward.read(&mut self.received) {
+            if let Err(error) = lanes.inward.read(self.received.end()) {
                 self.give_up(&error);
             }
             return;
         }
+        self.read.resize(READ_BYTES, 0);
         while !self.has_ended {
-            let begin = self.received.len();
-            self.received.resize(begin + READ_BYTES, 0);
-            let read = read(&self.socket, &mut self.received[begin..]);
-            self.received.truncate(begin + read.as_ref().copied().unwrap_or(0));
+            let read = read(&self.socket, &mut self.read);
+            let into = if self.session.is_some() { self.encrypted.end() } else { self.received.end() };
+            into.extend_from_slice(&self.read[..read.as_ref().copied().unwrap_or(0)]);
             match read {
                 Ok(READ_BYTES) => {}
                 Ok(bytes) => {
@@ -243,7 +275,7 @@ impl Connection {
             tracing::warn!(%error, "the connection to a rank is given up");
         }
         self.has_ended = true;
-        self.queue.clear();
+        self.queue = Buffer::default();
     }
 
     /// Records the end of the other process, if it has ended, and receives its last bytes.
@@ -267,33 +299,37 @@ impl Connection {
     /// # Errors
     /// Bytes that are not a frame of the other rank; the connection then counts as ended.
     pub(super) fn next(&mut self) -> io::Result<Option<(Kind, u64, &[u8])>> {
-        let bytes = &self.received[self.taken..];
-        let Some(header) = bytes.get(..HEADER_BYTES) else { return Ok(None) };
-        let number = |at: usize, len: usize| {
-            let mut word = [0; 8];
-            word[..len].copy_from_slice(&header[at..at + len]);
-            u64::from_le_bytes(word)
-        };
-        let (len, kind, group) = (number(0, 4) as usize, Kind::of(header[4]), number(8, 8));
-        let tag = if self.session.is_some() { TAG_BYTES } else { 0 };
-        let invalid = |reason| Err(io::Error::new(ErrorKind::InvalidData, reason));
-        let Some(kind) = kind.filter(|_| len <= PAYLOAD_BYTES) else {
-            self.has_ended = true;
-            return invalid("a frame that no rank of this version sends");
-        };
-        if bytes.len() < HEADER_BYTES + len + tag {
-            return Ok(None);
-        }
-        let (begin, end) = (self.taken, self.taken + HEADER_BYTES + len);
-        if let Some(session) = &mut self.session {
-            let tag = self.received[end..end + tag].try_into().expect("as many bytes as a tag has");
-            if !session.incoming.fits(&self.received[begin..end], tag) {
-                self.has_ended = true;
-                return invalid("a frame was altered, injected, repeated or reordered on its way");
+        let outcome = self.next_header();
+        self.has_ended |= outcome.is_err();
+        let Some((kind, group, len)) = outcome? else { return Ok(None) };
+        let begin = self.received.removed + HEADER_BYTES;
+        self.received.remove(HEADER_BYTES + len);
+        Ok(Some((kind, group, &self.received.bytes[begin..begin + len])))
+    }
+
+    /// The kind, the group and the bytes of the payload of the next frame, if it is complete.
+    fn next_header(&mut self) -> io::Result<Option<(Kind, u64, usize)>> {
+        loop {
+            let bytes = self.received.rest();
+            if let Some(header) = bytes.get(..HEADER_BYTES) {
+                let number = |at: usize, len: usize| {
+                    let mut word = [0; 8];
+                    word[..len].copy_from_slice(&header[at..at + len]);
+                    u64::from_le_bytes(word)
+                };
+                let (len, group) = (number(0, 4) as usize, number(8, 8));
+                let Some(kind) = Kind::of(header[4]).filter(|_| len <= PAYLOAD_BYTES) else {
+                    let reason = "a frame that no rank of this version sends";
+                    return Err(io::Error::new(ErrorKind::InvalidData, reason));
+                };
+                if bytes.len() >= HEADER_BYTES + len {
+                    return Ok(Some((kind, group, len)));
+                }
             }
+            let Some(session) = &self.session else { return Ok(None) };
+            let Some(bytes) = session.decrypt(self.encrypted.rest(), self.received.end())? else { return Ok(None) };
+            self.encrypted.remove(bytes);
         }
-        self.taken = end + tag;
-        Ok(Some((kind, group, &self.received[begin + HEADER_BYTES..end])))
     }
 
     /// Tells the other process that no more frames follow.

@@ -77,7 +77,6 @@ impl Peer {
     }
 
     fn take_frames(&mut self) {
-        let mut taken = 0;
         loop {
             match self.connection.next() {
                 Ok(None) => break,
@@ -86,14 +85,14 @@ impl Peer {
                     self.connection.note_arrived(bytes);
                 }
                 Ok(Some((kind, number, payload))) => {
-                    if kind == Kind::Bytes {
-                        taken += payload.len().saturating_sub(size_of::<u64>());
-                    }
+                    let bytes = if kind == Kind::Bytes { payload.len().saturating_sub(size_of::<u64>()) } else { 0 };
                     let group = self.groups.entry(number).or_default();
                     group.take(kind, payload);
                     if group.is_over() {
                         self.groups.remove(&number);
                     }
+                    // The sender continues while this process decrypts the next frames.
+                    self.connection.note_taken(bytes);
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the connection to a rank is given up");
@@ -101,9 +100,6 @@ impl Peer {
                     break;
                 }
             }
-        }
-        if taken > 0 {
-            self.connection.note_taken(taken);
         }
     }
 
@@ -200,11 +196,89 @@ impl Drop for Mesh {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use std::io::Write as _;
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::bootstrap::Socket;
+    use crate::bootstrap::{Session, Socket, sessions};
+
+    const WORDS: [&[u8]; 3] = [b"the first record", b"the second record", b"the third record"];
+
+    fn network(session: Session) -> (Peer, TcpStream) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let own = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        own.set_nonblocking(true).unwrap();
+        let socket = Socket::Network(own);
+        let peer = crate::bootstrap::Peer { socket, session: Some(session), is_here: false };
+        (Peer::new(Connection::new(peer)), listener.accept().unwrap().0)
+    }
+
+    /// The bytes of records on their way over a network, one element for each.
+    fn sent(session: Session) -> [Vec<u8>; 3] {
+        let (mut sender, mut wire) = network(session);
+        WORDS.map(|word| {
+            sender.connection.push(Kind::Record, WORLD, word);
+            let mut length = [0; 2];
+            wire.read_exact(&mut length).unwrap();
+            let mut message = vec![0; u16::from_le_bytes(length).into()];
+            wire.read_exact(&mut message).unwrap();
+            [&length[..], &message].concat()
+        })
+    }
+
+    /// The number of records that arrive by these bytes, and the violation that ends their connection.
+    fn arrived(session: Session, bytes: &[u8]) -> (usize, Option<String>) {
+        let (mut receiver, mut wire) = network(session);
+        wire.write_all(bytes).unwrap();
+        drop(wire);
+        while !receiver.connection.has_ended() {
+            receiver.progress();
+        }
+        receiver.take_frames();
+        let records = &receiver.group(WORLD).records;
+        assert!(records.iter().zip(WORDS).all(|(record, word)| **record == *word));
+        (records.len(), receiver.violation)
+    }
+
+    #[test]
+    fn an_attacker_on_the_network_neither_reads_nor_changes_data() {
+        let attack = |arrange: &dyn Fn([Vec<u8>; 3]) -> Vec<u8>| {
+            let [from, to] = sessions();
+            arrived(to, &arrange(sent(from)))
+        };
+        let is_violated = |outcome: (usize, Option<String>), records: usize| {
+            let (arrived, violation) = outcome;
+            arrived == records && violation.is_some_and(|reason| reason.contains("altered, injected, repeated"))
+        };
+        assert_eq!(attack(&|records| records.concat()), (3, None));
+        assert!(is_violated(attack(&|[one, ..]| one.repeat(2)), 1), "a record that is repeated");
+        assert!(is_violated(attack(&|[one, _, three]| [one, three].concat()), 1), "a record that is dropped");
+        assert!(is_violated(attack(&|[one, two, _]| [two, one].concat()), 0), "records in another order");
+        assert!(is_violated(attack(&|[one, ..]| [&one[..], &[40, 0], &[0; 40]].concat()), 1), "an injected message");
+        assert!(is_violated(attack(&|[one, ..]| [&one[..], &[15, 0]].concat()), 1), "a message without a tag");
+        assert_eq!(attack(&|[one, two, _]| [&one[..], &two[..two.len() - 1]].concat()), (1, None), "a message is cut");
+        let [[from, _], [_, to]] = [(); 2].map(|()| sessions());
+        let records = sent(from);
+        assert!(is_violated(arrived(to, &records.concat()), 0), "records of another connection");
+        let (mut sender, mut wire) = network(sessions().into_iter().next().unwrap());
+        sender.connection.push(Kind::Record, WORLD, WORDS[0]);
+        let mut message = vec![0; records[0].len()];
+        wire.read_exact(&mut message).unwrap();
+        wire.write_all(&message).unwrap();
+        while !sender.connection.has_ended() {
+            sender.progress();
+        }
+        assert!(sender.violation.is_some() && sender.group(WORLD).records.is_empty(), "a record that is reflected");
+        for index in 0..records[0].len() {
+            let outcome = attack(&|[mut one, two, three]| {
+                one[index] ^= 1;
+                [one, two, three, vec![0; 1 << 16]].concat()
+            });
+            assert!(is_violated(outcome, 0), "byte {index} is altered");
+        }
+        assert!(records.concat().windows(6).all(|window| window != b"record"), "a record can be read on its way");
+    }
 
     #[test]
     fn bytes_that_are_no_frame_are_a_violation_and_more_than_the_end_of_a_connection() {

@@ -27,8 +27,8 @@
 //! # One machine
 //!
 //! Processes of one machine, one user and one network namespace connect by Unix sockets, whose names disappear once all have connected;
-//! other processes of the machine, and those between which the system refuses such a socket, connect by TCP, with authenticated frames.
-//! Both ends prove that they know the group's secret. Over the control channel they exchange handles of their memory, and open it by
+//! other processes of the machine, and those between which the system refuses such a socket, connect by TCP, encrypted. Both ends prove
+//! that they know the group's secret. Over the control channel they exchange handles of their memory, and open it by
 //! `/proc`, as ranks of MPI do ([`shares_memory`](ProcessCommunicator::shares_memory)): handshakes run in mailboxes, records in lanes of
 //! shared memory, all collectives in chunks through the mailboxes, what ranks send to each other through the lanes, and
 //! [shared buffers](crate::GradientBuffer::new_shared) are reduced in place. If memory cannot be shared, for example for lack of
@@ -38,9 +38,8 @@
 //!
 //! # Several machines
 //!
-//! Ranks of different machines connect by TCP, at the addresses from which they have connected to the control channel. Every frame is
-//! authenticated, as on the control channel, and none is encrypted. A call may have 1 MiB ([`NETWORK_BYTES`]), for metrics, counts and
-//! settings. A longer call is [`Error::InvalidArgument`](crate::Error::InvalidArgument) on every rank: use NCCL or MPI for gradients
+//! Ranks of different machines connect by TCP, at the addresses from which they have connected to the control channel. All data are
+//! encrypted and authenticated, as on the control channel. A call may have 1 MiB ([`NETWORK_BYTES`]), for metrics, counts and settings. A longer call is [`Error::InvalidArgument`](crate::Error::InvalidArgument) on every rank: use NCCL or MPI for gradients
 //! between machines. Ranks with different values of `GRADSYNC_HOSTID` behave as if on different machines.
 //!
 //! # Failures

@@ -181,7 +181,7 @@ pub fn scale(dst: SliceMut<'_>, src: Slice<'_>, factor: f64) -> Result<()> {
 }
 
 /// Computes `data[i] = D(data[i] × factor)` like [`scale`].
-pub(crate) fn scale_in_place(data: SliceMut<'_>, factor: f64) {
+pub fn scale_in_place(data: SliceMut<'_>, factor: f64) {
     let len = data.len();
     for_each(data.ranges_mut(pieces(0..len, CHUNK_LEN)), len, |chunk| {
         with_typed!(chunk, chunk => {

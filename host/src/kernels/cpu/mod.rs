@@ -22,8 +22,8 @@ use rayon::prelude::*;
 
 pub use combine::combine;
 pub(crate) use combine::{Operand, combine_in_place};
-pub use elementwise::{accumulate, all_finite, cast, scale, zero};
-pub(crate) use elementwise::{accumulate_chunk, cast_chunk, scale_in_place};
+pub use elementwise::{accumulate, all_finite, cast, scale, scale_in_place, zero};
+pub(crate) use elementwise::{accumulate_chunk, cast_chunk};
 #[cfg(feature = "cuda")]
 pub(crate) use fingerprint::CHUNK_BYTES;
 #[doc(hidden)]

@@ -10,7 +10,6 @@ use crate::call::Value;
 use crate::comm::{Collectives, Communicator};
 use crate::error::{Error, Operation, Result};
 use crate::memory::Host;
-use crate::ops::memory_kind;
 
 impl AdasumMemory for Host {
     fn prepare<'c>(
@@ -19,7 +18,7 @@ impl AdasumMemory for Host {
         options: AdasumOptions,
     ) -> Result<Box<dyn Strategy<Self> + 'c>> {
         let checked = options.algorithm.check_ranks(OPERATION, comm.world_size());
-        let memory = [("memory", Value::Words(memory_kind(buffer)))];
+        let memory = [("memory", Value::Words(buffer.memory_kind()))];
         same_plan(Operation::AdasumAllReduce(options), comm, buffer.table(), &memory, checked)?;
         Ok(OnHost::boxed(Ranks::All(comm), buffer, options, (options.algorithm, comm.world_size())))
     }
@@ -30,7 +29,7 @@ impl AdasumMemory for Host {
         within_node: WithinNode,
         options: AdasumOptions,
     ) -> Result<Box<dyn Strategy<Self> + 'c>> {
-        let memory = [("memory", Value::Words(memory_kind(buffer)))];
+        let memory = [("memory", Value::Words(buffer.memory_kind()))];
         let positions = agree(nodes, buffer.table(), (within_node, options), &memory)?;
         let levels = Levels::choose(within_node, options, &positions, buffer.as_slice().as_bytes().len())?;
         let reported = match levels {
@@ -73,13 +72,13 @@ impl<'c> OnHost<'c> {
             (Algorithm::Tree, _) => AdasumReport::of_tree(),
             (_, vectors) => AdasumReport::of_gram(vec![0.0; layers * vectors], layers, 0),
         };
-        Box::new(Self { ranks, options, memory: memory_kind(buffer), report })
+        Box::new(Self { ranks, options, memory: buffer.memory_kind(), report })
     }
 }
 
 impl Strategy<Host> for OnHost<'_> {
     fn run(&mut self, buffer: &mut GradientBuffer) -> Result<()> {
-        let (made_for, found) = (self.memory, memory_kind(buffer));
+        let (made_for, found) = (self.memory, buffer.memory_kind());
         if made_for != found {
             let operation = if let Ranks::All(_) = self.ranks { OPERATION } else { hierarchical::OPERATION };
             let reason = format!("the buffer is in {found}, and this was made for {made_for}");

@@ -318,7 +318,7 @@ mod tests {
             (DType::F32, 3)
         }
         fn read(&self, _: usize, _: Range<usize>, work: &mut dyn FnMut(&[Slice<'_>])) -> Result<()> {
-            (0..self.calls).for_each(|_| work(&vec![Slice::from(&[1.0, 2.0, 3.0][..self.len]); self.given]));
+            (0..self.calls).for_each(|_| work(&vec![Slice::from(&[1.0f32, 2.0, 3.0][..self.len]); self.given]));
             Ok(())
         }
     }

@@ -1,13 +1,14 @@
 //! [`Bucket`]: the memory of gradients that are reduced together.
 
-use super::memory::{BucketReduction, ReducerMemory};
+use super::memory::ReducerMemory;
 use super::parameter::Parameter;
 use crate::buffer::GradientBuffer;
-use crate::comm::Communicator;
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::KernelMemory;
 use crate::memory::{Memory, TensorView};
+use crate::ops::{Adasum, reduce_in_windows};
 use crate::plan::buckets;
 use crate::train::Reduction;
 
@@ -34,6 +35,15 @@ impl Kind {
     }
 }
 
+/// A reduction that the ranks have prepared for one bucket.
+#[derive(Debug)]
+enum BucketReduction<'c, M: ReducerMemory> {
+    /// By the transport.
+    Transport(&'c dyn Communicator<M>, ReduceOp),
+    Ordered(M::Ordered<'c>),
+    Adasum(Adasum<'c, M>),
+}
+
 /// Gradients that are reduced together, with their memory and their reduction.
 #[derive(Debug)]
 pub(super) struct Bucket<'c, M: ReducerMemory> {
@@ -44,7 +54,7 @@ pub(super) struct Bucket<'c, M: ReducerMemory> {
     pub(super) buffer: Option<GradientBuffer<M>>,
     /// The sums over micro-batches, where their dtype is wider than the buffer's.
     sums: Option<GradientBuffer<M>>,
-    reduction: Option<Box<dyn BucketReduction<M> + 'c>>,
+    reduction: Option<BucketReduction<'c, M>>,
     check: Option<M::Check>,
 }
 
@@ -153,7 +163,15 @@ impl<'c, M: ReducerMemory> Bucket<'c, M> {
         (reduction, ordered): (Reduction, bool),
     ) -> Result<()> {
         let buffer = self.buffer.as_ref().expect("allocated");
-        self.reduction = Some(M::reduction(comm, buffer, reduction, ordered)?);
+        let by_op = |op| {
+            let ordered = if ordered { M::ordered(comm, buffer, op)? } else { None };
+            Ok(ordered.map_or(BucketReduction::Transport(comm, op), BucketReduction::Ordered))
+        };
+        self.reduction = Some(match reduction {
+            Reduction::Mean => by_op(ReduceOp::Mean),
+            Reduction::Sum => by_op(ReduceOp::Sum),
+            Reduction::Adasum(options) => Adasum::new(comm, buffer, options).map(BucketReduction::Adasum),
+        }?);
         self.check = M::check_of(lanes, buffer)?;
         Ok(())
     }
@@ -164,7 +182,19 @@ impl<'c, M: ReducerMemory> Bucket<'c, M> {
         if let Some(check) = &mut self.check {
             M::begin_check(check, lanes, buffer, step)?;
         }
-        self.reduction.as_mut().expect("prepared").run(buffer, weights)
+        match self.reduction.as_mut().expect("prepared") {
+            BucketReduction::Adasum(adasum) => adasum.all_reduce(buffer),
+            BucketReduction::Ordered(ordered) => M::reduce_ordered(ordered, buffer, weights),
+            BucketReduction::Transport(comm, op) => {
+                if reduce_in_windows(*comm, buffer, *op, weights)? {
+                    return Ok(());
+                }
+                match weights {
+                    [] => comm.all_reduce(buffer.as_mut_slice(), *op),
+                    weights => comm.all_reduce_weighted(buffer.as_mut_slice(), weights),
+                }
+            }
+        }
     }
 
     /// The step and the parameter of the first gradient that a check has found since the last call; with `waits`, all checks are over then.

@@ -2,18 +2,16 @@
 
 use std::collections::VecDeque;
 
-use super::memory::{BucketReduction, Lane, ReducerMemory, plain};
+use super::memory::{Lane, ReducerMemory};
 use super::{Parameter, Reducer, ReducerOptions};
 use crate::buffer::GradientBuffer;
 use crate::comm::{Communicator, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Event, Pinned, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernels::cpu;
 use crate::kernels::cuda::{self, SegmentWorkspace};
-use crate::memory::{Cuda, HostBuffer};
+use crate::memory::Cuda;
 use crate::ops::OrderedAllReduce;
-use crate::train::Reduction;
 
 /// The queue that computes gradients, and the queue that reduces them.
 #[doc(hidden)]
@@ -120,19 +118,11 @@ impl<'c> Reducer<'c, Cuda> {
     }
 }
 
-impl BucketReduction<Cuda> for OrderedAllReduce<'_> {
-    fn run(&mut self, bucket: &mut GradientBuffer<Cuda>, weights: &[f64]) -> Result<()> {
-        match weights {
-            [] => self.all_reduce(bucket),
-            weights => self.weighted_mean(bucket, weights),
-        }
-    }
-}
-
 impl ReducerMemory for Cuda {
     type Lanes = Lanes;
     type Moment = Event;
     type Check = NormCheck;
+    type Ordered<'c> = OrderedAllReduce<'c>;
     const HOST_WAITS: bool = false;
 
     fn bucket<'n>(
@@ -233,41 +223,22 @@ impl ReducerMemory for Cuda {
         Ok(first)
     }
 
-    fn scale_in_place(data: DeviceSliceMut<'_>, factor: f64) -> Result<()> {
-        cuda::scale_in_place(data, factor)
-    }
-
-    fn fingerprint(data: DeviceSlice<'_>) -> Result<cpu::Fingerprint> {
-        const PIECE_BYTES: usize = 64 * cpu::CHUNK_BYTES;
-        let piece_len = PIECE_BYTES / data.dtype().size_bytes();
-        let mut piece = HostBuffer::zeroed("fingerprint", data.dtype(), piece_len.min(data.len()))?;
-        let mut fingerprint = cpu::Fingerprint::default();
-        for begin in (0..data.len()).step_by(piece_len) {
-            let range = begin..data.len().min(begin + piece_len);
-            let mut read = piece.as_mut_slice().range_mut(0..range.len());
-            data.range(range).copy_to_host(read.reborrow())?;
-            fingerprint.add(read.as_slice());
-        }
-        Ok(fingerprint)
-    }
-
-    fn read_f64(data: DeviceSlice<'_>) -> Result<f64> {
-        let mut value = [0.0f64];
-        data.copy_to_host((&mut value).into())?;
-        Ok(value[0])
-    }
-
-    fn reduction<'c>(
+    fn ordered<'c>(
         comm: &'c dyn Communicator<Self>,
         bucket: &GradientBuffer<Self>,
-        reduction: Reduction,
-        ordered: bool,
-    ) -> Result<Box<dyn BucketReduction<Self> + 'c>> {
-        let op = match reduction {
-            Reduction::Mean if ordered => ReduceOp::Mean,
-            Reduction::Sum if ordered => ReduceOp::Sum,
-            reduction => return plain(comm, bucket, reduction),
-        };
-        Ok(Box::new(OrderedAllReduce::new(comm, bucket, op)?))
+        op: ReduceOp,
+    ) -> Result<Option<OrderedAllReduce<'c>>> {
+        OrderedAllReduce::new(comm, bucket, op).map(Some)
+    }
+
+    fn reduce_ordered(
+        ordered: &mut OrderedAllReduce<'_>,
+        bucket: &mut GradientBuffer<Self>,
+        weights: &[f64],
+    ) -> Result<()> {
+        match weights {
+            [] => ordered.all_reduce(bucket),
+            weights => ordered.weighted_mean(bucket, weights),
+        }
     }
 }

@@ -1,21 +1,17 @@
-//! [`ReducerMemory`]: the functions of a memory that a reducer needs besides kernels and reductions: buckets, and the order of work in two
-//! queues.
+//! [`ReducerMemory`]: the functions of a memory that a reducer needs besides kernels: buckets, and the order of work in two queues.
 
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::time::Instant;
 
 use crate::buffer::GradientBuffer;
-use crate::call::scope;
-use crate::comm::{Collectives, Communicator, ReduceOp};
+use crate::comm::{Communicator, ReduceOp};
 use crate::dtype::DType;
-use crate::error::{Operation, Result};
-use crate::kernels::KernelMemory;
-use crate::kernels::cpu::{self, Fingerprint};
+use crate::error::Result;
+use crate::kernels::cpu;
 use crate::memory::Host;
-use crate::ops::{Adasum, AdasumMemory, ReducibleMemory};
+use crate::ops::AdasumMemory;
 use crate::slice::{Slice, SliceMut};
-use crate::train::Reduction;
 
 /// The work that a moment is the end of.
 #[doc(hidden)]
@@ -28,7 +24,7 @@ pub enum Lane {
 /// A kind of memory for gradients of a [`Reducer`](super::Reducer): [`Host`] and `Cuda`.
 #[doc(hidden)]
 #[allow(missing_docs)] // for this module alone
-pub trait ReducerMemory: KernelMemory + ReducibleMemory + AdasumMemory {
+pub trait ReducerMemory: AdasumMemory {
     /// The queues in which gradients are computed and reduced.
     type Lanes: Debug;
     /// A point in time of a lane.
@@ -37,6 +33,8 @@ pub trait ReducerMemory: KernelMemory + ReducibleMemory + AdasumMemory {
     const HOST_WAITS: bool;
     /// The check of a bucket for NaN and infinities, where the host does not wait for its gradients.
     type Check: Debug;
+    /// A reduction in rank order, prepared for one bucket.
+    type Ordered<'c>: Debug;
 
     /// Allocates a bucket of zeros, in the lane of reductions.
     fn bucket<'n>(
@@ -83,71 +81,19 @@ pub trait ReducerMemory: KernelMemory + ReducibleMemory + AdasumMemory {
     /// The step and the tensor of the first gradient found since the last call; with `waits`, all checks are over then.
     fn end_check(check: &mut Self::Check, lanes: &Self::Lanes, waits: bool) -> Result<Option<(u64, usize)>>;
 
-    /// Multiplies all elements by a factor, each rounded once.
-    fn scale_in_place(data: Self::SliceMut<'_>, factor: f64) -> Result<()>;
-
-    /// A hash of all bits, and the first element that is not finite; on a GPU it waits for the queue.
-    fn fingerprint(data: Self::Slice<'_>) -> Result<Fingerprint>;
-
-    /// The only element, an `f64`; on a GPU it waits for the queue.
-    fn read_f64(data: Self::Slice<'_>) -> Result<f64>;
-
-    /// Prepares the reduction of a bucket. All ranks must call it.
-    fn reduction<'c>(
+    /// Prepares a reduction of a bucket in rank order, where the transport's own reductions are in another order. All ranks must call it.
+    fn ordered<'c>(
         comm: &'c dyn Communicator<Self>,
         bucket: &GradientBuffer<Self>,
-        reduction: Reduction,
-        ordered: bool,
-    ) -> Result<Box<dyn BucketReduction<Self> + 'c>>;
-}
+        op: ReduceOp,
+    ) -> Result<Option<Self::Ordered<'c>>>;
 
-/// A reduction that was prepared for one bucket.
-#[doc(hidden)]
-pub trait BucketReduction<M: ReducerMemory>: Debug {
-    /// Replaces every rank's bucket by the reduction; a mean has these weights of the ranks, if there are any.
-    ///
-    /// # Errors
-    /// The errors of a collective.
-    fn run(&mut self, bucket: &mut GradientBuffer<M>, weights: &[f64]) -> Result<()>;
-}
-
-impl<M: ReducerMemory> BucketReduction<M> for Adasum<'_, M> {
-    fn run(&mut self, bucket: &mut GradientBuffer<M>, _: &[f64]) -> Result<()> {
-        self.all_reduce(bucket)
-    }
-}
-
-/// The sum or the mean by the transport. The ranks compared their tensors when the reducer was created.
-#[derive(Debug)]
-struct ByTransport<'c, M: ReducerMemory> {
-    comm: &'c dyn Communicator<M>,
-    op: ReduceOp,
-}
-
-impl<M: ReducerMemory> BucketReduction<M> for ByTransport<'_, M> {
-    fn run(&mut self, bucket: &mut GradientBuffer<M>, weights: &[f64]) -> Result<()> {
-        let _scope = scope::within(Operation::AllReduce(self.op));
-        if M::reduce_in_windows(self.comm, bucket, self.op, weights)? {
-            return Ok(());
-        }
-        match weights {
-            [] => self.comm.all_reduce(bucket.as_mut_slice(), self.op),
-            weights => self.comm.all_reduce_weighted(bucket.as_mut_slice(), weights),
-        }
-    }
-}
-
-/// The reduction of a bucket by the transport, or by Adasum.
-pub(super) fn plain<'c, M: ReducerMemory>(
-    comm: &'c dyn Communicator<M>,
-    bucket: &GradientBuffer<M>,
-    reduction: Reduction,
-) -> Result<Box<dyn BucketReduction<M> + 'c>> {
-    Ok(match reduction {
-        Reduction::Mean => Box::new(ByTransport { comm, op: ReduceOp::Mean }),
-        Reduction::Sum => Box::new(ByTransport { comm, op: ReduceOp::Sum }),
-        Reduction::Adasum(options) => Box::new(Adasum::new(comm, bucket, options)?),
-    })
+    /// Replaces every rank's bucket by its reduction in rank order; a mean has these weights of the ranks, if there are any.
+    fn reduce_ordered(
+        ordered: &mut Self::Ordered<'_>,
+        bucket: &mut GradientBuffer<Self>,
+        weights: &[f64],
+    ) -> Result<()>;
 }
 
 /// The host needs no ordering of queues.
@@ -162,6 +108,7 @@ impl ReducerMemory for Host {
     type Lanes = HostLanes;
     type Moment = Instant;
     type Check = Infallible;
+    type Ordered<'c> = Infallible;
     const HOST_WAITS: bool = true;
 
     fn bucket<'n>(
@@ -216,26 +163,12 @@ impl ReducerMemory for Host {
         match *check {}
     }
 
-    fn scale_in_place(data: SliceMut<'_>, factor: f64) -> Result<()> {
-        cpu::scale_in_place(data, factor);
-        Ok(())
-    }
-
-    fn fingerprint(data: Slice<'_>) -> Result<Fingerprint> {
-        Ok(Fingerprint::of(data))
-    }
-
-    fn read_f64(data: Slice<'_>) -> Result<f64> {
-        Ok(data.typed::<f64>().expect("f64")[0])
-    }
-
     /// Sums on the host are always in rank order.
-    fn reduction<'c>(
-        comm: &'c dyn Communicator,
-        bucket: &GradientBuffer,
-        reduction: Reduction,
-        _ordered: bool,
-    ) -> Result<Box<dyn BucketReduction<Self> + 'c>> {
-        plain(comm, bucket, reduction)
+    fn ordered(_: &dyn Communicator, _: &GradientBuffer, _: ReduceOp) -> Result<Option<Infallible>> {
+        Ok(None)
+    }
+
+    fn reduce_ordered(ordered: &mut Infallible, _: &mut GradientBuffer, _: &[f64]) -> Result<()> {
+        match *ordered {}
     }
 }

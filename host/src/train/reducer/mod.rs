@@ -28,7 +28,7 @@ mod vote;
 
 use self::bucket::{Bucket, Kind, Place, unpack};
 use self::memory::HostLanes;
-pub use self::memory::{BucketReduction, ReducerMemory};
+pub use self::memory::ReducerMemory;
 pub use self::options::{AbsentGradients, NonFinite, ReducerOptions, UnevenEnds};
 pub use self::parameter::Parameter;
 pub use self::report::{GradientState, NonFiniteGradient, Reduced};

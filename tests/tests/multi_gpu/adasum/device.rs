@@ -9,12 +9,12 @@ use gradsync::ops::Adasum;
 use gradsync::ops::{AdasumOptions, Algorithm};
 use gradsync::{GradientBuffer, Result};
 use gradsync_tests::array::{dtype, patterns_of};
-use gradsync_tests::oracle::Format;
 use gradsync_tests::tolerance::adasum::Method;
 use gradsync_tests::tolerance::assert_within;
 
-use super::case::Case;
-use crate::checks::Checks;
+use gradsync_tests::suite::adasum::case::{Case, Outcome};
+use gradsync_tests::suite::adasum::known;
+use gradsync_tests::suite::checks::Checks;
 
 /// The path by which ranks access each other's vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,17 +48,6 @@ impl Way {
             Way::Transport => Adasum::over_transport(comm, buffer, options),
         }
     }
-}
-
-/// The outcome of one reduction on this rank.
-#[derive(Debug)]
-pub(super) struct Outcome {
-    /// The bits of the whole arena, gaps included.
-    pub(super) arena: Vec<u64>,
-    is_tree: bool,
-    /// The weights as bits, so that NaN equals itself; `None` where the report has none.
-    weights: Option<Vec<u64>>,
-    pub(super) recomputed: usize,
 }
 
 /// The queue, the communicator and the path on which cases run.
@@ -98,20 +87,14 @@ impl Runner<'_> {
             buffer.copy_from_host(&case.buffer(self.comm.rank())).unwrap();
             adasum.all_reduce(&mut buffer).unwrap();
             let arena = self.bits(case, &buffer);
-            let report = adasum.report().unwrap();
-            Outcome {
-                arena,
-                is_tree: report.algorithm == Algorithm::Tree,
-                weights: report.weights.map(|weights| weights.into_iter().map(f64::to_bits).collect()),
-                recomputed: report.recomputed,
-            }
+            Outcome::new(arena, adasum.report().unwrap())
         };
         let (first, second) = (once(), once());
         let mut checks = Checks::new(self.comm);
         checks.same_list(format!("{what}: the second run's bits"), second.arena.clone(), first.arena.clone());
         let weights = |outcome: &Outcome| outcome.weights.clone().unwrap_or_default();
         checks.same_list(format!("{what}: the second run's weights"), weights(&second), weights(&first));
-        let rest = |outcome: &Outcome| vec![outcome.recomputed, usize::from(outcome.is_tree)];
+        let rest = |outcome: &Outcome| vec![outcome.recomputed, usize::from(outcome.tree)];
         checks.same_list(format!("{what}: the second run's report"), rest(&second), rest(&first));
         checks.finish();
         first
@@ -121,41 +104,33 @@ impl Runner<'_> {
     pub(super) fn check(&self, case: &Case, label: &str) -> Vec<Vec<f64>> {
         let what = format!("{label}, {}, {:?}", case.name(), self.way);
         let outcome = self.run(case, &what);
-        let layers = layers(case, &outcome.arena, &what);
         // In a world of one, neither algorithm runs.
         if case.world_size() > 1 && case.algorithm != Algorithm::Auto {
-            assert_eq!(outcome.is_tree, case.algorithm == Algorithm::Tree, "{what}: another algorithm is reported");
+            assert_eq!(outcome.tree, case.algorithm == Algorithm::Tree, "{what}: another algorithm is reported");
         }
-
-        let expected = case.expectation(if outcome.is_tree { Method::Tree } else { Method::Gram });
-        assert!(expected.bounds.iter().all(|bound| bound.is_finite()), "{what}: an infinite bound would check nothing");
-        let got = layers.concat();
-        assert_within(&what, case.format, &got, &expected.exact, &expected.bounds);
+        let layers = case.compare(&what, &outcome);
         // Each result is within its bound of the exact one, so they differ by at most the sum of both bounds.
+        let expected = case.expectation(if outcome.tree { Method::Tree } else { Method::Gram });
         let cpu = case.layers(&case.run_once(&what)).concat();
         let apart: Vec<f64> = expected.bounds.iter().map(|bound| 2.0 * bound).collect();
-        assert_within(&format!("against the CPU, {what}"), case.format, &got, &cpu, &apart);
-
-        if outcome.is_tree {
-            assert_eq!((outcome.recomputed, &outcome.weights), (0, &None), "{what}: only Gram has these");
-            return layers;
-        }
-        let weights = outcome.weights.unwrap_or_else(|| panic!("{what}: Gram reports weights"));
-        let weights: Vec<f64> = weights.into_iter().map(f64::from_bits).collect();
-        assert_within(&format!("weights, {what}"), Format::F64, &weights, &expected.weights, &expected.weight_bounds);
-        let range = expected.surely_cancelled()..=expected.possibly_cancelled();
-        assert!(range.contains(&outcome.recomputed), "{what}: {} layers recomputed, not {range:?}", outcome.recomputed);
+        assert_within(&format!("against the CPU, {what}"), case.format, &layers.concat(), &cpu, &apart);
         layers
     }
 }
 
-/// The layers of a result, in order, without the gaps; panics if a gap is not zero.
-pub(super) fn layers(case: &Case, arena: &[u64], what: &str) -> Vec<Vec<f64>> {
-    let segments = case.buffer(0).segments().to_vec();
-    let inside = |place: usize| segments.iter().any(|segment| segment.contains(&place));
-    for (place, &bits) in arena.iter().enumerate() {
-        assert!(bits == 0 || inside(place), "{what}: the gap at element {place} is not zero any more");
+impl known::Runner for Runner<'_> {
+    /// Those that depend on the path.
+    fn algorithms(&self, world_size: usize) -> &'static [Algorithm] {
+        // The tree is computed over the transport alone; in a world of one, there is one path.
+        let has_tree = self.way == Way::Transport || world_size == 1;
+        if has_tree && world_size.is_power_of_two() { &[Algorithm::Gram, Algorithm::Tree] } else { &[Algorithm::Gram] }
     }
-    let decode = |bits: &u64| case.format.decode(*bits);
-    segments.into_iter().map(|segment| arena[segment].iter().map(decode).collect()).collect()
+
+    fn run(&self, case: &Case, what: &str) -> Outcome {
+        self.run(case, what)
+    }
+
+    fn check(&self, case: &Case, label: &str) -> Vec<Vec<f64>> {
+        self.check(case, label)
+    }
 }

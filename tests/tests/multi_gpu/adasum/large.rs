@@ -9,17 +9,17 @@ use gradsync::{DType, GradientBuffer, Slice};
 use gradsync_tests::array::{dtype, values_of, write};
 use gradsync_tests::inputs::vector;
 use gradsync_tests::oracle::Format;
+use gradsync_tests::suite::checks::Checks;
 use gradsync_tests::tolerance::adasum::{Method, expect};
 use gradsync_tests::tolerance::assert_within;
 
+use super::Cases;
 use super::device::Runner;
-use super::{Cases, communicator};
-use crate::checks::Checks;
 use crate::context::Context;
 use crate::report::Report;
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
-    let Some(comm) = communicator(context, report) else { return };
+    let Some(comm) = context.first(report) else { return };
     for cases in Cases::new(context, &comm).each_way() {
         for format in [Format::F32, Format::BF16] {
             for &algorithm in cases.algorithms() {

@@ -1,21 +1,15 @@
 //! Adasum on GPUs, compared with the oracle, and with the CPU's Adasum on the same inputs, by ranks in processes and in threads.
 
-#[path = "../../adasum/case.rs"]
-#[allow(dead_code)] // the CPU's tests ask more of a case
-mod case;
 mod device;
 mod gaps;
 mod grid;
-mod known;
 mod large;
 mod layouts;
 mod loose;
 mod nodes;
-mod nonfinite;
-#[path = "../../adasum/on_nodes.rs"]
-mod on_nodes;
 mod on_one_gpu;
 mod queued;
+mod range;
 mod refusals;
 
 use gradsync::comm::Ranks;
@@ -27,8 +21,9 @@ use gradsync_tests::oracle::Format;
 
 use crate::context::Context;
 use crate::report::Report;
-use case::Case;
 use device::{Runner, Way};
+use gradsync_tests::suite::adasum::case::Case;
+use gradsync_tests::suite::adasum::known::{self, Runner as _};
 
 pub(crate) use large::run as run_large;
 pub(crate) use nodes::{run as run_nodes, run_over as run_nodes_over};
@@ -56,13 +51,7 @@ impl<'c> Cases<'c> {
 
     /// The algorithms that support this world size and depend on the path.
     fn algorithms(&self) -> &'static [Algorithm] {
-        // The tree is computed over the transport alone; in a world of one, there is one path.
-        let has_tree = self.runner.way == Way::Transport || self.world_size() == 1;
-        if has_tree && self.world_size().is_power_of_two() {
-            &[Algorithm::Gram, Algorithm::Tree]
-        } else {
-            &[Algorithm::Gram]
-        }
+        self.runner.algorithms(self.world_size())
     }
 
     /// The name of a case that runs on each path.
@@ -85,25 +74,18 @@ impl<'c> Cases<'c> {
     }
 }
 
-/// The communicator of a suite; its creation is the first case.
-fn communicator(context: &Context, report: &mut Report) -> Option<NcclCommunicator> {
-    let mut comm = None;
-    report.case("communicator", || comm = Some(context.communicator(0, &context.options())));
-    comm
-}
-
 /// The same tensors give the same bits in every layout.
 pub(crate) fn run_layouts(context: &Context, report: &mut Report) {
-    let Some(comm) = communicator(context, report) else { return };
+    let Some(comm) = context.first(report) else { return };
     layouts::run(context, &comm, report);
 }
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
-    let Some(comm) = communicator(context, report) else { return };
+    let Some(comm) = context.first(report) else { return };
     for cases in Cases::new(context, &comm).each_way() {
         grid::run(&cases, report);
-        known::run(&cases, report);
-        nonfinite::run(&cases, report);
+        known::run(&cases.runner, cases.world_size(), |name| cases.name(name), report);
+        range::run(&cases, report);
         gaps::run(&cases, report);
         loose::run(&cases, report);
     }
@@ -113,7 +95,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
 
 /// Runs some of the cases. Ranks that are threads of one process share NCCL's library, the driver and the kernels.
 pub(crate) fn run_threads(context: &Context, report: &mut Report) {
-    let Some(comm) = communicator(context, report) else { return };
+    let Some(comm) = context.first(report) else { return };
     let formats = &[Format::F32, Format::BF16];
     let kinds = &[Kind::Random, Kind::NearlyOpposite(1e-6)];
     for cases in (Cases { formats, kinds, ..Cases::new(context, &comm) }).each_way() {

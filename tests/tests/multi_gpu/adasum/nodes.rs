@@ -14,18 +14,15 @@ use gradsync_tests::array::{dtype, fill_gaps, patterns_of, tensor_patterns};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
 
-use super::device::layers;
 use super::grid::SHAPES;
-use super::on_nodes::OnNodes;
-use crate::checks::Checks;
 use crate::context::Context;
 use crate::mpi::operations::groups;
 use crate::report::Report;
+use gradsync_tests::suite::adasum::on_nodes::{Groups, OnNodes};
+use gradsync_tests::suite::checks::Checks;
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
-    let mut comm = None;
-    report.case("communicator", || comm = Some(context.communicator(0, &context.options())));
-    let Some(comm) = comm else { return };
+    let Some(comm) = context.first(report) else { return };
     run_over(&context.queue, &comm, "NCCL", report);
     report.case("groups of a topology, over NCCL", || groups(context, context.communicator(1, &context.options())));
 }
@@ -60,25 +57,6 @@ pub(crate) fn run_over<C: Communicator<Cuda> + Split>(queue: &Queue, comm: &C, t
         }
     }
     report.case(&format!("refusals over {transport}"), || refusals(queue, comm));
-}
-
-/// The groups of this rank.
-struct Groups<'c, C> {
-    all: &'c C,
-    node: C,
-    across: C,
-}
-
-impl<'c, C: Communicator<Cuda> + Split> Groups<'c, C> {
-    fn new(all: &'c C, (node, place): (usize, usize)) -> Self {
-        let split = |color: usize| all.split(Some(color as u64), 0).unwrap().expect("every rank has a colour");
-        let (node, across) = (split(node), split(place));
-        Groups { all, node, across }
-    }
-
-    fn nodes(&self) -> Nodes<'_, Cuda> {
-        Nodes { all: self.all, node: &self.node, across: &self.across }
-    }
 }
 
 struct Runner<'r, 'c, C> {
@@ -144,7 +122,7 @@ impl<C: Communicator<Cuda> + Split> Runner<'_, '_, C> {
             format!("{report:?}"),
             "{what}: the report with ones between tensors"
         );
-        let layers = layers(&case.all, &first, &what).concat();
+        let layers = case.all.layers_of(&first).concat();
         case.check(&what, &layers, (report.algorithm, report.weights.as_deref(), report.recomputed));
     }
 }

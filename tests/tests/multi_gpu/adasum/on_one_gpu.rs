@@ -19,7 +19,7 @@ use gradsync_tests::oracle::Format;
 use gradsync_tests::ranks::on_ranks;
 use gradsync_tests::tolerance::assert_equal;
 
-use super::device::{Runner, Way, layers};
+use super::device::{Runner, Way};
 use super::layouts::Tensors;
 use super::{Case, gaps};
 use crate::context::Context;
@@ -116,7 +116,7 @@ fn sums(runner: &Runner<'_>, case: &Case) {
     let mut ordered = OrderedAllReduce::new(runner.comm, &buffer, ReduceOp::Sum).unwrap();
     assert!(ordered.uses_peers(), "kernels reach all buffers");
     ordered.all_reduce(&mut buffer).unwrap();
-    let got = layers(case, &runner.bits(case, &buffer), &label);
+    let got = case.layers_of(&runner.bits(case, &buffer));
     let inputs: Vec<Vec<f64>> = case.inputs.iter().map(|layers| layers.concat()).collect();
     let sum = |index: usize| case.format.round(inputs.iter().fold(0.0, |sum, input| sum + input[index]));
     let expected: Vec<f64> = (0..inputs[0].len()).map(sum).collect();

@@ -10,9 +10,9 @@ use gradsync::ops::Adasum;
 use gradsync::ops::{Algorithm, Granularity};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
+use gradsync_tests::suite::checks::Checks;
 
 use super::{Case, Cases};
-use crate::checks::Checks;
 use crate::context::Context;
 use crate::report::Report;
 

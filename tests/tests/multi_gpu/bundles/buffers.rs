@@ -7,9 +7,11 @@ use gradsync::{DType, Error, GradientBuffer};
 use gradsync_tests::array::{Array, dtype, patterns_of, write};
 use gradsync_tests::inputs::Random;
 use gradsync_tests::oracle::Format;
+use gradsync_tests::suite::checks::Checks;
+use gradsync_tests::suite::tensors::of_all;
 
-use super::{World, of_all};
-use crate::checks::{Checks, reduced};
+use super::World;
+use crate::checks::reduced;
 use crate::report::Report;
 
 /// Tensors of few and of many elements, of no element, and of as many as the alignment.

@@ -8,9 +8,9 @@ use gradsync::{Error, GradientBuffer};
 use gradsync_tests::array::{Array, dtype};
 use gradsync_tests::inputs::Random;
 use gradsync_tests::oracle::Format;
+use gradsync_tests::suite::checks::Checks;
 
 use super::World;
-use crate::checks::Checks;
 use crate::placed::Placed;
 use crate::report::Report;
 

@@ -7,10 +7,10 @@ use gradsync::ops::OrderedAllReduce;
 use gradsync::{Error, GradientBuffer};
 use gradsync_tests::array::{dtype, patterns_of, write};
 use gradsync_tests::oracle::Format;
+use gradsync_tests::suite::checks::Checks;
 
 use super::World;
 use super::ordered::{inputs, oracle};
-use crate::checks::Checks;
 use crate::report::Report;
 
 /// Layouts of one to three tensors; the last layout has windows without elements.

@@ -1,14 +1,13 @@
 //! Groups: several operations of different kinds at once, transfers in order, and groups that are never submitted.
 
-use std::rc::Rc;
-
 use gradsync::Error;
 use gradsync::comm::{Collectives, ReduceOp, Scaling};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
+use gradsync_tests::suite::checks::{Checks, Expected};
 
-use super::{Cases, concat, part};
-use crate::checks::{Checks, Expected, reduced};
+use super::Cases;
+use crate::checks::reduced;
 use crate::placed::Placed;
 use crate::report::Report;
 
@@ -69,17 +68,17 @@ fn every_kind(cases: &Cases<'_>) {
     group.all_reduce(max.slice_mut(), ReduceOp::Max).unwrap();
     group.submit().unwrap();
 
-    let bits = |array: Array| Rc::new(Expected::Bits(array));
+    let bits = Expected::bits;
     let none = Scaling::NONE;
     let mut checks = Checks::new(comm);
     checks.same("the sum", sum.read(comm), &reduced(ReduceOp::Sum, Format::F32, none, &sum_inputs));
     checks.same("the mean", mean.read(comm), &reduced(ReduceOp::Mean, Format::F64, none, &mean_inputs));
     checks.same("the maximum", max.read(comm), &reduced(ReduceOp::Max, Format::F16, none, &max_inputs));
     let expected = reduced(ReduceOp::Sum, Format::BF16, none, &shard_inputs).shard(rank, 17);
-    checks.own("the shard", shard.read(comm), &Rc::new(expected));
-    checks.same("what was gathered", gathered.read(comm), &bits(concat(&gather_inputs)));
-    let blocks: Vec<Array> = blocks.iter().map(|block| part(block, rank * 9..(rank + 1) * 9)).collect();
-    checks.own("the blocks", block_output.read(comm), &bits(concat(&blocks)));
+    checks.own("the shard", shard.read(comm), &expected);
+    checks.same("what was gathered", gathered.read(comm), &bits(Array::concat(&gather_inputs)));
+    let blocks: Vec<Array> = blocks.iter().map(|block| block.range(rank * 9..(rank + 1) * 9)).collect();
+    checks.own("the blocks", block_output.read(comm), &bits(Array::concat(&blocks)));
     checks.same("what the root had", from_root.read(comm), &bits(roots[world_size - 1].clone()));
     checks.finish();
 }
@@ -90,7 +89,7 @@ fn in_order(cases: &Cases<'_>) {
     const MESSAGES: [(Format, usize); 3] = [(Format::F32, 5), (Format::BF16, 900), (Format::F32, 33)];
     let message = |from: usize, to: usize, (format, len): (Format, usize)| {
         let all = cases.patterns(format, len * world_size);
-        part(&all[from], to * len..(to + 1) * len)
+        all[from].range(to * len..(to + 1) * len)
     };
     let peers: Vec<usize> = (0..world_size).filter(|&peer| peer != rank).collect();
     let each = || peers.iter().flat_map(|&peer| MESSAGES.map(|kind| (peer, kind)));
@@ -112,7 +111,7 @@ fn in_order(cases: &Cases<'_>) {
     let mut checks = Checks::new(comm);
     checks.same("the sum", sum.read(comm), &reduced(ReduceOp::Sum, Format::F32, Scaling::NONE, &numbers));
     for ((peer, kind), output) in each().zip(&outputs) {
-        let expected = Rc::new(Expected::Bits(message(peer, rank, kind)));
+        let expected = Expected::bits(message(peer, rank, kind));
         checks.own(format!("{kind:?} from rank {peer}"), output.read(comm), &expected);
     }
     checks.finish();
@@ -127,7 +126,7 @@ fn dropped(cases: &Cases<'_>) {
     group.all_reduce(one.slice_mut(), ReduceOp::Sum).unwrap();
     group.broadcast(other.slice_mut(), world_size - 1).unwrap();
     drop(group);
-    let untouched = Rc::new(Expected::Bits(numbers));
+    let untouched = Expected::bits(numbers);
     let mut checks = Checks::new(comm);
     checks.own("what would have been reduced", one.read(comm), &untouched);
     checks.own("what would have been overwritten", other.read(comm), &untouched);

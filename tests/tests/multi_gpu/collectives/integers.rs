@@ -4,9 +4,9 @@ use gradsync::DType;
 use gradsync::comm::ReduceOp;
 use gradsync::memory::RawSlice;
 use gradsync_tests::inputs::Random;
+use gradsync_tests::suite::checks::Checks;
 
 use super::Cases;
-use crate::checks::Checks;
 use crate::placed::RawBytes;
 use crate::report::Report;
 

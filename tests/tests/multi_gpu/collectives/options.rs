@@ -6,9 +6,10 @@ use gradsync::comm::{Collectives, CommError, ReduceOp, Scaling};
 use gradsync::driver::DeviceBuffer;
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
+use gradsync_tests::suite::checks::{Checks, assert_same};
 
-use super::{Cases, concat, part};
-use crate::checks::{Checks, assert_same, reduced};
+use super::Cases;
+use crate::checks::reduced;
 use crate::placed::Placed;
 use crate::report::Report;
 
@@ -70,8 +71,8 @@ fn many(cases: &Cases<'_>) {
         comm.all_to_all(input.slice(), blocks.slice_mut()).unwrap();
     }
     let own = cases.rank() * 33..(cases.rank() + 1) * 33;
-    let expected = inputs.iter().map(|input| part(&Array::new(Format::F32, input), own.clone())).collect::<Vec<_>>();
-    assert_same("the last of them", &blocks.read(&comm).patterns(), &concat(&expected).patterns());
+    let expected = inputs.iter().map(|input| Array::new(Format::F32, input).range(own.clone())).collect::<Vec<_>>();
+    assert_same("the last of them", &blocks.read(&comm).patterns(), &Array::concat(&expected).patterns());
 }
 
 /// Runs a sum, and compares the ranks' results over the new communicator.
@@ -128,7 +129,7 @@ fn sample(cases: &Cases<'_>, comm: &NcclCommunicator) -> Vec<(String, Array)> {
     crate::transfers::exchange(comm, peers().map(|peer| (peer, input.slice())).collect(), receives).unwrap();
     let outputs: Vec<Array> = outputs.iter().map(|output| output.read(comm)).collect();
     if !outputs.is_empty() {
-        results.push(("exchange".into(), concat(&outputs)));
+        results.push(("exchange".into(), Array::concat(&outputs)));
     }
     results
 }

@@ -16,8 +16,8 @@ use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::{CommError, DType, Error};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
+use gradsync_tests::suite::checks::{Checks, Expected};
 
-use crate::checks::{Checks, Expected};
 use crate::context::{Context, DEADLINE};
 use crate::placed::Placed;
 use crate::report::Report;

@@ -1,74 +1,60 @@
-//! all_gather, all_to_all and broadcast of arbitrary bits, which must stay unchanged, and operations without data.
+//! Every collective over MPI on device memory, means with weights, reductions of many windows, and operations without data.
 
-use gradsync::comm::{Collectives, Ranks};
+use gradsync::comm::{Collectives, Ranks, ReduceOp};
 use gradsync_tests::array::Array;
-use gradsync_tests::collectives::all_to_all_mixed;
 use gradsync_tests::oracle::Format;
+use gradsync_tests::suite::collectives::{Grid, OPS, edge_values, inputs, reductions, scaled};
+use gradsync_tests::suite::moves;
 
-use super::{Cases, LENS, SHORT, concat, part};
+use super::{Cases, LENS, SHORT};
 use crate::report::Report;
 
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
+    let how = cases.name("");
+    let grid = Grid { how: &how, formats: &Format::ALL, ops: &OPS, lens: SHORT, shards: SHORT };
+    reductions(cases, grid, report);
+    edge_values(cases, grid, report);
+    scaled(cases, Grid { lens: &[1, 4097], ..grid }, report);
+    moves::collectives(cases, grid, report);
+    // Each long length is tried with one format.
+    let how = cases.name(", long");
+    let long = Grid { how: &how, lens: &[], shards: &[], ..grid };
+    reductions(cases, Grid { formats: &[Format::BF16], ops: &[ReduceOp::Sum], lens: &LENS[5..], ..long }, report);
+    reductions(cases, Grid { formats: &[Format::F32], ops: &[ReduceOp::Mean], shards: &LENS[4..5], ..long }, report);
+    moves::collectives(cases, Grid { formats: &[Format::F32], lens: &LENS[4..5], shards: &LENS[4..5], ..long }, report);
+    moves::collectives(cases, Grid { formats: &[Format::BF16], lens: &LENS[5..], ..long }, report);
     for format in Format::ALL {
-        // Each long length is tried with one format.
-        let lens = |wanted: Format, longest: usize| {
-            SHORT.iter().copied().chain((format == wanted).then_some(longest)).collect::<Vec<_>>()
-        };
-        let name = |what: &str| cases.name(&format!("{what} {}", format.name()));
-        report.case(&name("all_gather"), || {
-            lens(Format::F16, LENS[5] / 2).into_iter().for_each(|len| all_gather(cases, format, len));
-        });
-        report.case(&name("all_to_all"), || {
-            lens(Format::F32, LENS[4] * 2).into_iter().for_each(|len| all_to_all(cases, format, len));
-        });
-        report.case(&name("broadcast"), || {
-            for root in 0..cases.world_size() {
-                let longest = if root == 0 { LENS[5] } else { LENS[4] };
-                lens(Format::BF16, longest).into_iter().for_each(|len| broadcast(cases, format, len, root));
-            }
-        });
+        report.case(&cases.name(&format!("all_reduce with weights {}", format.name())), || weighted(cases, format));
     }
+    report.case(&cases.name("all_reduce of more windows than blocks"), || many_windows(cases));
     report.case(&cases.name("values that ranks agree on, or not"), || agreement(cases));
 }
 
-fn all_gather(cases: &Cases<'_>, format: Format, len: usize) {
-    let rank = cases.rank();
-    let inputs = cases.patterns(format, len);
-    let expected = concat(&inputs);
-    let (input, mut output) = (cases.placed(&inputs[rank]), cases.room(format, expected.len()));
-    cases.comm.all_gather(input.slice(), output.slice_mut()).unwrap();
-    cases.assert_holds(&format!("shards of {len}"), &output, &expected);
-    cases.assert_holds(&format!("the input of {len}"), &input, &inputs[rank]);
-
-    let mut data = cases.room(format, expected.len());
-    data.slice_mut().range_mut(rank * len..(rank + 1) * len).copy_from_host(inputs[rank].slice()).unwrap();
-    cases.comm.all_gather_in_place(data.slice_mut()).unwrap();
-    cases.assert_holds(&format!("shards of {len}, in place"), &data, &expected);
+/// A mean with weights has the bits of the host transport, also of numbers of which no two can be added within the range of the dtype.
+fn weighted(cases: &Cases<'_>, format: Format) {
+    let weights: Vec<f64> = (0..cases.world_size()).map(|rank| [97.0, 1.0, 0.0, 2.0][rank % 4]).collect();
+    for len in [1, 4097] {
+        for values in
+            [inputs(format, cases.world_size(), len).swap_remove(cases.rank()), vec![format.max_finite(); len]]
+        {
+            let own = Array::new(format, &values);
+            let (mut expected, mut data) = (own.clone(), cases.placed(&own));
+            cases.context.job().all_reduce_weighted(expected.slice_mut(), &weights).unwrap();
+            cases.comm.all_reduce_weighted(data.slice_mut(), &weights).unwrap();
+            cases.assert_holds(&format!("{len} with weights"), &data, &expected);
+        }
+    }
 }
 
-fn all_to_all(cases: &Cases<'_>, format: Format, len: usize) {
-    let rank = cases.rank();
-    let inputs = cases.patterns(format, len * cases.world_size());
-    let blocks: Vec<Array> = inputs.iter().map(|input| part(input, rank * len..(rank + 1) * len)).collect();
-    let (input, mut output) = (cases.placed(&inputs[rank]), cases.room(format, inputs[rank].len()));
-    cases.comm.all_to_all(input.slice(), output.slice_mut()).unwrap();
-    cases.assert_holds(&format!("shards of {len}"), &output, &concat(&blocks));
-    cases.assert_holds(&format!("the input of shards of {len}"), &input, &inputs[rank]);
-
-    let mut data = cases.placed(&inputs[rank]);
-    cases.comm.all_to_all_in_place(data.slice_mut()).unwrap();
-    cases.assert_holds(&format!("shards of {len}, in place"), &data, &concat(&blocks));
-
-    let mut data = cases.placed(&inputs[rank]);
-    all_to_all_mixed(cases.comm, input.slice(), data.slice_mut());
-    cases.assert_holds(&format!("shards of {len}, in place on every second rank"), &data, &concat(&blocks));
-}
-
-fn broadcast(cases: &Cases<'_>, format: Format, len: usize, root: usize) {
-    let inputs = cases.patterns(format, len);
-    let mut data = cases.placed(&inputs[cases.rank()]);
-    cases.comm.broadcast(data.slice_mut(), root).unwrap();
-    cases.assert_holds(&format!("{len} from rank {root}"), &data, &inputs[root]);
+/// Numbers are integers, so the sum is exact.
+fn many_windows(cases: &Cases<'_>) {
+    let number = |rank: usize, index: usize| ((index % 10_007) * (rank + 1)) as f32;
+    let own = Array::F32((0..LENS[5]).map(|index| number(cases.rank(), index)).collect());
+    let sum = |index: usize| (0..cases.world_size()).map(|rank| number(rank, index)).sum();
+    let expected = Array::F32((0..LENS[5]).map(sum).collect());
+    let mut data = cases.placed(&own);
+    cases.comm.all_reduce(data.slice_mut(), ReduceOp::Sum).unwrap();
+    cases.assert_holds("the sum", &data, &expected);
 }
 
 fn agreement(cases: &Cases<'_>) {

@@ -1,21 +1,19 @@
 //! More than 2³¹ elements, and bytes, in one call.
 
-use std::ops::Range;
-
 use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use gradsync::memory::RawSlice;
 use gradsync::{DType, bf16};
-use gradsync_tests::inputs::Random;
+use gradsync_tests::oracle::Format;
 
 use super::Cases;
+use crate::large;
 use crate::report::Report;
 
 /// The length in bf16: 2³¹ and some elements.
 const LEN: usize = (1 << 31) + 1025;
 /// The period of the numbers is a prime.
 const PERIOD: usize = 1_000_003;
-const WINDOW: usize = 64;
 
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     let (comm, queue, rank) = (cases.comm, &cases.context.queue, cases.rank());
@@ -59,28 +57,12 @@ fn number(rank: usize, index: usize) -> f32 {
 fn fill(data: DeviceSliceMut<'_>, rank: usize) {
     let pattern: Vec<bf16> = (0..PERIOD).map(|index| bf16::from_f32(number(rank, index))).collect();
     let pattern = DeviceBuffer::from_host(data.as_slice().queue(), (&pattern).into()).unwrap();
-    let mut rest = data;
-    while !rest.as_slice().is_empty() {
-        let count = rest.as_slice().len().min(PERIOD);
-        let (mut first, others) = rest.split_at_mut(count);
-        first.copy_from_device(pattern.as_slice().range(0..count)).unwrap();
-        rest = others;
-    }
+    large::fill(data, &pattern);
 }
 
-/// Compares windows at the ends, around each multiple of 2²⁸ elements, and at pseudo-random offsets.
 fn check(data: DeviceSlice<'_>, expected: impl Fn(usize) -> f32) {
-    let (len, mut random) = (data.len(), Random::new(data.len() as u64));
-    let mut begins = vec![0, len - WINDOW];
-    begins.extend(
-        (1..).map(|multiple| multiple << 28).take_while(|&middle| middle < len).map(|middle| middle - WINDOW / 2),
-    );
-    begins.extend((0..500).map(|_| random.below((len - WINDOW) as u64) as usize));
-    for begin in begins {
-        let window: Range<usize> = begin.min(len - WINDOW)..begin.min(len - WINDOW) + WINDOW;
-        let mut values = vec![bf16::ZERO; WINDOW];
-        data.range(window.clone()).copy_to_host((&mut values).into()).unwrap();
-        let got: Vec<f32> = values.into_iter().map(f32::from).collect();
-        assert_eq!(got, window.clone().map(&expected).collect::<Vec<_>>(), "elements {window:?}");
+    for (window, got) in large::windows(data, Format::BF16, &[]) {
+        let expected: Vec<f64> = window.clone().map(|index| expected(index).into()).collect();
+        assert_eq!(got, expected, "elements {window:?}");
     }
 }

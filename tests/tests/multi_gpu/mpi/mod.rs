@@ -7,15 +7,19 @@ mod groups;
 mod large;
 mod mismatch;
 pub(crate) mod operations;
-mod reductions;
 mod streams;
 
-use gradsync::comm::Communicator;
+use std::rc::Rc;
+
 use gradsync::comm::mpi::device::{MpiDeviceCommunicator, MpiDeviceOptions, MpiPath};
-use gradsync::memory::RawSlice;
+use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
+use gradsync::driver::{DeviceSlice, DeviceSliceMut};
+use gradsync::memory::Cuda;
 use gradsync_tests::array::Array;
-use gradsync_tests::inputs::{Random, vector};
 use gradsync_tests::oracle::Format;
+use gradsync_tests::suite::checks::Expected;
+use gradsync_tests::suite::collectives::{patterns, reduced_once};
+use gradsync_tests::suite::operands::Operands;
 
 use crate::context::Context;
 use crate::placed::Placed;
@@ -26,10 +30,7 @@ pub(crate) fn suites() -> Vec<Suite> {
     const RANKS: &[usize] = &[1, 2, 4, 8];
     let suites = [
         Suite::new("mpi-collectives", RANKS, |context, report| {
-            on_each_path(context, report, |cases, report| {
-                reductions::run(cases, report);
-                collectives::run(cases, report);
-            });
+            on_each_path(context, report, collectives::run);
         }),
         Suite::new("mpi-exchange", SEVERAL, |context, report| on_each_path(context, report, exchange::run)),
         Suite::new("mpi-streams", RANKS, |context, report| on_each_path(context, report, streams::run)),
@@ -87,18 +88,9 @@ impl Cases<'_> {
         format!("{what}, {}", self.path)
     }
 
-    /// A vector of ordinary numbers for each rank; all ranks compute the same vectors.
-    fn inputs(&self, format: Format, len: usize) -> Vec<Vec<f64>> {
-        (0..self.world_size()).map(|rank| vector(format, len, (rank * 31 + len) as u64)).collect()
-    }
-
     /// A vector of arbitrary bits for each rank, NaN with payloads among them; all ranks compute the same vectors.
     fn patterns(&self, format: Format, len: usize) -> Vec<Array> {
-        let any = |rank: usize| {
-            let mut random = Random::new((rank * 37 + len + 1) as u64);
-            Array::from_patterns(format, (0..len).map(|_| random.bits()))
-        };
-        (0..self.world_size()).map(any).collect()
+        patterns(format, self.world_size(), len)
     }
 
     /// Data on the device, at an offset that depends on the length.
@@ -119,17 +111,37 @@ impl Cases<'_> {
     }
 }
 
-/// Concatenates arrays.
-fn concat(arrays: &[Array]) -> Array {
-    Array::from_patterns(arrays[0].format(), arrays.iter().flat_map(Array::patterns))
-}
+/// Reductions on the device have the bits of reductions on the host over the same MPI; with factors, those of a single rounding.
+impl Operands for Cases<'_> {
+    type Memory = Cuda;
+    type Placed = Placed;
 
-/// A range of an array's elements.
-fn part(array: &Array, range: std::ops::Range<usize>) -> Array {
-    Array::from_patterns(array.format(), array.patterns()[range].iter().copied())
-}
+    fn comm(&self) -> &dyn Communicator<Cuda> {
+        self.comm
+    }
 
-/// The memory of a placed array, for raw calls.
-fn raw(placed: &Placed) -> RawSlice {
-    placed.slice().into()
+    fn place(&self, data: &Array, begin: usize) -> Placed {
+        Placed::new(&self.context.queue, data, begin)
+    }
+
+    fn slice(placed: &Placed) -> DeviceSlice<'_> {
+        placed.slice()
+    }
+
+    fn slice_mut(placed: &mut Placed) -> DeviceSliceMut<'_> {
+        placed.slice_mut()
+    }
+
+    fn read(&self, placed: &Placed) -> Array {
+        placed.read(self.comm)
+    }
+
+    fn reduced(&self, op: ReduceOp, format: Format, scaling: Scaling, inputs: &[Vec<f64>]) -> Rc<Expected> {
+        if scaling != Scaling::NONE {
+            return Rc::new(reduced_once(op, format, scaling, inputs));
+        }
+        let mut expected = Array::new(format, &inputs[self.rank()]);
+        self.context.job().all_reduce(expected.slice_mut(), op).unwrap();
+        Expected::bits(expected)
+    }
 }

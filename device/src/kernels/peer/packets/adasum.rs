@@ -11,7 +11,7 @@
 //! teams for each chunk, each half of them ([`ProductPart`](crate::math::product_part::ProductPart)).
 
 use super::super::super::adasum::Exact;
-use super::super::super::kernel;
+use super::super::super::{for_each_dtype_and_width, kernel};
 use super::arena::{Arena, Results};
 use super::exact::{Cancelled, Memory};
 use super::{Call, Data, Tensor, sum};
@@ -19,7 +19,7 @@ use crate::abi::{
     LaunchBounds, Mailboxes, PACKET_BYTES, PEER_THREADS, PacketArena, PacketChunk, PacketChunks, packet_adasum_is_full,
     packet_adasum_parts,
 };
-use crate::half::{BF16, F16};
+use crate::half::*;
 use crate::math::adasum::{self, Criterion, product_index, step, takes_exact_path};
 use crate::{arch, reduce, shared, thread};
 

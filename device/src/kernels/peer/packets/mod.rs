@@ -24,8 +24,8 @@ use core::sync::atomic::Ordering;
 use super::ZERO;
 use crate::abi::{EMPTY, LaunchBounds, Mailboxes, PACKET_BYTES};
 use crate::dialect::atomic::{atomic_fetch_add_u32_device, atomic_load_32_system};
-use crate::half::{BF16, F16};
-use crate::kernels::kernel;
+use crate::half::*;
+use crate::kernels::{for_each_dtype_and_width, kernel};
 use crate::math::{Element, elementwise};
 use crate::{arch, memory, thread};
 

@@ -69,7 +69,7 @@ pub(super) struct Grids {
     /// The grids of weighted sums, by the length of a part in elements.
     sums: BTreeMap<usize, Grid>,
     /// The lengths, in the order of [`DType::FLOATS`].
-    lens: [Lens; 4],
+    lens: [Lens; DType::FLOATS.len()],
 }
 
 /// The numbers of elements per block.

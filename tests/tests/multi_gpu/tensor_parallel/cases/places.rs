@@ -9,7 +9,7 @@ use gradsync::ops::tensor_parallel::{
     AllGather, AllReduce, AllReduceGradient, DeviceTensor, Pipeline, ReduceScatter, Tensor, TensorOp,
 };
 use gradsync::{DType, Error, Result};
-use gradsync_tests::array::{Array, patterns_of};
+use gradsync_tests::array::{Array, format, patterns_of};
 use gradsync_tests::oracle::Format;
 
 use super::{GATHERS, IDENTITIES, SCATTERS, SUMS, bits, integers};
@@ -124,14 +124,7 @@ fn buffer_dtype(format: Format) -> DType {
 /// The bits of the whole buffer, margins included.
 fn whole(ranks: &RankContext<'_>, buffer: &DeviceBuffer) -> Vec<u64> {
     ranks.comm.synchronize(ranks.queue).unwrap();
-    let format = match buffer.as_slice().dtype() {
-        DType::F64 => Format::F64,
-        DType::F32 => Format::F32,
-        DType::F16 => Format::F16,
-        DType::BF16 => Format::BF16,
-        other => panic!("{other} is no format of the tests"),
-    };
-    let mut host = Array::unwritten(format, buffer.as_slice().len());
+    let mut host = Array::unwritten(format(buffer.as_slice().dtype()), buffer.as_slice().len());
     buffer.as_slice().copy_to_host(host.slice_mut()).unwrap();
     patterns_of(host.slice())
 }

@@ -1,0 +1,60 @@
+//! Operations on any communicator: Send and Recv, collectives of many tensors, reducers, and the groups of a topology.
+
+use gradsync::comm::{Ranks, Split};
+use gradsync::groups::Groups;
+use gradsync::plan::groups::{GroupKind, Sizes, Topology};
+
+use super::groups::members;
+use super::operands::OnHost;
+use super::{DEADLINE, Suite, Transport, owned};
+use crate::{range, reducer, start, tensors, transfers};
+
+/// All cases.
+pub fn run<T: Transport>(suite: &mut Suite<T>) {
+    let world_size = suite.world_size();
+    for case in transfers::GOOD.iter().filter(|case| case.ranks <= world_size) {
+        suite.check(case.name, |comm| (case.run)(comm));
+    }
+    for case in transfers::FATAL.iter().filter(|case| case.ranks <= world_size) {
+        suite.check_with(case.name, |suite| {
+            let comm = suite.transport.fresh(DEADLINE);
+            (case.run)(&comm);
+            // No rank leaves before all have heard of the failure.
+            suite.transport.fresh(DEADLINE).barrier().expect("another communicator");
+        });
+    }
+    suite.done("send and recv");
+    super::tensors::run(&OnHost(&suite.comm), &mut suite.report);
+    owned::run(&OnHost(&suite.comm), &mut suite.report);
+    for case in tensors::ALL.iter().chain(range::ALL) {
+        suite.check(case.name, |comm| (case.run)(comm));
+    }
+    suite.done("tensors");
+    for case in reducer::ALL.iter().chain(start::ALL) {
+        suite.check(case.name, |comm| (case.run)(comm));
+    }
+    suite.done("reducers");
+    groups(suite);
+}
+
+/// Every kind of group has the ranks of its plan.
+fn groups<T: Transport>(suite: &mut Suite<T>) {
+    let world = suite.world_size();
+    let (data, horizontal) = if world % 2 == 0 { (world / 2, 2) } else { (world, 1) };
+    let sizes = Sizes { world, local: world.div_ceil(2), data, horizontal, pipeline: 1 };
+    suite.check("the groups of a topology", |comm| {
+        let comm = comm.split(Some(0), comm.rank() as i64).unwrap().expect("a colour");
+        let (rank, groups) = (comm.rank(), Groups::new(comm, sizes).unwrap());
+        let topology = Topology::new(rank, sizes).unwrap();
+        for kind in GroupKind::ALL {
+            let Ok(planned) = topology.group(kind) else {
+                assert!(groups.get(kind).is_err(), "{kind}: a group that cannot be");
+                continue;
+            };
+            let group = groups.get(kind).unwrap();
+            assert_eq!((group.rank(), members(group, rank)), (planned.index, planned.ranks), "{kind}");
+            assert!(std::ptr::eq(group, groups.get(kind).unwrap()), "{kind}: made twice");
+        }
+    });
+    suite.done("groups of a topology");
+}

@@ -1,0 +1,10 @@
+//! The library in one process, with threads as ranks: operations, transports' cases, reducers, kernels on CPUs and plans.
+
+#![forbid(unsafe_code)]
+
+mod adasum;
+mod comm;
+mod kernels;
+mod ops;
+mod plans;
+mod reducer;
