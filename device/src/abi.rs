@@ -161,6 +161,38 @@ pub const SWEEP_TILE_BYTES: usize = THREADS as usize * VECTOR_BYTES * SWEEP_UNRO
 /// The number of tiles per block of a launch over many tensors, in sequence: a look-up in the table costs as much as a tile.
 pub const PIECE_TILES: usize = 8;
 
+/// A row of a table that the host uploads as it lies in its memory, and kernels read.
+///
+/// # Safety
+/// The type is `#[repr(C)]` and consists of unsigned integers alone, without padding, so that it has one layout on hosts and GPUs. Its size is
+/// a multiple of 8 bytes.
+pub unsafe trait TableRow: Copy {}
+
+/// Implements [`TableRow`] for structs whose fields, listed with their sizes in bytes, leave no padding.
+macro_rules! table_rows {
+    ($($row:ident $bytes:expr;)*) => {
+        $(const _: () = assert!(size_of::<$row>() == $bytes && $bytes % 8 == 0);
+        // SAFETY: `#[repr(C)]` of unsigned integers, whose sizes add up to the size of the struct.
+        unsafe impl TableRow for $row {})*
+    };
+}
+table_rows! {
+    Piece 4 * 8;
+    Span 3 * 8;
+    ChunkedSpan 9 * 8;
+    Peers (14 + 5 * MOST_PEERS) * 8;
+    Mailboxes (5 + MOST_PEERS) * 8;
+    PacketChunks 2 * 4;
+    PacketChunk 6 * 4;
+    PacketArena (12 + MOST_PEERS) * 8;
+}
+
+/// The bytes of the rows of a table.
+pub const fn bytes_of<T: TableRow>(rows: &[T]) -> &[u8] {
+    // SAFETY: the promise of `TableRow`.
+    unsafe { core::slice::from_raw_parts(rows.as_ptr().cast(), size_of_val(rows)) }
+}
+
 /// One tensor of a launch over many: its destination, its source, and its blocks.
 ///
 /// `zero_segments` reads `len` as bytes and ignores `source`; all others read it as elements.
@@ -332,12 +364,8 @@ pub const fn tree_row(world_size: usize) -> usize {
     crate::math::precise::NUMBERS * (world_size - 1) + world_size
 }
 
-/// `tree_combine`: `(destination, table of vectors, vector count, tree, cancelled, spans, span count, chunk length)`.
-pub const TREE_COMBINE_ENTRIES: [Entry; 16] =
-    pairs_of!("tree_combine", "", LaunchBounds::TREE, &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64]);
-
 /// Kernels over one dtype.
-pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
+pub const DTYPE_ENTRIES: [[Entry; 4]; 9] = [
     // (flag, source, len): a u32 that is 1 before the launch becomes 0 if any element is NaN or infinite
     dtypes_of!("all_finite", "", LaunchBounds::REDUCE, STREAM),
     // one sum: |a|²
@@ -364,6 +392,8 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
         LaunchBounds::TREE_DOTS,
         &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, Pointer, U64, U64, U64, U64]
     ),
+    // (destination, table of vectors, vector count, tree, cancelled, spans, span count, chunk length), for cancelled layers
+    dtypes_of!("tree_combine", "", LaunchBounds::TREE, &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64]),
 ];
 
 /// Kernels over one dtype and the memory of peers.
@@ -438,7 +468,7 @@ const fn plain(name: &'static str, bounds: LaunchBounds, params: &'static [Param
 
 /// Every entry point of the PTX.
 pub fn entries() -> impl Iterator<Item = &'static Entry> {
-    let pairs = STREAM_ENTRIES.iter().flatten().chain(COMBINE_ENTRIES.iter().flatten()).chain(&TREE_COMBINE_ENTRIES);
+    let pairs = STREAM_ENTRIES.iter().flatten().chain(COMBINE_ENTRIES.iter().flatten());
     let dtypes = COMBINE_WIDE_ENTRIES.iter().flatten().chain(DTYPE_ENTRIES.iter().flatten());
     pairs.chain(dtypes).chain(PEER_ENTRIES.iter().flatten()).chain(&PLAIN_ENTRIES)
 }

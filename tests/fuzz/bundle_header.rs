@@ -36,7 +36,7 @@ fn within(bytes: &[u8], limits: &Limits) -> bool {
     assert!(layout.len as u64 <= limits.payload_bytes);
     let mut end = 0;
     for (tensor, place) in header.tensors.iter().zip(&layout.places) {
-        assert!(tensor.dims.len() <= limits.dims as usize && tensor.dims.iter().all(|&dim| dim <= limits.dim));
+        assert!(tensor.dims.len() <= limits.dims as usize && tensor.dims.iter().all(|&dim| dim as u64 <= limits.dim));
         assert_eq!(tensor.bytes(), Some(place.len() as u64));
         assert!(place.start % 256 == 0 && place.start >= end && place.start - end < 256, "{place:?} after {end}");
         end = place.end;

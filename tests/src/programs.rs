@@ -167,6 +167,16 @@ impl Finished {
         self
     }
 
+    /// Panics with the program's standard error, unless the program ended with this exit code and with all of `words` there.
+    ///
+    /// # Panics
+    /// If the code is another, or a word is missing.
+    #[track_caller]
+    pub fn ended(&self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, Some(code), "{}", self.stderr);
+        words.iter().for_each(|word| assert!(self.stderr.contains(word), "{word}: {}", self.stderr));
+    }
+
     /// Panics unless the program ended with an error that contains all of `words`; a panic or a signal does not count as such an error.
     ///
     /// # Panics

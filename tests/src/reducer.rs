@@ -9,7 +9,7 @@ mod weights;
 
 use gradsync::comm::Communicator;
 use gradsync::ops::{AdasumOptions, Algorithm, adasum_all_reduce};
-use gradsync::train::{GradientState, Parameter, Reduced, Reducer, ReducerOptions, Reduction, Step};
+use gradsync::train::{BucketMemory, GradientState, Parameter, Reduced, Reducer, ReducerOptions, Reduction, Step};
 use gradsync::{DType, Error, GradientBuffer, TensorView};
 
 use crate::array::{Array, dtype, patterns_of, values_of, write};
@@ -190,7 +190,8 @@ fn means_and_sums(comm: &dyn Communicator) {
         for (turn, (first, others)) in BYTES.into_iter().enumerate() {
             let options = ReducerOptions::from(reduction).with_first_bucket_bytes(first).with_bucket_bytes(others);
             for way in [Way::Each, Way::Together, Way::InPlace] {
-                let options = options.with_shared_memory(cfg!(target_os = "linux") && turn == 2);
+                let memory = if turn == 2 { BucketMemory::Automatic } else { BucketMemory::Own };
+                let options = options.with_shared_memory(memory);
                 for (number, step) in train(comm, options, formats, way, turn).into_iter().enumerate() {
                     for (index, found) in step.into_iter().enumerate() {
                         let label = format!("{op:?} of {index} in step {number}, buckets of {others} bytes, {way:?}");

@@ -1,111 +1,54 @@
-//! Test cases for sends, receives and pipelines of host memory, shared by every transport.
+//! Test cases for sends, receives and pipelines, shared by every transport and both memories.
 //!
-//! All ranks of a communicator run a case. The cases of [`GOOD`] leave the communicator usable, even after errors. Each case of [`FATAL`]
+//! All ranks of a communicator run a case. The cases of [`good`] leave the communicator usable, even after errors. Each case of [`fatal`]
 //! makes its communicator unusable, and so needs a separate one. Cases never start ranks.
 
-use gradsync::comm::{Collectives, Communicator};
-use gradsync::ops::send_recv::{
-    Bundle, Expected, SendRecv, WireTensor, WireTensorMut, recv, recv_described, run_schedule, send,
-};
-use gradsync::plan::bundle::{Limits, TensorSpec, encode};
-use gradsync::plan::schedule::{RankSchedule, Schedule};
-use gradsync::{CommError, DType, Error, GradientBuffer, Result};
+use gradsync::memory::Memory;
+use gradsync::ops::send_recv::{Bundle, Expected, Received, TransferHandler, WireTensorMut, run_schedule};
+use gradsync::plan::bundle::Limits;
+use gradsync::plan::schedule::Schedule;
+use gradsync::{DType, Result};
 
-use crate::inputs::Random;
-
-pub mod pipeline;
+mod pipeline;
+mod rank;
 mod refusals;
 
 pub use pipeline::pipeline;
+pub use rank::{HostRank, Owned, Rank, known};
+pub use refusals::refused;
 
-/// A test case that all ranks run, with the number of ranks that it needs.
-pub struct Case {
-    /// The name, for messages.
-    pub name: &'static str,
-    /// The smallest number of ranks.
-    pub ranks: usize,
-    /// The function to run.
-    pub run: fn(&dyn Communicator),
-}
-
-const fn case(name: &'static str, run: fn(&dyn Communicator)) -> Case {
-    Case { name, ranks: 2, run }
-}
+/// A test case that all ranks run, two or more; with a name for messages.
+pub type Case<R> = (&'static str, fn(&R));
 
 /// Cases that leave the communicator usable.
-pub const GOOD: &[Case] = &[
-    case("the layout of upstream", upstream_layout),
-    case("every type and shape", every_type),
-    case("payloads as long as a head", head_lengths),
-    case("long headers", long_headers),
-    case("passed on from where it lies", passed_on),
-    case("everybody with everybody, at once", everybody),
-    case("a schedule", schedule),
-    case("a schedule of another rank", refusals::foreign_schedule),
-    case("signals, peers and empty lists", refusals::own_mistakes),
-    case("limits and tags", refusals::limits_and_tags),
-    case("refused among others", refusals::refused_among_others),
-    case("memory that a sender does not get", refusals::withdrawn),
-    case("what is no header", refusals::no_header),
-    case("headers of strangers", refusals::strangers),
-    case("one forward, one backward", pipeline),
-];
-
-/// Cases after which the communicator has failed on both ranks.
-pub const FATAL: &[Case] = &[
-    case("known shapes of other lengths", refusals::other_lengths),
-    case("described, and known to the receiver", refusals::described_to_one_who_knows),
-    case("known, and described to the receiver", refusals::known_to_one_who_asks),
-];
-
-/// A tensor of arbitrary bytes; floating-point elements may be NaN.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owned {
-    /// The type of the elements.
-    pub dtype: DType,
-    /// The dimensions.
-    pub shape: Vec<usize>,
-    /// The elements.
-    pub bytes: Vec<u8>,
+pub fn good<R: Rank>() -> Vec<Case<R>> {
+    vec![
+        ("the layout of upstream", upstream_layout),
+        ("every type and shape", every_type),
+        ("payloads as long as a head", head_lengths),
+        ("long headers", long_headers),
+        ("received tensors passed on", passed_on),
+        ("gradient buffers", gradient_buffers),
+        ("everybody with everybody, at once", everybody),
+        ("a schedule", schedule),
+        ("a schedule of another rank", refusals::foreign_schedule),
+        ("signals, peers and empty lists", refusals::own_mistakes),
+        ("limits and tags", refusals::limits_and_tags),
+        ("refused among others", refusals::refused_among_others),
+        ("memory that a sender does not get", refusals::withdrawn),
+        ("messages that are no header", refusals::no_header),
+        ("headers with false contents", refusals::false_headers),
+        ("one forward, one backward", pipeline),
+    ]
 }
 
-impl Owned {
-    /// A tensor with pseudo-random bytes that depend on all arguments.
-    pub fn new(dtype: DType, shape: &[usize], seed: u64) -> Self {
-        let len = shape.iter().product::<usize>() * dtype.size_bytes();
-        let mut random = Random::new(seed * 1000 + len as u64 + dtype.size_bytes() as u64);
-        Self { dtype, shape: shape.to_vec(), bytes: (0..len).map(|_| random.bits() as u8).collect() }
-    }
-
-    /// A tensor of equal type and shape, with other bytes.
-    pub fn blank(&self) -> Self {
-        Self { bytes: vec![0x77; self.bytes.len()], ..self.clone() }
-    }
-
-    /// The tensor as an argument of a send.
-    pub fn tensor(&self) -> WireTensor<'_> {
-        WireTensor::new(self.dtype, &self.shape[..], &self.bytes).expect("the shape's bytes")
-    }
-
-    fn tensor_mut(&mut self) -> WireTensorMut<'_> {
-        WireTensorMut::new(self.dtype, &self.shape[..], &mut self.bytes).expect("the shape's bytes")
-    }
-}
-
-impl From<WireTensor<'_>> for Owned {
-    fn from(tensor: WireTensor<'_>) -> Self {
-        Self { dtype: tensor.dtype(), shape: tensor.shape().to_vec(), bytes: tensor.bytes().to_vec() }
-    }
-}
-
-/// A bundle of all tensors.
-pub fn bundle(tensors: &[Owned]) -> Bundle<'_> {
-    Bundle::new(tensors.iter().map(Owned::tensor)).expect("at least one tensor")
-}
-
-/// The expectation of a receiver that knows the tensors' types and shapes.
-pub fn known(tensors: &[Owned]) -> Expected {
-    Expected::known(tensors.iter().map(|tensor| (tensor.dtype, tensor.shape.clone())))
+/// Cases after which the communicator has failed on ranks 0 and 1, if it compares calls.
+pub fn fatal<R: Rank>() -> Vec<Case<R>> {
+    vec![
+        ("known shapes of other lengths", refusals::other_lengths),
+        ("described, and known to the receiver", refusals::described_to_one_who_knows),
+        ("known, and described to the receiver", refusals::known_to_one_who_asks),
+    ]
 }
 
 /// Bundles of every type, with empty tensors and scalars, alone and together; equal seeds give equal bundles.
@@ -124,154 +67,166 @@ pub fn bundles(seed: u64) -> Vec<Vec<Owned>> {
     all
 }
 
-/// The ring neighbours of this rank: it sends to the next rank and receives from the previous one, at the same time.
-fn neighbours(comm: &dyn Communicator) -> (usize, usize) {
-    let (rank, world_size) = (comm.rank(), comm.world_size());
-    ((rank + 1) % world_size, (rank + world_size - 1) % world_size)
-}
-
 /// Rank 0 sends a bundle three times, and rank 1 receives it in each of the three ways.
-fn over(comm: &dyn Communicator, tensors: &[Owned], label: &str) {
-    match comm.rank() {
+pub fn over<R: Rank>(rank: &R, data: &[Owned], label: &str) {
+    let transfers = rank.transfers();
+    match rank.rank() {
         0 => {
-            for _ in 0..2 {
-                assert!(send(&SendRecv::new(comm), true, 1, &bundle(tensors)).unwrap().wait().unwrap());
+            let tensors = rank.tensors(data);
+            let known = R::bundle(&tensors);
+            for bundle in [&known, &known, &known.clone().described(9)] {
+                let completion = transfers.send(1, bundle).unwrap();
+                assert!(completion.wait().unwrap() && completion.is_done().unwrap());
             }
-            assert!(send(&SendRecv::new(comm), true, 1, &bundle(tensors).described(9)).unwrap().wait().unwrap());
+            assert_eq!(tensors.iter().map(R::read).collect::<Vec<_>>(), data, "{label}, at the sender");
         }
         1 => {
-            let mut given: Vec<Owned> = tensors.iter().map(Owned::blank).collect();
-            let mut places: Vec<WireTensorMut<'_>> = given.iter_mut().map(Owned::tensor_mut).collect();
-            assert!(recv(&SendRecv::new(comm), true, 0, &mut places).unwrap().wait().unwrap());
-            assert_eq!(given, tensors, "{label}, into given tensors");
-            let new = SendRecv::new(comm).exchange(&[], &[(0, known(tensors))]).unwrap().1.remove(0);
-            assert_eq!(new.tensors().map(Owned::from).collect::<Vec<_>>(), tensors, "{label}, known");
-            let (completion, new) = recv_described(&SendRecv::new(comm), true, 0, 9, &Limits::default()).unwrap();
+            let mut given = rank.tensors(&data.iter().map(Owned::blank).collect::<Vec<_>>());
+            {
+                let mut views: Vec<WireTensorMut<'_, R::Memory>> = given.iter_mut().map(R::view_mut).collect();
+                assert!(transfers.recv(0, &mut views).unwrap().wait().unwrap());
+            }
+            assert_eq!(given.iter().map(R::read).collect::<Vec<_>>(), data, "{label}, into given tensors");
+            let (completion, new) = transfers.exchange(&[], &[(0, known(data))]).unwrap();
             assert!(completion.wait().unwrap());
-            assert_eq!(new.tensors().map(Owned::from).collect::<Vec<_>>(), tensors, "{label}, described");
+            assert_eq!(R::read_all(&new[0]), data, "{label}, known");
+            let (completion, new) = transfers.recv_described(0, 9, &Limits::default()).unwrap();
+            assert!(completion.wait().unwrap());
+            assert_eq!(R::read_all(&new), data, "{label}, described");
         }
         _ => {}
     }
 }
 
 /// Section 5 of the specification: the offsets are 0, 256 and 768, and there is no padding at the end.
-fn upstream_layout(comm: &dyn Communicator) {
-    let tensors: Vec<Owned> = [1, 75, 64].map(|len| Owned::new(DType::F32, &[len], 3)).to_vec();
-    match comm.rank() {
+fn upstream_layout<R: Rank>(rank: &R) {
+    let data: Vec<Owned> = [1, 75, 64].map(|len| Owned::new(DType::F32, &[len], 3)).to_vec();
+    match rank.rank() {
         0 => {
-            assert_eq!(bundle(&tensors).len_bytes(), 1024);
-            assert!(send(&SendRecv::new(comm), true, 1, &bundle(&tensors)).unwrap().wait().unwrap());
+            let tensors = rank.tensors(&data);
+            let bundle = R::bundle(&tensors);
+            assert_eq!(bundle.len_bytes(), 1024);
+            assert!(rank.transfers().send(1, &bundle).unwrap().wait().unwrap());
         }
         1 => {
-            let mut payload = vec![0; 1024];
-            comm.recv(&mut payload[..], 0).unwrap();
-            for (tensor, begin) in tensors.iter().zip([0, 256, 768]) {
-                assert_eq!(payload[begin..begin + tensor.bytes.len()], tensor.bytes);
+            let payload = rank.recv_message(&Owned::new(DType::U8, &[1024], 0), 0);
+            for (data, begin) in data.iter().zip([0, 256, 768]) {
+                assert_eq!(payload[begin..begin + data.bytes.len()], data.bytes);
             }
         }
         _ => {}
     }
 }
 
-fn every_type(comm: &dyn Communicator) {
-    for (index, tensors) in bundles(11).iter().enumerate() {
-        over(comm, tensors, &format!("bundle {index}"));
+fn every_type<R: Rank>(rank: &R) {
+    for (index, data) in bundles(11).iter().enumerate() {
+        over(rank, data, &format!("bundle {index}"));
     }
 }
 
-fn head_lengths(comm: &dyn Communicator) {
-    for len in [1008, 1015, 1016, 1017, 1024, 256] {
-        over(comm, &[Owned::new(DType::U8, &[len], 5)], &format!("{len} bytes"));
+fn head_lengths<R: Rank>(rank: &R) {
+    for len in [1015, 1016, 1017, 1024] {
+        over(rank, &[Owned::new(DType::U8, &[len], 5)], &format!("{len} bytes"));
         let pair = [Owned::new(DType::U8, &[5], 5), Owned::new(DType::U8, &[len - 256], 6)];
-        assert_eq!(bundle(&pair).len_bytes(), len);
-        over(comm, &pair, &format!("{len} bytes in two"));
+        over(rank, &pair, &format!("{len} bytes in two"));
     }
 }
 
-fn long_headers(comm: &dyn Communicator) {
+fn long_headers<R: Rank>(rank: &R) {
     // The first message describes at most 61 vectors.
-    for count in [30, 31, 61, 62, 300] {
-        let tensors: Vec<Owned> = (0..count).map(|seed| Owned::new(DType::I32, &[seed % 4], seed as u64)).collect();
-        over(comm, &tensors, &format!("{count} vectors"));
+    for count in [30, 61, 62, 300] {
+        let data: Vec<Owned> = (0..count).map(|seed| Owned::new(DType::I32, &[seed % 4], seed as u64)).collect();
+        over(rank, &data, &format!("{count} vectors"));
     }
     let deep: Vec<Owned> = (0..40).map(|seed| Owned::new(DType::F16, &[1, 2, 1, 1, 1], seed)).collect();
-    over(comm, &deep, "40 tensors of 5 dimensions");
+    over(rank, &deep, "40 tensors of 5 dimensions");
 }
 
-/// Received tensors are forwarded to the next rank, and a gradient buffer is sent unchanged, including its gaps.
-fn passed_on(comm: &dyn Communicator) {
-    let last = comm.world_size() - 1;
-    let tensors = bundles(23);
-    for tensors in &tensors[..6] {
+/// A bundle is passed along all ranks, without a wait on any rank's host.
+fn passed_on<R: Rank>(rank: &R) {
+    let (transfers, own, last) = (rank.transfers(), rank.rank(), rank.world_size() - 1);
+    for data in &bundles(23)[..6] {
+        let tensors = rank.tensors(data);
         let mut received = None;
-        if comm.rank() > 0 {
-            received = SendRecv::new(comm).exchange(&[], &[(comm.rank() - 1, known(tensors))]).unwrap().1.pop();
+        if own > 0 {
+            received = transfers.exchange(&[], &[(own - 1, known(data))]).unwrap().1.pop();
         }
-        if comm.rank() < last {
-            let own = received.as_ref().map_or_else(|| bundle(tensors), Bundle::from);
-            assert!(send(&SendRecv::new(comm), true, comm.rank() + 1, &own).unwrap().wait().unwrap());
+        if own < last {
+            let bundle = received.as_ref().map_or_else(|| R::bundle(&tensors), Bundle::from);
+            let _completion = transfers.send(own + 1, &bundle).unwrap();
         }
         if let Some(received) = received {
-            assert_eq!(received.tensors().map(Owned::from).collect::<Vec<_>>(), *tensors, "rank {}", comm.rank());
+            rank.synchronize();
+            assert_eq!(R::read_all(&received), *data, "rank {own}");
         }
     }
-    let shapes = [("a", vec![3usize, 5]), ("b", vec![0]), ("c", vec![100]), ("d", vec![])];
-    let mut buffer = GradientBuffer::new(DType::BF16, 3, shapes.clone()).unwrap();
-    for (index, (_, shape)) in shapes.iter().enumerate() {
-        let own = Owned::new(DType::BF16, shape, index as u64);
-        buffer.tensor_mut(index).into_data().as_bytes_mut().copy_from_slice(&own.bytes);
-    }
-    match comm.rank() {
-        0 => assert!(
-            send(&SendRecv::new(comm), true, 1, &Bundle::of_buffer(&buffer).unwrap().described(1))
-                .unwrap()
-                .wait()
-                .unwrap()
-        ),
-        1 => {
-            let (_, received) = recv_described(&SendRecv::new(comm), true, 0, 1, &Limits::default()).unwrap();
-            for (index, tensor) in received.tensors().enumerate() {
-                assert_eq!(tensor.shape(), shapes[index].1);
-                assert_eq!(tensor.bytes(), buffer.tensor(index).data().as_bytes());
+    rank.synchronize();
+}
+
+/// Gradient buffers whose tensors have the offsets of the payload, or other ones because a tensor would cross a shard's edge.
+fn gradient_buffers<R: Rank>(rank: &R) {
+    let number = |index: usize| index as f32 - 50.5;
+    let values = |shape: &Vec<usize>| -> Vec<f32> { (0..shape.iter().product()).map(number).collect() };
+    for len in [40, 100] {
+        let shapes = [("a", vec![3usize, 5]), ("b", vec![0]), ("c", vec![len]), ("d", vec![])];
+        match rank.rank() {
+            0 => {
+                let mut buffer = rank.gradients(DType::F32, 3, &shapes);
+                for (index, (_, shape)) in shapes.iter().enumerate() {
+                    let tensor = buffer.tensor_mut(index).into_data();
+                    R::Memory::copy_from_slice(tensor, (&values(shape)).into()).unwrap();
+                }
+                let bundle = Bundle::of_buffer(&buffer).unwrap().described(1);
+                assert_eq!(buffer.segments()[2].start * 4 == 256, len == 40, "the offset of a long tensor");
+                assert!(rank.transfers().send(1, &bundle).unwrap().wait().unwrap());
             }
+            1 => {
+                let (completion, received) = rank.transfers().recv_described(0, 1, &Limits::default()).unwrap();
+                assert!(completion.wait().unwrap());
+                for (received, (_, shape)) in R::read_all(&received).into_iter().zip(&shapes) {
+                    let bytes: Vec<u8> = values(shape).into_iter().flat_map(f32::to_ne_bytes).collect();
+                    assert_eq!(received, Owned { dtype: DType::F32, shape: shape.clone(), bytes });
+                }
+            }
+            _ => {}
         }
-        _ => {}
     }
 }
 
 /// One known and two described bundles to every other rank in one call; one of the described bundles has a long header.
-fn everybody(comm: &dyn Communicator) {
-    let (rank, world_size) = (comm.rank(), comm.world_size());
-    let peers: Vec<usize> = (0..world_size).filter(|&peer| peer != rank).collect();
-    let tensors = |from: usize, to: usize| -> [Vec<Owned>; 3] {
+fn everybody<R: Rank>(rank: &R) {
+    let (own, world_size) = (rank.rank(), rank.world_size());
+    let peers: Vec<usize> = (0..world_size).filter(|&peer| peer != own).collect();
+    let data = |from: usize, to: usize| -> [Vec<Owned>; 3] {
         let seed = (from * world_size + to) as u64;
         let many = (0..100).map(|index| Owned::new(DType::I8, &[from + 1, to, index], seed)).collect();
         [vec![Owned::new(DType::F32, &[from, 3], seed)], many, bundles(seed).swap_remove(4)]
     };
-    let own: Vec<(usize, [Vec<Owned>; 3])> = peers.iter().map(|&peer| (peer, tensors(rank, peer))).collect();
+    let sent: Vec<(usize, [Vec<R::Tensor>; 3])> =
+        peers.iter().map(|&peer| (peer, data(own, peer).map(|data| rank.tensors(&data)))).collect();
     let mut sends = Vec::new();
-    for (peer, [first, second, third]) in &own {
-        sends.push((*peer, bundle(first).described(1)));
-        sends.push((*peer, bundle(second).described(2)));
-        sends.push((*peer, bundle(third)));
+    for (peer, [first, second, third]) in &sent {
+        sends.push((*peer, R::bundle(first).described(1)));
+        sends.push((*peer, R::bundle(second).described(2)));
+        sends.push((*peer, R::bundle(third)));
     }
     let mut receives = Vec::new();
     // Receives are in another order of peers than the sends.
     for &peer in peers.iter().rev() {
-        receives.push((peer, Expected::described(1)));
-        receives.push((peer, Expected::described(2)));
-        receives.push((peer, known(&tensors(peer, rank)[2])));
+        receives.extend([(peer, Expected::described(1)), (peer, Expected::described(2))]);
+        receives.push((peer, known(&data(peer, own)[2])));
     }
-    let received = SendRecv::new(comm).exchange(&sends, &receives).unwrap().1;
+    let (completion, received) = rank.transfers().exchange(&sends, &receives).unwrap();
+    assert!(completion.wait().unwrap());
     for (peer, received) in peers.iter().rev().zip(received.chunks(3)) {
-        for (expected, received) in tensors(*peer, rank).iter().zip(received) {
-            assert_eq!(received.tensors().map(Owned::from).collect::<Vec<_>>(), *expected, "from rank {peer}");
+        for (expected, received) in data(*peer, own).iter().zip(received) {
+            assert_eq!(R::read_all(received), *expected, "from rank {peer}");
         }
     }
 }
 
 /// A schedule of transfers around the ring, two per slot, whose number of bytes grows with the slot.
-pub fn ring(world_size: usize) -> Schedule<usize> {
+fn ring(world_size: usize) -> Schedule<usize> {
     let mut schedule = Schedule::new(world_size).unwrap();
     for slot in 0..6 {
         for from in 0..world_size {
@@ -284,48 +239,42 @@ pub fn ring(world_size: usize) -> Schedule<usize> {
 }
 
 /// The transfer handler for [`ring`].
-struct Rounds {
-    rank: usize,
-    given: Vec<Owned>,
+struct Rounds<R: Rank> {
+    given: Vec<R::Tensor>,
     taken: Vec<(usize, Owned)>,
     sent: usize,
 }
 
-impl gradsync::ops::send_recv::TransferHandler<usize> for Rounds {
-    fn send(&self, to: usize, payload: &usize) -> Result<Bundle<'_>> {
-        let _ = to;
-        let tensor = self.given.iter().find(|tensor| tensor.bytes.len() == *payload).expect("planned");
-        Ok(bundle(std::slice::from_ref(tensor)))
+impl<R: Rank> TransferHandler<usize, R::Memory> for Rounds<R> {
+    fn send(&self, _: usize, payload: &usize) -> Result<Bundle<'_, R::Memory>> {
+        Bundle::new(self.given.iter().map(R::view).find(|tensor| tensor.shape() == [*payload]))
     }
 
     fn expect(&self, _: usize, payload: &usize) -> Result<Expected> {
         Ok(Expected::known([(DType::U8, vec![*payload])]))
     }
 
-    fn received(&mut self, from: usize, payload: &usize, tensors: gradsync::ops::send_recv::Received) -> Result<()> {
+    fn received(&mut self, from: usize, payload: &usize, tensors: Received<R::Memory>) -> Result<()> {
         assert_eq!(tensors.tensor(0).shape(), [*payload]);
-        self.taken.push((from, tensors.tensor(0).into()));
+        self.taken.push((from, R::read_all(&tensors).remove(0)));
         Ok(())
     }
 
-    fn sent(&mut self, to: usize, _: &usize) -> Result<()> {
-        assert_ne!(to, self.rank);
+    fn sent(&mut self, _: usize, _: &usize) -> Result<()> {
         self.sent += 1;
         Ok(())
     }
 }
 
-fn schedule(comm: &dyn Communicator) {
-    let (rank, plan) = (comm.rank(), ring(comm.world_size()));
-    let (_, from) = neighbours(comm);
-    let tensors = |rank: usize| -> Vec<Owned> {
+fn schedule<R: Rank>(rank: &R) {
+    let (own, world_size) = (rank.rank(), rank.world_size());
+    let from = (own + world_size - 1) % world_size;
+    let data = |rank: usize| -> Vec<Owned> {
         let lens = |slot: usize| [100 * slot, 100 * slot + rank];
         (0..6).flat_map(lens).map(|len| Owned::new(DType::U8, &[len], (rank + 70) as u64)).collect()
     };
-    let mut work = Rounds { rank, given: tensors(rank), taken: Vec::new(), sent: 0 };
-    let own: &RankSchedule<usize> = plan.rank(rank);
-    run_schedule(&SendRecv::new(comm), own, &mut work).unwrap();
+    let mut work = Rounds::<R> { given: rank.tensors(&data(own)), taken: Vec::new(), sent: 0 };
+    run_schedule(&rank.transfers(), ring(world_size).rank(own), &mut work).unwrap();
     assert_eq!(work.sent, 12);
-    let expected: Vec<(usize, Owned)> = tensors(from).into_iter().map(|tensor| (from, tensor)).collect();
-    assert_eq!(work.taken, expected);
+    assert_eq!(work.taken, data(from).into_iter().map(|tensor| (from, tensor)).collect::<Vec<_>>());
 }

@@ -1,36 +1,16 @@
 //! The CPU's side of `arch`: the formulas themselves. Hardware conversions of a particular CPU are chosen at run time by the backend that
 //! loops over them, not here.
 
-use crate::math::rounding;
-
-#[inline(always)]
-pub(crate) fn f16_to_f32(bits: u16) -> f32 {
-    rounding::f16_to_f32(bits)
-}
+pub(crate) use crate::math::rounding::{f16_to_f32, f32_to_bf16, f32_to_f16, f64_to_f32_odd};
 
 #[inline(always)]
 pub(crate) fn f16_to_f64(bits: u16) -> f64 {
-    rounding::f16_to_f32(bits) as f64
+    f16_to_f32(bits) as f64
 }
 
 #[inline(always)]
 pub(crate) fn f64_to_f16(value: f64) -> u16 {
-    rounding::f32_to_f16(rounding::f64_to_f32_odd(value))
-}
-
-#[inline(always)]
-pub(crate) fn f32_to_f16(value: f32) -> u16 {
-    rounding::f32_to_f16(value)
-}
-
-#[inline(always)]
-pub(crate) fn f32_to_bf16(value: f32) -> u16 {
-    rounding::f32_to_bf16(value)
-}
-
-#[inline(always)]
-pub(crate) fn f64_to_f32_odd(value: f64) -> f32 {
-    rounding::f64_to_f32_odd(value)
+    f32_to_f16(f64_to_f32_odd(value))
 }
 
 /// `x × y + z` with two roundings: a fused operation would be a library call on a CPU without a known instruction for it.

@@ -6,7 +6,7 @@
 //! always take it are short.
 
 use super::products::add_dots;
-use super::{for_each_dtype, for_each_pair, kernel};
+use super::{for_each_dtype, kernel};
 use crate::abi::{ChunkedSpan, LaunchBounds, Span, tree_row};
 use crate::half::*;
 use crate::math::Element;
@@ -488,25 +488,19 @@ macro_rules! of_dtype {
                 totals
             })
         });
-    };
-}
-for_each_dtype!(of_dtype);
-
-macro_rules! from_to {
-    ($from:literal $S:ident $to:literal $D:ident) => {
-        kernel!(["tree_combine_" $from "_" $to], LaunchBounds::TREE, fn (
-            destination: *mut $D, table: *const *const $S, world_size: u64, tree: *const f64, cancelled: *const u32,
+        kernel!(["tree_combine_" $name], LaunchBounds::TREE, fn (
+            destination: *mut $T, table: *const *const $T, world_size: u64, tree: *const f64, cancelled: *const u32,
             spans: *const Span, span_count: u64, chunk_len: u64,
         ) {
             let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
             if *cancelled.add(chunk.span as usize) == 0 {
                 return;
             }
-            let tree = Tree::<$S, LEVELS>::of_layer(table, tree, chunk.span, world_size);
+            let tree = Tree::<$T, LEVELS>::of_layer(table, tree, chunk.span, world_size);
             reduce::walk::<1, 1>(chunk, |element, _| {
-                destination.add(element as usize).write(<$D>::from_f64(tree.root(element)));
+                destination.add(element as usize).write(<$T>::from_f64(tree.root(element)));
             });
         });
     };
 }
-for_each_pair!(from_to);
+for_each_dtype!(of_dtype);

@@ -4,12 +4,10 @@
 //! that they imply, the block size of `abi`, and one block for each tile, chunk or row.
 
 mod adasum;
-mod baseline;
 mod combine;
 mod peer;
 mod products;
 mod stream;
-mod zero;
 
 /// Stamps `$body!(name_a type_a name_b type_b)` for every ordered pair of dtypes.
 macro_rules! for_each_pair {

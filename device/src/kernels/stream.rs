@@ -1,13 +1,17 @@
-//! Streaming kernels: `cast`, `accumulate`, `scale`, contiguous or over a table of pieces, and `all_finite`.
+//! Streaming kernels: `cast`, `accumulate`, `scale` and `zero`, contiguous or over a table of pieces, and `all_finite`. No operation of the
+//! library uses the baselines of measurements: `empty`, which does nothing, and `sweep`, which reads memory with as little work as possible.
 //!
 //! One block handles one tile: every thread has one or two vectors of each operand in flight, then computes, then writes. The compiler
 //! removes reads of a destination whose old value a formula ignores.
 
 use super::{for_each_dtype, for_each_pair, kernel};
-use crate::abi::{DType, LaunchBounds, PIECE_TILES, Piece, THREADS, finite_tile_len, stream_unroll, vector_len};
+use crate::abi::{
+    DType, LaunchBounds, PIECE_TILES, Piece, SWEEP_TILE_BYTES, SWEEP_UNROLL, THREADS, VECTOR_BYTES, WARP,
+    ZERO_TILE_BYTES, ZERO_UNROLL, finite_tile_len, stream_unroll, vector_len,
+};
 use crate::half::*;
 use crate::math::{Element, elementwise};
-use crate::{memory, reduce, thread};
+use crate::{lanes, memory, reduce, thread, warp};
 
 /// Replaces `destination[i]` by `formula(destination[i], source[i])` over tile number `tile` of `len` elements.
 #[inline(always)]
@@ -141,3 +145,70 @@ macro_rules! finite {
     };
 }
 for_each_dtype!(finite);
+
+/// Clears tile number `tile` of `bytes` bytes: all bits zero is the number zero in each dtype.
+///
+/// Tiles are counted from the aligned address at or before `destination`, so that all vectors except those at the borders are whole.
+#[inline(always)]
+unsafe fn clear(destination: u64, bytes: u64, tile: u64) {
+    let end = destination + bytes;
+    let base = destination / VECTOR_BYTES as u64 * VECTOR_BYTES as u64 + tile * ZERO_TILE_BYTES as u64;
+    for step in 0..ZERO_UNROLL {
+        let slot = step as u64 * THREADS as u64 + thread::thread_idx_x() as u64;
+        let address = base + slot * VECTOR_BYTES as u64;
+        // SAFETY: the launch provides `bytes` bytes; whole vectors and single bytes are checked against them.
+        unsafe {
+            if address >= destination && address + VECTOR_BYTES as u64 <= end {
+                memory::store::<u32, 4>(address as *mut u32, [0; 4]);
+            } else {
+                for byte in address..address + VECTOR_BYTES as u64 {
+                    if byte >= destination && byte < end {
+                        (byte as *mut u8).write(0);
+                    }
+                }
+            }
+        }
+    }
+}
+
+kernel!(["zero"], LaunchBounds::STREAM, fn (destination: u64, bytes: u64) {
+    clear(destination, bytes, thread::block_idx_x() as u64)
+});
+
+kernel!(["zero_segments"], LaunchBounds::STREAM, fn (pieces: *const Piece, count: u64) {
+    let block = thread::block_idx_x() as u64;
+    let row = reduce::row_of_block(count, block, |row| (*pieces.add(row as usize)).first_block);
+    let piece = *pieces.add(row as usize);
+    for tile in 0..PIECE_TILES as u64 {
+        clear(piece.destination, piece.len, (block - piece.first_block) * PIECE_TILES as u64 + tile);
+    }
+});
+
+kernel!(["empty"], LaunchBounds::STREAM, fn () {});
+
+// The exclusive or of the 32-bit words that each warp reads goes to `sums[block][warp]`.
+kernel!(["sweep"], LaunchBounds::STREAM, fn (sums: *mut u32, source: *const u32, bytes: u64) {
+    const WORDS: usize = VECTOR_BYTES / size_of::<u32>();
+    let block = thread::block_idx_x() as u64;
+    let (begin, thread) = (block * SWEEP_TILE_BYTES as u64, thread::thread_idx_x() as usize);
+    let first = source.add(begin as usize / size_of::<u32>() + thread * WORDS);
+    let mut sum = 0;
+    if begin + SWEEP_TILE_BYTES as u64 <= bytes && memory::is_aligned::<u32, WORDS>(source) {
+        let loaded: [[u32; WORDS]; SWEEP_UNROLL] =
+            core::array::from_fn(|step| memory::load(first.add(step * THREADS as usize * WORDS)));
+        for word in loaded.as_flattened() {
+            sum ^= word;
+        }
+    } else {
+        let words = if bytes - begin < SWEEP_TILE_BYTES as u64 { bytes - begin } else { SWEEP_TILE_BYTES as u64 } / 4;
+        let mut word = thread as u64;
+        while word < words {
+            sum ^= source.add((begin / 4 + word) as usize).read();
+            word += THREADS as u64;
+        }
+    }
+    let sum = lanes::exclusive_or(sum);
+    if warp::lane_id() == 0 {
+        sums.add((block * (THREADS / WARP) as u64) as usize + thread / WARP as usize).write(sum);
+    }
+});

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -17,17 +18,21 @@ use serde::Serialize;
 use super::frame::{FRAME_LIMIT, Timed, encode};
 use super::noise::Session;
 
-/// The longest time for which a closing connection waits until the other side has read the last messages.
+/// The longest time for which a closing connection waits until the other side has read more of the last messages.
 pub(super) const LINGER: Duration = Duration::from_millis(500);
 
 /// Queued frames are joined to writes of about this many bytes.
 const TOGETHER: usize = 8 << 10;
+/// The bytes of a write after which a long frame counts as moving.
+const PIECE: usize = 64 << 10;
 
 /// A counter of running threads.
 #[derive(Debug, Default)]
 pub(super) struct Threads {
     running: Mutex<usize>,
     changed: Condvar,
+    /// The number of writes to all connections.
+    writes: AtomicU64,
 }
 
 impl Threads {
@@ -46,6 +51,19 @@ impl Threads {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.changed.wait_timeout_while(running, time, |running| *running > 0);
         *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
+    }
+
+    /// Waits until no thread is running, or no connection has taken any bytes for [`LINGER`]. Returns whether no thread is running.
+    fn wait_while_writing(&self) -> bool {
+        loop {
+            let before = self.writes.load(Ordering::Relaxed);
+            if self.wait(LINGER) {
+                return true;
+            }
+            if self.writes.load(Ordering::Relaxed) == before {
+                return false;
+            }
+        }
     }
 }
 
@@ -77,7 +95,8 @@ impl Outbox {
     pub(super) fn start(socket: &Arc<TcpStream>, session: &Arc<Session>, threads: &Arc<Threads>) -> io::Result<Self> {
         let (sender, queue) = channel();
         let (socket, session) = (socket.clone(), session.clone());
-        threads.spawn("gradsync-write", move || empty(&queue, &socket, &session))?;
+        let writer = threads.clone();
+        threads.spawn("gradsync-write", move || empty(&queue, &socket, &session, &writer.writes))?;
         Ok(Outbox(sender))
     }
 
@@ -99,7 +118,7 @@ impl Outbox {
     }
 }
 
-fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream, session: &Session) {
+fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream, session: &Session, writes: &AtomicU64) {
     let mut bytes = Vec::new();
     let mut is_open = true;
     while is_open {
@@ -117,7 +136,12 @@ fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream, session: &
                 Err(_) => break,
             }
         }
-        if socket.write_all(&bytes).is_err() {
+        let mut pieces = bytes.chunks(PIECE);
+        let written = pieces.try_for_each(|piece| {
+            writes.fetch_add(1, Ordering::Relaxed);
+            socket.write_all(piece)
+        });
+        if written.is_err() {
             // The shutdown makes the connection's reader notice. An error means that the socket is closed already.
             let _ = socket.shutdown(Shutdown::Both);
             return;
@@ -152,10 +176,10 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Ends the connection: in good order if the peer answers within [`LINGER`], else by force.
+    /// Ends the connection: in good order if the peer goes on reading and then answers within [`LINGER`], else by force.
     pub(super) fn finish(&self) {
         self.outbox.close();
-        self.threads.wait(LINGER);
+        self.threads.wait_while_writing();
         // An error means that the socket is closed already.
         let _ = self.socket.shutdown(Shutdown::Both);
         if !self.threads.wait(LINGER) {
@@ -205,9 +229,9 @@ impl Connections {
         self.lock().is_closed = true;
     }
 
-    /// Ends all connections: in good order if the peers answer within [`LINGER`], else by force.
+    /// Ends all connections: in good order if the peers go on reading and then answer within [`LINGER`], else by force.
     pub(super) fn finish(&self) {
-        self.threads.wait(LINGER);
+        self.threads.wait_while_writing();
         let mut sockets = self.lock();
         sockets.is_closed = true;
         // An error means that the socket is closed already.

@@ -93,6 +93,16 @@ impl GradientBuffer {
         self.arena.is_shared()
     }
 
+    /// Moves the arena to memory of this process alone, if it is shared.
+    pub(crate) fn unshare(&mut self) -> Result<()> {
+        if self.is_shared() {
+            let mut own = HostBuffer::zeroed("gradient buffer", self.dtype(), self.len())?;
+            own.as_mut_slice().as_bytes_mut().copy_from_slice(self.as_slice().as_bytes());
+            self.arena = own;
+        }
+        Ok(())
+    }
+
     /// Frees the workspaces of all reductions of this buffer, of every algorithm and group; the next reduction allocates new ones.
     pub fn release_scratch(&mut self) {
         self.scratch = Scratch::default();

@@ -25,6 +25,10 @@ pub trait SharedWindows {
     /// The errors of a collective; [`Error::LengthMismatch`](crate::Error::LengthMismatch) for a vector that has no such windows. A rank
     /// whose `work` fails returns its error; the others return an error that names that rank. `work` has run on every rank, or on none.
     fn with_windows(&self, vector: SliceMut<'_>, work: &mut Work<'_>) -> Result<bool>;
+
+    /// Whether vectors have to lie in [shared](crate::GradientBuffer::new_shared) buffers, because ranks are processes; threads reach all
+    /// memory of their process.
+    fn needs_shared_buffers(&self) -> bool;
 }
 
 /// The work of a rank on the windows of an exposure epoch.

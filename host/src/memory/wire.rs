@@ -61,11 +61,6 @@ impl<'a> WireSliceMut<'a> {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.bytes
     }
-
-    /// The memory of the elements, writable for the whole borrow.
-    pub(crate) fn into_bytes(self) -> &'a mut [u8] {
-        self.bytes
-    }
 }
 
 impl<'a> From<Slice<'a>> for WireSlice<'a> {

@@ -7,15 +7,19 @@ use crate::comm::{Collectives, Communicator, ReduceOp, Scaling, reduce_windows};
 use crate::error::Result;
 use crate::memory::Memory;
 
+/// The shortest buffer that is reduced in windows: the operands of shorter ones travel with the call, in fewer rounds.
+const LEAST_WINDOW_BYTES: usize = 64 << 10;
+
 /// Reduces the ranks' buffers in place in shared windows, to a mean with these weights if there are any; `false`, on every rank, where that
-/// is impossible.
+/// is impossible, or slower than a collective.
 pub(crate) fn reduce_in_windows<M: Memory>(
     comm: &dyn Communicator<M>,
     buffer: &mut GradientBuffer<M>,
     op: ReduceOp,
     weights: &[f64],
 ) -> Result<bool> {
-    let Some(sharing) = comm.sharing() else { return Ok(false) };
+    let is_long = buffer.len() * buffer.dtype().size_bytes() >= LEAST_WINDOW_BYTES;
+    let Some(sharing) = comm.sharing().filter(|_| is_long) else { return Ok(false) };
     buffer.with_windows(sharing, &mut |windows| {
         reduce_windows(windows, op, weights);
         Ok(())

@@ -28,9 +28,8 @@
 //!
 //! # Untrusted headers
 //!
-//! [`decode`] checks the whole header before it allocates memory, and its errors allocate none. It then allocates one [`TensorSpec`] and
-//! one range for each tensor, and 8 bytes for each dimension: at most 6 times the size of the header, which [`Limits::header_bytes`]
-//! limits.
+//! [`decode`] allocates one [`TensorSpec`] and one range for each tensor, and 8 bytes for each dimension: at most 6 times the size of the
+//! header, which [`Limits::header_bytes`] limits.
 
 use std::ops::Range;
 
@@ -75,6 +74,19 @@ impl BundleLayout {
         }
         Ok(Self { places, len: len as usize })
     }
+
+    /// Lays out tensors of these types and shapes.
+    ///
+    /// # Errors
+    /// The errors of [`new`](Self::new), and [`Error::InvalidArgument`] naming the first tensor whose product of dimensions, zeros left
+    /// out, exceeds the address space.
+    pub fn of(tensors: &[TensorSpec]) -> Result<Self> {
+        let size = |(index, tensor): (usize, &TensorSpec)| {
+            let bytes = tensor.bytes().and_then(|bytes| usize::try_from(bytes).ok());
+            bytes.ok_or_else(|| refused(format!("tensor {index} exceeds the address space: {tensor:?}")))
+        };
+        Self::new(&tensors.iter().enumerate().map(size).collect::<Result<Vec<usize>>>()?)
+    }
 }
 
 /// One tensor of a header.
@@ -83,13 +95,16 @@ pub struct TensorSpec {
     /// The type of its elements.
     pub dtype: DType,
     /// Its dimensions, outermost first; none for a scalar, which has one element.
-    pub dims: Vec<u64>,
+    pub dims: Vec<usize>,
 }
 
 impl TensorSpec {
-    /// The size in bytes; none if the product of the dimensions, zeros left out, exceeds 64 bits.
+    /// The size in bytes; none if the product of the dimensions, zeros left out, exceeds 64 bits. So no partial product overflows where a
+    /// receiver computes strides from dimensions.
     pub fn bytes(&self) -> Option<u64> {
-        tensor_bytes(self.dtype, self.dims.iter().copied())
+        let size = self.dtype.size_bytes() as u64;
+        let bytes = self.dims.iter().try_fold(size, |product, &dim| product.checked_mul(dim.max(1) as u64))?;
+        Some(if self.dims.contains(&0) { 0 } else { bytes })
     }
 }
 
@@ -101,7 +116,7 @@ pub struct Limits {
     pub tensors: u32,
     /// The limit of dimensions of a tensor.
     pub dims: u32,
-    /// The limit of one dimension.
+    /// The limit of one dimension. The address space is a limit in any case.
     pub dim: u64,
     /// The limit of a header's size in bytes, its prefix included.
     pub header_bytes: u32,
@@ -217,18 +232,11 @@ pub struct Header {
 /// Writes the header of a bundle of these tensors.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] naming the first tensor whose product of dimensions, zeros left out, exceeds 64 bits, or that ends beyond the
-/// address space; or if the header itself exceeds 4 GiB.
+/// The errors of [`BundleLayout::of`], and [`Error::InvalidArgument`] for a header beyond 4 GiB.
 pub fn encode(tensors: &[TensorSpec], sequence: u64) -> Result<Vec<u8>> {
-    let mut sizes = Vec::with_capacity(tensors.len());
-    let mut header_bytes = PREFIX_BYTES;
-    for (index, tensor) in tensors.iter().enumerate() {
-        let bytes = tensor.bytes().and_then(|bytes| usize::try_from(bytes).ok());
-        sizes.push(bytes.ok_or_else(|| refused(format!("tensor {index} exceeds the address space: {tensor:?}")))?);
-        // The sum is below the address space, since the dimensions are in memory.
-        header_bytes += 8 + 8 * tensor.dims.len();
-    }
-    let layout = BundleLayout::new(&sizes)?;
+    let layout = BundleLayout::of(tensors)?;
+    // The sum is below the address space, since the dimensions are in memory.
+    let header_bytes = PREFIX_BYTES + tensors.iter().map(|tensor| 8 + 8 * tensor.dims.len()).sum::<usize>();
     let stated = u32::try_from(header_bytes)
         .map_err(|_| refused(format!("the header of {} tensors has {header_bytes} bytes", tensors.len())))?;
     let mut header = Vec::with_capacity(header_bytes);
@@ -242,7 +250,7 @@ pub fn encode(tensors: &[TensorSpec], sequence: u64) -> Result<Vec<u8>> {
     for tensor in tensors {
         header.extend(code(tensor.dtype).to_le_bytes());
         header.extend((tensor.dims.len() as u32).to_le_bytes());
-        header.extend(tensor.dims.iter().flat_map(|dim| dim.to_le_bytes()));
+        header.extend(tensor.dims.iter().flat_map(|&dim| (dim as u64).to_le_bytes()));
     }
     Ok(header)
 }
@@ -262,82 +270,53 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Header, HeaderError> {
         found if found > needed => return Err(HeaderError::TooLong { found, needed }),
         _ => {}
     }
-    // The first pass checks everything; memory is allocated only in the second.
-    let mut entries = Entries::new(bytes, limits);
-    for _ in 0..prefix.tensors {
-        entries.next()?;
-    }
-    if entries.offset < needed {
-        return Err(HeaderError::TooLong { found: needed, needed: entries.offset });
-    }
-    if entries.payload_bytes != prefix.payload_bytes {
-        return Err(HeaderError::PayloadLength { found: prefix.payload_bytes, needed: entries.payload_bytes });
-    }
-    let mut tensors = Vec::with_capacity(prefix.tensors as usize);
-    let mut places = Vec::with_capacity(prefix.tensors as usize);
-    let mut entries = Entries::new(bytes, limits);
-    for _ in 0..prefix.tensors {
-        let entry = entries.next()?;
-        let mut spec = TensorSpec { dtype: entry.dtype, dims: Vec::with_capacity(entry.dims.len() / 8) };
-        spec.dims.extend(dims(entry.dims));
+    // The prefix was checked against the length of the header, which therefore bounds the number of tensors.
+    let count = prefix.tensors as usize;
+    let (mut tensors, mut places) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    let (mut offset, mut payload_bytes) = (PREFIX_BYTES, 0);
+    for tensor in 0..prefix.tensors {
+        let spec = entry(bytes, limits, tensor, offset)?;
+        let size = spec.bytes().ok_or(HeaderError::TensorTooLarge { tensor, offset })?;
+        let limit = limits.payload_bytes.min(isize::MAX as u64);
+        let place = place_after(payload_bytes, size).filter(|place| place.end <= limit);
+        let place = place.ok_or(HeaderError::TensorBeyondLimit { tensor, offset, bytes: size, limit })?;
+        (offset, payload_bytes) = (offset + 8 + 8 * spec.dims.len(), place.end);
         tensors.push(spec);
         // The end is at most the limit on payloads, which is within the address space.
-        places.push(entry.place.start as usize..entry.place.end as usize);
+        places.push(place.start as usize..place.end as usize);
+    }
+    if offset < needed {
+        return Err(HeaderError::TooLong { found: needed, needed: offset });
+    }
+    if payload_bytes != prefix.payload_bytes {
+        return Err(HeaderError::PayloadLength { found: prefix.payload_bytes, needed: payload_bytes });
     }
     let layout = BundleLayout { places, len: prefix.payload_bytes as usize };
     Ok(Header { sequence: prefix.sequence, tensors, layout })
 }
 
-/// A tensor as it is encoded in the header.
-struct Entry<'a> {
-    dtype: DType,
-    /// The dimensions, 8 bytes each.
-    dims: &'a [u8],
-    place: Range<u64>,
-}
-
-/// Reads the tensors one after the other, and checks each. Allocates nothing.
-struct Entries<'a> {
-    bytes: &'a [u8],
-    limits: &'a Limits,
-    tensor: u32,
-    offset: usize,
-    payload_bytes: u64,
-}
-
-impl<'a> Entries<'a> {
-    fn new(bytes: &'a [u8], limits: &'a Limits) -> Self {
-        Self { bytes, limits, tensor: 0, offset: PREFIX_BYTES, payload_bytes: 0 }
+/// Reads a tensor at an offset.
+fn entry(bytes: &[u8], limits: &Limits, tensor: u32, offset: usize) -> Result<TensorSpec, HeaderError> {
+    let ends_early = HeaderError::EndsEarly { tensor, offset };
+    let head: [u8; 8] = *bytes[offset..].first_chunk().ok_or(ends_early)?;
+    let found = u32::from_le_bytes(array(&head, 0));
+    let dtype = DType::ALL.into_iter().find(|&dtype| code(dtype) == found);
+    let dtype = dtype.ok_or(HeaderError::DType { tensor, offset, found })?;
+    let count = u32::from_le_bytes(array(&head, 4));
+    if count > limits.dims {
+        return Err(HeaderError::TooManyDims { tensor, offset: offset + 4, found: count, limit: limits.dims });
     }
-
-    fn next(&mut self) -> Result<Entry<'a>, HeaderError> {
-        let Self { bytes, limits, tensor, offset, payload_bytes } = *self;
-        let ends_early = HeaderError::EndsEarly { tensor, offset };
-        let head: [u8; 8] = *bytes[offset..].first_chunk().ok_or(ends_early)?;
-        let found = u32::from_le_bytes(array(&head, 0));
-        let dtype = DType::ALL.into_iter().find(|&dtype| code(dtype) == found);
-        let dtype = dtype.ok_or(HeaderError::DType { tensor, offset, found })?;
-        let count = u32::from_le_bytes(array(&head, 4));
-        if count > limits.dims {
-            return Err(HeaderError::TooManyDims { tensor, offset: offset + 4, found: count, limit: limits.dims });
-        }
-        let first_dim = offset + 8;
-        // In 64 bits, since 8 times the count may exceed a smaller address space; it is compared before it is used.
-        if u64::from(count) * 8 > (bytes.len() - first_dim) as u64 {
-            return Err(ends_early);
-        }
-        let end = first_dim + count as usize * 8;
-        let sizes = &bytes[first_dim..end];
-        if let Some((axis, found)) = dims(sizes).enumerate().find(|&(_, dim)| dim > limits.dim) {
-            return Err(HeaderError::DimTooLarge { tensor, offset: first_dim + axis * 8, found, limit: limits.dim });
-        }
-        let size = tensor_bytes(dtype, dims(sizes)).ok_or(HeaderError::TensorTooLarge { tensor, offset })?;
-        let limit = limits.payload_bytes.min(isize::MAX as u64);
-        let place = place_after(payload_bytes, size).filter(|place| place.end <= limit);
-        let place = place.ok_or(HeaderError::TensorBeyondLimit { tensor, offset, bytes: size, limit })?;
-        *self = Self { bytes, limits, tensor: tensor + 1, offset: end, payload_bytes: place.end };
-        Ok(Entry { dtype, dims: sizes, place })
+    let first_dim = offset + 8;
+    // In 64 bits, since 8 times the count may exceed a smaller address space; it is compared before it is used.
+    if u64::from(count) * 8 > (bytes.len() - first_dim) as u64 {
+        return Err(ends_early);
     }
+    let dims = || bytes[first_dim..][..8 * count as usize].chunks_exact(8).map(|dim| u64::from_le_bytes(array(dim, 0)));
+    let limit = limits.dim.min(usize::MAX as u64);
+    if let Some((axis, found)) = dims().enumerate().find(|&(_, dim)| dim > limit) {
+        return Err(HeaderError::DimTooLarge { tensor, offset: first_dim + axis * 8, found, limit });
+    }
+    Ok(TensorSpec { dtype, dims: dims().map(|dim| dim as usize).collect() })
 }
 
 /// The range of a tensor of `bytes` bytes after one that ends at `end`.
@@ -346,21 +325,9 @@ fn place_after(end: u64, bytes: u64) -> Option<Range<u64>> {
     Some(start..start.checked_add(bytes)?)
 }
 
-/// The size of a tensor. Zeros are left out of the product, so that no partial product overflows where a receiver computes strides from
-/// dimensions.
-fn tensor_bytes(dtype: DType, mut dims: impl Iterator<Item = u64> + Clone) -> Option<u64> {
-    let empty = dims.clone().any(|dim| dim == 0);
-    let bytes = dims.try_fold(dtype.size_bytes() as u64, |product, dim| product.checked_mul(dim.max(1)))?;
-    Some(if empty { 0 } else { bytes })
-}
-
 /// The code of a dtype in a header. Codes begin at 1, so that zeros are no dtype.
 fn code(dtype: DType) -> u32 {
     dtype as u32 + 1
-}
-
-fn dims(bytes: &[u8]) -> impl Iterator<Item = u64> + Clone {
-    bytes.chunks_exact(8).map(|dim| u64::from_le_bytes(array(dim, 0)))
 }
 
 fn array<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {

@@ -119,11 +119,8 @@ pub struct Schedule<T> {
     ranks: Vec<RankSchedule<T>>,
 }
 
-/// The transfers of one rank to another in one slot, at both ends.
-struct Ends<'a, T> {
-    sent: Vec<&'a T>,
-    received: Vec<&'a T>,
-}
+/// The payloads that one rank sends to another in one slot, and the payloads that the other one receives.
+type Ends<'a, T> = (Vec<&'a T>, Vec<&'a T>);
 
 impl<T> Schedule<T> {
     /// Creates an empty schedule for `world_size` ranks.
@@ -180,18 +177,19 @@ impl<T> Schedule<T> {
                 ));
             }
         }
+        // By slot, sender and receiver.
         let mut met: BTreeMap<(usize, usize, usize), Ends<'_, T>> = BTreeMap::new();
         for part in &ranks {
             for (slot, transfers) in part.slots() {
                 for Transfer { peer, payload } in &transfers.sends {
-                    met.entry((slot, part.rank, *peer)).or_default().sent.push(payload);
+                    met.entry((slot, part.rank, *peer)).or_default().0.push(payload);
                 }
                 for Transfer { peer, payload } in &transfers.recvs {
-                    met.entry((slot, *peer, part.rank)).or_default().received.push(payload);
+                    met.entry((slot, *peer, part.rank)).or_default().1.push(payload);
                 }
             }
         }
-        for ((slot, from, to), Ends { sent, received }) in met {
+        for ((slot, from, to), (sent, received)) in met {
             if sent.len() != received.len() {
                 return refused(format!(
                     "slot {slot} would deadlock: rank {from} has {} sends to rank {to}, which has {} receives",
@@ -217,12 +215,6 @@ impl<T> Schedule<T> {
     /// One rank's part. Panics for a rank beyond the world.
     pub fn rank(&self, rank: usize) -> &RankSchedule<T> {
         &self.ranks[rank]
-    }
-}
-
-impl<T> Default for Ends<'_, T> {
-    fn default() -> Self {
-        Self { sent: Vec::new(), received: Vec::new() }
     }
 }
 

@@ -30,8 +30,8 @@ pub use random::RankSeeds;
 #[doc(hidden)]
 pub use reducer::ReducerMemory;
 pub use reducer::{
-    AbsentGradients, BucketTimes, GradientState, NonFinite, NonFiniteGradient, Parameter, Reduced, Reducer,
-    ReducerOptions, Step, StepTimes, UnevenEnds,
+    AbsentGradients, BucketMemory, BucketTimes, GradientState, NonFinite, NonFiniteGradient, Parameter, Reduced,
+    Reducer, ReducerOptions, Step, StepTimes, UnevenEnds,
 };
 pub use sampler::{Position, ShardOptions, ShardedIndices, Tail};
 pub use sgd::{Sgd, SgdOptions};

@@ -1,7 +1,7 @@
 //! Means over different numbers of examples, whose weights must not take a value out of the range of its dtype.
 
 use gradsync::comm::Communicator;
-use gradsync::train::{Parameter, Reducer, ReducerOptions, Reduction};
+use gradsync::train::{BucketMemory, Parameter, Reducer, ReducerOptions, Reduction};
 use gradsync::{DType, TensorView};
 
 use super::{SHAPES, gradient, len, parameters, view};
@@ -16,8 +16,8 @@ pub(super) fn weighted(comm: &dyn Communicator) {
     for (format, wire) in Format::ALL.into_iter().flat_map(|format| [(format, None), (format, Some(Format::F16))]) {
         // bf16 is not wider than f16, and stays as it is.
         let on_wire = wire.filter(|_| format != Format::BF16 && world_size > 1).unwrap_or(format);
-        for is_shared in [false, cfg!(target_os = "linux")] {
-            let options = ReducerOptions::default().with_bucket_bytes(3000).with_shared_memory(is_shared);
+        for memory in [BucketMemory::Own, BucketMemory::Automatic] {
+            let options = ReducerOptions::default().with_bucket_bytes(3000).with_shared_memory(memory);
             let mut reducer =
                 Reducer::new(comm, parameters(&[format]), options.with_wire_dtype(wire.map(dtype))).unwrap();
             for turn in 0..WEIGHTS.len() {
@@ -42,7 +42,7 @@ pub(super) fn weighted(comm: &dyn Communicator) {
                     };
                     let expected: Vec<f64> = (0..len(index)).step_by(97).map(mean).collect();
                     let found: Vec<f64> = found.into_iter().step_by(97).collect();
-                    let label = format!("{index} of {format:?} on {on_wire:?} with {examples:?}, shared: {is_shared}");
+                    let label = format!("{index} of {format:?} on {on_wire:?} with {examples:?}, memory: {memory:?}");
                     assert_equal(&label, &found, &expected);
                 }
             }

@@ -1,177 +1,172 @@
-//! A pipeline with known results: stage s multiplies by `s + 2` and adds `s + 1`.
+//! A pipeline with known results: stage s multiplies by `s + 2`, and the loss by 3.
 //!
-//! All numbers are integers that f64 represents exactly, so that every result is exact.
+//! All numbers are integers that f64 represents exactly, so that every result is exact. On a GPU the host waits only for described
+//! activations.
 
-use gradsync::comm::Communicator;
-use gradsync::ops::send_recv::{
-    Bundle, Expected, Received, SendRecv, StageWork, TransferHandler, WireTensor, run_stage,
-};
+use gradsync::ops::send_recv::{Bundle, Expected, Received, StageWork, TransferHandler, WireTensor, run_stage};
 use gradsync::plan::schedule::{Payload, one_forward_one_backward};
 use gradsync::{DType, Result};
 
-/// The number of micro-batches.
-pub const MICRO_BATCHES: usize = 8;
+use super::{Owned, Rank};
 
-/// Rows of a micro-batch: the number varies, and only the first stage knows it beforehand.
-pub fn rows(micro_batch: usize) -> usize {
-    3 + micro_batch % 3
+const MICRO_BATCHES: usize = 8;
+const LOSS: f64 = 3.0;
+
+/// The first stage's inputs. The number of rows varies.
+fn inputs(micro_batch: usize) -> Vec<f64> {
+    (0..3 + micro_batch % 3).map(|row| (10 * micro_batch + row) as f64).collect()
 }
 
-/// The first stage's inputs.
-pub fn inputs(micro_batch: usize) -> Vec<f64> {
-    (0..rows(micro_batch)).map(|row| (10 * micro_batch + row) as f64).collect()
-}
-
-/// The weight of a stage.
-pub fn weight(stage: usize) -> f64 {
+fn weight(stage: usize) -> f64 {
     (stage + 2) as f64
 }
 
-fn bias(stage: usize) -> f64 {
-    (stage + 1) as f64
+/// A vector: this rank's own, or a received one.
+enum Vector<R: Rank> {
+    Own(R::Tensor),
+    Came(Received<R::Memory>),
 }
 
-/// The gradient of the last stage's outputs.
-pub fn loss_gradient(output: f64) -> f64 {
-    output % 5.0 - 1.0
-}
-
-/// The results of a stage.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Trained {
-    /// The outputs of all micro-batches, on the last stage only.
-    outputs: Vec<Vec<f64>>,
-    weight_gradient: f64,
-    bias_gradient: f64,
-}
-
-/// The results of all stages, computed one micro-batch after the other, without any schedule.
-fn expected(stages: usize) -> Vec<Trained> {
-    let mut trained = vec![Trained::default(); stages];
-    for micro_batch in 0..MICRO_BATCHES {
-        let mut layers = vec![inputs(micro_batch)];
-        for stage in 0..stages {
-            layers.push(layers[stage].iter().map(|x| weight(stage) * x + bias(stage)).collect());
-        }
-        let mut gradients: Vec<f64> = layers[stages].iter().map(|&y| loss_gradient(y)).collect();
-        trained[stages - 1].outputs.push(layers[stages].clone());
-        for stage in (0..stages).rev() {
-            trained[stage].weight_gradient += gradients.iter().zip(&layers[stage]).map(|(dy, x)| dy * x).sum::<f64>();
-            trained[stage].bias_gradient += gradients.iter().sum::<f64>();
-            gradients.iter_mut().for_each(|dy| *dy *= weight(stage));
+impl<R: Rank> Vector<R> {
+    fn view(&self) -> WireTensor<'_, R::Memory> {
+        match self {
+            Vector::Own(tensor) => R::view(tensor),
+            Vector::Came(received) => received.tensor(0),
         }
     }
-    trained
+
+    fn read(&self) -> Vec<u8> {
+        match self {
+            Vector::Own(tensor) => R::read(tensor).bytes,
+            Vector::Came(received) => R::read_all(received).remove(0).bytes,
+        }
+    }
 }
 
-/// One stage. Activations are sent as described tensors, with a label of micro-batch and stage; gradients have the activations' shape.
-struct Work {
-    stage: usize,
-    stages: usize,
-    inputs: Vec<Option<Vec<f64>>>,
-    outputs: Vec<Option<(Vec<f64>, [i64; 2])>>,
-    /// The gradients of the outputs; the backward pass replaces them with the gradients of the inputs.
-    gradients: Vec<Option<Vec<f64>>>,
-    rows: Vec<usize>,
+/// The vectors of each micro-batch.
+type Vectors<R> = Vec<Option<Vector<R>>>;
+
+/// One stage. Activations are described and labelled in every second micro-batch, and known otherwise.
+struct Work<'r, R: Rank> {
+    rank: &'r R,
+    /// Kept for the end.
+    inputs: Vectors<R>,
+    outputs: Vectors<R>,
+    labels: Vec<R::Tensor>,
+    /// The gradients of the outputs, kept for the end.
+    gradients: Vectors<R>,
+    /// The gradients of the inputs.
+    passed: Vectors<R>,
+    /// The number of micro-batches between their two passes, now and at most.
     kept: usize,
     most_kept: usize,
-    trained: Trained,
 }
 
-impl Work {
-    fn new(stage: usize, stages: usize) -> Self {
-        let none = || vec![None; MICRO_BATCHES];
-        let (rows, trained) = (vec![0; MICRO_BATCHES], Trained::default());
-        let (outputs, gradients) = (vec![None; MICRO_BATCHES], none());
-        Self { stage, stages, inputs: none(), outputs, gradients, rows, kept: 0, most_kept: 0, trained }
+impl<R: Rank> Work<'_, R> {
+    fn scaled(&self, vector: &Option<Vector<R>>, factor: f64) -> Option<Vector<R>> {
+        Some(Vector::Own(self.rank.scaled(vector.as_ref().expect("computed or received").view(), factor)))
     }
 }
 
-impl TransferHandler<Payload> for Work {
-    fn send(&self, to: usize, payload: &Payload) -> Result<Bundle<'_>> {
+impl<R: Rank> TransferHandler<Payload, R::Memory> for Work<'_, R> {
+    fn send(&self, to: usize, payload: &Payload) -> Result<Bundle<'_, R::Memory>> {
+        let (from, vector) = match *payload {
+            Payload::Activation(k) => (to - 1, &self.outputs[k]),
+            Payload::Gradient(k) => (to + 1, &self.passed[k]),
+        };
+        assert_eq!(from, self.rank.rank());
+        let vector = vector.as_ref().expect("computed").view();
         match *payload {
-            Payload::Activation(k) => {
-                assert_eq!(to, self.stage + 1);
-                let (values, label) = self.outputs[k].as_ref().expect("computed");
-                let shape = [values.len(), 1].to_vec();
-                let tensors = [WireTensor::of(values, shape)?, WireTensor::from(&label[..])];
-                Ok(Bundle::new(tensors)?.described(k as u64))
+            Payload::Activation(k) if k % 2 == 0 => {
+                Ok(Bundle::new([vector, R::view(&self.labels[k])])?.described(k as u64))
             }
-            Payload::Gradient(k) => {
-                assert_eq!(to + 1, self.stage);
-                Bundle::new([&self.gradients[k].as_ref().expect("computed")[..]])
-            }
+            _ => Bundle::new([vector]),
         }
     }
 
     fn expect(&self, _: usize, payload: &Payload) -> Result<Expected> {
         Ok(match *payload {
-            Payload::Activation(k) => Expected::described(k as u64),
-            Payload::Gradient(k) => Expected::known([(DType::F64, vec![self.rows[k]])]),
+            Payload::Activation(k) if k % 2 == 0 => Expected::described(k as u64),
+            Payload::Activation(k) | Payload::Gradient(k) => Expected::known([(DType::F64, vec![inputs(k).len()])]),
         })
     }
 
-    fn received(&mut self, from: usize, payload: &Payload, tensors: Received) -> Result<()> {
+    fn received(&mut self, from: usize, payload: &Payload, tensors: Received<R::Memory>) -> Result<()> {
         match *payload {
             Payload::Activation(k) => {
-                assert_eq!(from + 1, self.stage);
-                assert_eq!(tensors.tensor(0).shape(), [rows(k), 1]);
-                assert_eq!(tensors.tensor(1).typed(), Some(&[k as i64, from as i64][..]));
-                self.inputs[k] = tensors.tensor(0).typed().map(<[f64]>::to_vec);
+                assert_eq!((from + 1, tensors.tensor(0).shape()), (self.rank.rank(), &[inputs(k).len()][..]));
+                if k % 2 == 0 {
+                    assert_eq!(R::read_all(&tensors)[1], label(k, from));
+                }
+                self.inputs[k] = Some(Vector::Came(tensors));
             }
             Payload::Gradient(k) => {
-                assert_eq!(from, self.stage + 1);
-                self.gradients[k] = tensors.tensor(0).typed().map(<[f64]>::to_vec);
+                assert_eq!(from, self.rank.rank() + 1);
+                self.gradients[k] = Some(Vector::Came(tensors));
             }
         }
         Ok(())
     }
 
     fn sent(&mut self, _: usize, payload: &Payload) -> Result<()> {
+        // On a GPU the memory may be dropped although no work has run yet.
         match *payload {
             Payload::Activation(k) => self.outputs[k] = None,
-            Payload::Gradient(k) => self.gradients[k] = None,
+            Payload::Gradient(k) => self.passed[k] = None,
         }
         Ok(())
     }
 }
 
-impl StageWork for Work {
-    fn forward(&mut self, micro_batch: usize) -> Result<()> {
-        if self.stage == 0 {
-            self.inputs[micro_batch] = Some(inputs(micro_batch));
+impl<R: Rank> StageWork<R::Memory> for Work<'_, R> {
+    fn forward(&mut self, k: usize) -> Result<()> {
+        let stage = self.rank.rank();
+        if stage == 0 {
+            self.inputs[k] = Some(Vector::Own(self.rank.tensor(&Owned::of(&inputs(k)), 0)));
         }
-        let x = self.inputs[micro_batch].as_ref().expect("the activation has come");
-        let y: Vec<f64> = x.iter().map(|x| weight(self.stage) * x + bias(self.stage)).collect();
-        self.rows[micro_batch] = y.len();
+        self.outputs[k] = self.scaled(&self.inputs[k], weight(stage));
+        if stage + 1 == self.rank.world_size() {
+            self.gradients[k] = self.scaled(&self.outputs[k], LOSS);
+        }
         self.kept += 1;
         self.most_kept = self.most_kept.max(self.kept);
-        if self.stage + 1 == self.stages {
-            self.gradients[micro_batch] = Some(y.iter().map(|&y| loss_gradient(y)).collect());
-            self.trained.outputs.push(y);
-        } else {
-            self.outputs[micro_batch] = Some((y, [micro_batch as i64, self.stage as i64]));
-        }
         Ok(())
     }
 
-    fn backward(&mut self, micro_batch: usize) -> Result<()> {
-        let x = self.inputs[micro_batch].take().expect("kept");
-        let gradients = self.gradients[micro_batch].as_mut().expect("the gradient has come");
-        self.trained.weight_gradient += gradients.iter().zip(&x).map(|(dy, x)| dy * x).sum::<f64>();
-        self.trained.bias_gradient += gradients.iter().sum::<f64>();
-        gradients.iter_mut().for_each(|dy| *dy *= weight(self.stage));
+    fn backward(&mut self, k: usize) -> Result<()> {
+        self.passed[k] = self.scaled(&self.gradients[k], weight(self.rank.rank()));
         self.kept -= 1;
         Ok(())
     }
 }
 
-/// Trains a pipeline with one stage per rank, and compares the results of every stage with the expected ones.
-pub fn pipeline(comm: &dyn Communicator) {
-    let (rank, stages) = (comm.rank(), comm.world_size());
-    let plan = one_forward_one_backward(rank, stages, MICRO_BATCHES).unwrap();
-    let mut work = Work::new(rank, stages);
-    run_stage(&SendRecv::new(comm), &plan, &mut work).unwrap();
-    assert_eq!(work.trained, expected(stages)[rank], "stage {rank} of {stages}");
-    assert_eq!(work.most_kept, MICRO_BATCHES.min(stages - rank), "stage {rank} of {stages} kept too much");
+/// The second tensor of a described activation.
+fn label(micro_batch: usize, stage: usize) -> Owned {
+    Owned::new(DType::I16, &[1, 2], (100 * micro_batch + stage) as u64)
+}
+
+/// Runs a pipeline with one stage per rank, twice, and compares the vectors of every stage with the expected ones.
+pub fn pipeline<R: Rank>(rank: &R) {
+    let (stage, stages) = (rank.rank(), rank.world_size());
+    let plan = one_forward_one_backward(stage, stages, MICRO_BATCHES).unwrap();
+    let none = || (0..MICRO_BATCHES).map(|_| None).collect::<Vectors<R>>();
+    let product = |stages: std::ops::Range<usize>| stages.map(weight).product::<f64>();
+    for _ in 0..2 {
+        let labels = rank.tensors(&(0..MICRO_BATCHES).map(|k| label(k, stage)).collect::<Vec<_>>());
+        let (outputs, gradients, passed) = (none(), none(), none());
+        let mut work = Work { rank, inputs: none(), outputs, labels, gradients, passed, kept: 0, most_kept: 0 };
+        run_stage(&rank.transfers(), &plan, &mut work).unwrap();
+        rank.synchronize();
+        assert_eq!(work.most_kept, MICRO_BATCHES.min(stages - stage), "stage {stage} of {stages} kept too much");
+        let gradient = LOSS * product(0..stages) * product(stage + 1..stages);
+        for k in 0..MICRO_BATCHES {
+            for (what, vectors, factor) in
+                [("input", &work.inputs, product(0..stage)), ("gradient", &work.gradients, gradient)]
+            {
+                let expected = Owned::of(&inputs(k).iter().map(|x| x * factor).collect::<Vec<f64>>());
+                let got = vectors[k].as_ref().expect("kept").read();
+                assert_eq!(got, expected.bytes, "{what} of micro-batch {k} on stage {stage} of {stages}");
+            }
+        }
+    }
 }

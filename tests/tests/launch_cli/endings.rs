@@ -11,18 +11,14 @@ use crate::program::heed_signals;
 fn the_first_failure_ends_the_job_with_its_status_and_last_lines() {
     let start = Instant::now();
     let job = run(&["-n", "3"], &["exit", "1", "42"]);
-    assert_eq!(job.code, Some(42), "{}", job.stderr);
-    for words in ["rank 1 ended with exit code 42, first of all", "its last lines:\n    this rank ends with 42"] {
-        assert!(job.stderr.contains(words), "{words}: {}", job.stderr);
-    }
+    job.ended(42, &["rank 1 ended with exit code 42, first of all", "its last lines:\n    this rank ends with 42"]);
     assert!(start.elapsed() < PLENTY / 3, "the other ranks do not wait for the grace period");
 }
 
 #[test]
 fn a_rank_that_a_signal_ends_gives_128_and_the_signal() {
     let job = run(&["-n", "2"], &["abort", "0"]);
-    assert_eq!(job.code, Some(128 + 6), "{}", job.stderr);
-    assert!(job.stderr.contains("rank 0 was ended by SIGABRT"), "{}", job.stderr);
+    job.ended(128 + 6, &["rank 0 was ended by SIGABRT"]);
 }
 
 #[test]
@@ -33,9 +29,7 @@ fn signals_reach_the_ranks_and_the_exit_status() {
         let mut job = Running::start(command);
         job.lines(2);
         job.signal(signal);
-        let (code, stderr) = job.end();
-        assert_eq!(code, Some(128 + signal.as_raw()), "{name}: {stderr}");
-        assert!(stderr.contains(name), "{name}: {stderr}");
+        job.end().ended(128 + signal.as_raw(), &[name]);
     }
 }
 
@@ -84,8 +78,7 @@ fn a_rank_that_does_not_end_is_killed_after_the_grace_period() {
     command.args(["sh", "-c", "if [ $RANK = 0 ]; then sleep 0.2; exit 3; fi; trap '' TERM; sleep 1000"]);
     let start = Instant::now();
     let job = gradsync_tests::programs::Finished::of(&mut command);
-    assert_eq!(job.code, Some(3), "{}", job.stderr);
-    assert!(job.stderr.contains("rank 1 has not ended within 0.2 s"), "{}", job.stderr);
+    job.ended(3, &["rank 1 has not ended within 0.2 s"]);
     assert!(start.elapsed() < PLENTY);
 }
 
@@ -94,6 +87,6 @@ fn without_a_grace_period_no_line_says_that_a_rank_was_given_one() {
     let mut command = crate::job::gradsync(&["launch", "-n", "2", "--grace", "0", "--"]);
     command.args(["sh", "-c", "if [ $RANK = 0 ]; then sleep 0.2; exit 3; fi; sleep 1000"]);
     let job = gradsync_tests::programs::Finished::of(&mut command);
-    assert_eq!(job.code, Some(3), "{}", job.stderr);
+    job.ended(3, &[]);
     assert!(!job.stderr.contains("warning"), "{}", job.stderr);
 }

@@ -66,12 +66,12 @@ impl Running {
         kill_process(Pid::from_child(&self.launcher), signal).expect("the launcher runs");
     }
 
-    /// Waits for the end; returns the exit code and the text of standard error.
-    pub(crate) fn end(mut self) -> (Option<i32>, String) {
-        let mut stderr = self.launcher.stderr.take().expect("a pipe");
-        let mut text = String::new();
-        std::io::Read::read_to_string(&mut stderr, &mut text).expect("the output of the launcher");
-        (self.launcher.wait().expect("the launcher").code(), text)
+    /// Waits for the end. The output that no [`lines`](Self::lines) have taken stays in the pipe.
+    pub(crate) fn end(mut self) -> Finished {
+        let mut stderr = String::new();
+        let mut pipe = self.launcher.stderr.take().expect("a pipe");
+        std::io::Read::read_to_string(&mut pipe, &mut stderr).expect("the output of the launcher");
+        Finished { code: self.launcher.wait().expect("the launcher").code(), stdout: String::new(), stderr }
     }
 }
 

@@ -28,8 +28,7 @@ fn processes_in_sessions_of_their_own_end_with_the_job() {
     for (end, code) in [("exit 0", 0), ("sleep 0.2; exit $RANK", 1)] {
         let mut job = shells(&format!("{helper}; {end}"));
         let helpers = processes(&job.lines(2));
-        let (found, stderr) = job.end();
-        assert_eq!(found, Some(code), "{stderr}");
+        job.end().ended(code, &[]);
         assert_gone(&helpers);
     }
     for signal in [Signal::TERM, Signal::INT, Signal::KILL] {
@@ -59,9 +58,7 @@ fn a_process_that_ignores_sigterm_is_killed_after_the_grace_period() {
     let script = "setsid sh -c 'trap \"\" TERM; echo helper $$; sleep 1000' & sleep 0.3; exit 0";
     let mut job = Running::start(gradsync_grace(script, "0.2"));
     let helpers = processes(&job.lines(1));
-    let (code, stderr) = job.end();
-    assert_eq!(code, Some(0), "{stderr}");
-    assert!(stderr.contains("has not ended within 0.2 s, and is killed"), "{stderr}");
+    job.end().ended(0, &["has not ended within 0.2 s, and is killed"]);
     assert_gone(&helpers);
 }
 
@@ -80,7 +77,7 @@ fn a_program_in_a_wrapper_script_gets_sigterm() {
     assert_eq!(job.lines(1), ["[0] ready"]);
     job.signal(Signal::TERM);
     assert_eq!(job.lines(1), ["[0] saved"]);
-    assert_eq!(job.end().0, Some(128 + 15));
+    job.end().ended(128 + 15, &[]);
 }
 
 /// The same where the program ignores SIGTERM: it is killed after the grace period.
@@ -93,9 +90,7 @@ fn a_program_in_a_wrapper_script_is_killed_after_the_grace_period() {
     let mut job = Running::start(command);
     let programs = processes(&job.lines(1));
     job.signal(Signal::TERM);
-    let (code, stderr) = job.end();
-    assert_eq!(code, Some(128 + 15), "{stderr}");
-    assert!(stderr.contains("of rank 0, has not ended within 0.5 s, and is killed"), "{stderr}");
+    job.end().ended(128 + 15, &["of rank 0, has not ended within 0.5 s, and is killed"]);
     assert_gone(&programs);
     assert!(start.elapsed() < PLENTY / 3, "{:?}", start.elapsed());
 }
@@ -109,10 +104,9 @@ fn a_second_signal_kills_at_once() {
     job.signal(Signal::TERM);
     std::thread::sleep(std::time::Duration::from_millis(200));
     job.signal(Signal::TERM);
-    let (code, stderr) = job.end();
-    assert_eq!(code, Some(128 + 15), "{stderr}");
-    assert!(stderr.contains("SIGTERM again: the ranks are killed"), "{stderr}");
-    assert!(!stderr.contains("has not ended within"), "{stderr}");
+    let job = job.end();
+    job.ended(128 + 15, &["SIGTERM again: the ranks are killed"]);
+    assert!(!job.stderr.contains("has not ended within"), "{}", job.stderr);
     assert_gone(&helpers);
     assert!(start.elapsed() < PLENTY / 3, "{:?}", start.elapsed());
 }
@@ -131,9 +125,7 @@ fn a_rank_that_forks_and_dies_is_noticed_at_once() {
     let start = Instant::now();
     let mut job = Running::start(launch(&["-n", "3"], &["forks and dies", "1"]));
     let copies = processes(&job.lines(1));
-    let (code, stderr) = job.end();
-    assert_eq!(code, Some(5), "{stderr}");
-    assert!(stderr.contains("rank 1 ended with exit code 5, first of all"), "{stderr}");
+    job.end().ended(5, &["rank 1 ended with exit code 5, first of all"]);
     assert_gone(&copies);
     assert!(start.elapsed() < PLENTY / 3, "no deadline has to pass");
 }

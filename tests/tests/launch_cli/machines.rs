@@ -51,6 +51,11 @@ impl Meeting {
     }
 }
 
+/// Waits for the end of a launcher that has nothing to say.
+fn ended_well(machine: Running) {
+    assert_eq!(machine.end().succeeded("a machine").stderr, "");
+}
+
 #[test]
 fn ranks_of_two_machines_are_numbered_in_a_row_and_join() {
     let meeting = Meeting::new();
@@ -60,9 +65,9 @@ fn ranks_of_two_machines_are_numbered_in_a_row_and_join() {
     let mut of_second = machines[1].lines(2);
     of_second.sort_unstable();
     assert_eq!(of_second, ["[1] 1 3 0 2 1 2", "[2] 2 3 1 2 1 2"]);
-    machines.into_iter().for_each(|machine| assert_eq!(machine.end(), (Some(0), String::new())));
+    machines.into_iter().for_each(ended_well);
     let machines = [meeting.machine(0, 2, 0, &["join"]), meeting.machine(1, 2, 0, &["join"])];
-    machines.into_iter().for_each(|machine| assert_eq!(machine.end(), (Some(0), String::new())));
+    machines.into_iter().for_each(ended_well);
 }
 
 #[test]
@@ -70,12 +75,8 @@ fn a_failure_ends_the_ranks_of_all_machines() {
     let meeting = Meeting::new();
     let arguments = ["exit", "2", "5"];
     let [first, second] = [0, 1].map(|number| meeting.machine(number, 2, 0, &arguments));
-    let (code, stderr) = second.end();
-    assert_eq!(code, Some(5), "{stderr}");
-    assert!(stderr.contains("rank 2 ended with exit code 5, first on this machine"), "{stderr}");
-    let (code, stderr) = first.end();
-    assert_eq!(code, Some(5), "the status is the cause's on every machine: {stderr}");
-    assert!(stderr.contains("machine 1: rank 2 ended with exit code 5"), "{stderr}");
+    second.end().ended(5, &["rank 2 ended with exit code 5, first on this machine"]);
+    first.end().ended(5, &["machine 1: rank 2 ended with exit code 5"]);
 }
 
 /// Every launcher explains the calls of the ranks of all machines.
@@ -84,14 +85,12 @@ fn a_rank_that_hangs_is_named_on_all_machines() {
     let meeting = Meeting::new();
     let machines = [0, 1].map(|number| meeting.machine(number, 2, 0, &["hang", "2", "300"]));
     for machine in machines {
-        let (code, stderr) = machine.end();
-        assert_eq!(code, Some(7), "{stderr}");
         let words = [
             "the last calls of 4 ranks",
             "Rank 2 holds up others: it is in no call: the last one, call 2 of channel 0, all_reduce(sum) of 1000 × f32",
             "Ranks 0, 1, 3 waited in vain for rank 2",
         ];
-        words.iter().for_each(|word| assert!(stderr.contains(word), "{word}: {stderr}"));
+        machine.end().ended(7, &words);
     }
 }
 
@@ -103,12 +102,10 @@ fn a_signal_to_one_launcher_ends_the_ranks_of_all_machines() {
     first.lines(1);
     second.lines(1);
     first.signal(rustix::process::Signal::TERM);
-    let (code, stderr) = first.end();
-    assert_eq!(code, Some(128 + 15), "{stderr}");
-    let (code, stderr) = second.end();
-    assert_eq!(code, Some(1), "{stderr}");
-    assert!(stderr.contains("machine 0: SIGTERM to its launcher"), "{stderr}");
-    assert!(!stderr.contains("this machine's ranks only"), "{stderr}");
+    first.end().ended(128 + 15, &[]);
+    let job = second.end();
+    job.ended(1, &["machine 0: SIGTERM to its launcher"]);
+    assert!(!job.stderr.contains("this machine's ranks only"), "{}", job.stderr);
 }
 
 #[test]
@@ -116,9 +113,7 @@ fn all_machines_restart_together() {
     let meeting = Meeting::new();
     let machines = [0, 1].map(|number| meeting.machine(number, 1, 1, &["join", "once more"]));
     for machine in machines {
-        let (code, stderr) = machine.end();
-        assert_eq!(code, Some(0), "{stderr}");
-        assert!(stderr.contains("restart 1 of 1"), "{stderr}");
+        machine.end().ended(0, &["restart 1 of 1"]);
     }
 }
 

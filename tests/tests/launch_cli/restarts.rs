@@ -19,8 +19,7 @@ fn restarts_come_to_an_end() {
     let folder = tempfile::TempDir::new().unwrap();
     let options = ["-n", "2", "--restarts", "1", "--quiet", "--log-dir", folder.path().to_str().unwrap()];
     let job = run(&options, &["exit", "0", "4"]);
-    assert_eq!(job.code, Some(4), "{}", job.stderr);
-    assert!(job.stderr.contains("gave up after 1 of 1 restarts"), "{}", job.stderr);
+    job.ended(4, &["gave up after 1 of 1 restarts"]);
     for log in ["rank-0.err", "restart-1/rank-0.err"] {
         let text = std::fs::read_to_string(folder.path().join(log)).unwrap();
         assert_eq!(text, "this rank ends with 4\n", "{log}");

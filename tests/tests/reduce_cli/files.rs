@@ -2,6 +2,7 @@
 //! layout or a defect that the crate does not produce.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use gradsync_tests::array::Array;
@@ -114,16 +115,9 @@ impl Ranks {
     /// Runs `gradsync reduce <options> --output out <inputs>`.
     pub(crate) fn reduce(&self, options: &[&str]) -> crate::program::Finished {
         let output = self.output();
-        let mut arguments: Vec<&dyn AsRef<std::ffi::OsStr>> = Vec::new();
-        for option in options {
-            arguments.push(option);
-        }
-        arguments.push(&"--output");
-        arguments.push(&output);
-        for input in &self.inputs {
-            arguments.push(input);
-        }
-        crate::program::reduce(self.folder.path(), &arguments)
+        let options = options.iter().copied().chain(["--output"]).map(OsStr::new);
+        let paths = std::iter::once(&output).chain(&self.inputs).map(|path| path.as_os_str());
+        crate::program::reduce(self.folder.path(), options.chain(paths))
     }
 
     /// Runs the command twice, without an output file and with an older one. Both runs have to be refused with these words, and neither may

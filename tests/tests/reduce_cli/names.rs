@@ -49,7 +49,7 @@ fn paths_in_errors() {
     std::fs::write(folder.join(EVIL), b"no checkpoint").unwrap();
     for (output, input) in [("out", EVIL), ("out", "none\x1b[1m"), (EVIL, EVIL), ("none\x1b[1m/out", "in0.safetensors")]
     {
-        let finished = reduce(folder, &[&"--op", &"sum", &"--output", &output, &input]);
+        let finished = reduce(folder, ["--op", "sum", "--output", output, input]);
         is_harmless("a path", &finished.stderr);
         finished.refused("a path", &["\\u{1b}"]);
     }

@@ -40,9 +40,8 @@ fn with_the_option_nothing_is_written() {
 #[test]
 fn the_option_needs_a_file() {
     let ranks = ranks();
-    let arguments: [&dyn AsRef<std::ffi::OsStr>; 6] =
-        [&"--op", &"sum", &"--fail-on-non-finite", &"--output", &"-", &"in0.safetensors"];
-    reduce(ranks.folder.path(), &arguments).refused("a pipe", &["--fail-on-non-finite"]);
+    let arguments = ["--op", "sum", "--fail-on-non-finite", "--output", "-", "in0.safetensors"];
+    reduce(ranks.folder.path(), arguments).refused("a pipe", &["--fail-on-non-finite"]);
 }
 
 /// The inputs to blame are named with their files, tensors and values.
@@ -63,12 +62,7 @@ fn inputs_that_are_not_finite_are_named_with_file_and_tensor() {
     {
         let ranks = ranks();
         let inputs = ["in0.safetensors", "in1.safetensors", "in2.safetensors"];
-        let run = |more: &[&str]| {
-            let words = [options, more, &["-o", "out"], &inputs].concat();
-            let arguments: Vec<&dyn AsRef<std::ffi::OsStr>> =
-                words.iter().map(|word| word as &dyn AsRef<std::ffi::OsStr>).collect();
-            reduce(ranks.folder.path(), &arguments)
-        };
+        let run = |more: &[&str]| reduce(ranks.folder.path(), [options, more, &["-o", "out"], &inputs].concat());
         let finished = run(&["--json"]).succeeded("a warning");
         for word in words {
             assert!(finished.stderr.contains(word), "{options:?}: {}", finished.stderr);

@@ -1,13 +1,20 @@
 //! Permitted and forbidden places of the output, and invalid arguments.
 
+use std::ffi::OsStr;
+
 use gradsync_tests::oracle::Format;
 
 use crate::files::{Ranks, load, tensor};
-use crate::program::reduce;
+use crate::program::{Finished, reduce};
 
 fn two() -> Ranks {
     let tensors = vec![tensor("weight", Format::F32, &[4], &[1.0; 4])];
     Ranks::new(&[tensors.clone(), tensors])
+}
+
+/// Sums the first input to this output, from the inputs' folder.
+fn sum_to(ranks: &Ranks, output: &str) -> Finished {
+    reduce(ranks.folder.path(), ["--op", "sum", "--output", output, "in0.safetensors"])
 }
 
 /// The output is refused under every name of an input: the same path, a relative one, one with detours, a symbolic link on either side.
@@ -27,16 +34,17 @@ fn an_output_that_is_an_input() {
     let before = ranks.contents();
     for output in outputs {
         let what = format!("output {}", output.display());
-        let finished = reduce(folder, &[&"--op", &"sum", &"--output", &output, &ranks.inputs[0], &absolute]);
+        let arguments = ["--op", "sum", "--output"].map(OsStr::new).into_iter();
+        let paths = [&output, &ranks.inputs[0], &absolute].map(|path| path.as_os_str());
+        let finished = reduce(folder, arguments.chain(paths));
         let name = output.file_name().expect("an output has a name").to_string_lossy().into_owned();
         finished.refused(&what, &[&name]);
         assert!(ranks.contents() == before, "{what}: the folder changed: {:?}", ranks.contents().keys());
     }
     #[cfg(unix)]
     {
-        let link = folder.join("link.safetensors");
-        let finished = reduce(folder, &[&"--op", &"sum", &"--output", &absolute, &ranks.inputs[0], &link]);
-        finished.refused("an input through a link", &["in1.safetensors"]);
+        let arguments = ["--op", "sum", "--output", "in1.safetensors", "in0.safetensors", "link.safetensors"];
+        reduce(folder, arguments).refused("an input through a link", &["in1.safetensors"]);
         assert!(ranks.contents() == before, "an input through a link: the folder changed");
     }
 }
@@ -54,28 +62,20 @@ fn success_replaces_an_older_output_and_leaves_nothing_beside_it() {
 #[test]
 fn a_relative_output_in_the_current_folder() {
     let ranks = two();
-    let finished = reduce(ranks.folder.path(), &[&"--op", &"sum", &"--output", &"o.safetensors", &"in0.safetensors"]);
-    finished.succeeded("relative");
+    sum_to(&ranks, "o.safetensors").succeeded("relative");
     assert_eq!(load(&ranks.folder.path().join("o.safetensors"))["weight"].data.values(), [1.0; 4]);
 }
 
+/// Renaming a file onto a folder would fail late, so it is refused before anything is computed.
 #[test]
-fn an_output_folder_that_does_not_exist() {
+fn an_output_that_cannot_be_written() {
     let ranks = two();
+    std::fs::create_dir(ranks.folder.path().join("folder")).unwrap();
     let before = ranks.contents();
-    let output = ranks.folder.path().join("nowhere").join("out.safetensors");
-    let finished = reduce(ranks.folder.path(), &[&"--op", &"sum", &"--output", &output, &ranks.inputs[0]]);
-    finished.refused("no such folder", &["nowhere"]);
-    assert!(ranks.contents() == before);
-}
-
-#[test]
-fn an_output_that_is_a_folder() {
-    let ranks = two();
-    std::fs::create_dir(ranks.output()).unwrap();
-    let before = ranks.contents();
-    ranks.reduce(&["--op", "sum"]).refused("a folder", &["out.safetensors"]);
-    assert!(ranks.contents() == before, "the folder now holds {:?}", ranks.contents().keys());
+    for (output, word) in [("folder", "folder"), ("folder/", "folder/"), ("new/", "new/"), ("none/out", "none")] {
+        sum_to(&ranks, output).refused(output, &[word]);
+        assert!(ranks.contents() == before, "{output}: the folder now holds {:?}", ranks.contents().keys());
+    }
 }
 
 #[test]
@@ -117,18 +117,6 @@ fn the_cuda_backend_is_never_silently_the_cpu() {
     }
 }
 
-/// Renaming a file onto a folder would fail late, so it is refused before anything is computed.
-#[test]
-fn an_output_that_cannot_be_written() {
-    let ranks = two();
-    let folder = ranks.folder.path();
-    std::fs::create_dir(folder.join("folder")).unwrap();
-    for output in ["folder", "folder/", "new/"] {
-        reduce(folder, &[&"--op", &"sum", &"--output", &output, &"in0.safetensors"]).refused(output, &[output]);
-    }
-    reduce(folder, &[&"--op", &"sum", &"--output", &"none/o", &"in0.safetensors"]).refused("no such folder", &["none"]);
-}
-
 #[cfg(unix)]
 #[test]
 fn an_output_through_a_link_replaces_the_file_behind_it_and_keeps_its_mode() {
@@ -139,9 +127,7 @@ fn an_output_through_a_link_replaces_the_file_behind_it_and_keeps_its_mode() {
     std::fs::write(folder.join("real.safetensors"), b"older").unwrap();
     std::fs::set_permissions(folder.join("real.safetensors"), std::fs::Permissions::from_mode(0o640)).unwrap();
     symlink("real.safetensors", folder.join("link.safetensors")).unwrap();
-    let arguments: [&dyn AsRef<std::ffi::OsStr>; 5] =
-        [&"--op", &"sum", &"--output", &"link.safetensors", &"in0.safetensors"];
-    reduce(folder, &arguments).succeeded("through a link");
+    sum_to(&ranks, "link.safetensors").succeeded("through a link");
     assert!(folder.join("link.safetensors").symlink_metadata().unwrap().is_symlink(), "the link was replaced");
     assert_eq!(load(&folder.join("real.safetensors"))["weight"].data.values(), [1.0; 4]);
     let mode = std::fs::metadata(folder.join("real.safetensors")).unwrap().permissions().mode();
@@ -176,13 +162,13 @@ fn the_report_says_which_path_was_written() {
     let folder = ranks.folder.path();
     std::os::unix::fs::symlink("real.safetensors", folder.join("link.safetensors")).unwrap();
     for output in ["o.safetensors", "./o.safetensors", "link.safetensors"] {
-        let arguments: [&dyn AsRef<std::ffi::OsStr>; 5] = [&"--op", &"sum", &"--output", &output, &"in0.safetensors"];
-        let lines = reduce(folder, &arguments).succeeded(output).stdout;
+        let lines = sum_to(&ranks, output).succeeded(output).stdout;
         assert!(lines.ends_with(&format!("written to {output}\n")), "{lines}");
-        let json = reduce(folder, &[&arguments[..], &[&"--json"]].concat()).succeeded(output).stdout;
+        let arguments = ["--op", "sum", "--output", output, "in0.safetensors", "--json"];
+        let json = reduce(folder, arguments).succeeded(output).stdout;
         let report: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(report["output"], output);
     }
-    let piped = reduce(folder, &[&"--op", &"sum", &"--output", &"/dev/stdout", &"in0.safetensors"]);
+    let piped = sum_to(&ranks, "/dev/stdout");
     assert!(piped.stderr.contains("written to /dev/stdout"), "{}", piped.stderr);
 }

@@ -16,7 +16,7 @@ fn one() -> Ranks {
 
 #[track_caller]
 fn sum(folder: &Path, output: &str) {
-    reduce(folder, &[&"--op", &"sum", &"--output", &output, &"in0.safetensors"]).succeeded(output);
+    reduce(folder, ["--op", "sum", "--output", output, "in0.safetensors"]).succeeded(output);
 }
 
 fn is_link(path: &Path) -> bool {
@@ -45,7 +45,7 @@ fn links_that_lead_nowhere_are_refused() {
     symlink("none/out", folder.join("hanging")).unwrap();
     symlink("loop", folder.join("loop")).unwrap();
     for output in ["hanging", "loop"] {
-        reduce(folder, &[&"--op", &"sum", &"--output", &output, &"in0.safetensors"]).refused(output, &[output]);
+        reduce(folder, ["--op", "sum", "--output", output, "in0.safetensors"]).refused(output, &[output]);
         assert!(is_link(&folder.join(output)), "{output} was replaced");
     }
 }
@@ -104,7 +104,7 @@ fn a_device_is_written_to_and_a_full_one_is_an_error_that_names_it() {
         symlink(Path::new("/dev").join(device), folder.join(device)).unwrap();
     }
     sum(folder, "null");
-    reduce(folder, &[&"--op", &"sum", &"--output", &"full", &"in0.safetensors"]).refused("full", &["full", "No space"]);
+    reduce(folder, ["--op", "sum", "--output", "full", "in0.safetensors"]).refused("full", &["full", "No space"]);
     assert!(is_link(&folder.join("null")) && is_link(&folder.join("full")));
 }
 

@@ -17,10 +17,10 @@ pub(crate) fn binary() -> &'static Path {
 }
 
 /// Runs `gradsync reduce` with these arguments in `folder`.
-pub(crate) fn reduce(folder: &Path, arguments: &[&dyn AsRef<OsStr>]) -> Finished {
+pub(crate) fn reduce(folder: &Path, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Finished {
     let mut command = Command::new(binary());
     // The program may have the feature `cuda`: without a GPU it computes on the CPU on every machine.
     command.env("CUDA_VISIBLE_DEVICES", "");
-    command.current_dir(folder).arg("reduce").args(arguments.iter().map(|argument| argument.as_ref()));
+    command.current_dir(folder).arg("reduce").args(arguments);
     Finished::of(&mut command)
 }

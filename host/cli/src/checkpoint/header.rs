@@ -7,7 +7,7 @@ use std::fmt;
 use clap::Args;
 use safetensors::Dtype;
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::FileError;
@@ -103,7 +103,7 @@ impl<'de, F: FnMut(Entry<'_>) -> Result<(), E>, E> Visitor<'de> for Header<'_, F
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self::Value, A::Error> {
-        let (mut metadata, mut tensors, mut shape) = (None, 0, Vec::new());
+        let (mut metadata, mut tensors) = (None, 0);
         let mut last = String::new();
         while let Some(name) = map.next_key::<String>().map_err(|error| after(&last, error))? {
             if name == "__metadata__" {
@@ -118,10 +118,9 @@ impl<'de, F: FnMut(Entry<'_>) -> Result<(), E>, E> Visitor<'de> for Header<'_, F
                 );
                 return Err(A::Error::custom(reason));
             }
-            let limit = self.limits.max_dimensions;
-            let (dtype, (begin, end)) = map
-                .next_value_seed(Info { shape: &mut shape, limit })
-                .map_err(|error| A::Error::custom(format!("tensor {name:?}: {error}")))?;
+            let entry = map.next_value().and_then(|entry| info(entry, self.limits.max_dimensions));
+            let (dtype, shape, (begin, end)) =
+                entry.map_err(|error| A::Error::custom(format!("tensor {name:?}: {error}")))?;
             if let Err(error) = (self.take)(Entry { name: &name, dtype, shape: &shape, begin, end }) {
                 *self.refused = Some(error);
                 return Err(A::Error::custom("refused"));
@@ -142,90 +141,31 @@ fn after<E: Error>(last: &str, error: E) -> E {
     if last.is_empty() { error } else { E::custom(format!("after tensor {last:?}: {error}")) }
 }
 
-/// The entry of one tensor, as it is parsed.
-struct Info<'a> {
-    /// The destination of the shape.
-    shape: &'a mut Vec<usize>,
-    limit: usize,
-}
-
+/// The entry of one tensor.
 #[derive(Deserialize)]
-#[serde(field_identifier, rename_all = "snake_case")]
-enum Field {
-    Dtype,
-    Shape,
-    DataOffsets,
-    #[serde(other)]
-    Other,
+struct Info<'a> {
+    dtype: Dtype,
+    #[serde(borrow)]
+    shape: &'a RawValue,
+    data_offsets: (usize, usize),
 }
 
-impl<'de> DeserializeSeed<'de> for Info<'_> {
-    type Value = (Dtype, (usize, usize));
+/// The dtype, the shape and the offsets of a tensor.
+type Parsed = (Dtype, Vec<usize>, (usize, usize));
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
+/// Reads the entry of a tensor of at most so many dimensions.
+fn info<E: Error>(entry: &RawValue, limit: usize) -> Result<Parsed, E> {
+    if !entry.get().starts_with('{') {
+        return Err(E::custom("it is no object of dtype, shape and data_offsets"));
     }
-}
-
-impl<'de> Visitor<'de> for Info<'_> {
-    type Value = (Dtype, (usize, usize));
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("an object of dtype, shape and data_offsets")
+    let Info { dtype, shape, data_offsets } = serde_json::from_str(entry.get()).map_err(E::custom)?;
+    let too_many = || E::custom(format!("it has more than {limit} dimensions; --max-dimensions raises that limit"));
+    // Memory is allocated only for a list that is not longer than that.
+    if shape.get().matches(',').count() > limit {
+        return Err(too_many());
     }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let (mut dtype, mut offsets, mut has_shape) = (None, None, false);
-        while let Some(field) = map.next_key()? {
-            match field {
-                Field::Dtype => dtype = Some(map.next_value()?),
-                Field::DataOffsets => offsets = Some(map.next_value()?),
-                Field::Shape => {
-                    has_shape = true;
-                    map.next_value_seed(Shape { shape: &mut *self.shape, limit: self.limit })?;
-                }
-                Field::Other => drop(map.next_value::<IgnoredAny>()?),
-            }
-        }
-        match (dtype, offsets, has_shape) {
-            (Some(dtype), Some(offsets), true) => Ok((dtype, offsets)),
-            _ => Err(A::Error::custom("it lacks a dtype, a shape or data_offsets")),
-        }
-    }
-}
-
-struct Shape<'a> {
-    shape: &'a mut Vec<usize>,
-    limit: usize,
-}
-
-impl<'de> DeserializeSeed<'de> for Shape<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Shape<'_> {
-    type Value = ();
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a list of dimensions")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut dimensions: A) -> Result<(), A::Error> {
-        let Self { shape, limit } = self;
-        shape.clear();
-        while let Some(dimension) = dimensions.next_element()? {
-            if shape.len() == limit {
-                let reason = format!("it has more than {limit} dimensions; --max-dimensions raises that limit");
-                return Err(A::Error::custom(reason));
-            }
-            shape.push(dimension);
-        }
-        Ok(())
-    }
+    let shape: Vec<usize> = serde_json::from_str(shape.get()).map_err(E::custom)?;
+    if shape.len() > limit { Err(too_many()) } else { Ok((dtype, shape, data_offsets)) }
 }
 
 /// An object of strings, which are checked and not kept.

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use gradsync_cli::text::shown;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, set_parent_process_death_signal, waitid};
+use rustix::thread::sched_setaffinity;
 
 use super::Launch;
 use super::affinity;
@@ -79,7 +80,7 @@ impl Rank {
             if getppid() != Some(launcher) {
                 return Err(io::ErrorKind::NotFound.into());
             }
-            processors.as_ref().map_or(Ok(()), affinity::bind)
+            Ok(processors.as_ref().map_or(Ok(()), |processors| sched_setaffinity(None, processors))?)
         };
         // SAFETY: three system calls between fork and exec, which use neither the heap nor locks.
         unsafe { command.pre_exec(prepare) };

@@ -57,8 +57,11 @@ fn answer(greeting: &[u8]) -> Vec<u8> {
     connection.1
 }
 
+/// The outcome of a challenge.
+type Proven = Result<Option<(Identity, Session)>, HandshakeError>;
+
 /// Rank 0's reply to `answer`, and the outcome.
-fn reply(mut challenge: Challenge, answer: &[u8]) -> (Vec<u8>, Result<Option<(Identity, Session)>, HandshakeError>) {
+fn reply(mut challenge: Challenge, answer: &[u8]) -> (Vec<u8>, Proven) {
     let mut connection = Recorded(answer, Vec::new());
     let outcome = challenge.hear(&mut connection, &secret(1));
     (connection.1, outcome)

@@ -295,4 +295,8 @@ impl SharedWindows for LocalCommunicator {
         })?;
         Ok(true)
     }
+
+    fn needs_shared_buffers(&self) -> bool {
+        false
+    }
 }

@@ -280,20 +280,6 @@ impl SetUp {
     }
 }
 
-/// # Safety
-/// The transfer ends before the borrow of the data.
-unsafe fn outgoing(link: &dyn Link, call: Call, data: &[u8], peer: usize) -> Half<'static> {
-    // SAFETY: the caller's promise.
-    unsafe { Half::outgoing(link, call, Outgoing { peer, start: data.as_ptr(), bytes: data.len() }, true) }
-}
-
-/// # Safety
-/// As [`outgoing`].
-unsafe fn incoming(link: &dyn Link, call: Call, data: &mut [u8], peer: usize) -> Half<'static> {
-    // SAFETY: the caller's promise.
-    unsafe { Half::incoming(link, call, Incoming { peer, start: data.as_mut_ptr(), bytes: data.len() }, true) }
-}
-
 impl Split for MessagePassing {
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
         let _scope = scope::within(Operation::Split);
@@ -374,13 +360,17 @@ impl Communicator for MessagePassing {
             .try_for_each(|(operation, peer, bytes)| self.check_length(operation, bytes, peer..peer + 1))?;
         let call = |operation, data: WireSlice<'_>| Call::new(operation, data.len(), data.dtype());
         let sends = sends.iter().map(|&(peer, data)| {
-            // SAFETY: over when the exchange is.
-            unsafe { outgoing(self.link(), call(Operation::Send { peer }, data), data.bytes(), peer) }
+            let (call, bytes) = (call(Operation::Send { peer }, data), data.bytes());
+            let outgoing = Outgoing { peer, start: bytes.as_ptr(), bytes: bytes.len() };
+            // SAFETY: the data are borrowed until the exchange is over.
+            unsafe { Half::outgoing(self.link(), call, outgoing, true) }
         });
         let receives = receives.iter_mut().map(|(peer, data)| {
-            let call = call(Operation::Recv { peer: *peer }, data.as_wire());
-            // SAFETY: over when the exchange is.
-            unsafe { incoming(self.link(), call, data.bytes_mut(), *peer) }
+            let (peer, call) = (*peer, call(Operation::Recv { peer: *peer }, data.as_wire()));
+            let bytes = data.bytes_mut();
+            let incoming = Incoming { peer, start: bytes.as_mut_ptr(), bytes: bytes.len() };
+            // SAFETY: the data are borrowed until the exchange is over.
+            unsafe { Half::incoming(self.link(), call, incoming, true) }
         });
         point_to_point::exchange(&self.handshake, sends.collect(), receives.collect())
     }
@@ -437,6 +427,10 @@ macro_rules! communicator {
                 work: &mut $crate::memory::Work<'_>,
             ) -> $crate::error::Result<bool> {
                 self.ranks.with_windows(vector, work)
+            }
+
+            fn needs_shared_buffers(&self) -> bool {
+                self.ranks.needs_shared_buffers()
             }
         }
 

@@ -93,6 +93,10 @@ impl SharedWindows for MessagePassing {
         self.handshake.check(operation)?;
         Ok(true)
     }
+
+    fn needs_shared_buffers(&self) -> bool {
+        true
+    }
 }
 
 impl MessagePassing {

@@ -8,56 +8,36 @@ use super::{NcclCommunicator, share};
 use crate::comm::{PacketConnection, Ranks, ReduceOp, Scaling};
 use crate::driver::{DeviceSlice, Kernels, Queue};
 use crate::error::{Call, Result};
-use crate::kernels::cuda::{MailboxSize, Shots, sum_entries};
+use crate::kernels::cuda::{MailboxSize, PacketLimits, Shots, sum_entries};
 use crate::memory::{PeerMemory, RawSlice};
 
-/// The sizes up to which sums are small, equal on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Thresholds {
-    /// The largest sum that the kernels compute, in bytes.
-    pub(super) most_bytes: usize,
-    /// The largest one for which every rank sends all data to all others, in bytes.
-    pub(super) one_shot_bytes: usize,
-}
-
-impl Thresholds {
-    /// The sizes up to which the kernels were faster than NCCL, and one shot faster than two. Measured in graphs, on two and four H100 with
-    /// NVLink, and for more ranks on one H100 that they share. GPUs of other generations, by the major number of their compute capability, get the
-    /// sizes that were faster by far.
-    pub(super) fn measured(generation: i32, world_size: usize) -> Self {
-        const HOPPER: i32 = 9;
-        let (most_bytes, one_shot_bytes) = match world_size {
-            2 => (8 << 20, 2 << 20),
-            3 | 4 => (8 << 20, 256 << 10),
-            _ => (8 << 20, 128 << 10),
-        };
-        let most_bytes = if generation == HOPPER { most_bytes } else { 256 << 10 };
-        Self { most_bytes, one_shot_bytes }
-    }
-
-    pub(super) fn min(self, other: Self) -> Self {
-        Self {
-            most_bytes: self.most_bytes.min(other.most_bytes),
-            one_shot_bytes: self.one_shot_bytes.min(other.one_shot_bytes),
-        }
-    }
+/// The sizes up to which the kernels were faster than NCCL, and one shot faster than two. Measured in graphs, on two and four H100 with
+/// NVLink, and for more ranks on one H100 that they share. GPUs of other generations, by the major number of their compute capability, get the
+/// sizes that were faster by far.
+pub(super) fn measured_limits(generation: i32, world_size: usize) -> PacketLimits {
+    const HOPPER: i32 = 9;
+    let one_shot_bytes = match world_size {
+        2 => 2 << 20,
+        3 | 4 => 256 << 10,
+        _ => 128 << 10,
+    };
+    PacketLimits { most_bytes: if generation == HOPPER { 8 << 20 } else { 256 << 10 }, one_shot_bytes }
 }
 
 /// The mailboxes of a communicator whose kernels access the memory of all ranks.
 #[derive(Debug)]
 pub(super) struct LowLatency {
     packets: Arc<PacketConnection>,
-    thresholds: Thresholds,
+    limits: PacketLimits,
     world_size: usize,
 }
 
 impl LowLatency {
     /// Maps the mailboxes; every rank must call it. `None`, on every rank, if the kernels cannot access the memory of all ranks, if memory
     /// for mailboxes does not suffice on one of them, or if a recorded graph of another communicator needs the residency slots.
-    pub(super) fn connect(comm: &NcclCommunicator, thresholds: Thresholds) -> Result<Option<Self>> {
-        let Thresholds { most_bytes, one_shot_bytes } = thresholds;
+    pub(super) fn connect(comm: &NcclCommunicator, limits: PacketLimits) -> Result<Option<Self>> {
         // On several machines no memory is shared, and none need be allocated to find that out.
-        if most_bytes == 0 || !comm.session.neighbours.on_one_host {
+        if limits.most_bytes == 0 || !comm.session.neighbours.on_one_host {
             return Ok(None);
         }
         let agree = |outcome: Result<()>| {
@@ -68,18 +48,17 @@ impl LowLatency {
             Ok(all.iter().all(|answer| answer[..] == [1]))
         };
         let ranks @ (_, world_size) = (comm.rank(), comm.world_size());
-        let size = MailboxSize::for_sums(most_bytes, world_size);
+        let size = MailboxSize::for_sums(limits.most_bytes, world_size);
         let kernels = (Kernels::Small, &sum_entries(world_size)[..]);
         let packets = PacketConnection::new(ranks, comm, &comm.session.device, size, kernels, &agree)?;
         Ok(packets.map(|packets| {
-            let one_shot_bytes = one_shot_bytes.min(packets.group.most_bytes(Shots::One));
-            let thresholds = Thresholds { one_shot_bytes, ..thresholds };
-            Self { packets: Arc::new(packets), thresholds, world_size: comm.world_size() }
+            let one_shot_bytes = limits.one_shot_bytes.min(packets.group.most_bytes(Shots::One));
+            Self { packets: Arc::new(packets), limits: PacketLimits { one_shot_bytes, ..limits }, world_size }
         }))
     }
 
     pub(super) fn most_bytes(&self) -> usize {
-        self.thresholds.most_bytes
+        self.limits.most_bytes
     }
 
     /// The factor of all elements, and the number of shots, of an all-reduce that the kernels compute. Its arguments decide, which are
@@ -88,16 +67,14 @@ impl LowLatency {
         if !data.dtype.is_float() {
             return None;
         }
-        let bytes = data.len * data.dtype.size_bytes();
         let factor = match op {
             ReduceOp::Sum => scaling.before * scaling.after,
             ReduceOp::Mean => scaling.before * scaling.after / self.world_size as f64,
             ReduceOp::Max | ReduceOp::Min => return None,
         };
-        let Thresholds { most_bytes, one_shot_bytes } = self.thresholds;
         // Factors whose product overflows or underflows have to be applied one by one.
-        let takes = (1..=most_bytes).contains(&bytes) && factor.is_normal();
-        takes.then_some((factor, if bytes <= one_shot_bytes { Shots::One } else { Shots::Two }))
+        let shots = self.limits.shots(data.len * data.dtype.size_bytes()).filter(|_| factor.is_normal())?;
+        Some((factor, shots))
     }
 }
 
@@ -138,9 +115,9 @@ mod tests {
 
     #[test]
     fn the_slowest_generation_of_gpus_and_the_number_of_ranks_decide() {
-        let [hopper, older] = [9, 8].map(|generation| Thresholds::measured(generation, 2));
+        let [hopper, older] = [9, 8].map(|generation| measured_limits(generation, 2));
         assert_eq!((hopper.most_bytes, older.most_bytes), (8 << 20, 256 << 10));
         assert_eq!((hopper.min(older), older.min(hopper)), (older, older));
-        assert!((2..=8).map(|ranks| Thresholds::measured(9, ranks).one_shot_bytes).is_sorted_by(|a, b| a >= b));
+        assert!((2..=8).map(|ranks| measured_limits(9, ranks).one_shot_bytes).is_sorted_by(|a, b| a >= b));
     }
 }

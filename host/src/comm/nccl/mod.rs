@@ -183,7 +183,7 @@ impl NcclCommunicator {
         let _scope = scope::within(Operation::SetUp);
         let abort = Arc::new(HostFlag::new(queue)?);
         let connected = setup::connect(&member, queue, options, parent)?;
-        let thresholds = connected.thresholds;
+        let limits = connected.limits;
         let session = Arc::new(Session::new(connected, member, queue.clone(), options, abort));
         let watched = session.clone();
         let watcher = std::thread::Builder::new()
@@ -209,7 +209,7 @@ impl NcclCommunicator {
             host: std::cell::OnceCell::new(),
             one_thread: PhantomData,
         };
-        comm.low_latency = LowLatency::connect(&comm, thresholds)?;
+        comm.low_latency = LowLatency::connect(&comm, limits)?;
         Ok(comm)
     }
 

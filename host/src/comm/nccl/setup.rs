@@ -12,12 +12,13 @@ use serde::{Deserialize, Serialize};
 
 use super::NcclOptions;
 use super::companions::{Companions, Handle};
-use super::low_latency::Thresholds;
+use super::low_latency::measured_limits;
 use super::primitive::Refused;
 use super::session::Neighbours;
 use crate::bootstrap::Member;
 use crate::driver::{Device, DeviceAttribute, Queue, Sharers, process_number};
 use crate::error::{CommError, Error, Operation, Result};
+use crate::kernels::cuda::PacketLimits;
 use crate::sys::nccl::{Comm, Config, Nccl, NcclError, ResultCode, UNDEFINED, UniqueId, Version};
 
 const OPERATION: &str = "nccl communicator";
@@ -58,7 +59,8 @@ pub(super) struct Connected {
     pub(super) handle: Comm,
     pub(super) companions: Arc<Companions>,
     pub(super) neighbours: Neighbours,
-    pub(super) thresholds: Thresholds,
+    /// The sizes of sums by this crate's kernels.
+    pub(super) limits: PacketLimits,
 }
 
 /// Makes this rank's communicator. `parent` describes the sharing of the GPU in the communicator that it was split from.
@@ -103,7 +105,7 @@ pub(super) fn connect(member: &Member, queue: &Queue, options: &NcclOptions, par
     }
     let in_process = hellos.iter().filter(|other| other.process == hellos[member.rank()].process).count();
     let companions = Companions::of(&hellos[0].unique_id, in_process);
-    Ok(Connected { nccl, handle: handle.0, companions, neighbours, thresholds: thresholds(&hellos) })
+    Ok(Connected { nccl, handle: handle.0, companions, neighbours, limits: limits(&hellos) })
 }
 
 /// The identity of this machine: NCCL's override if it is set, so that NCCL and this crate distinguish the same machines.
@@ -140,14 +142,11 @@ fn neighbours(hellos: &[Hello], rank: usize, parent: Sharers) -> Neighbours {
 }
 
 /// The sizes of sums by this crate's kernels: the smallest that suit the GPU of some rank.
-fn thresholds(hellos: &[Hello]) -> Thresholds {
-    let of = |hello: &Hello| Thresholds::measured(hello.generation, hellos.len());
-    let least = hellos.iter().map(of).reduce(Thresholds::min).expect("at least this rank");
+fn limits(hellos: &[Hello]) -> PacketLimits {
+    let of = |hello: &Hello| measured_limits(hello.generation, hellos.len());
+    let least = hellos.iter().map(of).reduce(PacketLimits::min).expect("at least this rank");
     let [most_bytes, one_shot_bytes] = hellos[0].low_latency;
-    Thresholds {
-        most_bytes: most_bytes.unwrap_or(least.most_bytes),
-        one_shot_bytes: one_shot_bytes.unwrap_or(least.one_shot_bytes),
-    }
+    least.or_given(most_bytes, one_shot_bytes)
 }
 
 /// The part of a rank in the set-up that may fail on this rank alone.

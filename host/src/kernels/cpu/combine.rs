@@ -208,7 +208,7 @@ mod tests {
 
     fn check<T: Float>() {
         let inputs = vectors::<T>();
-        let slices: Vec<Slice<'_>> = inputs.iter().map(|input| Slice::from(input)).collect();
+        let slices: Vec<Slice<'_>> = inputs.iter().map(Slice::from).collect();
         let weights: Vec<f64> = (0..SEGMENTS.len() * RANKS).map(|index| (index as f64).cos()).collect();
 
         let mut expected = inputs[0].clone();
@@ -247,7 +247,7 @@ mod tests {
     fn sums_of_any_dtype_are_rounded_to_any_other() {
         fn check<S: Float, D: Float>() {
             let inputs = vectors::<S>();
-            let slices: Vec<Slice<'_>> = inputs.iter().map(|input| Slice::from(input)).collect();
+            let slices: Vec<Slice<'_>> = inputs.iter().map(Slice::from).collect();
             let weights: Vec<f64> = (0..SEGMENTS.len() * RANKS).map(|index| (index as f64).cos()).collect();
             let mut expected = vec![D::from_f64(7.0); inputs[0].len()];
             let mut found = expected.clone();

@@ -369,7 +369,7 @@ mod tests {
         }
 
         fn slices<T: Float>(vectors: &[Vec<T>]) -> Vec<Slice<'_>> {
-            vectors.iter().map(|vector| Slice::from(vector)).collect()
+            vectors.iter().map(Slice::from).collect()
         }
 
         let (f64s, f32s) = (vectors::<f64>(), vectors::<f32>());

@@ -5,7 +5,7 @@
 
 use gradsync_device::abi::{PIECE_TILES, Piece, ZERO_TILE_BYTES, finite_tile_len, tile_len};
 
-use super::{pointer, pointer_mut, upload_words};
+use super::{pointer, pointer_mut, upload_words, words_of};
 use crate::driver::{Argument, DeviceSlice, DeviceSliceMut, Queue};
 use crate::error::{Result, same_len};
 use crate::kernels::{Overlap, check_places};
@@ -238,13 +238,8 @@ impl<'a> Pieces<'a> {
     /// The conditions of [`Queue::launch`]; the pieces must satisfy the contract of the kernel.
     unsafe fn launch(self, name: &str) -> Result<()> {
         let Some(queue) = self.queue.filter(|_| self.blocks > 0) else { return Ok(()) };
-        let words: Vec<u64> = self
-            .pieces
-            .iter()
-            .flat_map(|piece| [piece.destination, piece.source, piece.len, piece.first_block])
-            .collect();
         let _held = queue.hold();
-        let table = queue.table(&words)?;
+        let table = queue.table(&words_of(&self.pieces))?;
         let arguments = [(&table).into(), self.pieces.len().into()];
         // SAFETY: the caller's promise; the table has that many rows.
         Ok(unsafe { queue.launch(name, self.blocks, &arguments) }?)

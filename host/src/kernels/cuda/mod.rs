@@ -13,9 +13,11 @@ mod segments;
 pub(crate) use elementwise::scale_in_place;
 pub use elementwise::{accumulate, accumulate_all, all_finite, cast, cast_all, pack, scale, unpack, zero, zero_all};
 pub(crate) use packet_adasum::{PacketAdasum, PacketPlan};
-pub(crate) use packets::{MailboxSize, PacketGroup, Shots, sum_entries};
+pub(crate) use packets::{MailboxSize, PacketGroup, PacketLimits, Shots, sum_entries};
 pub use segments::SegmentWorkspace;
 pub(crate) use segments::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
+
+use gradsync_device::abi::{TableRow, bytes_of};
 
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
@@ -36,4 +38,9 @@ fn upload_words(queue: &Queue, words: &[u64]) -> Result<DeviceBuffer> {
     let mut table = DeviceBuffer::allocate(queue, DType::F64, words.len())?;
     table.as_mut_slice().upload(words.into())?;
     Ok(table)
+}
+
+/// The rows of a table in the words that [`upload_words`] takes.
+fn words_of<T: TableRow>(rows: &[T]) -> Vec<u64> {
+    bytemuck::pod_collect_to_vec(bytes_of(rows))
 }

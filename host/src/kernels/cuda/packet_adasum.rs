@@ -10,7 +10,7 @@ use gradsync_device::abi::{
 
 use super::packets::{MailboxSize, PacketGroup, Shots};
 use super::segments::{short_flags, width};
-use super::{pointer, pointer_mut, upload_words};
+use super::{pointer, pointer_mut, upload_words, words_of};
 use crate::driver::{Claim, DeviceBuffer, DeviceSliceMut, Grid, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -99,19 +99,9 @@ impl PacketPlan {
         self.world_size > 2 || self.dtype == DType::F64
     }
 
-    /// The arena and its tables in the layout that the kernel reads.
+    /// The arena and its tables, as the kernel reads them.
     fn words(&self) -> Vec<u64> {
-        let arena = &self.arena;
-        let counts = [arena.peers, arena.most_reduced, arena.chunk_count, arena.layer_count];
-        let parts = [arena.window_len, arena.products, arena.weights, arena.exact_sums, arena.end_of_area];
-        let rest = [arena.moving_log2, arena.multiplying_log2, arena.most_chunks];
-        let consecutive = |chunks: &PacketChunks| pair(chunks.first, chunks.count);
-        let of_chunk = |chunk: &PacketChunk| {
-            [pair(chunk.begin, chunk.len), pair(chunk.owner, chunk.layer), consecutive(&chunk.of_layer)]
-        };
-        let tables = self.chunks.iter().flat_map(of_chunk).chain(self.layers.iter().map(consecutive));
-        let numbers = counts.into_iter().chain(parts).chain(rest);
-        arena.reduced.iter().map(consecutive).chain(numbers).chain(tables).collect()
+        [words_of(&[self.arena]), words_of(&self.chunks), words_of(&self.layers)].concat()
     }
 
     /// Sets the number of threads that move a chunk, for launches of up to so many blocks: as many as the longest chunk has packets, unless
@@ -256,15 +246,8 @@ fn longest_log2(chunks: &[PacketChunk], dtype: DType) -> u32 {
     longest.next_power_of_two().clamp(LEAST_TEAM, most_threads(dtype) as usize).ilog2()
 }
 
-/// Two numbers of four bytes in the order in which kernels read them.
-fn pair(first: u32, second: u32) -> u64 {
-    bytemuck::cast([first, second])
-}
-
 #[cfg(test)]
 mod tests {
-    use std::mem::offset_of;
-
     use gradsync_device::abi::packet_adasum_parts;
     use gradsync_device::math::precise::SUMS;
     use proptest::prelude::*;
@@ -363,51 +346,5 @@ mod tests {
             let sums = if has_exact_path { chunks * (width - 1) * sums_of_pair } else { 0 } as u64;
             prop_assert_eq!(arena.end_of_area - arena.exact_sums, sums);
         }
-    }
-
-    #[test]
-    fn every_field_is_where_kernels_read_it() {
-        let arena = PacketArena {
-            reduced: from_fn(|place| PacketChunks { first: place as u32, count: 0 }),
-            peers: 8,
-            most_reduced: 9,
-            chunk_count: 10,
-            layer_count: 11,
-            window_len: 12,
-            products: 13,
-            weights: 14,
-            exact_sums: 15,
-            end_of_area: 16,
-            moving_log2: 17,
-            multiplying_log2: 18,
-            most_chunks: 19,
-        };
-        let chunk = PacketChunk { begin: 1, len: 2, owner: 3, layer: 4, of_layer: PacketChunks { first: 5, count: 6 } };
-        let plan = PacketPlan {
-            dtype: DType::F32,
-            world_size: 2,
-            arena_len: 0,
-            chunks: vec![chunk; 2],
-            layers: vec![PacketChunks { first: 7, count: 8 }],
-            lens: Vec::new(),
-            arena,
-        };
-        let words = plan.words();
-        assert!(words[..20].iter().copied().eq(0..20));
-        assert_eq!(size_of::<PacketArena>(), 20 * 8);
-        macro_rules! assert_fields {
-            ($($field:ident)*) => {
-                $(assert_eq!(offset_of!(PacketArena, $field) as u64, arena.$field * 8, stringify!($field));)*
-            };
-        }
-        assert_eq!(offset_of!(PacketArena, reduced), 0);
-        assert_fields!(peers most_reduced chunk_count layer_count window_len products weights exact_sums end_of_area moving_log2 multiplying_log2 most_chunks);
-        assert_eq!(bytemuck::cast_slice::<u64, u32>(&words[20..]), [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!([size_of::<PacketChunk>(), size_of::<PacketChunks>()], [24, 8]);
-        assert_eq!(
-            [offset_of!(PacketChunk, len), offset_of!(PacketChunk, owner), offset_of!(PacketChunk, layer)],
-            [4, 8, 12]
-        );
-        assert_eq!([offset_of!(PacketChunk, of_layer), offset_of!(PacketChunks, count)], [16, 4]);
     }
 }

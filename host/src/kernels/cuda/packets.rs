@@ -5,7 +5,7 @@
 use gradsync_device::abi::{Mailboxes, PACKET_BLOCKS, PACKET_BYTES, PACKET_THREADS, THREADS, WARP};
 
 use super::segments::width;
-use super::{pointer, upload_words};
+use super::{pointer, upload_words, words_of};
 use crate::driver::{Argument, Claim, DeviceBuffer, DeviceSlice, Grid, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -24,6 +24,41 @@ impl Shots {
     fn entry(self, dtype: DType, width: usize) -> String {
         let family = if self == Self::One { "one_shot" } else { "two_shot" };
         format!("{family}_{dtype}_p{width}")
+    }
+}
+
+/// The sizes of tensors, in bytes, up to which packets carry them; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PacketLimits {
+    pub(crate) most_bytes: usize,
+    /// The largest size at which every rank sends all data to all others.
+    pub(crate) one_shot_bytes: usize,
+}
+
+impl PacketLimits {
+    /// Packets carry nothing.
+    pub(crate) const NONE: Self = Self { most_bytes: 0, one_shot_bytes: 0 };
+
+    /// The number of shots for `bytes` bytes, if packets carry them.
+    pub(crate) fn shots(self, bytes: usize) -> Option<Shots> {
+        let is_carried = (1..=self.most_bytes).contains(&bytes);
+        is_carried.then_some(if bytes <= self.one_shot_bytes { Shots::One } else { Shots::Two })
+    }
+
+    /// These limits, except where another one is given.
+    pub(crate) fn or_given(self, most_bytes: Option<usize>, one_shot_bytes: Option<usize>) -> Self {
+        Self {
+            most_bytes: most_bytes.unwrap_or(self.most_bytes),
+            one_shot_bytes: one_shot_bytes.unwrap_or(self.one_shot_bytes),
+        }
+    }
+
+    /// The smaller ones of both limits.
+    pub(crate) fn min(self, other: Self) -> Self {
+        Self {
+            most_bytes: self.most_bytes.min(other.most_bytes),
+            one_shot_bytes: self.one_shot_bytes.min(other.one_shot_bytes),
+        }
     }
 }
 
@@ -89,7 +124,8 @@ impl PacketGroup {
             common_packets: size.common_packets as u64,
             mailboxes: std::array::from_fn(|rank| mailboxes.get(rank).copied().unwrap_or(0)),
         };
-        let table = upload_words(queue, &words(&group))?;
+        // The counters follow the group.
+        let table = upload_words(queue, &[&words_of(&[group])[..], &[0]].concat())?;
         // Launches may be in other queues.
         queue.synchronize()?;
         Ok(Self { queue: queue.clone(), world_size, slot_packets: size.slot_packets, claim, table })
@@ -176,16 +212,8 @@ fn grid(packets: u64, [small, large]: [u64; 2]) -> (u32, Grid) {
     (of_multiprocessor, Grid { blocks: packets.div_ceil(threads.into()).min(places), threads })
 }
 
-/// The table in the layout that the kernels read, with the counters behind it.
-fn words(group: &Mailboxes) -> Vec<u64> {
-    let head = [group.rank, group.world_size, group.abort, group.slot_packets, group.common_packets];
-    [&head[..], &group.mailboxes, &[0]].concat()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::mem::offset_of;
-
     use gradsync_device::abi::MOST_PEERS;
     use proptest::prelude::*;
 
@@ -235,19 +263,5 @@ mod tests {
             (PACKET_BLOCKS, Grid { blocks: 396, threads: THREADS }),
             "a GPU of its own"
         );
-    }
-
-    #[test]
-    fn every_field_is_where_kernels_read_it() {
-        let mailboxes = std::array::from_fn(|rank| 6 + rank as u64);
-        let words =
-            words(&Mailboxes { rank: 1, world_size: 2, abort: 3, slot_packets: 4, common_packets: 5, mailboxes });
-        let (counters, group) = words.split_last().expect("the counters");
-        assert_eq!(*counters, 0, "no calls yet");
-        assert_eq!(size_of_val(group), size_of::<Mailboxes>());
-        assert_eq!(group, (1..=5 + MOST_PEERS as u64).collect::<Vec<_>>());
-        assert_eq!(offset_of!(Mailboxes, mailboxes), 5 * 8);
-        assert_eq!(offset_of!(Mailboxes, slot_packets), 3 * 8);
-        assert_eq!(offset_of!(Mailboxes, common_packets), 4 * 8);
     }
 }

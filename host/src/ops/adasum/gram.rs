@@ -1,16 +1,16 @@
 //! The Gram form of Adasum: the vectors are exchanged once, each rank multiplies its part of all vectors with each other, one small
 //! all-reduce adds the products, and every rank computes the same weights and its part of the weighted sum.
 //!
-//! A part is divided into chunks; while the transport moves one chunk, the CPU works on another. Where collectives are faster, two of them
-//! move all parts instead ([`Gram::run_on_host`]). A [`Vector`] is the storage of this rank's vector, with its transfers to and from the
-//! host.
+//! A part is processed in steps; while the transport moves the data of one step, the CPU works on another. Where collectives are faster, two
+//! of them move all parts instead ([`Gram::run_on_host`]). A [`Vector`] is the storage of this rank's vector, with its transfers to and from
+//! the host.
 
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
 
 use gradsync_device::math::adasum::{self, Criterion, Pair};
 
-use super::{AdasumReport, Granularity, OPERATION, for_tensors};
+use super::{AdasumReport, Granularity, OPERATION};
 use crate::buffer::{Parts, Scratch};
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
@@ -20,86 +20,140 @@ use crate::plan::chunks::{Chunk, LONGEST_CHUNK, SumTable};
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
 
-/// The size in bytes of one rank's piece of a chunk, which is one message between two ranks. Pieces begin at boundaries of tensors' chunks.
+/// The size in bytes of one rank's piece of a step, which is one message between two ranks. Pieces begin at boundaries of tensors' chunks.
 const PIECE_BYTES: usize = 1 << 20;
 const _: () = assert!(PIECE_BYTES / DType::F64.size_bytes() % LONGEST_CHUNK == 0);
 
-/// The division of vectors: each into as many parts as there are vectors, and each part into chunks.
+/// The division of vectors: each into as many parts as there are vectors, and the work on a part into steps.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cut {
+pub(super) struct Cut {
     vectors: usize,
     part_len: usize,
-    chunk_len: usize,
+    step_len: usize,
     dtype: DType,
 }
 
 impl Cut {
     /// Divides `vectors` vectors, each into as many parts of `part_len` elements.
-    pub(crate) fn new(dtype: DType, vectors: usize, part_len: usize) -> Self {
-        Cut { vectors, part_len, chunk_len: (PIECE_BYTES / dtype.size_bytes()).min(part_len.max(1)), dtype }
+    pub(super) fn new(dtype: DType, vectors: usize, part_len: usize) -> Self {
+        Cut { vectors, part_len, step_len: (PIECE_BYTES / dtype.size_bytes()).min(part_len.max(1)), dtype }
     }
 
-    /// The number of chunks of a part.
-    pub(crate) fn chunks(self) -> usize {
-        self.part_len.div_ceil(self.chunk_len)
+    /// The number of steps.
+    pub(super) fn steps(self) -> usize {
+        self.part_len.div_ceil(self.step_len)
     }
 
-    /// The element range of a chunk in its part.
-    pub(super) fn chunk(self, chunk: usize) -> Range<usize> {
-        chunk * self.chunk_len..self.part_len.min((chunk + 1) * self.chunk_len)
+    /// The elements of a part that a step processes.
+    pub(super) fn of_part(self, step: usize) -> Range<usize> {
+        step * self.step_len..self.part_len.min((step + 1) * self.step_len)
     }
 
     /// The number of elements of this rank's part in all other ranks' vectors.
-    pub(crate) fn received_len(self) -> usize {
+    pub(super) fn received_len(self) -> usize {
         (self.vectors - 1) * self.part_len
     }
 
-    /// The ranges of a chunk of every part in a whole vector, in order.
+    /// The pieces of a step in a whole vector: its elements of every part, in order.
     #[cfg(feature = "cuda")]
-    pub(crate) fn pieces(self, chunk: usize) -> impl Iterator<Item = Range<usize>> + Clone {
-        self.pieces_of(self.vectors * self.part_len, chunk)
+    pub(super) fn pieces(self, step: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+        self.pieces_of(self.vectors * self.part_len, step)
     }
 
-    /// The ranges of a chunk of every part in `len` elements of whole parts.
-    fn pieces_of(self, len: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> + Clone {
-        let Range { start, end } = self.chunk(chunk);
+    /// The pieces of a step in `len` elements of whole parts.
+    fn pieces_of(self, len: usize, step: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+        let Range { start, end } = self.of_part(step);
         (0..len / self.part_len).map(move |part| part * self.part_len + start..part * self.part_len + end)
     }
 
     /// The dtype of the vectors.
     #[cfg(feature = "cuda")]
-    pub(crate) fn dtype(self) -> DType {
+    pub(super) fn dtype(self) -> DType {
         self.dtype
     }
 
     /// The length of the longest piece in elements.
     #[cfg(feature = "cuda")]
-    pub(crate) fn longest_piece(self) -> usize {
-        self.chunk_len
+    pub(super) fn longest_piece(self) -> usize {
+        self.step_len
     }
 }
 
-/// The storage of this rank's vector: source of the parts that other ranks reduce, and destination of their results. Callers process the
-/// chunks in order, twice: first they fetch and read all chunks, then they fill and store all. The caller reduces this rank's own part in
-/// place.
-pub(crate) trait Vector {
-    /// Starts to fetch a chunk of every part; does not wait.
-    fn fetch(&mut self, chunk: usize) -> Result<()>;
-
-    /// A fetched chunk of every other rank's part, in order; waits for [`fetch`](Self::fetch), and writes the own part's chunk to `own`.
-    fn pieces(&mut self, chunk: usize, own: SliceMut<'_>) -> Result<Vec<Slice<'_>>>;
-
-    /// The destinations of a chunk of every other rank's part of the result; `own` is the result's chunk of the own part.
-    fn places(&mut self, chunk: usize, own: Slice<'_>) -> Result<Vec<SliceMut<'_>>>;
-
-    /// Stores a chunk of the result from its destinations into the vector; need not wait.
-    fn store(&mut self, chunk: usize) -> Result<()>;
+/// The part of all vectors that a rank reduces.
+pub(super) struct Part {
+    pub(super) cut: Cut,
+    /// The table of products of all layers, whose windows are the parts of all ranks.
+    pub(super) table: SumTable,
+    /// The begin of the part in the arena of the table.
+    pub(super) begin: usize,
+    /// The criterion of the exact path for each layer.
+    pub(super) criteria: Vec<Criterion>,
+    /// The tensors of the part: each is a layer, or all together are one.
+    pub(super) tensors: Vec<Range<usize>>,
 }
 
-/// A chunk of this rank's part of all vectors.
+impl Part {
+    /// A part of `vectors` vectors: the elements in `window` of an arena with these tensors. All ranks' parts have the same length.
+    pub(super) fn new(
+        dtype: DType,
+        vectors: usize,
+        tensors: &[Range<usize>],
+        granularity: Granularity,
+        window: Range<usize>,
+    ) -> Self {
+        let criterion = |len| Criterion::of(dtype == DType::F64, len);
+        Self {
+            cut: Cut::new(dtype, vectors, window.len()),
+            table: granularity.table(tensors, window.len()),
+            begin: window.start,
+            // Gaps between tensors do not count.
+            criteria: match granularity {
+                Granularity::Tensor => tensors.iter().map(|tensor| criterion(tensor.len())).collect(),
+                Granularity::Whole => vec![criterion(tensors.iter().map(Range::len).sum())],
+            },
+            tensors: segments::clip(tensors, window),
+        }
+    }
+
+    /// The part of this rank, where each rank has a vector.
+    fn of_rank(comm: &dyn Communicator, parts: &Parts<'_>, granularity: Granularity) -> Self {
+        let len = parts.arena.len() / comm.world_size();
+        let window = comm.rank() * len..(comm.rank() + 1) * len;
+        Self::new(parts.arena.dtype(), comm.world_size(), parts.tensors, granularity, window)
+    }
+
+    /// The chunks of tensors, by which products are summed, in some elements of the part.
+    pub(super) fn chunks_in(&self, elements: Range<usize>) -> Vec<Chunk> {
+        self.table.within(self.begin + elements.start..self.begin + elements.end)
+    }
+
+    /// A table of products of all layers, filled with zeros.
+    pub(super) fn no_products(&self) -> Vec<f64> {
+        vec![0.0; self.table.row_count() * adasum::products(self.cut.vectors)]
+    }
+}
+
+/// The storage of this rank's vector: source of the parts that other ranks reduce, and destination of their results. Callers go through
+/// the steps in order, twice: first they fetch and read all pieces, then they fill and store all. The caller reduces this rank's own part in
+/// place.
+pub(super) trait Vector {
+    /// Starts to fetch the pieces of a step; does not wait.
+    fn fetch(&mut self, step: usize) -> Result<()>;
+
+    /// The fetched pieces of the other ranks' parts, in order; waits for [`fetch`](Self::fetch), and writes the own part's piece to `own`.
+    fn pieces(&mut self, step: usize, own: SliceMut<'_>) -> Result<Vec<Slice<'_>>>;
+
+    /// The destinations of the result's pieces of the other ranks' parts; `own` is its piece of the own part.
+    fn places(&mut self, step: usize, own: Slice<'_>) -> Result<Vec<SliceMut<'_>>>;
+
+    /// Stores the pieces of the result from their destinations into the vector; need not wait.
+    fn store(&mut self, step: usize) -> Result<()>;
+}
+
+/// The elements of a step in this rank's part of all vectors.
 struct Gathered<'a> {
     own: SliceMut<'a>,
-    /// The chunks of the other ranks' vectors, in order.
+    /// The other ranks' vectors, in order.
     others: SliceMut<'a>,
 }
 
@@ -127,7 +181,7 @@ fn pieces_of(arena: Slice<'_>, len: usize) -> Vec<Slice<'_>> {
 
 /// The extent of the result on a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Extent {
+pub(super) enum Extent {
     /// The rank's own part; the other parts are unspecified.
     Own,
     /// All parts.
@@ -135,22 +189,14 @@ pub(crate) enum Extent {
 }
 
 /// One reduction.
-pub(crate) struct Gram<'a> {
+pub(super) struct Gram<'a> {
     /// The ranks with the vectors, one rank per vector.
-    pub(crate) across: &'a dyn Communicator,
+    pub(super) across: &'a dyn Communicator,
     /// The ranks over which products are added: all ranks that have a part of the vectors.
-    pub(crate) all: &'a dyn Communicator,
-    pub(crate) cut: Cut,
-    /// The table of products of all layers, whose windows are the parts of all ranks.
-    pub(crate) table: &'a SumTable,
-    /// The begin of this rank's part in the arena of the table.
-    pub(crate) begin: usize,
-    /// The criterion of the exact path for each layer.
-    pub(crate) criteria: &'a [Criterion],
-    /// The tensors of this rank's part: each is a layer, or all together are one.
-    pub(crate) tensors: &'a [Range<usize>],
+    pub(super) all: &'a dyn Communicator,
+    pub(super) part: &'a Part,
     /// The extent of the result on this rank.
-    pub(crate) extent: Extent,
+    pub(super) extent: Extent,
 }
 
 /// The solution from the products of all ranks.
@@ -162,72 +208,62 @@ pub(super) struct Solution {
     pub(super) trees: Option<cpu::Trees>,
 }
 
-/// The inputs of the arithmetic, which runs concurrently with the transport.
-#[derive(Clone, Copy)]
-struct Part<'a> {
-    cut: Cut,
-    table: &'a SumTable,
-    begin: usize,
-    tensors: &'a [Range<usize>],
-}
-
 impl Gram<'_> {
     /// Replaces this rank's vector: its own part `own`, and the other parts in `vector`. `received` is workspace of
-    /// [`received_len`](Cut::received_len) elements: one allocation for all chunks, so that the memory can lie in large pages.
-    pub(crate) fn run(
+    /// [`received_len`](Cut::received_len) elements: one allocation for all steps, so that the memory can lie in large pages.
+    pub(super) fn run(
         &self,
         own: SliceMut<'_>,
         vector: &mut dyn Vector,
         received: SliceMut<'_>,
     ) -> Result<AdasumReport> {
-        let Gram { across, cut, extent, .. } = *self;
-        let part = self.part();
-        let rank = across.rank();
-        let chunks = || (0..cut.chunks()).map(|chunk| cut.chunk(chunk));
+        let Gram { across, part, extent, .. } = *self;
+        let (rank, cut) = (across.rank(), part.cut);
+        let ranges = || (0..cut.steps()).map(|step| cut.of_part(step));
         let others = cut.vectors - 1;
-        let received = received.ranges_mut(chunks().map(|chunk| chunk.start * others..chunk.end * others));
-        let mut memory = own.ranges_mut(chunks()).into_iter().zip(received);
+        let received = received.ranges_mut(ranges().map(|range| range.start * others..range.end * others));
+        let mut memory = own.ranges_mut(ranges()).into_iter().zip(received);
 
-        let mut products = self.no_products();
-        if cut.chunks() > 0 {
+        let mut products = part.no_products();
+        if cut.steps() > 0 {
             vector.fetch(0)?;
         }
-        let exchange = |chunk: usize| {
-            if chunk + 1 < cut.chunks() {
-                vector.fetch(chunk + 1)?;
+        let exchange = |step: usize| {
+            if step + 1 < cut.steps() {
+                vector.fetch(step + 1)?;
             }
-            let (mut own, mut others) = memory.next().expect("one for each chunk");
-            let pieces = vector.pieces(chunk, own.reborrow())?;
+            let (mut own, mut others) = memory.next().expect("one for each step");
+            let pieces = vector.pieces(step, own.reborrow())?;
             exchange_pieces(across, &pieces, others.reborrow())?;
             Ok(Gathered { own, others })
         };
-        let mut chunks = Vec::new();
-        receive(cut.chunks(), exchange, |chunk, gathered| {
-            cpu::add_gram(&mut products, &gathered.vectors(rank), &part.chunks_of(chunk));
-            chunks.push(gathered);
+        let mut all_gathered = Vec::new();
+        receive(cut.steps(), exchange, |step, gathered| {
+            cpu::add_gram(&mut products, &gathered.vectors(rank), &part.chunks_in(cut.of_part(step)));
+            all_gathered.push(gathered);
             Ok(())
         })?;
-        let Solution { report, of_tensors, trees } = self.solve(products, &|chunk| chunks[chunk].vectors(rank))?;
-        let combine = chunks.iter_mut().enumerate().map(|(chunk, gathered)| {
-            let tensors = part.tensors_of(chunk);
+        let Solution { report, of_tensors, trees } = self.solve(products, &|step| all_gathered[step].vectors(rank))?;
+        let combine = all_gathered.iter_mut().enumerate().map(|(step, gathered)| {
+            let tensors = segments::clip(&part.tensors, cut.of_part(step));
             cpu::combine_in_place(&mut gathered.operands(rank), &of_tensors, trees.as_ref(), &tensors)?;
             Ok(gathered.own.as_slice())
         });
-        send(cut.chunks(), combine, |chunk, own| match extent {
+        send(cut.steps(), combine, |step, own| match extent {
             Extent::Own => Ok(()),
             Extent::All => {
-                gather_pieces(across, own, vector.places(chunk, own)?)?;
-                vector.store(chunk)
+                gather_pieces(across, own, vector.places(step, own)?)?;
+                vector.store(step)
             }
         })?;
         Ok(report)
     }
 
-    /// Replaces this rank's vector, which lies in host memory: by two collectives where these take fewer messages (parts of one chunk) or
-    /// none (ranks that share memory), and otherwise chunk by chunk.
+    /// Replaces this rank's vector, which lies in host memory: by two collectives where these take fewer messages (parts of one step) or
+    /// none (ranks that share memory), and otherwise step by step.
     pub(super) fn run_on_host(&self, vector: SliceMut<'_>, scratch: &mut Scratch) -> Result<AdasumReport> {
-        let Gram { across, cut, .. } = *self;
-        if cut.chunks() > 0 && (cut.chunks() == 1 || across.sharing().is_some()) {
+        let (across, cut) = (self.across, self.part.cut);
+        if cut.steps() > 0 && (cut.steps() == 1 || across.sharing().is_some()) {
             return self.run_by_collectives(vector);
         }
         let mut received = scratch.take(OPERATION, cut.dtype, cut.received_len())?;
@@ -240,43 +276,35 @@ impl Gram<'_> {
     /// Like [`run`](Self::run), by an all-to-all in place, which leaves this rank's part of all vectors in the arena, and an all-gather of
     /// the results.
     fn run_by_collectives(&self, mut arena: SliceMut<'_>) -> Result<AdasumReport> {
-        let Gram { across, cut, extent, .. } = *self;
+        let Gram { across, part, extent, .. } = *self;
+        let (cut, mut products) = (part.cut, part.no_products());
         across.all_to_all_in_place(arena.reborrow())?;
-        let (mut products, chunks) = (self.no_products(), self.table.within(self.begin..self.begin + cut.part_len));
         let vectors = || pieces_of(arena.as_slice(), cut.part_len);
-        cpu::add_gram(&mut products, &vectors(), &chunks);
-        let vectors_of = |chunk: usize| vectors().into_iter().map(|vector| vector.range(cut.chunk(chunk))).collect();
+        cpu::add_gram(&mut products, &vectors(), &part.chunks_in(0..cut.part_len));
+        let vectors_of = |step: usize| vectors().into_iter().map(|vector| vector.range(cut.of_part(step))).collect();
         let Solution { report, of_tensors, trees } = self.solve(products, &vectors_of)?;
         let (own, InPlace { before, after, .. }) = InPlace::new(arena.reborrow(), cut, across.rank());
         let [before, after] = [&before, &after].map(|side| pieces_of(side.as_slice(), cut.part_len));
         let [before, after] = [before, after].map(|side| side.into_iter().map(cpu::Operand::Read));
         let mut operands: Vec<_> = before.chain([cpu::Operand::Replaced(own)]).chain(after).collect();
-        cpu::combine_in_place(&mut operands, &of_tensors, trees.as_ref(), self.tensors)?;
+        cpu::combine_in_place(&mut operands, &of_tensors, trees.as_ref(), &part.tensors)?;
         if extent == Extent::All {
             across.all_gather_in_place(arena)?;
         }
         Ok(report)
     }
 
-    fn part(&self) -> Part<'_> {
-        Part { cut: self.cut, table: self.table, begin: self.begin, tensors: self.tensors }
-    }
-
-    /// A table of products of all layers, filled with zeros.
-    pub(super) fn no_products(&self) -> Vec<f64> {
-        vec![0.0; self.table.row_count() * adasum::products(self.cut.vectors)]
-    }
-
-    /// Computes the weights from this rank's products. `vectors_of` returns every rank's vector in a chunk.
+    /// Computes the weights from this rank's products. `vectors_of` returns the elements of a step in every rank's part.
     pub(super) fn solve<'v>(
         &self,
         mut products: Vec<f64>,
         vectors_of: &dyn Fn(usize) -> Vec<Slice<'v>>,
     ) -> Result<Solution> {
-        let (vectors, tensors) = (self.cut.vectors, self.tensors.len());
+        let Part { cut: Cut { vectors, .. }, table, criteria, tensors, .. } = self.part;
+        let (vectors, tensors) = (*vectors, tensors.len());
         self.all.all_reduce(&mut products, ReduceOp::Sum)?;
-        let products = self.table.fold(&products, adasum::products(vectors));
-        let criterion = |layer: usize| self.criteria[layer];
+        let products = table.fold(&products, adasum::products(vectors));
+        let criterion = |layer: usize| criteria[layer];
         let cpu::Coefficients { mut weights, cancelled } = cpu::coefficients_by(&products, vectors, criterion)?;
         let recomputed = cancelled.iter().filter(|&&cancelled| cancelled).count();
         let trees = if recomputed == 0 {
@@ -287,8 +315,8 @@ impl Gram<'_> {
         };
         // Weights belong to layers, results to tensors: the gaps between tensors stay unchanged.
         let of_tensors = for_tensors(&weights, vectors, tensors);
-        let trees = trees.map(|trees| if self.table.layers() == tensors { trees } else { trees.repeated(tensors) });
-        let report = AdasumReport::of_gram(weights, self.table.layers(), recomputed);
+        let trees = trees.map(|trees| if table.layers() == tensors { trees } else { trees.repeated(tensors) });
+        let report = AdasumReport::of_gram(weights, table.layers(), recomputed);
         Ok(Solution { report, of_tensors, trees })
     }
 
@@ -301,11 +329,13 @@ impl Gram<'_> {
         cancelled: Vec<bool>,
         weights: &mut [f64],
     ) -> Result<cpu::Trees> {
-        let (part, vectors) = (self.part(), self.cut.vectors);
+        let part = self.part;
+        let Part { cut, table, .. } = part;
+        let vectors = cut.vectors;
         for (weights, _) in weights.chunks_exact_mut(vectors).zip(&cancelled).filter(|(_, cancelled)| **cancelled) {
             weights.fill(1.0);
         }
-        let is_precise = self.cut.dtype == DType::F64;
+        let is_precise = cut.dtype == DType::F64;
         let mut trees = match is_precise {
             true => cpu::Trees::precise(vectors, cancelled, products)?,
             false => cpu::Trees::new(vectors, cancelled)?,
@@ -322,33 +352,27 @@ impl Gram<'_> {
             trees.set_pair(pair, &sums, weights)?;
         }
         // The pairs of one level are independent: their sums are exchanged together.
-        let width = self.table.row_count() * trees.sums();
+        let width = table.row_count() * trees.sums();
         for level in pairs.chunk_by(|one, other| one.middle - one.begin == other.middle - other.begin) {
             let mut sums = vec![0.0; level.len() * width];
             for (&pair, sums) in level.iter().zip(sums.chunks_exact_mut(width)) {
-                for chunk in 0..self.cut.chunks() {
-                    cpu::add_tree_dots(sums, &vectors_of(chunk), &part.chunks_of(chunk), &trees, pair);
+                for step in 0..cut.steps() {
+                    let chunks = part.chunks_in(cut.of_part(step));
+                    cpu::add_tree_dots(sums, &vectors_of(step), &chunks, &trees, pair);
                 }
             }
             self.all.all_reduce(&mut sums, ReduceOp::Sum)?;
             for (&pair, sums) in level.iter().zip(sums.chunks_exact(width)) {
-                trees.set_pair(pair, &self.table.fold(sums, trees.sums()), weights)?;
+                trees.set_pair(pair, &table.fold(sums, trees.sums()), weights)?;
             }
         }
         Ok(trees)
     }
 }
 
-impl Part<'_> {
-    /// The chunks of tensors in a chunk of the part.
-    fn chunks_of(&self, chunk: usize) -> Vec<Chunk> {
-        let Range { start, end } = self.cut.chunk(chunk);
-        self.table.within(self.begin + start..self.begin + end)
-    }
-
-    fn tensors_of(&self, chunk: usize) -> Vec<Range<usize>> {
-        segments::clip(self.tensors, self.cut.chunk(chunk))
-    }
+/// Expands the weights of layers, `width` numbers each, to weights of tensors: a layer is one tensor, or all of them.
+pub(super) fn for_tensors(of_layers: &[f64], width: usize, tensors: usize) -> Vec<f64> {
+    if of_layers.len() == width * tensors { of_layers.to_vec() } else { of_layers.repeat(tensors) }
 }
 
 /// Sends every other rank its piece, and receives their pieces for this rank into `received`; both in rank order.
@@ -372,41 +396,41 @@ fn others(across: &dyn Communicator) -> impl Iterator<Item = usize> + use<> {
     (0..across.world_size()).filter(move |&peer| peer != rank)
 }
 
-/// Runs `transport` for each chunk on this thread, and concurrently `arithmetic` on its results on another.
+/// Runs `transport` for each step on this thread, and concurrently `arithmetic` on its results on another.
 fn receive<T: Send>(
-    chunks: usize,
+    steps: usize,
     mut transport: impl FnMut(usize) -> Result<T>,
     mut arithmetic: impl FnMut(usize, T) -> Result<()> + Send,
 ) -> Result<()> {
-    if chunks <= 1 {
-        return (0..chunks).try_for_each(|chunk| arithmetic(chunk, transport(chunk)?));
+    if steps <= 1 {
+        return (0..steps).try_for_each(|step| arithmetic(step, transport(step)?));
     }
-    let (sender, receiver) = sync_channel(chunks);
+    let (sender, receiver) = sync_channel(steps);
     std::thread::scope(|scope| {
         let worker =
-            scope.spawn(move || receiver.iter().enumerate().try_for_each(|(chunk, data)| arithmetic(chunk, data)));
+            scope.spawn(move || receiver.iter().enumerate().try_for_each(|(step, data)| arithmetic(step, data)));
         // A worker that has ended reports its error when it is joined.
-        let moved = (0..chunks).try_for_each(|chunk| transport(chunk).map(|data| drop(sender.send(data))));
+        let moved = (0..steps).try_for_each(|step| transport(step).map(|data| drop(sender.send(data))));
         drop(sender);
         let worked = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         moved.and(worked)
     })
 }
 
-/// Runs `arithmetic` for each chunk on another thread, and concurrently `transport` on its results on this one.
+/// Runs `arithmetic` for each step on another thread, and concurrently `transport` on its results on this one.
 fn send<T: Send>(
-    chunks: usize,
+    steps: usize,
     mut arithmetic: impl Iterator<Item = Result<T>> + Send,
     mut transport: impl FnMut(usize, T) -> Result<()>,
 ) -> Result<()> {
-    if chunks <= 1 {
-        return arithmetic.enumerate().try_for_each(|(chunk, data)| transport(chunk, data?));
+    if steps <= 1 {
+        return arithmetic.enumerate().try_for_each(|(step, data)| transport(step, data?));
     }
-    let (sender, receiver) = sync_channel(chunks);
+    let (sender, receiver) = sync_channel(steps);
     std::thread::scope(|scope| {
         // Sending fails once the transport has failed.
         let worker = scope.spawn(move || _ = arithmetic.try_for_each(|data| sender.send(data)));
-        let moved = receiver.iter().enumerate().try_for_each(|(chunk, data)| transport(chunk, data?));
+        let moved = receiver.iter().enumerate().try_for_each(|(step, data)| transport(step, data?));
         drop(receiver);
         worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         moved
@@ -434,16 +458,16 @@ impl Vector for InPlace<'_> {
         Ok(())
     }
 
-    fn pieces(&mut self, chunk: usize, _: SliceMut<'_>) -> Result<Vec<Slice<'_>>> {
+    fn pieces(&mut self, step: usize, _: SliceMut<'_>) -> Result<Vec<Slice<'_>>> {
         let sides = [self.before.as_slice(), self.after.as_slice()];
-        let pieces = |side: Slice<'_>| self.cut.pieces_of(side.len(), chunk);
+        let pieces = |side: Slice<'_>| self.cut.pieces_of(side.len(), step);
         Ok(sides.into_iter().flat_map(|side| pieces(side).map(move |range| side.range(range))).collect())
     }
 
-    fn places(&mut self, chunk: usize, _: Slice<'_>) -> Result<Vec<SliceMut<'_>>> {
+    fn places(&mut self, step: usize, _: Slice<'_>) -> Result<Vec<SliceMut<'_>>> {
         let mut places = Vec::with_capacity(self.cut.vectors);
         for side in [&mut self.before, &mut self.after] {
-            let pieces = self.cut.pieces_of(side.len(), chunk);
+            let pieces = self.cut.pieces_of(side.len(), step);
             places.extend(side.reborrow().ranges_mut(pieces));
         }
         Ok(places)
@@ -464,9 +488,8 @@ pub(super) fn in_place(
     if let Some(report) = shared_memory(comm, &mut parts, granularity)? {
         return Ok(report);
     }
-    let own = OwnPart::new(comm, &parts, granularity);
-    let (gram, Parts { arena, scratch, .. }) = (own.gram(comm, extent), parts);
-    gram.run_on_host(arena, scratch)
+    let part = &Part::of_rank(comm, &parts, granularity);
+    Gram { across: comm, all: comm, part, extent }.run_on_host(parts.arena, parts.scratch)
 }
 
 /// Replaces the whole arena where ranks share memory; `None`, on every rank, where they do not.
@@ -476,42 +499,13 @@ pub(super) fn shared_memory(
     granularity: Granularity,
 ) -> Result<Option<AdasumReport>> {
     let Some(ranks) = comm.sharing() else { return Ok(None) };
-    let own = OwnPart::new(comm, parts, granularity);
-    own.gram(comm, Extent::All).run_in_shared_memory(ranks, parts.arena.reborrow(), &own.are_whole)
-}
-
-/// The part of an arena that a rank reduces.
-struct OwnPart {
-    cut: Cut,
-    table: SumTable,
-    begin: usize,
-    criteria: Vec<Criterion>,
-    tensors: Vec<Range<usize>>,
-    /// For each layer that is one tensor, whether this rank reduces the whole layer; false for layers of several tensors.
-    are_whole: Vec<bool>,
-}
-
-impl OwnPart {
-    fn new(comm: &dyn Communicator, parts: &Parts<'_>, granularity: Granularity) -> Self {
-        let (len, tensors) = (parts.arena.len(), parts.tensors);
-        let part_len = len / comm.world_size();
-        let window = comm.rank() * part_len..(comm.rank() + 1) * part_len;
-        let is_whole = |tensor: &Range<usize>| window.start <= tensor.start && tensor.end <= window.end;
-        Self {
-            are_whole: match granularity {
-                Granularity::Tensor => tensors.iter().map(is_whole).collect(),
-                Granularity::Whole => vec![false],
-            },
-            cut: Cut::new(parts.arena.dtype(), comm.world_size(), part_len),
-            table: granularity.table(tensors, part_len),
-            begin: window.start,
-            criteria: granularity.criteria(parts.arena.dtype(), tensors),
-            tensors: segments::clip(tensors, window),
-        }
-    }
-
-    fn gram<'a>(&'a self, comm: &'a dyn Communicator, extent: Extent) -> Gram<'a> {
-        let OwnPart { cut, table, begin, criteria, tensors, .. } = self;
-        Gram { across: comm, all: comm, cut: *cut, table, begin: *begin, criteria, tensors, extent }
-    }
+    let part = &Part::of_rank(comm, parts, granularity);
+    let window = part.begin..part.begin + part.cut.part_len;
+    let is_whole = |tensor: &Range<usize>| window.start <= tensor.start && tensor.end <= window.end;
+    let are_whole: Vec<bool> = match granularity {
+        Granularity::Tensor => parts.tensors.iter().map(is_whole).collect(),
+        Granularity::Whole => vec![false],
+    };
+    let gram = Gram { across: comm, all: comm, part, extent: Extent::All };
+    gram.run_in_shared_memory(ranks, parts.arena.reborrow(), &are_whole)
 }

@@ -4,22 +4,19 @@
 //! Each rank of a node exchanges only its shard with the ranks at the same position on other nodes, and inner products are added over all
 //! ranks, so that coefficients belong to whole tensors. The caller decides which ranks form a node.
 
-use super::gram::{self, Cut, Extent, Gram};
-use super::tree::{self, Tree};
-use super::{Adasum, AdasumMemory, AdasumOptions, AdasumReport, Algorithm, MadeFor, Prepared};
+use std::hash::{BuildHasher, RandomState};
+
+use super::{Adasum, AdasumMemory, AdasumOptions, AdasumReport, Algorithm};
 use crate::agreement::{gather, same_plan};
-use crate::buffer::{GradientBuffer, Parts, TensorTable};
+use crate::buffer::{GradientBuffer, TensorTable};
 use crate::call::Value;
 pub use crate::call::WithinNode;
-use crate::call::scope;
-use crate::comm::{Collectives, Communicator, ReduceOp};
+use crate::comm::{Communicator, ReduceOp};
 use crate::error::{Error, Operation, Result};
 use crate::memory::{Host, Memory};
 use crate::plan::cost::{self, Scheme};
-use crate::plan::segments;
-use std::hash::{BuildHasher, RandomState};
 
-const OPERATION: &str = "hierarchical_adasum_all_reduce";
+pub(super) const OPERATION: &str = "hierarchical_adasum_all_reduce";
 
 /// The groups of a rank in a hierarchical reduction.
 ///
@@ -111,7 +108,7 @@ fn check_within(operation: &'static str, within_node: WithinNode) -> Result<()> 
 
 /// The levels at which the ranks' vectors are reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Levels {
+pub(super) enum Levels {
     /// One Gram matrix of all ranks.
     One,
     /// Inside nodes, and then a Gram matrix of nodes.
@@ -126,15 +123,14 @@ impl Levels {
     ///
     /// # Errors
     /// [`Error::UnsupportedWorldSize`] for the tree over a number of nodes that is no power of two.
-    pub(crate) fn choose(
-        operation: &'static str,
+    pub(super) fn choose(
         within_node: WithinNode,
         options: AdasumOptions,
         positions: &[GridPosition],
         bytes: usize,
     ) -> Result<Self> {
         let (per_node, nodes) = (positions[0].on_node.world_size, positions[0].across.world_size);
-        options.algorithm.check_nodes(operation, nodes as usize)?;
+        options.algorithm.check_nodes(OPERATION, nodes as usize)?;
         match options.algorithm {
             Algorithm::Auto => {}
             Algorithm::Gram => return Ok(Self::GramOfNodes),
@@ -190,122 +186,8 @@ pub fn hierarchical_adasum_all_reduce<M: AdasumMemory>(
     adasum.report()
 }
 
-/// A prepared reduction in host memory.
-#[derive(Debug)]
-pub(super) struct OnNodes<'c> {
-    nodes: Nodes<'c>,
-    within_node: WithinNode,
-    options: AdasumOptions,
-    levels: Levels,
-    made_for: MadeFor,
-}
-
-impl<'c> OnNodes<'c> {
-    pub(super) fn new(
-        nodes: Nodes<'c>,
-        buffer: &GradientBuffer,
-        within_node: WithinNode,
-        options: AdasumOptions,
-    ) -> Result<Self> {
-        let operation = Operation::HierarchicalAdasumAllReduce(within_node, options);
-        let _scope = scope::within(operation).with_tensors(buffer.table().tensor_count());
-        let memory = [("memory", Value::Words(buffer.memory_kind()))];
-        let positions = agree(nodes, buffer.table(), (within_node, options), &memory)?;
-        let bytes = buffer.as_slice().as_bytes().len();
-        let levels = Levels::choose(OPERATION, within_node, options, &positions, bytes)?;
-        let (vectors, algorithm) = match levels {
-            Levels::One => (nodes.all.world_size(), Algorithm::Gram),
-            Levels::GramOfNodes => (nodes.across.world_size(), Algorithm::Gram),
-            Levels::TreeOfNodes => (nodes.across.world_size(), Algorithm::Tree),
-        };
-        let made_for = MadeFor::new(buffer, AdasumOptions { algorithm, ..options }, vectors);
-        Ok(Self { nodes, within_node, options, levels, made_for })
-    }
-}
-
-impl Prepared<Host> for OnNodes<'_> {
-    fn all_reduce(&mut self, buffer: &mut GradientBuffer) -> Result<()> {
-        let Self { nodes, within_node, options, levels, made_for } = self;
-        made_for.check(OPERATION, buffer)?;
-        let operation = Operation::HierarchicalAdasumAllReduce(*within_node, *options);
-        let _scope = scope::within(operation).with_tensors(buffer.table().tensor_count());
-        let _span = tracing::debug_span!(OPERATION, rank = nodes.all.rank(), ?options, len = buffer.len()).entered();
-        made_for.report = on_nodes(*nodes, buffer.parts_mut(), *within_node, *options, *levels)?;
-        Ok(())
-    }
-
-    fn report(&self) -> Result<AdasumReport> {
-        Ok(self.made_for.report.clone())
-    }
-}
-
-fn on_nodes(
-    Nodes { all, node, across }: Nodes<'_>,
-    parts: Parts<'_>,
-    within_node: WithinNode,
-    options: AdasumOptions,
-    levels: Levels,
-) -> Result<AdasumReport> {
-    if levels == Levels::One {
-        return gram::in_place(all, parts, options.granularity, Extent::All);
-    }
-    let is_tree = levels == Levels::TreeOfNodes;
-    if node.world_size() == 1 {
-        // A node with one rank: its vector is the rank's vector.
-        return if is_tree {
-            tree::in_place(across, parts, options.granularity)
-        } else {
-            gram::in_place(across, parts, options.granularity, Extent::All)
-        };
-    }
-    let Parts { mut arena, tensors, scratch } = parts;
-    let table = &options.granularity.table(tensors, arena.len() / all.world_size());
-    let criteria = options.granularity.criteria(arena.dtype(), tensors);
-
-    if across.world_size() == 1 {
-        match within_node {
-            WithinNode::Reduce(op) => node.all_reduce(arena, op)?,
-            WithinNode::Adasum => {
-                let parts = Parts { arena, tensors, scratch };
-                gram::in_place(node, parts, options.granularity, Extent::All)?;
-            }
-        }
-        return Ok(if is_tree { AdasumReport::of_tree() } else { AdasumReport::of_one_vector(table.layers()) });
-    }
-
-    let node_len = arena.len() / node.world_size();
-    let mut shard = scratch.take(OPERATION, arena.dtype(), node_len)?;
-    match within_node {
-        WithinNode::Reduce(op) => node.reduce_scatter(arena.as_slice(), shard.as_mut_slice(), op)?,
-        WithinNode::Adasum => {
-            let parts = Parts { arena: arena.reborrow(), tensors, scratch };
-            gram::in_place(node, parts, options.granularity, Extent::Own)?;
-            let own = arena.as_slice().range(node.rank() * node_len..(node.rank() + 1) * node_len);
-            shard.as_mut_slice().as_bytes_mut().copy_from_slice(own.as_bytes());
-        }
-    }
-
-    // The window of the nodes' results that this rank combines: its shard, which the tree divides further.
-    let window = node.rank() * node_len..(node.rank() + 1) * node_len;
-    let report = if is_tree {
-        let (begin, tensors) = (window.start, &segments::clip(tensors, window));
-        Tree { across, node: Some(node), table, begin, tensors }.run(shard.as_mut_slice(), scratch)?;
-        AdasumReport::of_tree()
-    } else {
-        let part_len = node_len / across.world_size();
-        let begin = window.start + across.rank() * part_len;
-        let (criteria, tensors) = (&criteria, &segments::clip(tensors, begin..begin + part_len));
-        let cut = Cut::new(arena.dtype(), across.world_size(), part_len);
-        let gram = Gram { across, all, cut, table, begin, criteria, tensors, extent: Extent::All };
-        gram.run_on_host(shard.as_mut_slice(), scratch)?
-    };
-    node.all_gather(shard.as_slice(), arena.reborrow())?;
-    scratch.give([shard]);
-    Ok(report)
-}
-
 /// Compares tensors, options and groups over all ranks, and returns every rank's position.
-pub(crate) fn agree<M: Memory>(
+pub(super) fn agree<M: Memory>(
     nodes: Nodes<'_, M>,
     table: &TensorTable,
     (within_node, options): (WithinNode, AdasumOptions),
@@ -381,7 +263,7 @@ mod tests {
     }
 
     fn chosen(within_node: impl Into<WithinNode>, options: AdasumOptions, positions: &[GridPosition]) -> Levels {
-        Levels::choose(OPERATION, within_node.into(), options, positions, 32 << 20).unwrap()
+        Levels::choose(within_node.into(), options, positions, 32 << 20).unwrap()
     }
 
     #[test]
@@ -410,7 +292,7 @@ mod tests {
     fn what_was_asked_for_is_taken() {
         let of = |algorithm, nodes| {
             let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
-            Levels::choose(OPERATION, WithinNode::Adasum, options, &positions(nodes, 8), 32 << 20)
+            Levels::choose(WithinNode::Adasum, options, &positions(nodes, 8), 32 << 20)
         };
         for nodes in [1, 2, 3, 128] {
             assert_eq!(of(Algorithm::Gram, nodes).unwrap(), Levels::GramOfNodes);

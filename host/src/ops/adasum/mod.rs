@@ -1,49 +1,265 @@
 //! Adasum all-reduce over any communicator (ONNX Runtime's AdasumAllReduce, Horovod's `op=Adasum`).
 //!
-//! There are two algorithms with the same result up to rounding, in `gram` and `tree`; `shared_memory` is the Gram form for ranks that
-//! share memory, and `hierarchical` reduces inside nodes before it runs either across them. `device` has the forms for CUDA memory. The
-//! arithmetic is in `kernels`, the steps are in `plan`; nothing here depends on a transport.
+//! [`Adasum`] is the reduction as an object: a [`Strategy`], chosen once by all ranks for the memory, the ranks and the size. `host` and
+//! `device` choose it. There are two algorithms with the same result up to rounding, in `gram` and `tree`; `shared_memory` is the Gram form
+//! for ranks that share memory, and `hierarchical` describes nodes, inside which vectors are reduced before either algorithm runs across
+//! them. The arithmetic is in `kernels`, the steps are in `plan`; nothing here depends on a transport.
 
 #[cfg(feature = "cuda")]
 mod device;
 mod gram;
 mod hierarchical;
-mod object;
+mod host;
 mod shared_memory;
 mod tree;
 mod vector;
 
+use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
-use gradsync_device::math::adasum::Criterion;
-
-pub(crate) use self::gram::Extent;
-#[cfg(feature = "cuda")]
-use self::gram::{Cut, Gram, Vector};
 pub(crate) use self::hierarchical::check_nodes;
-#[cfg(feature = "cuda")]
-use self::hierarchical::{Levels, agree};
 pub use self::hierarchical::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
-pub(crate) use self::object::Prepared;
-pub use self::object::{Adasum, AdasumMemory};
-#[cfg(feature = "cuda")]
-use self::tree::Tree;
 pub use self::vector::adasum;
-use crate::agreement::same_plan;
-use crate::buffer::{GradientBuffer, Parts, TensorTable};
-use crate::call::Value;
+use crate::buffer::{GradientBuffer, TensorTable};
 use crate::call::scope;
 use crate::comm::Communicator;
-use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
-use crate::memory::Host;
+use crate::kernels::KernelMemory;
+use crate::memory::{Host, Memory};
+use crate::ops::tensors::copy_into;
 use crate::plan::chunks::SumTable;
 use crate::plan::cost::{self, Scheme};
 
 pub use crate::call::{AdasumOptions, Algorithm, Granularity};
 
 const OPERATION: &str = "adasum_all_reduce";
+
+/// The name of the reduction of separate tensors in errors.
+const TENSORS: &str = "Adasum of tensors";
+
+/// Replaces every rank's buffer by the Adasum of all ranks' buffers, in place: bitwise the same on every rank and in every run.
+///
+/// Ranks combine as a tree of adjacent pairs, `(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b`, where a coefficient is 1 if the squared norm is
+/// below the square root of the smallest normal `f64`; an odd rank moves up unchanged. Inner products and weighted sums are `f64`; the
+/// result is rounded once ([`Algorithm::Gram`]) or once per level ([`Algorithm::Tree`]). A NaN or an infinity spreads over its layer
+/// according to the formula.
+///
+/// # Choosing the ranks
+/// An odd rank counts double, because it meets a pair: equal vectors get the weights 1/4, 1/4, 1/2 on 3 ranks, four times 1/8 and 1/2 on 5,
+/// four times 1/8 and twice 1/4 on 6, six times 1/8 and 1/4 on 7. On a power of two of ranks they get equal weights. Ranks must see alike
+/// data: vectors in unrelated directions are added, so that ranks with labels of their own, above all after own steps between reductions,
+/// diverge where a mean does not (page "Convergence", "What to use").
+///
+/// # Range and precision of `f64`
+/// Finite elements may have any magnitude: where squared norms overflow, large vectors are scaled by a power of two. A vector whose norm is
+/// below 1.22e-77, so that its square is below the square root above, has the coefficient 1: shorter vectors are added.
+///
+/// For layers of up to 128 elements, on up to 16 ranks and without nodes, the error is at most 8 × 2^-52 times the largest input, if the
+/// elements are below 1e147. Inner products with vectors whose squares overflow have the precision of sums of `f64`, so that of two such
+/// vectors that are opposite to within 1e-8, half of the digits remain.
+///
+/// This prepares an [`Adasum`], runs it once and waits for its report. A training loop keeps the object.
+///
+/// # Errors
+/// The errors of [`Adasum::new`] and [`Adasum::all_reduce`]. After a communicator's error the contents of the buffer are unspecified; other
+/// errors leave it unchanged.
+pub fn adasum_all_reduce<M: AdasumMemory>(
+    comm: &dyn Communicator<M>,
+    buffer: &mut GradientBuffer<M>,
+    options: AdasumOptions,
+) -> Result<AdasumReport> {
+    let mut adasum = Adasum::new(comm, buffer, options)?;
+    adasum.all_reduce(buffer)?;
+    adasum.report()
+}
+
+/// A kind of memory whose gradient buffers Adasum can reduce: [`Host`] and `Cuda`.
+#[doc(hidden)]
+pub trait AdasumMemory: KernelMemory {
+    /// Chooses and prepares the strategy for all ranks at once; every rank calls it, in the scope of the operation.
+    ///
+    /// # Errors
+    /// The errors of [`Adasum::new`].
+    fn prepare<'c>(
+        comm: &'c dyn Communicator<Self>,
+        buffer: &GradientBuffer<Self>,
+        options: AdasumOptions,
+    ) -> Result<Box<dyn Strategy<Self> + 'c>>;
+
+    /// Chooses and prepares the strategy inside nodes and across them, like [`prepare`](Self::prepare).
+    ///
+    /// # Errors
+    /// The errors of [`Adasum::on_nodes`].
+    fn prepare_on_nodes<'c>(
+        nodes: Nodes<'c, Self>,
+        buffer: &GradientBuffer<Self>,
+        within_node: WithinNode,
+        options: AdasumOptions,
+    ) -> Result<Box<dyn Strategy<Self> + 'c>>;
+}
+
+/// A way in which ranks compute Adasum, with its communicators and its workspace.
+#[doc(hidden)]
+pub trait Strategy<M: Memory>: Debug {
+    /// Reduces a buffer with the tensors of the preparation's; the caller has compared them and entered the scope of the operation.
+    ///
+    /// # Errors
+    /// The errors of [`Adasum::all_reduce`].
+    fn run(&mut self, buffer: &mut GradientBuffer<M>) -> Result<()>;
+
+    /// See [`Adasum::report`].
+    ///
+    /// # Errors
+    /// The errors of that method.
+    fn report(&self) -> Result<AdasumReport>;
+
+    /// Whether the ranks' kernels access each other's memory.
+    fn uses_peers(&self) -> bool {
+        false
+    }
+}
+
+/// Adasum of the gradient buffers of a group of ranks, with its workspace: prepared once by all ranks, and run in every step (ONNX
+/// Runtime's AdasumAllReduce).
+///
+/// | made by | vectors lie in | ranks combine | ONNX Runtime's `reduce_algo` |
+/// |---|---|---|---|
+/// | [`new`](Self::new) | host memory, GPU | all at once | 1 for host memory; none on a GPU |
+/// | [`on_nodes`](Self::on_nodes) | host memory, GPU | by a sum, a mean or Adasum inside nodes, by Adasum across them | 2 |
+/// | `staged` | GPU | all at once, by the processors, over a transport of host memory | 1 |
+///
+/// All of them have the numerics of [`adasum_all_reduce`], which also says which ranks to choose: an odd one counts
+/// double, and ranks must see alike data. The object keeps its communicators, and reduces
+/// buffers with the tensors of the buffer for which it was created.
+#[derive(Debug)]
+pub struct Adasum<'c, M: AdasumMemory = Host> {
+    /// The operation, with its options.
+    operation: Operation,
+    /// The number of this rank among all.
+    rank: usize,
+    made_for: Arc<TensorTable>,
+    strategy: Box<dyn Strategy<M> + 'c>,
+}
+
+impl<'c, M: AdasumMemory> Adasum<'c, M> {
+    /// Prepares a strategy in the scope of the operation.
+    fn prepared(
+        operation: Operation,
+        rank: usize,
+        buffer: &GradientBuffer<M>,
+        prepare: impl FnOnce() -> Result<Box<dyn Strategy<M> + 'c>>,
+    ) -> Result<Self> {
+        let _scope = scope::within(operation).with_tensors(buffer.table().tensor_count());
+        Ok(Self { operation, rank, made_for: buffer.shared_table(), strategy: prepare()? })
+    }
+
+    /// Prepares the reduction of buffers with the tensors of `buffer` over the ranks of `comm`; every rank must call it. The host waits for
+    /// the other ranks.
+    ///
+    /// On a GPU, kernels over peers' memory are loaded here. Where the crate has no cubin of them for the GPU, the driver compiles them the
+    /// first time on a machine, in up to a quarter of a second.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the buffer was made for another world size;
+    /// [`Error::Disagreement`] on every rank if ranks have different tensors, options or kinds of memory;
+    /// [`Error::UnsupportedWorldSize`] for [`Algorithm::Tree`] on a number of
+    /// ranks that is no power of two; on a GPU `Error::Cuda`, with code 2 when memory does not suffice. If memory does not suffice on some
+    /// ranks only, the others return an [`Error::InvalidArgument`] that names one of them. Errors of the
+    /// communicator.
+    pub fn new(comm: &'c dyn Communicator<M>, buffer: &GradientBuffer<M>, options: AdasumOptions) -> Result<Self> {
+        let operation = Operation::AdasumAllReduce(options);
+        Self::prepared(operation, comm.rank(), buffer, || M::prepare(comm, buffer, options))
+    }
+
+    /// Prepares the reduction of buffers with the tensors of `buffer`, which was made for all ranks, over these groups, as
+    /// [`hierarchical_adasum_all_reduce`] describes it; every rank must call it. The host waits for
+    /// the other ranks.
+    ///
+    /// # Errors
+    /// The errors of [`new`](Self::new), and [`Error::InvalidArgument`] on every rank if the groups do not
+    /// form a grid of nodes or `within_node` is a
+    /// [`WithinNode::Reduce`] by another operation than `Sum` or `Mean`. The tree needs a power of two of nodes.
+    pub fn on_nodes(
+        nodes: Nodes<'c, M>,
+        buffer: &GradientBuffer<M>,
+        within_node: impl Into<WithinNode>,
+        options: AdasumOptions,
+    ) -> Result<Self> {
+        let within_node = within_node.into();
+        let operation = Operation::HierarchicalAdasumAllReduce(within_node, options);
+        let prepare = || M::prepare_on_nodes(nodes, buffer, within_node, options);
+        Self::prepared(operation, nodes.all.rank(), buffer, prepare)
+    }
+
+    /// Replaces every rank's buffer by the result, in place: bitwise the same on every rank, and in every run on the same machines. On a
+    /// GPU the call is asynchronous, in the buffer's queue, unless `staged` created the object.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a buffer with other tensors, or in another kind of memory, than the
+    /// buffer of the preparation; where the peers' kernels access that buffer, for any other buffer. Errors of the communicators, after
+    /// which the contents of the buffer are unspecified.
+    pub fn all_reduce(&mut self, buffer: &mut GradientBuffer<M>) -> Result<()> {
+        let Self { operation, rank, made_for, strategy } = self;
+        buffer.table().check_made_for(operation.name(), made_for)?;
+        let _scope = scope::within(*operation).with_tensors(buffer.table().tensor_count());
+        let len = buffer.table().arena_len();
+        let _span = tracing::debug_span!(OPERATION, %operation, rank = *rank, len).entered();
+        strategy.run(buffer)
+    }
+
+    /// Like [`all_reduce`](Self::all_reduce), but reduces separate tensors in place. They are copied into `buffer`, which is reduced, and
+    /// back, with casts where dtypes differ; on a GPU in one launch for each of their dtypes.
+    ///
+    /// # Errors
+    /// The errors of [`all_reduce`](Self::all_reduce), [`Error::LengthMismatch`] naming a tensor whose length
+    /// differs from the buffer's, and [`Error::InvalidArgument`] for another queue; no tensor is written,
+    /// but the buffer may be.
+    pub fn all_reduce_tensors(
+        &mut self,
+        buffer: &mut GradientBuffer<M>,
+        tensors: &mut [M::SliceMut<'_>],
+    ) -> Result<()> {
+        self.reduce_copies(buffer, &tensors.iter().map(M::as_slice).collect::<Vec<_>>())?;
+        M::unpack(tensors, buffer.as_slice(), &buffer.table().offsets())
+    }
+
+    /// Like [`all_reduce_tensors`](Self::all_reduce_tensors), but writes the results to separate outputs.
+    ///
+    /// # Errors
+    /// The errors of [`all_reduce_tensors`](Self::all_reduce_tensors).
+    pub fn all_reduce_tensors_into(
+        &mut self,
+        buffer: &mut GradientBuffer<M>,
+        inputs: &[M::Slice<'_>],
+        outputs: &mut [M::SliceMut<'_>],
+    ) -> Result<()> {
+        buffer.table().check_lens(TENSORS, "output", outputs.iter().map(|output| M::len(M::as_slice(output))))?;
+        for output in outputs.iter() {
+            M::check_same_queue(TENSORS, buffer.as_slice().into(), M::as_slice(output).into())?;
+        }
+        self.reduce_copies(buffer, inputs)?;
+        M::unpack(outputs, buffer.as_slice(), &buffer.table().offsets())
+    }
+
+    fn reduce_copies(&mut self, buffer: &mut GradientBuffer<M>, tensors: &[M::Slice<'_>]) -> Result<()> {
+        copy_into(TENSORS, buffer, tensors)?;
+        self.all_reduce(buffer)
+    }
+
+    /// The report of the last reduction; on a GPU it waits for the queue. Before the first reduction, weights are zeros.
+    ///
+    /// # Errors
+    /// `Error::Cuda`; never for host memory.
+    pub fn report(&self) -> Result<AdasumReport> {
+        self.strategy.report()
+    }
+
+    /// Whether the ranks' kernels access each other's memory, so that no transport is needed.
+    pub fn uses_peers(&self) -> bool {
+        self.strategy.uses_peers()
+    }
+}
 
 /// The report of an Adasum all-reduce.
 #[derive(Clone, Debug, PartialEq)]
@@ -105,135 +321,6 @@ impl AdasumReport {
     }
 }
 
-/// Replaces every rank's buffer by the Adasum of all ranks' buffers, in place: bitwise the same on every rank and in every run.
-///
-/// Ranks combine as a tree of adjacent pairs, `(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b`, where a coefficient is 1 if the squared norm is
-/// below the square root of the smallest normal `f64`; an odd rank moves up unchanged. Inner products and weighted sums are `f64`; the
-/// result is rounded once ([`Algorithm::Gram`]) or once per level ([`Algorithm::Tree`]). A NaN or an infinity spreads over its layer
-/// according to the formula.
-///
-/// # Choosing the ranks
-/// An odd rank counts double, because it meets a pair: equal vectors get the weights 1/4, 1/4, 1/2 on 3 ranks, four times 1/8 and 1/2 on 5,
-/// four times 1/8 and twice 1/4 on 6, six times 1/8 and 1/4 on 7. On a power of two of ranks they get equal weights. Ranks must see alike
-/// data: vectors in unrelated directions are added, so that ranks with labels of their own, above all after own steps between reductions,
-/// diverge where a mean does not (page "Convergence", "What to use").
-///
-/// # Range and precision of `f64`
-/// Finite elements may have any magnitude: where squared norms overflow, large vectors are scaled by a power of two. A vector whose norm is
-/// below 1.22e-77, so that its square is below the square root above, has the coefficient 1: shorter vectors are added.
-///
-/// For layers of up to 128 elements, on up to 16 ranks and without nodes, the error is at most 8 × 2^-52 times the largest input, if the
-/// elements are below 1e147. Inner products with vectors whose squares overflow have the precision of sums of `f64`, so that of two such
-/// vectors that are opposite to within 1e-8, half of the digits remain.
-///
-/// This prepares an [`Adasum`], runs it once and waits for its report. A training loop keeps the object.
-///
-/// # Errors
-/// The errors of [`Adasum::new`] and [`Adasum::all_reduce`]. After a communicator's error the contents of the buffer are unspecified; other
-/// errors leave it unchanged.
-pub fn adasum_all_reduce<M: AdasumMemory>(
-    comm: &dyn Communicator<M>,
-    buffer: &mut GradientBuffer<M>,
-    options: AdasumOptions,
-) -> Result<AdasumReport> {
-    let mut adasum = Adasum::new(comm, buffer, options)?;
-    adasum.all_reduce(buffer)?;
-    adasum.report()
-}
-
-impl AdasumMemory for Host {
-    fn prepare<'c>(
-        comm: &'c dyn Communicator,
-        buffer: &GradientBuffer,
-        options: AdasumOptions,
-    ) -> Result<Box<dyn Prepared<Self> + 'c>> {
-        let checked = options.algorithm.check_ranks(OPERATION, comm.world_size());
-        let operation = Operation::AdasumAllReduce(options);
-        let _scope = scope::within(operation).with_tensors(buffer.table().tensor_count());
-        let made_for = MadeFor::new(buffer, options, comm.world_size());
-        same_plan(operation, comm, buffer.table(), &[("memory", Value::Words(made_for.memory))], checked)?;
-        Ok(Box::new(OfAllRanks { comm, options, made_for }))
-    }
-
-    fn prepare_on_nodes<'c>(
-        nodes: Nodes<'c>,
-        buffer: &GradientBuffer,
-        within_node: WithinNode,
-        options: AdasumOptions,
-    ) -> Result<Box<dyn Prepared<Self> + 'c>> {
-        Ok(Box::new(hierarchical::OnNodes::new(nodes, buffer, within_node, options)?))
-    }
-}
-
-/// The properties of buffers in host memory that the ranks have agreed on, and the report of the last reduction.
-#[derive(Debug)]
-struct MadeFor {
-    table: Arc<TensorTable>,
-    memory: &'static str,
-    report: AdasumReport,
-}
-
-impl MadeFor {
-    fn new(buffer: &GradientBuffer, options: AdasumOptions, vectors: usize) -> Self {
-        let layers = options.granularity.layer_count(buffer.tensor_count());
-        let report = match options.algorithm {
-            Algorithm::Tree => AdasumReport::of_tree(),
-            _ => AdasumReport::of_gram(vec![0.0; layers * vectors], layers, 0),
-        };
-        Self { table: buffer.shared_table(), memory: buffer.memory_kind(), report }
-    }
-
-    /// Refuses a buffer that differs from the buffer that the ranks agreed on.
-    fn check(&self, operation: &'static str, buffer: &GradientBuffer) -> Result<()> {
-        buffer.table().check_made_for(operation, &self.table)?;
-        let (made_for, found) = (self.memory, buffer.memory_kind());
-        if made_for == found {
-            return Ok(());
-        }
-        let reason = format!("the buffer is in {found}, and this was made for {made_for}");
-        Err(Error::InvalidArgument { operation, reason })
-    }
-}
-
-/// Adasum of all ranks at once, in host memory.
-#[derive(Debug)]
-struct OfAllRanks<'c> {
-    comm: &'c dyn Communicator,
-    options: AdasumOptions,
-    made_for: MadeFor,
-}
-
-impl Prepared<Host> for OfAllRanks<'_> {
-    fn all_reduce(&mut self, buffer: &mut GradientBuffer) -> Result<()> {
-        let Self { comm, options, made_for } = self;
-        made_for.check(OPERATION, buffer)?;
-        let _scope = scope::within(Operation::AdasumAllReduce(*options)).with_tensors(buffer.table().tensor_count());
-        let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), ?options, len = buffer.len()).entered();
-        made_for.report = of_all_ranks(*comm, buffer.parts_mut(), *options)?;
-        Ok(())
-    }
-
-    fn report(&self) -> Result<AdasumReport> {
-        Ok(self.made_for.report.clone())
-    }
-}
-
-fn of_all_ranks(comm: &dyn Communicator, mut parts: Parts<'_>, options: AdasumOptions) -> Result<AdasumReport> {
-    let bytes = parts.arena.len() * parts.arena.dtype().size_bytes();
-    match options.algorithm.chosen(comm.world_size(), bytes) {
-        Algorithm::Tree => {
-            if options.algorithm == Algorithm::Auto {
-                // In shared memory only products are exchanged, so their number is no reason for a tree.
-                if let Some(report) = gram::shared_memory(comm, &mut parts, options.granularity)? {
-                    return Ok(report);
-                }
-            }
-            tree::in_place(comm, parts, options.granularity)
-        }
-        _ => gram::in_place(comm, parts, options.granularity, Extent::All),
-    }
-}
-
 impl Algorithm {
     /// Refuses the tree over a number of ranks that is no power of two.
     pub(crate) fn check_ranks(self, operation: &'static str, ranks: usize) -> Result<()> {
@@ -281,20 +368,6 @@ impl Granularity {
     pub(crate) fn table(self, tensors: &[Range<usize>], window_len: usize) -> SumTable {
         SumTable::new(tensors, self.layer_count(tensors.len()), window_len)
     }
-
-    /// The criterion of the exact path for each of these layers; gaps between tensors do not count.
-    pub(crate) fn criteria(self, dtype: DType, tensors: &[Range<usize>]) -> Vec<Criterion> {
-        let of = |len| Criterion::of(dtype == DType::F64, len);
-        match self {
-            Granularity::Tensor => tensors.iter().map(|tensor| of(tensor.len())).collect(),
-            Granularity::Whole => vec![of(tensors.iter().map(Range::len).sum())],
-        }
-    }
-}
-
-/// Expands the weights of layers, `width` numbers each, to weights of tensors: a layer is one tensor, or all of them.
-fn for_tensors(of_layers: &[f64], width: usize, tensors: usize) -> Vec<f64> {
-    if of_layers.len() == width * tensors { of_layers.to_vec() } else { of_layers.repeat(tensors) }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::ops::Range;
 use gradsync_device::math::adasum;
 
 use super::AdasumReport;
-use super::gram::{Gram, Solution};
+use super::gram::{Gram, Part, Solution};
 use crate::error::Result;
 use crate::kernels::cpu;
 use crate::memory::SharedWindows;
@@ -29,7 +29,7 @@ struct Tile {
 
 impl Gram<'_> {
     /// Like [`run`](Self::run), on windows of shared memory; `across` and `all` are the ranks that share it. `are_whole` has a flag for
-    /// each layer: whether it is entirely in this rank's window. `None`, on every rank, if the vectors are not in shared memory.
+    /// each layer: whether it is one tensor, which is entirely in this rank's window. `None`, on every rank, if the vectors are not in shared memory.
     pub(super) fn run_in_shared_memory(
         &self,
         ranks: &dyn SharedWindows,
@@ -48,10 +48,11 @@ impl Gram<'_> {
     fn replace(&self, mut parts: Vec<SliceMut<'_>>, are_whole: &[bool]) -> Result<AdasumReport> {
         let (vectors, size) = (parts.len(), parts[0].dtype().size_bytes());
         let count = adasum::products(vectors);
-        let mut products = self.no_products();
-        let chunks = self.table.within(self.begin..self.begin + parts[0].len());
+        let Part { cut, table, criteria, tensors, .. } = self.part;
+        let mut products = self.part.no_products();
+        let chunks = self.part.chunks_in(0..parts[0].len());
         // The ranges of each tensor that are not yet replaced.
-        let mut left: Vec<Range<usize>> = self.tensors.to_vec();
+        let mut left: Vec<Range<usize>> = tensors.clone();
         for Tile { layers, are_whole } in tiles(&lens(&chunks, are_whole.len()), are_whole, TILE_BYTES / size / vectors)
         {
             let of_tile = chunks.partition_point(|chunk| chunk.layer < layers.start)
@@ -60,20 +61,20 @@ impl Gram<'_> {
             if !are_whole {
                 continue;
             }
-            let rows = self.table.rows(layers.clone());
+            let rows = table.rows(layers.clone());
             let cpu::Coefficients { weights, cancelled } =
                 cpu::coefficients_by(&products[rows.start * count..rows.end * count], vectors, |layer| {
-                    self.criteria[layers.start + layer]
+                    criteria[layers.start + layer]
                 })?;
             // Layers on the exact path wait for the sums of all ranks.
-            let mut ready = self.tensors[layers.clone()].to_vec();
+            let mut ready = tensors[layers.clone()].to_vec();
             let states = ready.iter_mut().zip(&mut left[layers]).zip(&cancelled);
             states.for_each(|((ready, left), &is_cancelled)| truncate(if is_cancelled { ready } else { left }));
             cpu::combine_in_place(&mut operands(&mut parts), &weights, None, &ready)?;
         }
         let vectors = views(&parts);
-        let chunk_of = |chunk: usize| vectors.iter().map(|vector| vector.range(self.cut.chunk(chunk))).collect();
-        let Solution { report, of_tensors, trees } = self.solve(products, &chunk_of)?;
+        let vectors_of = |step: usize| vectors.iter().map(|vector| vector.range(cut.of_part(step))).collect();
+        let Solution { report, of_tensors, trees } = self.solve(products, &vectors_of)?;
         cpu::combine_in_place(&mut operands(&mut parts), &of_tensors, trees.as_ref(), &left)?;
         Ok(report)
     }

@@ -9,7 +9,8 @@ use std::ops::Range;
 
 use gradsync_device::math::adasum::{self, Criterion, Pair};
 
-use super::{AdasumReport, Granularity, OPERATION, for_tensors};
+use super::gram::for_tensors;
+use super::{AdasumReport, Granularity, OPERATION};
 use crate::buffer::{Parts, Scratch};
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
@@ -20,32 +21,44 @@ use crate::plan::chunks::SumTable;
 use crate::plan::{segments, tree};
 use crate::slice::{Slice, SliceMut};
 
-/// Replaces the arena, which has the tensors `tensors`, by the Adasum of all ranks' arenas.
+/// Replaces the arena by the Adasum of all ranks' arenas.
 pub(super) fn in_place(comm: &dyn Communicator, parts: Parts<'_>, granularity: Granularity) -> Result<AdasumReport> {
     let Parts { arena, tensors, scratch } = parts;
-    let table = granularity.table(tensors, arena.len() / comm.world_size());
-    Tree { across: comm, node: None, table: &table, begin: 0, tensors }.run(arena, scratch)?;
+    Tree::new(comm, None, tensors, granularity, 0..arena.len()).run(arena, scratch)?;
     Ok(AdasumReport::of_tree())
 }
 
 /// One reduction.
-pub(crate) struct Tree<'a> {
+pub(super) struct Tree<'a> {
     /// The ranks with the vectors, one rank per vector.
-    pub(crate) across: &'a dyn Communicator,
+    across: &'a dyn Communicator,
     /// The ranks with the other parts of the vectors, if they are divided: the same number of ranks for every vector.
-    pub(crate) node: Option<&'a dyn Communicator>,
+    node: Option<&'a dyn Communicator>,
     /// The table of products of all layers, whose windows are the windows of all ranks at the last level.
-    pub(crate) table: &'a SumTable,
+    table: SumTable,
     /// The begin of this rank's part in the arena of the table.
-    pub(crate) begin: usize,
+    begin: usize,
     /// The tensors of this rank's part: each is a layer, or all together are one.
-    pub(crate) tensors: &'a [Range<usize>],
+    tensors: Vec<Range<usize>>,
 }
 
-impl Tree<'_> {
+impl<'a> Tree<'a> {
+    /// A reduction of the vectors of `across`, or where `node` has the ranks with their other parts, of the elements in `window` of an arena
+    /// with these tensors.
+    pub(super) fn new(
+        across: &'a dyn Communicator,
+        node: Option<&'a dyn Communicator>,
+        tensors: &[Range<usize>],
+        granularity: Granularity,
+        window: Range<usize>,
+    ) -> Self {
+        let table = granularity.table(tensors, window.len() / across.world_size());
+        Self { across, node, table, begin: window.start, tensors: segments::clip(tensors, window) }
+    }
+
     /// Allocates the memory for reductions of vectors of `len` elements in advance.
     #[cfg(feature = "cuda")]
-    pub(crate) fn prepare(scratch: &mut Scratch, dtype: DType, len: usize) -> Result<()> {
+    pub(super) fn prepare(scratch: &mut Scratch, dtype: DType, len: usize) -> Result<()> {
         let halves = Self::halves(scratch, dtype, len)?;
         scratch.give(halves);
         Ok(())
@@ -57,8 +70,8 @@ impl Tree<'_> {
     }
 
     /// Replaces this rank's part of its vector by its part of the Adasum of all vectors.
-    pub(crate) fn run(&self, mut arena: SliceMut<'_>, scratch: &mut Scratch) -> Result<()> {
-        let Tree { across, table, begin, tensors, .. } = *self;
+    pub(super) fn run(&self, mut arena: SliceMut<'_>, scratch: &mut Scratch) -> Result<()> {
+        let Tree { across, table, begin, tensors, .. } = self;
         let [mut mine, mut theirs] = Self::halves(scratch, arena.dtype(), arena.len())?;
         let steps = tree::steps(across.rank(), across.world_size(), arena.len());
         let criterion = if arena.dtype() == DType::F64 { Criterion::Overflow } else { Criterion::Narrow };
@@ -107,7 +120,7 @@ impl Tree<'_> {
         products: &[f64],
         overflowed: Vec<bool>,
     ) -> Result<cpu::Trees> {
-        let (table, pair) = (self.table, Pair { begin: 0, middle: 1, end: 2 });
+        let (table, pair) = (&self.table, Pair { begin: 0, middle: 1, end: 2 });
         let mut unused_weights = vec![1.0; 2 * overflowed.len()];
         let mut trees = cpu::Trees::precise(2, overflowed, products)?;
         let mut sums = vec![0.0; table.row_count() * trees.sums()];

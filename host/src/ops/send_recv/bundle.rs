@@ -5,34 +5,21 @@
 use std::borrow::Cow;
 
 use super::memory::BundleMemory;
-use super::tensor::{WireTensor, spec};
+use super::tensor::WireTensor;
 use crate::buffer::GradientBuffer;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{Host, Memory};
 use crate::plan::bundle::{BundleLayout, Limits, TensorSpec};
 
-/// The receiver's knowledge of the tensors that it receives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Shapes {
-    /// The receiver knows types and shapes: only the payload is sent.
-    #[default]
-    Known,
-    /// The receiver knows only a tag, which must be the sender's: a header with types and shapes is sent first.
-    Described {
-        /// A number that distinguishes this bundle from others between the two ranks: a micro-batch, for example.
-        tag: u64,
-    },
-}
-
 /// One or more tensors that are sent as one payload, each at a multiple of 256 bytes; on a GPU all of one queue.
 ///
-/// A single tensor, [`Received`] tensors and a [`GradientBuffer`] are sent without a copy, and so are tensors in device memory that are
-/// contiguous and begin at such multiples; others are packed.
+/// A single tensor and [`Received`] tensors are sent without a copy, and so are a [`GradientBuffer`] with the payload's offsets, and
+/// tensors in device memory that are contiguous and begin at such multiples; others are packed.
 #[derive(Clone, Debug)]
 pub struct Bundle<'a, M: BundleMemory = Host> {
-    pub(super) shapes: Shapes,
+    /// The tag of a bundle that is sent with a header of types and shapes.
+    pub(super) tag: Option<u64>,
     specs: Cow<'a, [TensorSpec]>,
     layout: Cow<'a, BundleLayout>,
     content: Content<'a, M>,
@@ -42,8 +29,8 @@ pub struct Bundle<'a, M: BundleMemory = Host> {
 enum Content<'a, M: Memory> {
     /// Tensors that have to be packed.
     Apart(Vec<M::Wire<'a>>),
-    /// The bytes of the payload, in place.
-    Lying(M::Wire<'a>),
+    /// Memory that has the layout of the payload.
+    Contiguous(M::Wire<'a>),
 }
 
 impl<'a, M: BundleMemory> Bundle<'a, M> {
@@ -54,31 +41,33 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
     pub fn new(tensors: impl IntoIterator<Item: Into<WireTensor<'a, M>>>) -> Result<Self> {
         let tensors: Vec<WireTensor<'a, M>> = tensors.into_iter().map(Into::into).collect();
         let specs: Vec<TensorSpec> = tensors.iter().map(WireTensor::spec).collect();
-        let layout = layout(OPERATION, &specs)?;
+        let layout = layout(&specs)?;
         let tensors: Vec<M::Wire<'a>> = tensors.iter().map(WireTensor::data).collect();
         tensors.iter().try_for_each(|tensor| M::check_same_queue(OPERATION, tensors[0], *tensor))?;
-        let content = M::lying(&tensors, &layout.places).map_or(Content::Apart(tensors), Content::Lying);
-        Ok(Self { shapes: Shapes::Known, specs: specs.into(), layout: Cow::Owned(layout), content })
+        let content = M::contiguous(&tensors, &layout.places).map_or(Content::Apart(tensors), Content::Contiguous);
+        Ok(Self { tag: None, specs: specs.into(), layout: Cow::Owned(layout), content })
     }
 
-    /// Makes a bundle of all tensors of a gradient buffer, in its order, without a copy.
+    /// Makes a bundle of all tensors of a gradient buffer, in its order; without a copy if they have the offsets of the payload, as they
+    /// have unless one of them crosses a shard's edge.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new).
     pub fn of_buffer(buffer: &'a GradientBuffer<M>) -> Result<Self> {
-        let of_tensor = |index| spec(buffer.dtype(), buffer.shape(index));
-        let specs: Vec<TensorSpec> = (0..buffer.tensor_count()).map(of_tensor).collect();
-        let layout = layout(OPERATION, &specs)?;
-        // Both layouts round the offsets up alike.
-        let content = Content::Lying(M::byte_range(buffer.as_slice().into(), 0..layout.len));
-        Ok(Self { shapes: Shapes::Known, specs: specs.into(), layout: Cow::Owned(layout), content })
+        let mut bundle = Self::new((0..buffer.tensor_count()).map(|index| buffer.tensor(index)))?;
+        let begins = buffer.segments().iter().map(|segment| segment.start * buffer.dtype().size_bytes());
+        if begins.eq(bundle.layout.places.iter().map(|place| place.start)) {
+            let payload = M::part(buffer.as_slice().into(), 0..bundle.layout.len, DType::U8);
+            bundle.content = Content::Contiguous(payload);
+        }
+        Ok(bundle)
     }
 
-    /// Returns this bundle as a described one: its transfer begins with a header of types and shapes, for a receiver that does not know them
-    /// and expects this tag.
+    /// Returns this bundle as a described one: its transfer begins with a header of types and shapes, for a receiver that does not know
+    /// them and expects this tag, a number that distinguishes the bundle from others between the two ranks: a micro-batch, for example.
     #[must_use]
     pub fn described(self, tag: u64) -> Self {
-        Self { shapes: Shapes::Described { tag }, ..self }
+        Self { tag: Some(tag), ..self }
     }
 
     /// The types and shapes of the tensors.
@@ -95,25 +84,26 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
     pub fn queue(&self) -> &'a M::Queue {
         M::queue(match &self.content {
             Content::Apart(tensors) => tensors[0],
-            Content::Lying(payload) => *payload,
+            Content::Contiguous(payload) => *payload,
         })
     }
 
-    /// The packed tensors, unless they already are in memory in the layout of the payload.
-    pub(super) fn packed(&self) -> Result<Option<M::Payload>> {
+    /// The packed tensors, unless their memory has the layout of the payload.
+    pub(super) fn packed(&self) -> Result<Option<M::Buffer>> {
         let Content::Apart(tensors) = &self.content else { return Ok(None) };
         let mut payload = M::allocate("send", self.queue(), self.layout.len)?;
         M::pack(&mut payload, &self.layout.places, tensors)?;
         Ok(Some(payload))
     }
 
-    /// The bytes to send: for tensors that are not contiguous, the [`packed`](Self::packed) bytes.
-    pub(super) fn payload<'p>(&'p self, packed: &'p Option<M::Payload>) -> M::Wire<'p> {
+    /// The bytes to send: the [`packed`](Self::packed) ones where there are any.
+    pub(super) fn payload<'p>(&'p self, packed: Option<&'p M::Buffer>) -> M::Wire<'p> {
+        let bytes = 0..self.layout.len;
         match (&self.content, packed) {
-            (Content::Lying(payload), _) => M::byte_range(*payload, 0..self.layout.len),
-            (Content::Apart(_), packed) => {
-                let packed = packed.as_ref().expect("tensors that lie apart were packed");
-                M::at(packed, 0..self.layout.len, DType::U8)
+            (_, Some(packed)) => M::part(M::buffer(packed).into(), bytes, DType::U8),
+            (Content::Contiguous(payload), None) => M::part(*payload, bytes, DType::U8),
+            (Content::Apart(_), None) => {
+                unreachable!("tensors that are not contiguous are packed before they are sent")
             }
         }
     }
@@ -125,10 +115,10 @@ impl<'a, M: BundleMemory> From<&'a Received<M>> for Bundle<'a, M> {
     /// A bundle that sends received tensors on, without a copy.
     fn from(received: &'a Received<M>) -> Self {
         Self {
-            shapes: Shapes::Known,
+            tag: None,
             specs: received.specs[..].into(),
             layout: Cow::Borrowed(&received.layout),
-            content: Content::Lying(M::at(&received.payload, 0..received.layout.len, DType::U8)),
+            content: Content::Contiguous(M::buffer(&received.payload).into()),
         }
     }
 }
@@ -151,7 +141,7 @@ pub enum Expected {
 impl Expected {
     /// Expects these types and shapes.
     pub fn known(tensors: impl IntoIterator<Item = (DType, Vec<usize>)>) -> Self {
-        Expected::Known(tensors.into_iter().map(|(dtype, shape)| spec(dtype, &shape)).collect())
+        Expected::Known(tensors.into_iter().map(|(dtype, dims)| TensorSpec { dtype, dims }).collect())
     }
 
     /// Expects any tensors within the default [`Limits`].
@@ -165,9 +155,8 @@ impl Expected {
 #[must_use = "it owns the tensors that have come"]
 pub struct Received<M: BundleMemory = Host> {
     specs: Vec<TensorSpec>,
-    shapes: Vec<Vec<usize>>,
     layout: BundleLayout,
-    payload: M::Payload,
+    payload: M::Buffer,
 }
 
 impl<M: BundleMemory> Received<M> {
@@ -178,9 +167,8 @@ impl<M: BundleMemory> Received<M> {
         specs: Vec<TensorSpec>,
         layout: BundleLayout,
     ) -> Result<Self> {
-        let shapes = usize_shapes(operation, &specs)?;
         let payload = M::allocate(operation, queue, layout.len)?;
-        Ok(Self { specs, shapes, layout, payload })
+        Ok(Self { specs, layout, payload })
     }
 
     /// The number of tensors.
@@ -200,9 +188,9 @@ impl<M: BundleMemory> Received<M> {
 
     /// Tensor `index`, in place, at a multiple of 256 bytes; panics beyond the last.
     pub fn tensor(&self, index: usize) -> WireTensor<'_, M> {
-        let data = M::at(&self.payload, self.layout.places[index].clone(), self.specs[index].dtype);
-        WireTensor::of_wire(data, Cow::Borrowed(&self.shapes[index]))
-            .expect("the layout gave the tensor its shape's bytes")
+        let TensorSpec { dtype, dims } = &self.specs[index];
+        let data = M::part(M::buffer(&self.payload).into(), self.layout.places[index].clone(), *dtype);
+        WireTensor::of_wire(data, Cow::Borrowed(dims)).expect("the layout gave the tensor its shape's bytes")
     }
 
     /// The tensors, in order.
@@ -248,31 +236,10 @@ impl<M: BundleMemory> std::fmt::Debug for Received<M> {
 }
 
 /// The layout of tensors in a payload.
-pub(super) fn layout(operation: &'static str, specs: &[TensorSpec]) -> Result<BundleLayout> {
+pub(super) fn layout(specs: &[TensorSpec]) -> Result<BundleLayout> {
     if specs.is_empty() {
-        return Err(no_tensors(operation));
+        let reason = "a bundle has at least one tensor".into();
+        return Err(Error::InvalidArgument { operation: OPERATION, reason });
     }
-    let size = |(index, spec): (usize, &TensorSpec)| {
-        spec.bytes().and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(|| Error::InvalidArgument {
-            operation,
-            reason: format!("tensor {index} exceeds the address space: {spec:?}"),
-        })
-    };
-    BundleLayout::new(&specs.iter().enumerate().map(size).collect::<Result<Vec<usize>>>()?)
-}
-
-pub(super) fn no_tensors(operation: &'static str) -> Error {
-    Error::InvalidArgument { operation, reason: "a bundle has at least one tensor".into() }
-}
-
-/// The shapes with dimensions of type `usize`.
-fn usize_shapes(operation: &'static str, specs: &[TensorSpec]) -> Result<Vec<Vec<usize>>> {
-    let shape = |(index, spec): (usize, &TensorSpec)| {
-        let dims = spec.dims.iter().map(|&dim| usize::try_from(dim));
-        dims.collect::<Result<Vec<usize>, _>>().map_err(|_| Error::InvalidArgument {
-            operation,
-            reason: format!("tensor {index} exceeds the address space: {spec:?}"),
-        })
-    };
-    specs.iter().enumerate().map(shape).collect()
+    BundleLayout::of(specs)
 }

@@ -1,16 +1,19 @@
 //! The negotiation before a payload of unknown shapes: the sender describes it by a header, and the receiver accepts or refuses.
 //!
-//! It exchanges small messages in host memory over a [`Messages`] channel, and reserves memory only for headers that it has checked.
+//! It exchanges small messages of the host, and allocates memory for a payload only when it has checked the whole header.
 //!
 //! # The protocol
 //!
-//! | message | direction | bytes |
+//! Messages are of type `u64`, 8 bytes each as they are in memory.
+//!
+//! | message | direction | words |
 //! |---|---|---|
-//! | the first part of the [header](crate::plan::bundle), or all of it, and zeros | to the receiver | [`HEAD_BYTES`] |
-//! | the answer | to the sender | [`ANSWER_BYTES`] |
+//! | the first part of the [header](crate::plan::bundle), or all of it, and zeros | to the receiver | [`HEAD_WORDS`] |
+//! | the answer | to the sender | [`ANSWER_WORDS`] |
 //! | the rest of the header, if it is longer | to the receiver | as its prefix says |
-//! | the answer to that | to the sender | [`ANSWER_BYTES`] |
-//! | the payload, unless the answer is a refusal | to the receiver | as the header says |
+//! | the answer to that | to the sender | [`ANSWER_WORDS`] |
+//!
+//! The payload, in bytes of type `u8`, follows unless the answer is a refusal.
 //!
 //! A sender that describes a bundle has already allocated all memory for sending it. A sender whose allocation fails sends, instead of the
 //! header, four bytes `GSTW`, the reason in UTF-8, and zeros: the receiver answers as to any other header that it refuses, and the transfer
@@ -21,22 +24,22 @@
 //!
 //! # Ranks that make different choices
 //!
-//! If a sender that describes meets a receiver that does not, or the reverse, the first message of one is [`HEAD_BYTES`] long, and no
-//! message of the other is, since a payload of exactly that length is sent [in two parts](PART_BYTES). Transports refuse transfers of
-//! unequal lengths on both ranks, so bytes of one kind are never mistaken for the other, for any contents.
+//! If a sender that describes meets a receiver that does not, or the reverse, the first message of one is of type `u64`, and the message of
+//! the other is of type `u8`. Transports refuse transfers of different types on both ranks, so bytes of one kind are never mistaken for the
+//! other.
 
-use crate::error::{CommError, Error, Operation, Result};
+use super::memory::BundleMemory;
+use crate::comm::Communicator;
+use crate::error::{Error, Result};
 use crate::plan::bundle::{Header, HeaderError, Limits, PREFIX_BYTES, Prefix, decode};
 
-/// The size of the first message about a described bundle, enough for about 30 tensors of 3 dimensions. Payloads hardly ever have this
-/// length.
-pub(crate) const HEAD_BYTES: usize = 1016;
+/// The size of the first message about a described bundle, enough for about 30 tensors of 3 dimensions.
+const HEAD_WORDS: usize = 127;
 
-/// The size of a receiver's answer in bytes.
-pub(crate) const ANSWER_BYTES: usize = 256;
+/// The size of a receiver's answer.
+const ANSWER_WORDS: usize = 32;
 
-/// The size in bytes of the first part of a payload that has the length of a head.
-pub(crate) const PART_BYTES: usize = 256;
+const WORD: usize = size_of::<u64>();
 
 /// The first bytes of a message that withdraws the bundle.
 const WITHDRAWN: [u8; 4] = *b"GSTW";
@@ -44,218 +47,197 @@ const WITHDRAWN: [u8; 4] = *b"GSTW";
 /// The size of the reason in that message in bytes.
 const WITHDRAWAL_BYTES: usize = 256;
 
-/// A channel for small messages between ranks; all messages of a call are exchanged at once.
-pub trait Messages {
-    /// Reserves workspace for an exchange that sends `sends` bytes and receives `receives`, where each message counts with its [padded
-    /// length](padded_len). Earlier reservations stay valid. An exchange within the reservation does not fail for lack of memory.
-    fn reserve_workspace(&self, sends: usize, receives: usize) -> Result<()> {
-        _ = (sends, receives);
+/// A bundle that this rank describes to a peer.
+pub(super) struct Offer {
+    peer: usize,
+    /// The whole header, or the message that withdraws the bundle; in whole words, of the length of a head or more.
+    message: Vec<u64>,
+    /// The receiver's answer.
+    pub(super) outcome: Result<()>,
+}
+
+impl Offer {
+    /// Offers a bundle by a header.
+    pub(super) fn new(peer: usize, header: &[u8]) -> Self {
+        let words = header.len().div_ceil(WORD).max(HEAD_WORDS);
+        Self { peer, message: words_of(header, words), outcome: Ok(()) }
+    }
+
+    /// Withdraws a bundle, with the reason.
+    pub(super) fn withdrawn(peer: usize, reason: &Error) -> Self {
+        Self::new(peer, &[&WITHDRAWN[..], beginning(&reason.to_string(), WITHDRAWAL_BYTES)].concat())
+    }
+}
+
+/// A bundle that a peer describes to this rank, for which `P` is the memory.
+pub(super) struct Want<P> {
+    peer: usize,
+    tag: u64,
+    limits: Limits,
+    /// The header as far as it has arrived.
+    header: Vec<u64>,
+    /// The words of the header that are still to come.
+    rest: usize,
+    /// The memory, or the refusal; none as long as the header is not complete.
+    outcome: Option<Result<P>>,
+}
+
+impl<P> Want<P> {
+    pub(super) fn new(peer: usize, tag: u64, limits: Limits) -> Self {
+        Self { peer, tag, limits, header: Vec::new(), rest: 0, outcome: None }
+    }
+
+    /// The memory for a bundle that was negotiated, or the refusal.
+    pub(super) fn into_outcome(self) -> Result<P> {
+        self.outcome.expect("a negotiation reads every header to its end")
+    }
+
+    pub(super) fn memory_mut(&mut self) -> Option<&mut P> {
+        self.outcome.as_mut()?.as_mut().ok()
+    }
+
+    fn refuse(&mut self, reason: impl std::fmt::Display) {
+        self.outcome = Some(Err(self.refusal(reason)));
+    }
+
+    fn refusal(&self, reason: impl std::fmt::Display) -> Error {
+        Error::InvalidArgument { operation: "recv", reason: format!("the bundle of rank {}: {reason}", self.peer) }
+    }
+
+    /// Checks the first part of a header. Returns an error only if the message is no header.
+    fn begin(&mut self, head: Vec<u64>) -> Result<()> {
+        let bytes: &[u8] = bytemuck::cast_slice(&head);
+        if let Some(reason) = bytes.strip_prefix(&WITHDRAWN) {
+            let reason = String::from_utf8_lossy(&reason[..WITHDRAWAL_BYTES]);
+            self.refuse(format!("the sender withdraws it: {}", reason.trim_end_matches('\0')));
+            return Ok(());
+        }
+        let prefix: &[u8; PREFIX_BYTES] = bytes.first_chunk().expect("a head is longer than a prefix");
+        match Prefix::decode(prefix, &self.limits) {
+            Ok(Prefix { sequence, .. }) if sequence != self.tag => {
+                self.refuse(format!("it has tag {sequence}, and tag {} is expected", self.tag));
+            }
+            Ok(Prefix { header_bytes, .. }) => {
+                self.rest = (header_bytes as usize).div_ceil(WORD).saturating_sub(HEAD_WORDS);
+                self.header = head;
+            }
+            Err(error @ (HeaderError::Magic { .. } | HeaderError::Version { .. })) => return Err(self.refusal(error)),
+            Err(error) => self.refuse(error),
+        }
         Ok(())
     }
 
-    fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()>;
-}
-
-/// The bytes that [`Messages::reserve_workspace`] counts for a message of `bytes` bytes: whole words.
-pub(crate) fn padded_len(bytes: usize) -> usize {
-    bytes.next_multiple_of(size_of::<u64>())
-}
-
-/// A bundle that this rank describes to a peer.
-pub(crate) struct Offer {
-    pub(crate) peer: usize,
-    /// The whole header, or a [`withdrawal`].
-    pub(crate) header: Vec<u8>,
-}
-
-/// A bundle that a peer describes to this rank.
-pub(crate) struct Want {
-    pub(crate) peer: usize,
-    pub(crate) tag: u64,
-    pub(crate) limits: Limits,
-}
-
-/// The outcome of each offer and of each want, in their order.
-pub(crate) struct Outcome<P> {
-    pub(crate) offers: Vec<Result<()>>,
-    pub(crate) wants: Vec<Result<P>>,
-}
-
-/// The state of a want.
-enum State<P> {
-    /// The first part of a header, and the header's whole length.
-    Begun(Vec<u8>, usize),
-    Settled(Result<P>),
-}
-
-/// Exchanges headers and answers with all peers. `reserve` allocates memory for a received header; its error is sent to the sender as a
-/// refusal.
-///
-/// # Errors
-/// The errors of the transport, and [`Error::InvalidArgument`] for a message that is no header. A refused bundle is in the outcome.
-pub(crate) fn negotiate<P>(
-    messages: &dyn Messages,
-    offers: &[Offer],
-    wants: &[Want],
-    mut reserve: impl FnMut(Header) -> Result<P>,
-) -> Result<Outcome<P>> {
-    let mut accepted: Vec<Result<()>> = offers.iter().map(|_| Ok(())).collect();
-    if offers.is_empty() && wants.is_empty() {
-        return Ok(Outcome { offers: accepted, wants: Vec::new() });
-    }
-    let rests = offers.iter().map(|offer| padded_len(offer.header.len().saturating_sub(HEAD_BYTES))).sum::<usize>();
-    let heads_and_answers =
-        |heads: usize, answers: usize| (heads * padded_len(HEAD_BYTES)).max(answers * padded_len(ANSWER_BYTES));
-    let workspace = heads_and_answers(offers.len(), wants.len()).max(rests);
-    messages.reserve_workspace(workspace, heads_and_answers(wants.len(), offers.len()))?;
-    let heads: Vec<[u8; HEAD_BYTES]> = offers.iter().map(|offer| padded(&offer.header)).collect();
-    let sends: Vec<(usize, &[u8])> = offers.iter().zip(&heads).map(|(offer, head)| (offer.peer, &head[..])).collect();
-    let mut arrived: Vec<Vec<u8>> = wants.iter().map(|_| vec![0; HEAD_BYTES]).collect();
-    messages.exchange(&sends, &mut places(wants.iter().map(|want| want.peer), &mut arrived))?;
-
-    let begin = |(want, head): (&Want, Vec<u8>)| begin(want, head, &mut reserve);
-    let mut states: Vec<State<P>> = wants.iter().zip(arrived).map(begin).collect::<Result<_>>()?;
-    reserve_for_rests(messages, &mut states);
-    let all_offers: Vec<usize> = (0..offers.len()).collect();
-    let all_wants: Vec<usize> = (0..wants.len()).collect();
-    answer(messages, (offers, &mut accepted, &all_offers), (wants, &mut states, &all_wants))?;
-
-    let is_long = |index: &usize| offers[*index].header.len() > HEAD_BYTES && accepted[*index].is_ok();
-    let long_offers: Vec<usize> = all_offers.into_iter().filter(is_long).collect();
-    let is_begun = |index: &usize| matches!(states[*index], State::Begun(..));
-    let long_wants: Vec<usize> = all_wants.into_iter().filter(is_begun).collect();
-    if !(long_offers.is_empty() && long_wants.is_empty()) {
-        let rest = |&index: &usize| (offers[index].peer, &offers[index].header[HEAD_BYTES..]);
-        let sends: Vec<(usize, &[u8])> = long_offers.iter().map(rest).collect();
-        let mut arrived = Vec::new();
-        for &index in &long_wants {
-            if let State::Begun(_, len) = &states[index] {
-                // The length is at most the limit on headers.
-                arrived.push(vec![0; len - HEAD_BYTES]);
-            }
-        }
-        let peers = long_wants.iter().map(|&index| wants[index].peer);
-        messages.exchange(&sends, &mut places(peers, &mut arrived))?;
-        for (&index, rest) in long_wants.iter().zip(arrived) {
-            if let State::Begun(header, _) = &mut states[index] {
-                header.extend(rest);
-                let settled = settle(&wants[index], header, &mut reserve);
-                states[index] = State::Settled(settled);
-            }
-        }
-        answer(messages, (offers, &mut accepted, &long_offers), (wants, &mut states, &long_wants))?;
-    }
-    let settled = |state| match state {
-        State::Settled(outcome) => outcome,
-        State::Begun(..) => unreachable!("a header that was begun has been read to its end"),
-    };
-    Ok(Outcome { offers: accepted, wants: states.into_iter().map(settled).collect() })
-}
-
-/// Reserves workspace for the rests of headers whose first part is valid, and refuses those for which memory does not suffice.
-fn reserve_for_rests<P>(messages: &dyn Messages, states: &mut [State<P>]) {
-    let mut reserved = 0;
-    for state in states {
-        let State::Begun(_, len) = state else { continue };
-        let rest = padded_len(*len - HEAD_BYTES);
-        match messages.reserve_workspace(0, reserved + rest) {
-            Ok(()) => reserved += rest,
-            Err(error) => *state = State::Settled(Err(error)),
-        }
-    }
-}
-
-/// Checks the first part of a header, and the whole header if it is complete. Returns an error only if the message is no header.
-fn begin<P>(want: &Want, head: Vec<u8>, reserve: &mut impl FnMut(Header) -> Result<P>) -> Result<State<P>> {
-    if let Some(reason) = head.strip_prefix(&WITHDRAWN) {
-        let reason = String::from_utf8_lossy(&reason[..WITHDRAWAL_BYTES]);
-        let text = format!("the sender withdraws it: {}", reason.trim_end_matches('\0'));
-        return Ok(State::Settled(Err(refusal(want, text))));
-    }
-    let prefix: &[u8; PREFIX_BYTES] = head.first_chunk().expect("a head is longer than a prefix");
-    let prefix = match Prefix::decode(prefix, &want.limits) {
-        Ok(prefix) => prefix,
-        Err(error @ (HeaderError::Magic { .. } | HeaderError::Version { .. })) => return Err(refusal(want, error)),
-        Err(error) => return Ok(State::Settled(Err(refusal(want, error)))),
-    };
-    let len = prefix.header_bytes as usize;
-    if prefix.sequence != want.tag {
-        let text = format!("it has tag {}, and tag {} is expected", prefix.sequence, want.tag);
-        return Ok(State::Settled(Err(refusal(want, text))));
-    }
-    if len > HEAD_BYTES {
-        return Ok(State::Begun(head, len));
-    }
-    Ok(State::Settled(settle(want, &head[..len], reserve)))
-}
-
-/// Checks a whole header, and allocates memory for the tensors that it describes.
-fn settle<P>(want: &Want, header: &[u8], reserve: &mut impl FnMut(Header) -> Result<P>) -> Result<P> {
-    let header = decode(header, &want.limits).map_err(|error| refusal(want, error))?;
-    if header.tensors.is_empty() {
-        return Err(refusal(want, "it has no tensors"));
-    }
-    reserve(header)
-}
-
-/// Sends the answers for the headers of `wants`, and receives the answers for `offers`.
-fn answer<P>(
-    messages: &dyn Messages,
-    (offers, accepted, offered): (&[Offer], &mut [Result<()>], &[usize]),
-    (wants, states, wanted): (&[Want], &mut [State<P>], &[usize]),
-) -> Result<()> {
-    let mut own = Vec::new();
-    for &index in wanted {
-        let text = match &states[index] {
-            State::Settled(Err(error)) => Some(error.to_string()),
-            _ => None,
-        };
-        own.push((wants[index].peer, encode_answer(text.as_deref())));
-    }
-    let sends: Vec<(usize, &[u8])> = own.iter().map(|(peer, answer)| (*peer, &answer[..])).collect();
-    let mut theirs: Vec<Vec<u8>> = offered.iter().map(|_| vec![0; ANSWER_BYTES]).collect();
-    let told = messages.exchange(&sends, &mut places(offered.iter().map(|&index| offers[index].peer), &mut theirs));
-    if let Err(error) = told {
-        // This rank's own reason for a refusal says more than a refusal by the peer's transport.
-        let refused = wanted.iter().find(|&&index| matches!(states[index], State::Settled(Err(_))));
-        return Err(match refused.map(|&index| std::mem::replace(&mut states[index], State::Begun(Vec::new(), 0))) {
-            Some(State::Settled(Err(refusal))) => refusal,
-            _ => error,
+    /// Checks a header that has arrived as a whole, and allocates memory for the tensors that it describes.
+    fn settle(&mut self, allocate: &mut impl FnMut(Header) -> Result<P>) {
+        let bytes: &[u8] = bytemuck::cast_slice(&self.header);
+        let prefix = bytes.first_chunk().expect("a head is longer than a prefix");
+        // The prefix was checked when it arrived.
+        let header = Prefix::decode(prefix, &self.limits)
+            .and_then(|prefix| decode(&bytes[..prefix.header_bytes as usize], &self.limits));
+        self.outcome = Some(match header {
+            Ok(header) if header.tensors.is_empty() => Err(self.refusal("it has no tensors")),
+            Ok(header) => allocate(header),
+            Err(error) => Err(self.refusal(error)),
         });
     }
-    for (&index, answer) in offered.iter().zip(theirs) {
-        let peer = offers[index].peer;
-        if let Some(reason) = decode_answer(&answer) {
-            let operation = "send";
-            let reason = format!("rank {peer} refuses the bundle: {reason}");
-            accepted[index] = Err(Error::InvalidArgument { operation, reason });
+}
+
+/// Exchanges headers and answers with all peers, and leaves the outcome in each offer and want. `allocate` allocates memory for a received
+/// header; its error is sent to the sender as a refusal.
+///
+/// # Errors
+/// The errors of the transport, and [`Error::InvalidArgument`] for a message that is no header.
+pub(super) fn negotiate<M: BundleMemory, P>(
+    (comm, queue): (&dyn Communicator<M>, &M::Queue),
+    mut offers: Vec<&mut Offer>,
+    mut wants: Vec<&mut Want<P>>,
+    mut allocate: impl FnMut(Header) -> Result<P>,
+) -> Result<()> {
+    let mut channel = Channel::<M> { comm, queue, workspace: M::Workspace::default() };
+    let rests: usize = offers.iter().map(|offer| offer.message.len() - HEAD_WORDS).sum();
+    channel.reserve(rests.max((offers.len() + wants.len()) * HEAD_WORDS))?;
+    let heads = offers.iter().map(|offer| (offer.peer, offer.message[..HEAD_WORDS].to_vec()));
+    let heads = channel.exchange(heads.collect(), wants.iter().map(|want| (want.peer, HEAD_WORDS)))?;
+    for (want, head) in wants.iter_mut().zip(heads) {
+        want.begin(head)?;
+    }
+    let mut words = rests;
+    for want in wants.iter_mut().filter(|want| want.outcome.is_none()) {
+        if want.rest == 0 {
+            want.settle(&mut allocate);
+            continue;
+        }
+        // A rest for which there is no memory is refused, and not sent.
+        match channel.reserve(words + want.rest) {
+            Ok(()) => words += want.rest,
+            Err(error) => want.outcome = Some(Err(error)),
         }
     }
-    Ok(())
+    channel.answer(&mut offers, &mut wants)?;
+
+    offers.retain(|offer| offer.message.len() > HEAD_WORDS && offer.outcome.is_ok());
+    wants.retain(|want| want.outcome.is_none());
+    let rests = offers.iter().map(|offer| (offer.peer, offer.message[HEAD_WORDS..].to_vec()));
+    let rests = channel.exchange(rests.collect(), wants.iter().map(|want| (want.peer, want.rest)))?;
+    for (want, rest) in wants.iter_mut().zip(rests) {
+        want.header.extend(rest);
+        want.settle(&mut allocate);
+    }
+    channel.answer(&mut offers, &mut wants)
 }
 
-fn encode_answer(refusal: Option<&str>) -> [u8; ANSWER_BYTES] {
-    let mut answer = [0; ANSWER_BYTES];
+/// A channel for small messages of the host.
+struct Channel<'c, M: BundleMemory> {
+    comm: &'c dyn Communicator<M>,
+    queue: &'c M::Queue,
+    workspace: M::Workspace,
+}
+
+impl<M: BundleMemory> Channel<'_, M> {
+    fn reserve(&mut self, words: usize) -> Result<()> {
+        M::reserve(self.queue, &mut self.workspace, words)
+    }
+
+    /// Sends messages to peers, and returns messages of given lengths from peers.
+    fn exchange(
+        &mut self,
+        sends: Vec<(usize, Vec<u64>)>,
+        receives: impl Iterator<Item = (usize, usize)>,
+    ) -> Result<Vec<Vec<u64>>> {
+        let mut received: Vec<(usize, Vec<u64>)> = receives.map(|(peer, words)| (peer, vec![0; words])).collect();
+        if !(sends.is_empty() && received.is_empty()) {
+            M::exchange_words(self.comm, self.queue, &mut self.workspace, &sends, &mut received)?;
+        }
+        Ok(received.into_iter().map(|(_, words)| words).collect())
+    }
+
+    /// Sends the answers for the headers of `wants`, and receives the answers for `offers`.
+    fn answer<P>(&mut self, offers: &mut [&mut Offer], wants: &mut [&mut Want<P>]) -> Result<()> {
+        let refusal = |want: &Want<P>| Some(want.outcome.as_ref()?.as_ref().err()?.to_string());
+        let answers = wants.iter().map(|want| (want.peer, encode_answer(refusal(want).as_deref())));
+        let answers = self.exchange(answers.collect(), offers.iter().map(|offer| (offer.peer, ANSWER_WORDS)));
+        let answers = answers.map_err(|error| {
+            // This rank's own reason for a refusal says more than a refusal by the peer's transport.
+            let outcomes = wants.iter_mut().filter_map(|want| want.outcome.take_if(|outcome| outcome.is_err()));
+            outcomes.filter_map(Result::err).next().unwrap_or(error)
+        })?;
+        for (offer, answer) in offers.iter_mut().zip(answers) {
+            if let Some(reason) = decode_answer(bytemuck::cast_slice(&answer)) {
+                let reason = format!("rank {} refuses the bundle: {reason}", offer.peer);
+                offer.outcome = Err(Error::InvalidArgument { operation: "send", reason });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn encode_answer(refusal: Option<&str>) -> Vec<u64> {
+    let mut answer = Vec::new();
     if let Some(text) = refusal {
-        let text = beginning(text, ANSWER_BYTES - 1);
-        answer[0] = 1;
-        answer[1..=text.len()].copy_from_slice(text);
+        answer.push(1);
+        answer.extend(beginning(text, ANSWER_WORDS * WORD - 1));
     }
-    answer
-}
-
-/// The longest prefix of whole characters with at most `bytes` bytes.
-fn beginning(text: &str, bytes: usize) -> &[u8] {
-    let mut end = text.len().min(bytes);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text.as_bytes()[..end]
-}
-
-/// The message that replaces a header: the bundle is withdrawn, with the reason.
-pub(crate) fn withdrawal(error: &Error) -> Vec<u8> {
-    [&WITHDRAWN[..], beginning(&error.to_string(), WITHDRAWAL_BYTES)].concat()
+    words_of(&answer, ANSWER_WORDS)
 }
 
 /// The reason of a refusal, if the answer is one.
@@ -270,44 +252,20 @@ fn decode_answer(answer: &[u8]) -> Option<String> {
     }
 }
 
-fn padded(header: &[u8]) -> [u8; HEAD_BYTES] {
-    let mut head = [0; HEAD_BYTES];
-    let len = header.len().min(HEAD_BYTES);
-    head[..len].copy_from_slice(&header[..len]);
-    head
+/// The bytes, and zeros up to `words` words.
+fn words_of(bytes: &[u8], words: usize) -> Vec<u64> {
+    let mut padded = vec![0; words];
+    bytemuck::cast_slice_mut(&mut padded)[..bytes.len()].copy_from_slice(bytes);
+    padded
 }
 
-fn places(peers: impl Iterator<Item = usize>, buffers: &mut [Vec<u8>]) -> Vec<(usize, &mut [u8])> {
-    peers.zip(buffers).map(|(peer, buffer)| (peer, &mut buffer[..])).collect()
-}
-
-fn refusal(want: &Want, reason: impl std::fmt::Display) -> Error {
-    Error::InvalidArgument { operation: "recv", reason: format!("the bundle of rank {}: {reason}", want.peer) }
-}
-
-/// Refuses a false signal, then a peer that is this rank itself or no rank, in ONNX Runtime's order.
-pub(crate) fn check_call(
-    name: &'static str,
-    operation: Operation,
-    signal: bool,
-    peer: usize,
-    (rank, world_size): (usize, usize),
-) -> Result<()> {
-    if !signal {
-        return Err(Error::InvalidArgument {
-            operation: name,
-            reason: "the input signal is false, and nothing is transferred unless it is true".into(),
-        });
+/// The longest prefix of whole characters with at most `bytes` bytes.
+fn beginning(text: &str, bytes: usize) -> &[u8] {
+    let mut end = text.len().min(bytes);
+    while !text.is_char_boundary(end) {
+        end -= 1;
     }
-    if peer < world_size && peer != rank {
-        return Ok(());
-    }
-    Err(CommError::InvalidPeer { operation, peer, rank, world_size }.into())
-}
-
-/// Returns the first refusal, once all other bundles have been transferred.
-pub(crate) fn first_error(refused: Vec<Error>) -> Result<()> {
-    refused.into_iter().next().map_or(Ok(()), Err)
+    &text.as_bytes()[..end]
 }
 
 #[cfg(test)]
@@ -316,13 +274,14 @@ mod tests {
 
     #[test]
     fn answers_survive_and_are_cut_at_characters() {
-        assert_eq!(decode_answer(&encode_answer(None)), None);
+        let decode = |answer: &[u64]| decode_answer(bytemuck::cast_slice(answer));
+        assert_eq!(decode(&encode_answer(None)), None);
         for text in ["", "it has tag 3", &"ä".repeat(200), &"x".repeat(255), &format!("x{}", "ä".repeat(200))] {
-            let answer = decode_answer(&encode_answer(Some(text))).expect("a refusal");
+            let answer = decode(&encode_answer(Some(text))).expect("a refusal");
             assert!(text.starts_with(&answer), "{answer:?} is no beginning of {text:?}");
-            assert!(answer.len() == text.len() || answer.len() >= ANSWER_BYTES - 2, "{answer:?}");
+            assert!(answer.len() == text.len() || answer.len() >= ANSWER_WORDS * WORD - 2, "{answer:?}");
         }
-        assert!(decode_answer(&[7; ANSWER_BYTES]).is_some_and(|reason| reason.contains('7')));
-        assert!(decode_answer(&[1; ANSWER_BYTES]).is_some());
+        assert!(decode_answer(&[7; 256]).is_some_and(|reason| reason.contains('7')));
+        assert!(decode_answer(&[1; 256]).is_some());
     }
 }

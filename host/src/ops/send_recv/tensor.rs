@@ -30,7 +30,7 @@ pub struct WireTensorMut<'a, M: Memory = Host> {
 impl<'a, M: Memory> WireTensor<'a, M> {
     /// Combines elements with a shape.
     pub(crate) fn of_wire(data: M::Wire<'a>, shape: Cow<'a, [usize]>) -> Result<Self> {
-        check(M::wire_shape(data), &shape)?;
+        check::<M>(data, &shape)?;
         Ok(Self { data, shape })
     }
 
@@ -50,14 +50,14 @@ impl<'a, M: Memory> WireTensor<'a, M> {
     }
 
     pub(super) fn spec(&self) -> TensorSpec {
-        spec(self.dtype(), &self.shape)
+        TensorSpec { dtype: self.dtype(), dims: self.shape.to_vec() }
     }
 }
 
 impl<'a, M: Memory> WireTensorMut<'a, M> {
     /// Combines elements with a shape.
     pub(crate) fn of_wire(data: M::WireMut<'a>, shape: Cow<'a, [usize]>) -> Result<Self> {
-        check(M::wire_shape(M::as_wire(&data)), &shape)?;
+        check::<M>(M::as_wire(&data), &shape)?;
         Ok(Self { data, shape })
     }
 
@@ -94,7 +94,7 @@ impl<'a, M: Memory> WireTensorMut<'a, M> {
     }
 
     pub(super) fn spec(&self) -> TensorSpec {
-        spec(self.dtype(), &self.shape)
+        TensorSpec { dtype: self.dtype(), dims: self.shape.to_vec() }
     }
 }
 
@@ -231,22 +231,15 @@ impl<'a> From<DeviceSliceMut<'a>> for WireTensorMut<'a, Cuda> {
     }
 }
 
-/// The description of a tensor in a header.
-pub(super) fn spec(dtype: DType, shape: &[usize]) -> TensorSpec {
-    TensorSpec { dtype, dims: shape.iter().map(|&dim| dim as u64).collect() }
-}
-
-fn check((len, dtype): (usize, DType), shape: &[usize]) -> Result<()> {
-    let bytes = len.checked_mul(dtype.size_bytes()).ok_or_else(|| Error::InvalidArgument {
-        operation: "tensor",
-        reason: format!("{len} elements of {dtype} exceed the address space"),
-    })?;
-    check_bytes(dtype, shape, bytes)
+fn check<M: Memory>(data: M::Wire<'_>, shape: &[usize]) -> Result<()> {
+    let (len, dtype) = M::wire_shape(data);
+    // A product beyond the address space becomes an odd number, which is the size of no shape of these elements.
+    check_bytes(dtype, shape, len.saturating_mul(dtype.size_bytes()))
 }
 
 /// Refuses a shape whose elements do not have `bytes` bytes.
 fn check_bytes(dtype: DType, shape: &[usize], bytes: usize) -> Result<()> {
-    let needed = spec(dtype, shape).bytes();
+    let needed = TensorSpec { dtype, dims: shape.to_vec() }.bytes();
     if needed == Some(bytes as u64) {
         return Ok(());
     }

@@ -63,17 +63,17 @@ impl<'c, M: ReducerMemory> Bucket<'c, M> {
         Self { kind: plan.kind, members: plan.members, buffer: None, sums: None, reduction: None, check: None }
     }
 
-    /// Allocates a buffer of these gradients, if there is none.
+    /// Allocates a buffer of these gradients, if there is none: one that is reduced, or sums.
     fn fill<'b>(
         buffer: &'b mut Option<GradientBuffer<M>>,
         (lanes, world_size): (&M::Lanes, usize),
         parameters: &[Parameter],
-        (members, dtype): (&[usize], DType),
+        (members, dtype, is_reduced): (&[usize], DType, bool),
     ) -> Result<&'b mut GradientBuffer<M>> {
         if buffer.is_none() {
             let mut tensors =
                 members.iter().map(|&member| (&parameters[member].name[..], &parameters[member].shape[..]));
-            *buffer = Some(M::bucket(lanes, dtype, world_size, &mut tensors)?);
+            *buffer = Some(M::bucket(lanes, dtype, world_size, &mut tensors, is_reduced)?);
             // The lane of reductions clears the buffer.
             M::join(lanes)?;
         }
@@ -86,7 +86,7 @@ impl<'c, M: ReducerMemory> Bucket<'c, M> {
         (lanes, world_size): (&M::Lanes, usize),
         parameters: &[Parameter],
     ) -> Result<&mut GradientBuffer<M>> {
-        Self::fill(&mut self.buffer, (lanes, world_size), parameters, (&self.members, self.kind.dtype))
+        Self::fill(&mut self.buffer, (lanes, world_size), parameters, (&self.members, self.kind.dtype, true))
     }
 
     /// Adds gradients to the sums over micro-batches; the first gradient of each parameter replaces the sum. Tensors ascend.
@@ -97,8 +97,9 @@ impl<'c, M: ReducerMemory> Bucket<'c, M> {
         gradients: &[(usize, bool, M::Slice<'_>)],
     ) -> Result<()> {
         let Kind { dtype, sum_dtype } = self.kind;
-        let sums = if sum_dtype == dtype { &mut self.buffer } else { &mut self.sums };
-        let buffer = Self::fill(sums, (lanes, world_size), parameters, (&self.members, sum_dtype))?;
+        let is_reduced = sum_dtype == dtype;
+        let sums = if is_reduced { &mut self.buffer } else { &mut self.sums };
+        let buffer = Self::fill(sums, (lanes, world_size), parameters, (&self.members, sum_dtype, is_reduced))?;
         let ranges: Vec<_> = gradients.iter().map(|(tensor, ..)| buffer.segments()[*tensor].clone()).collect();
         let (mut first, mut first_sources, mut later, mut later_sources) = (vec![], vec![], vec![], vec![]);
         for (sum, (_, is_first, gradient)) in

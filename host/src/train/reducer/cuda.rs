@@ -130,8 +130,17 @@ impl ReducerMemory for Cuda {
         dtype: DType,
         world_size: usize,
         tensors: &mut dyn Iterator<Item = (&'n str, &'n [usize])>,
+        _is_reduced: bool,
     ) -> Result<GradientBuffer<Self>> {
         GradientBuffer::on_queue(lanes.reductions(), dtype, world_size, tensors)
+    }
+
+    fn agree_on_memory(
+        _: &dyn Communicator<Cuda>,
+        _: &mut Lanes,
+        _: &mut dyn Iterator<Item = &mut GradientBuffer<Self>>,
+    ) -> Result<()> {
+        Ok(())
     }
 
     fn arena<'a>(lanes: &'a Lanes, bucket: &'a GradientBuffer<Self>) -> DeviceSlice<'a> {

@@ -4,10 +4,13 @@ use std::convert::Infallible;
 use std::fmt::Debug;
 use std::time::Instant;
 
+use super::OPERATION;
+use super::options::BucketMemory;
+use crate::agreement::gather;
 use crate::buffer::GradientBuffer;
 use crate::comm::{Communicator, ReduceOp};
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernels::cpu;
 use crate::memory::Host;
 use crate::ops::AdasumMemory;
@@ -36,13 +39,22 @@ pub trait ReducerMemory: AdasumMemory {
     /// A reduction in rank order, prepared for one bucket.
     type Ordered<'c>: Debug;
 
-    /// Allocates a bucket of zeros, in the lane of reductions.
+    /// Allocates a buffer of zeros, in the lane of reductions: a bucket, which `is_reduced`, or sums that only this rank uses.
     fn bucket<'n>(
         lanes: &Self::Lanes,
         dtype: DType,
         world_size: usize,
         tensors: &mut dyn Iterator<Item = (&'n str, &'n [usize])>,
+        is_reduced: bool,
     ) -> Result<GradientBuffer<Self>>;
+
+    /// Agrees with all ranks on the memory of new buckets, which must be of one kind: moves this rank's buckets to memory of its own if
+    /// another rank's are not shared. All ranks must call it.
+    fn agree_on_memory(
+        comm: &dyn Communicator<Self>,
+        lanes: &mut Self::Lanes,
+        buckets: &mut dyn Iterator<Item = &mut GradientBuffer<Self>>,
+    ) -> Result<()>;
 
     /// The elements of a bucket, ordered in the lane that computes gradients.
     fn arena<'a>(lanes: &'a Self::Lanes, bucket: &'a GradientBuffer<Self>) -> Self::Slice<'a>;
@@ -96,12 +108,32 @@ pub trait ReducerMemory: AdasumMemory {
     ) -> Result<()>;
 }
 
-/// The host needs no ordering of queues.
+/// The memory of buckets; the host needs no ordering of queues.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct HostLanes {
-    /// Whether other processes can map buckets.
-    pub(super) is_shared: bool,
+    /// The option, which is equal on all ranks.
+    wanted: BucketMemory,
+    /// Whether this rank shares the buckets that it allocates.
+    is_shared: bool,
+}
+
+impl HostLanes {
+    pub(super) fn new(comm: &dyn Communicator, wanted: BucketMemory) -> Result<Self> {
+        let sharing = comm.sharing();
+        if wanted == BucketMemory::Shared && comm.world_size() > 1 && sharing.is_none() {
+            let reason = "`shared_memory` is `Shared`, and these ranks share no memory: they are not all processes of one machine that can \
+                          open each other's memory, or use messages only"
+                .into();
+            return Err(Error::InvalidArgument { operation: OPERATION, reason });
+        }
+        let needs_shared = sharing.is_some_and(|ranks| ranks.needs_shared_buffers());
+        Ok(Self { wanted, is_shared: needs_shared && wanted != BucketMemory::Own })
+    }
+
+    pub(super) fn is_shared(&self) -> bool {
+        self.is_shared
+    }
 }
 
 impl ReducerMemory for Host {
@@ -116,11 +148,33 @@ impl ReducerMemory for Host {
         dtype: DType,
         world_size: usize,
         tensors: &mut dyn Iterator<Item = (&'n str, &'n [usize])>,
+        is_reduced: bool,
     ) -> Result<GradientBuffer> {
-        match lanes.is_shared {
-            true => GradientBuffer::new_shared(dtype, world_size, tensors),
-            false => GradientBuffer::new(dtype, world_size, tensors),
+        if !(is_reduced && lanes.is_shared) {
+            return GradientBuffer::new(dtype, world_size, tensors);
         }
+        let tensors: Vec<_> = tensors.collect();
+        match GradientBuffer::new_shared(dtype, world_size, tensors.iter().copied()) {
+            Err(error @ Error::MemoryFile { .. }) if lanes.wanted == BucketMemory::Automatic => {
+                tracing::info!(%error, "no rank shares its buckets");
+                GradientBuffer::new(dtype, world_size, tensors)
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn agree_on_memory(
+        comm: &dyn Communicator,
+        lanes: &mut HostLanes,
+        buckets: &mut dyn Iterator<Item = &mut GradientBuffer>,
+    ) -> Result<()> {
+        if lanes.wanted != BucketMemory::Automatic {
+            return Ok(());
+        }
+        let buckets: Vec<_> = buckets.collect();
+        let is_shared = lanes.is_shared && buckets.iter().all(|bucket| bucket.is_shared());
+        lanes.is_shared = !gather(comm, &[is_shared.into()])?.contains(&0);
+        if lanes.is_shared { Ok(()) } else { buckets.into_iter().try_for_each(GradientBuffer::unshare) }
     }
 
     fn arena<'a>(_: &'a HostLanes, bucket: &'a GradientBuffer) -> Slice<'a> {

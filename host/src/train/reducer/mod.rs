@@ -29,7 +29,7 @@ mod vote;
 use self::bucket::{Bucket, Kind, Place, unpack};
 use self::memory::HostLanes;
 pub use self::memory::ReducerMemory;
-pub use self::options::{AbsentGradients, NonFinite, ReducerOptions, UnevenEnds};
+pub use self::options::{AbsentGradients, BucketMemory, NonFinite, ReducerOptions, UnevenEnds};
 pub use self::parameter::Parameter;
 pub use self::report::{GradientState, NonFiniteGradient, Reduced};
 use self::step::Progress;
@@ -169,7 +169,8 @@ impl<'c> Reducer<'c> {
     ///   tied; or the option in which they differ;
     /// * [`Error::InvalidArgument`] for names that occur twice, storages that overlap and are not equal, tied parameters that differ, and
     ///   Adasum of another granularity than [`Tensor`](crate::ops::Granularity::Tensor); [`Error::UnsupportedWorldSize`] for Adasum by the
-    ///   tree; [`Error::OutOfMemory`]; each on the rank that fails, and on the others [`Error::InvalidArgument`] that quotes it;
+    ///   tree; [`Error::OutOfMemory`]; with [`BucketMemory::Shared`] also ranks that share no memory ([`Error::InvalidArgument`]), and
+    ///   [`Error::MemoryFile`]; each on the rank that fails, and on the others [`Error::InvalidArgument`] that quotes it;
     /// * errors of the communicator.
     pub fn new(
         comm: &'c dyn Communicator,
@@ -177,7 +178,13 @@ impl<'c> Reducer<'c> {
         options: impl Into<ReducerOptions>,
     ) -> Result<Self> {
         let options = options.into();
-        Self::with_lanes(comm, Ok(HostLanes { is_shared: options.shared_memory }), parameters, options)
+        Self::with_lanes(comm, HostLanes::new(comm, options.shared_memory), parameters, options)
+    }
+
+    /// Whether buckets are in memory that all ranks, which are processes, reduce in place ([`ReducerOptions::shared_memory`]); equal on all
+    /// ranks.
+    pub fn shares_memory(&self) -> bool {
+        self.lanes.is_shared()
     }
 }
 
@@ -431,6 +438,8 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
             return allocated;
         }
         let _scope = scope::within(Operation::Reducer);
+        let mut buffers = self.buckets.iter_mut().filter_map(|bucket| bucket.buffer.as_mut());
+        let allocated = allocated.and(M::agree_on_memory(self.comm, &mut self.lanes, &mut buffers));
         let outcome = all_prepared(Operation::Reducer, self.comm, allocated).and_then(|()| {
             let reduction = (self.reduction, self.options.ordered_sums);
             self.buckets.iter_mut().try_for_each(|bucket| bucket.prepare(self.comm, &self.lanes, reduction))

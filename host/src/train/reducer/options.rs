@@ -56,6 +56,24 @@ pub enum UnevenEnds {
     Stop,
 }
 
+/// The memory of a reducer's buckets on the host, whose kind changes no bit of a result.
+///
+/// Ranks that are processes of one machine reduce buckets in place where these are [shared](crate::GradientBuffer::new_shared), several
+/// times as fast. Each bucket then takes a descriptor of its process; all its memory is reserved when the bucket is made, and a child of
+/// `fork` shares it with its parent. The page "Deployment" says how a stopped rank ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BucketMemory {
+    /// Shared on all ranks, if they can map each other's memory ([`Communicator::sharing`](crate::comm::Communicator::sharing)) and every
+    /// rank gets such memory from its system; otherwise each rank's own, without an error. Threads need no shared buckets, and use their own.
+    #[default]
+    Automatic,
+    /// Like `Automatic`, but an error on every rank if ranks cannot share buckets.
+    Shared,
+    /// Each rank's own.
+    Own,
+}
+
 /// Options of a [`Reducer`](super::Reducer); equal on all ranks. They are created from a [`Reduction`], with defaults for the other fields.
 ///
 /// ```
@@ -96,9 +114,8 @@ pub struct ReducerOptions {
     /// A program with its own queue for reductions, which it orders behind each gradient, creates the reducer on that queue, without
     /// overlap.
     pub overlap: bool,
-    /// Whether buckets in host memory are [shared](crate::GradientBuffer::new_shared), so that ranks that are processes of one machine
-    /// reduce them in place; results have the same bits. False by default; without effect on GPUs.
-    pub shared_memory: bool,
+    /// Whether buckets in host memory are shared: [`BucketMemory::Automatic`] by default; without effect on GPUs.
+    pub shared_memory: BucketMemory,
 }
 
 impl From<Reduction> for ReducerOptions {
@@ -114,7 +131,7 @@ impl From<Reduction> for ReducerOptions {
             uneven: UnevenEnds::default(),
             static_graph: false,
             overlap: true,
-            shared_memory: false,
+            shared_memory: BucketMemory::default(),
         }
     }
 }
@@ -141,7 +158,7 @@ impl ReducerOptions {
         with_uneven(uneven: UnevenEnds),
         with_static_graph(static_graph: bool),
         with_overlap(overlap: bool),
-        with_shared_memory(shared_memory: bool),
+        with_shared_memory(shared_memory: BucketMemory),
     }
 
     /// The lines by which ranks compare their options.
@@ -165,6 +182,11 @@ impl ReducerOptions {
             UnevenEnds::Continue => "continue",
             UnevenEnds::Stop => "stop",
         };
+        let shared_memory = match self.shared_memory {
+            BucketMemory::Automatic => "automatic",
+            BucketMemory::Shared => "shared",
+            BucketMemory::Own => "own",
+        };
         let lines = [
             ("reduction", Value::Operation(reduction)),
             ("ordered_sums", words(self.ordered_sums)),
@@ -176,7 +198,7 @@ impl ReducerOptions {
             ("uneven", Value::Words(uneven)),
             ("static_graph", words(self.static_graph)),
             ("overlap", words(self.overlap)),
-            ("shared_memory", words(self.shared_memory)),
+            ("shared_memory", Value::Words(shared_memory)),
         ];
         lines.map(|(label, value)| (label.to_owned(), value)).into()
     }

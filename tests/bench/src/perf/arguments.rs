@@ -156,13 +156,13 @@ pub(crate) struct Perf {
     /// Dtypes: f64, f32, f16, bf16, TO:FROM for cast, scale and accumulate, or all
     #[arg(short = 'd', long = "datatype", value_name = "DTYPE", value_delimiter = ',', default_value = "f32")]
     types: Vec<TypeChoice>,
-    /// Reductions of all_reduce and reduce_scatter
+    /// Reductions of all_reduce, reduce_scatter and reducer
     #[arg(short = 'o', long = "op", value_name = "OP", value_enum, value_delimiter = ',', default_value = "sum")]
     redops: Vec<RedopChoice>,
     /// Algorithms of adasum; algorithms of two levels use --ranks-per-node
     #[arg(long = "algorithm", value_name = "NAME", value_enum, value_delimiter = ',', default_value = "auto")]
     algorithms: Vec<AlgorithmChoice>,
-    /// Tensors of adasum's vector: a number of equal ones, or a model's tensors (resnet50, bert-large) in proportion
+    /// Tensors of adasum's vector, and of reducer's: a number of equal ones, or a model's tensors (resnet50, bert-large) in proportion
     #[arg(long, value_name = "N|MODEL", default_value = "32")]
     layers: Layers,
     /// Check results: 1, or 0 to leave it out
@@ -197,7 +197,7 @@ pub(crate) struct Perf {
     /// The largest of these all-reduces, and of adasum over `peer`, that are sent in one shot; the library's choice if left out
     #[arg(long, value_name = "SIZE", conflicts_with = "tensors")]
     one_shot: Option<Bytes>,
-    /// Keep the gradients of all_reduce and adasum between processes of one machine in memory that all of them map
+    /// Keep the gradients of all_reduce, adasum and reducer between processes of one machine in memory that all of them map
     #[arg(long, conflicts_with = "tensors")]
     shared_buffers: bool,
     /// The hardware's limit in GB/s of busbw, if the program cannot determine it
@@ -326,10 +326,12 @@ impl Perf {
             ));
         }
         let are_processes = |transport: &TransportChoice| transport.are_processes();
-        let have_buffers =
-            [Operation::AllReduce, Operation::Adasum].iter().any(|operation| operations.contains(operation));
+        let have_buffers = [Operation::AllReduce, Operation::Adasum, Operation::Reducer]
+            .iter()
+            .any(|operation| operations.contains(operation));
         if self.shared_buffers && !(have_buffers && self.transport.iter().any(are_processes)) {
-            let reason = "--shared-buffers: only all_reduce and adasum with --transport mpi or process have them";
+            let reason =
+                "--shared-buffers: only all_reduce, adasum and reducer with --transport mpi or process have them";
             return refuse(reason.into());
         }
         let algorithms = algorithms(&self.algorithms, self.per_node());

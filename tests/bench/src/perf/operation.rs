@@ -46,6 +46,8 @@ pub(crate) enum Operation {
     SendRecv,
     /// The Adasum of all ranks' gradient buffers, on every rank.
     Adasum,
+    /// A step of a reducer of host memory whose gradients have one bucket: they are copied into it, and it is reduced.
+    Reducer,
 }
 
 impl Operation {
@@ -66,6 +68,7 @@ impl Operation {
             Operation::AllToAll => "all_to_all",
             Operation::SendRecv => "send_recv",
             Operation::Adasum => "adasum",
+            Operation::Reducer => "reducer",
         }
     }
 
@@ -87,12 +90,20 @@ impl Operation {
 
     /// Whether `-o` applies to it.
     pub(crate) fn reduces(self) -> bool {
-        matches!(self, Operation::AllReduce | Operation::OrderedAllReduce | Operation::ReduceScatter)
+        matches!(
+            self,
+            Operation::AllReduce | Operation::OrderedAllReduce | Operation::ReduceScatter | Operation::Reducer
+        )
     }
 
     /// Whether a row's size is divided among the ranks.
     pub(crate) fn has_shards(self) -> bool {
         matches!(self, Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll)
+    }
+
+    /// Whether a row's vector is divided into tensors.
+    pub(crate) fn has_tensors(self) -> bool {
+        matches!(self, Operation::Adasum | Operation::Reducer)
     }
 
     /// The number of vectors that a kernel reads; `ranks` if the kernel accepts any number.
@@ -205,7 +216,9 @@ impl Row {
     pub(crate) fn bus_factor(&self) -> f64 {
         let ranks = self.ranks as f64;
         match self.operation {
-            Operation::AllReduce | Operation::OrderedAllReduce | Operation::Adasum => 2.0 * (ranks - 1.0) / ranks,
+            Operation::AllReduce | Operation::OrderedAllReduce | Operation::Adasum | Operation::Reducer => {
+                2.0 * (ranks - 1.0) / ranks
+            }
             Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll => (ranks - 1.0) / ranks,
             Operation::SendRecv => 1.0,
             _ => self.traffic() / (self.bytes().max(1)) as f64,
@@ -229,7 +242,8 @@ impl Row {
             | Operation::OrderedAllReduce
             | Operation::AllGather
             | Operation::AllToAll
-            | Operation::SendRecv => 2.0 * ranks * to,
+            | Operation::SendRecv
+            | Operation::Reducer => 2.0 * ranks * to,
             Operation::ReduceScatter => (ranks + 1.0) * to,
             Operation::Adasum => match self.nodes().filter(|nodes| nodes.is_of_sums()) {
                 Some(nodes) => (2.0 * ranks + ranks / nodes.per_node as f64) * to,

@@ -65,7 +65,12 @@ impl Place {
             (Place::Ranks(TransportChoice::MpiDevice), Operation::Adasum) => {
                 Some(format!("{transport} carries collectives, not {name}"))
             }
-            (_, Operation::SendRecv) if ranks == 1 => Some(format!("{name} needs two ranks or more")),
+            (Place::Ranks(TransportChoice::MpiDevice | TransportChoice::Nccl), Operation::Reducer) => {
+                Some(format!("{name} is measured in host memory, not over {transport}"))
+            }
+            (_, Operation::SendRecv | Operation::Reducer) if ranks == 1 => {
+                Some(format!("{name} needs two ranks or more"))
+            }
             _ => None,
         }
     }
@@ -73,7 +78,8 @@ impl Place {
     /// The reason why it does not support a reduction, if so.
     fn refuses_redop(self, operation: Operation, redop: Redop, ranks: usize) -> Option<String> {
         use gradsync::comm::ReduceOp;
-        let is_ordered = operation == Operation::OrderedAllReduce || self == Place::Ranks(TransportChoice::Peer);
+        let is_ordered = matches!(operation, Operation::OrderedAllReduce | Operation::Reducer)
+            || self == Place::Ranks(TransportChoice::Peer);
         match (self, redop) {
             (_, Redop::Adasum(Algorithm::Tree)) if !ranks.is_power_of_two() => {
                 Some(format!("adasum by the tree needs a power of two, not {ranks} ranks"))

@@ -6,7 +6,7 @@ use gradsync_cli::text;
 use serde::{Deserialize, Serialize};
 
 use super::PerfError;
-use super::operation::{Operation, Redop, Row};
+use super::operation::{Redop, Row};
 use super::plan::Section;
 use super::statistics::Times;
 use super::subject::{Found, Side};
@@ -160,7 +160,7 @@ impl Measurement {
             redop: row.redop.name().into(),
             size_bytes: row.bytes(),
             count: row.count(),
-            layers: if row.operation == Operation::Adasum { row.layers.count() } else { 1 },
+            layers: if row.operation.has_tensors() { row.layers.count() } else { 1 },
             ranks_per_node: row.nodes().map(|nodes| nodes.per_node),
             shared_buffers: false,
             out_of_place,

@@ -106,7 +106,7 @@ pub(crate) fn footer(
 fn note(section: &Section) -> Option<String> {
     match section.operation {
         Operation::Gram | Operation::Combine => Some(format!("{} vectors", section.ranks)),
-        Operation::Adasum => {
+        operation if operation.has_tensors() => {
             let most = section.rows.iter().map(|row| row.layers.count()).max().unwrap_or(0);
             let nodes = section.rows.iter().find_map(Row::nodes);
             let nodes = nodes

@@ -16,7 +16,7 @@ use crate::suite::{DEADLINE, Suite};
 const NOBODY: u32 = 65534;
 
 /// Runs `body` under a limit of this process.
-fn under<T>(resource: Resource, limit: Option<u64>, body: impl FnOnce() -> T) -> T {
+pub(super) fn under<T>(resource: Resource, limit: Option<u64>, body: impl FnOnce() -> T) -> T {
     let before = getrlimit(resource);
     if limit.is_some() {
         setrlimit(resource, Rlimit { current: limit, ..before }).expect("a lower limit");

@@ -5,6 +5,8 @@
 #[allow(unsafe_code, reason = "memory whose first access waits")]
 mod ahead;
 #[cfg(target_os = "linux")]
+mod buckets;
+#[cfg(target_os = "linux")]
 pub mod limits;
 #[cfg(target_os = "linux")]
 pub mod set_up;
@@ -43,6 +45,8 @@ pub fn run<T: Processes>(suite: &mut Suite<T>) {
     windows::run(suite);
     #[cfg(target_os = "linux")]
     limits::run(suite);
+    #[cfg(target_os = "linux")]
+    buckets::run(suite);
     #[cfg(target_os = "linux")]
     stopped::run(suite);
     #[cfg(target_os = "linux")]

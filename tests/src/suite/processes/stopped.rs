@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
 use gradsync::memory::SharedWindows;
+use gradsync::train::{Parameter, Reducer, Reduction};
 use gradsync::{DType, Error, GradientBuffer, Result, SliceMut};
 
 use super::Processes;
@@ -110,6 +111,49 @@ fn stopped_with_windows<T: Processes>(suite: &Suite<T>, is_behind_a_collective: 
     assert!(lent.expect("all lend theirs"));
 }
 
+/// A rank is stopped in a reducer's step with shared buckets, and writes to them when it goes on. The others have left their buckets by
+/// then, and the next reducer of all ranks is right.
+fn stopped_in_reducer<T: Processes>(suite: &Suite<T>) {
+    let comm = suite.transport.fresh(SHORT);
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let is_stopped = rank == STOPPED;
+    let parameter = || [Parameter::new("weight", [LENGTHS[1]], DType::F32)];
+    let gradient = vec![rank as f32 + 1.0; LENGTHS[1]];
+    let mut reducer = Reducer::new(&comm, parameter(), Reduction::Sum).expect("a reducer");
+    assert!(reducer.shares_memory());
+    let is_sum = |reducer: &Reducer<'_>| {
+        let sums = reducer.gradient(0).expect("reduced").to_vec::<f32>().expect("f32");
+        sums.iter().all(|&sum| sum == (world_size * (world_size + 1) / 2) as f32)
+    };
+    let step = |reducer: &mut Reducer<'_>| {
+        let mut step = reducer.step()?;
+        step.ready(0, &gradient)?;
+        step.finish().map(drop)
+    };
+    let mut child = is_stopped.then(|| stop(STOP));
+    let start = Instant::now();
+    let outcome = loop {
+        let outcome = step(&mut reducer);
+        if outcome.is_err() {
+            break outcome;
+        }
+        assert!(is_sum(&reducer) && start.elapsed() < LONG, "nobody was stopped");
+    };
+    let elapsed = start.elapsed();
+    is_timeout(&outcome);
+    assert!(is_stopped || elapsed < AFTER + STOP, "it went on before: {elapsed:?}");
+    is_timeout(&step(&mut reducer));
+    if let Some(child) = &mut child {
+        child.wait().expect("the shell's end");
+    }
+    drop(reducer);
+    drop(comm);
+    let again = suite.transport.fresh(DEADLINE);
+    let mut reducer = Reducer::new(&again, parameter(), Reduction::Sum).expect("another reducer");
+    step(&mut reducer).expect("all are here");
+    assert!(reducer.shares_memory() && is_sum(&reducer));
+}
+
 /// Sends to the next rank, and receives from the previous one.
 fn pass_on(comm: &dyn Communicator, len: usize) -> Result<()> {
     let (rank, world_size, mut data) = (comm.rank(), comm.world_size(), vec![0.0f32; len]);
@@ -140,6 +184,7 @@ pub fn run<T: Processes>(suite: &mut Suite<T>) {
         suite.check_with("a rank is stopped with windows, and all others are done", |suite| {
             stopped_with_windows(suite, true);
         });
+        suite.check_with("a rank is stopped in a reducer's step", stopped_in_reducer);
     }
     suite.done("stopped ranks");
 }

@@ -7,13 +7,13 @@ use gradsync::ops::send_recv::{
 use gradsync::plan::schedule::{Payload, RankSchedule, one_forward_one_backward};
 use gradsync::{CommError, Error, Result};
 use gradsync_tests::ranks::{guarded, on_ranks};
-use gradsync_tests::transfers::pipeline;
+use gradsync_tests::transfers::{HostRank, pipeline};
 
 #[test]
 fn one_forward_one_backward_of_every_size() {
     guarded(120, || {
         for stages in 1..=6 {
-            on_ranks(stages, |comm| pipeline(&comm));
+            on_ranks(stages, |comm| pipeline(&HostRank(&comm)));
         }
     });
 }

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::bundle_header;
 
-fn spec(dtype: DType, dims: &[u64]) -> TensorSpec {
+fn spec(dtype: DType, dims: &[usize]) -> TensorSpec {
     TensorSpec { dtype, dims: dims.to_vec() }
 }
 
@@ -168,7 +168,7 @@ fn limits_are_the_largest_that_pass() {
 
 /// Dimensions of tensors whose payload has at most some KiB; some dimensions are zero.
 fn tensors() -> impl Strategy<Value = Vec<TensorSpec>> {
-    let dims = prop::collection::vec(prop_oneof![0u64..4, 0u64..20], 0..4);
+    let dims = prop::collection::vec(prop_oneof![0usize..4, 0usize..20], 0..4);
     let tensor = (prop::sample::select(&DType::ALL[..]), dims);
     prop::collection::vec(tensor.prop_map(|(dtype, dims)| TensorSpec { dtype, dims }), 0..7)
 }
@@ -179,7 +179,7 @@ proptest! {
         let header = encode(&tensors, sequence).unwrap();
         let decoded = decode(&header, &Limits::default()).unwrap();
         let sizes: Vec<_> = tensors.iter().map(|tensor| {
-            tensor.dtype.size_bytes() * tensor.dims.iter().map(|&dim| dim as usize).product::<usize>()
+            tensor.dtype.size_bytes() * tensor.dims.iter().product::<usize>()
         }).collect();
         let layout = BundleLayout::new(&sizes).unwrap();
         prop_assert_eq!(decoded, Header { sequence, tensors, layout });

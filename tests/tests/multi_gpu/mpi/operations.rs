@@ -28,9 +28,9 @@ pub(super) fn run(context: &Context, report: &mut Report) {
     let Some(comm) = comm else { return };
     let queue = &context.queue;
     if context.world_size > 1 {
-        let ranks = send_recv::RankContext { comm: &comm, queue };
-        for case in send_recv::cases::ALL {
-            report.case(&format!("send and recv: {}", case.name), || (case.run)(&ranks));
+        let rank = send_recv::DeviceRank { comm: &comm, queue };
+        for (name, case) in send_recv::cases() {
+            report.case(&format!("send and recv: {name}"), || case(&rank));
         }
     }
     let ranks = tensor_parallel::cases::RankContext { comm: &comm, queue };

@@ -174,7 +174,8 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         if slots > 16 { 16 } else { slots as u32 }
     };
 
-    /// Whether registers are few, see [`packet_adasum_is_full`].
+    /// Whether registers are few, see [`packet_adasum_is_full`]. Without [`anew`](Self::anew) and loads from memory, kernels
+    /// of eight vectors spill some 400 bytes (ptxas 12.9); kernels of four vectors would fit.
     pub(super) const IS_FULL: bool = packet_adasum_is_full(W, size_of::<T>());
 
     /// The limit of the threads of a block. A block has as many if chunks have more packets.

@@ -6,12 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use gradsync_device::abi::{ChunkedSpan, combine_chunk_len, peer_stretch_len, reduce_stretch_len};
+use gradsync_device::abi::{combine_chunk_len, peer_stretch_len, reduce_stretch_len};
 
 use crate::driver::{Argument, DeviceBuffer, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernels::cuda::{pointer, upload_words};
+use crate::kernels::cuda::{pointer, upload_words, words_of};
 use crate::plan::reduction::{DividedLayers, Window};
 use crate::plan::segments;
 
@@ -29,8 +29,7 @@ pub(super) struct Grid {
 impl Grid {
     fn new(queue: &Queue, segments: &[Range<usize>], chunk_len: usize) -> Result<Self> {
         let (spans, chunks) = segments::spans(segments, chunk_len);
-        let words: Vec<u64> = spans.iter().flat_map(|span| [span.begin, span.len, span.first_block]).collect();
-        Ok(Self { chunk_len, chunks, spans: upload_words(queue, &words)? })
+        Ok(Self { chunk_len, chunks, spans: upload_words(queue, &words_of(&spans))? })
     }
 
     /// The table in which kernels look up their parts.
@@ -46,27 +45,20 @@ pub(super) struct ChunkGrid {
     pub(super) blocks: u64,
     /// The number of chunks.
     pub(super) chunks: u64,
-    /// A [`ChunkedSpan`] for each segment.
+    /// A `ChunkedSpan` for each segment.
     spans: DeviceBuffer,
 }
 
 impl ChunkGrid {
     fn new(queue: &Queue, window: &Window) -> Result<Self> {
-        let words: Vec<u64> = window.spans.iter().flat_map(words).collect();
-        Ok(Self { blocks: window.blocks, chunks: window.chunks, spans: upload_words(queue, &words)? })
+        let spans = upload_words(queue, &words_of(&window.spans))?;
+        Ok(Self { blocks: window.blocks, chunks: window.chunks, spans })
     }
 
     /// The table in which kernels look up their chunks.
     pub(super) fn spans(&self) -> Argument {
         pointer(self.spans.as_slice())
     }
-}
-
-/// A segment in the layout that kernels read.
-fn words(span: &ChunkedSpan) -> [u64; 9] {
-    let ChunkedSpan { begin, len, chunk_len, first_chunk, chunks_of_block, first_block, first_row, rows, rows_before } =
-        *span;
-    [begin, len, chunk_len, first_chunk, chunks_of_block, first_block, first_row, rows, rows_before]
 }
 
 /// The grids over one list of segments, for one kind of kernels.
@@ -164,27 +156,5 @@ mod tests {
         ] {
             assert_eq!(DType::FLOATS.map(|dtype| peer_stretch_len(total, dtype)), lens, "{total} elements");
         }
-    }
-
-    #[test]
-    fn every_field_is_where_kernels_read_it() {
-        let span = ChunkedSpan {
-            begin: 1,
-            len: 2,
-            chunk_len: 3,
-            first_chunk: 4,
-            chunks_of_block: 5,
-            first_block: 6,
-            first_row: 7,
-            rows: 8,
-            rows_before: 9,
-        };
-        assert_eq!(size_of::<ChunkedSpan>(), size_of_val(&words(&span)));
-        macro_rules! assert_fields {
-            ($($field:ident)*) => {
-                $(assert_eq!(words(&span)[std::mem::offset_of!(ChunkedSpan, $field) / 8], span.$field, stringify!($field));)*
-            };
-        }
-        assert_fields!(begin len chunk_len first_chunk chunks_of_block first_block first_row rows rows_before);
     }
 }

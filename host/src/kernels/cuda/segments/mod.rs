@@ -286,7 +286,7 @@ impl SegmentWorkspace {
     /// host does not wait.
     ///
     /// # Errors
-    /// The errors of [`combine`](Self::combine).
+    /// The errors of [`combine`](Self::combine), and [`Error::DTypeMismatch`] for a destination of another dtype than the vectors.
     pub fn adasum(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
         self.adasum_of_parts(dst, vectors, |_| Ok(()))
     }
@@ -300,6 +300,11 @@ impl SegmentWorkspace {
         vectors: &[DeviceSlice<'_>],
         mut add_up: impl FnMut(DeviceSliceMut<'_>) -> Result<()>,
     ) -> Result<()> {
+        let left = dst.as_slice().dtype();
+        if let Some(right) = vectors.first().map(DeviceSlice::dtype).filter(|&right| right != left) {
+            let what = "the destination and the vectors".into();
+            return Err(Error::DTypeMismatch { operation: "adasum", what, left, right });
+        }
         self.gram(vectors)?;
         add_up(self.totals_mut(products(self.world_size)))?;
         self.fold(products(self.world_size), 0)?;
@@ -434,7 +439,7 @@ impl SegmentWorkspace {
             self.count.into(),
             grid.chunk_len.into(),
         ];
-        let name = format!("tree_combine_{dtype}_{}", dst.as_slice().dtype());
+        let name = format!("tree_combine_{dtype}");
         // SAFETY: vectors and destination are checked; trees and spans belong to this object.
         Ok(unsafe { self.queue.launch(&name, grid.chunks, &arguments) }?)
     }

@@ -11,7 +11,7 @@ use super::grid::Grids;
 use crate::driver::{Argument, Claim, DeviceBuffer, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::kernels::cuda::{pointer, pointer_mut, upload_words};
+use crate::kernels::cuda::{pointer, pointer_mut, upload_words, words_of};
 use crate::plan::reduction::DividedLayers;
 
 /// One rank's view of a group whose kernels access each other's memory, on the device.
@@ -45,17 +45,6 @@ pub(crate) struct PeerAddresses {
 
 /// The limit of ranks of such a group.
 pub(crate) const MOST_RANKS: usize = MOST_PEERS;
-
-/// The table of the group in the layout that its kernels read.
-fn words(peers: &Peers) -> Vec<u64> {
-    let head = [
-        [peers.rank, peers.world_size, peers.runs, peers.abort, peers.window_bytes],
-        [peers.tile_shift, peers.layers, peers.tile_flags, peers.products, peers.pairs],
-    ];
-    let rows = [peers.rows, peers.product_rows, peers.pair_rows];
-    let addresses = [peers.mailboxes, peers.windows, peers.sources, peers.slots, peers.copies];
-    [&head.concat()[..], &rows, &addresses.concat(), &[peers.most_chunks]].concat()
-}
 
 /// The width of the narrowest kernels that support all ranks.
 pub(in crate::kernels::cuda) fn width(world_size: usize) -> usize {
@@ -145,7 +134,7 @@ impl PeerGroup {
         let entry = kernel.entry(dtype, width);
         queue.load(&entry)?;
         queue.load(BARRIER)?;
-        let table = upload_words(queue, &words(&peers))?;
+        let table = upload_words(queue, &words_of(&[peers]))?;
         Ok(Self { queue: queue.clone(), entry, width, peers, claim, table, _runs: runs })
     }
 
@@ -302,44 +291,6 @@ mod tests {
             prop_assert!(peers.tiles() * tile >= bytes);
             prop_assert!(peers.tiles() == 0 || (peers.tiles() - 1) * tile < bytes);
         }
-    }
-
-    #[test]
-    fn every_field_is_where_kernels_read_it() {
-        let peers = Peers {
-            rank: 1,
-            world_size: 2,
-            runs: 3,
-            abort: 4,
-            window_bytes: 5,
-            tile_shift: 6,
-            layers: 7,
-            tile_flags: 8,
-            products: 9,
-            pairs: 10,
-            rows: 23,
-            product_rows: 24,
-            pair_rows: 25,
-            most_chunks: 26,
-            mailboxes: [11; MOST_PEERS],
-            windows: [12; MOST_PEERS],
-            sources: [13; MOST_PEERS],
-            slots: [14; MOST_PEERS],
-            copies: std::array::from_fn(|rank| 15 + rank as u64),
-        };
-        let words = words(&peers);
-        assert_eq!(size_of_val(&words[..]), size_of::<Peers>());
-        macro_rules! assert_fields {
-            ($($field:ident)*) => {
-                $(
-                    let begin = std::mem::offset_of!(Peers, $field) / size_of::<u64>();
-                    let expected = bytemuck::bytes_of(&peers.$field);
-                    assert!(bytemuck::cast_slice(&words[begin..]).starts_with(expected), stringify!($field));
-                )*
-            };
-        }
-        assert_fields!(rank world_size runs abort window_bytes tile_shift layers tile_flags products pairs rows product_rows pair_rows most_chunks);
-        assert_fields!(mailboxes windows sources slots copies);
     }
 
     #[test]

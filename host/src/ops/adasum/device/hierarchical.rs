@@ -1,61 +1,47 @@
-//! [`OnNodes`]: a sum, mean or Adasum inside each node, and Adasum of the nodes' results, on shards and on the device.
+//! Adasum on nodes: a sum, mean or Adasum inside each node, and Adasum of the nodes' results, on shards and on the device.
 
-use std::sync::Arc;
-
-use super::gram::Gram;
-use super::tree::Tree;
+use super::transport::{Gram, Tree};
 use crate::agreement::all_prepared;
-use crate::buffer::{GradientBuffer, TensorTable};
-use crate::call::scope;
+use crate::buffer::GradientBuffer;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::driver::DeviceSliceMut;
-use crate::error::{Error, Operation, Result};
+use crate::error::{Operation, Result};
 use crate::memory::Cuda;
-use crate::ops::adasum::{Levels, Prepared, agree};
+use crate::ops::adasum::Strategy;
+use crate::ops::adasum::hierarchical::{Levels, agree};
 use crate::ops::{AdasumOptions, AdasumReport, Granularity, Nodes, WithinNode};
-
-const OPERATION: &str = "hierarchical_adasum_all_reduce";
 
 /// A reduction inside nodes, and Adasum across them.
 #[derive(Debug)]
-pub(super) struct OnNodes<'c> {
-    nodes: Nodes<'c, Cuda>,
-    /// The operation, with its options.
-    operation: Operation,
-    made_for: Arc<TensorTable>,
-    steps: Steps,
-}
-
-#[derive(Debug)]
-enum Steps {
-    /// All ranks together, by one Gram matrix.
-    AtOnce(Box<Gram>),
-    /// Inside the only node; the report replaces the missing step across nodes.
-    Inside(Inside, AdasumReport),
-    /// Inside nodes, unless they have one rank, and then across nodes.
-    Across(Option<Inside>, Across),
+struct OnNodes<'c> {
+    node: &'c dyn Communicator<Cuda>,
+    /// The step inside nodes, unless they have one rank.
+    inside: Option<Inside<'c>>,
+    across: Across<'c>,
 }
 
 /// The step inside a node, in place.
 #[derive(Debug)]
-enum Inside {
+enum Inside<'c> {
     Reduce(ReduceOp),
-    Adasum(Box<Gram>),
+    Adasum(Box<Gram<'c>>),
 }
 
 /// The step across nodes, on a shard of a node's results, in place.
 #[derive(Debug)]
-enum Across {
-    Gram(Box<Gram>),
-    Tree(Box<Tree>),
+enum Across<'c> {
+    /// There is one node; the report replaces this step.
+    OneNode(AdasumReport),
+    Gram(Box<Gram<'c>>),
+    Tree(Tree<'c>),
 }
 
-impl Inside {
+impl Inside<'_> {
     /// Reduces the arena of every rank of the node.
     fn all_reduce(&mut self, node: &dyn Communicator<Cuda>, arena: DeviceSliceMut<'_>) -> Result<()> {
         match self {
             Inside::Reduce(op) => node.all_reduce(arena, *op),
-            Inside::Adasum(gram) => gram.run(node, node, arena),
+            Inside::Adasum(gram) => gram.reduce(arena),
         }
     }
 
@@ -63,106 +49,94 @@ impl Inside {
     fn reduce_scatter(&mut self, node: &dyn Communicator<Cuda>, arena: DeviceSliceMut<'_>) -> Result<()> {
         match self {
             Inside::Reduce(op) => node.reduce_scatter_in_place(arena, *op),
-            Inside::Adasum(gram) => gram.reduce(node, node, arena),
+            Inside::Adasum(gram) => gram.reduce_scatter(arena),
         }
-    }
-}
-
-impl Across {
-    fn run(&mut self, nodes: Nodes<'_, Cuda>, shard: DeviceSliceMut<'_>) -> Result<()> {
-        let Nodes { all, node, across } = nodes;
-        match self {
-            Across::Gram(gram) => gram.run(across, all, shard),
-            Across::Tree(tree) => tree.run(across, (node.world_size() > 1).then_some(node), shard),
-        }
-    }
-}
-
-impl Steps {
-    /// Prepares this rank's steps, without the other ranks.
-    fn prepare(
-        Nodes { all, node, across }: Nodes<'_, Cuda>,
-        buffer: &GradientBuffer<Cuda>,
-        within_node: WithinNode,
-        levels: Levels,
-        granularity: Granularity,
-    ) -> Result<Self> {
-        let table = buffer.table();
-        let (len, node_len) = (table.arena_len(), table.arena_len() / node.world_size());
-        let gram = |of: &dyn Communicator<Cuda>, range| Gram::new(of, buffer, range, granularity).map(Box::new);
-        let layers = granularity.layer_count(table.tensor_count());
-        let inside = || {
-            Ok::<_, Error>(match within_node {
-                WithinNode::Reduce(op) => Inside::Reduce(op),
-                WithinNode::Adasum => Inside::Adasum(gram(node, 0..len)?),
-            })
-        };
-        let own = node.rank() * node_len..(node.rank() + 1) * node_len;
-        Ok(match levels {
-            Levels::One => Steps::AtOnce(gram(all, 0..len)?),
-            _ if across.world_size() == 1 => {
-                let is_tree = levels == Levels::TreeOfNodes;
-                let report = if is_tree { AdasumReport::of_tree() } else { AdasumReport::of_one_vector(layers) };
-                Steps::Inside(inside()?, report)
-            }
-            _ => {
-                let inside = (node.world_size() > 1).then(inside).transpose()?;
-                let across = match levels {
-                    Levels::TreeOfNodes => Across::Tree(Box::new(Tree::new(across, buffer, own, granularity)?)),
-                    _ => Across::Gram(gram(across, own)?),
-                };
-                Steps::Across(inside, across)
-            }
-        })
     }
 }
 
 impl<'c> OnNodes<'c> {
-    pub(super) fn new(
-        nodes: Nodes<'c, Cuda>,
+    /// Prepares this rank's steps, without the other ranks.
+    fn prepare(
+        Nodes { all, node, across }: Nodes<'c, Cuda>,
         buffer: &GradientBuffer<Cuda>,
         within_node: WithinNode,
-        options: AdasumOptions,
+        is_tree: bool,
+        granularity: Granularity,
     ) -> Result<Self> {
         let table = buffer.table();
-        let operation = Operation::HierarchicalAdasumAllReduce(within_node, options);
-        let _scope = scope::within(operation);
-        let positions = agree(nodes, table, (within_node, options), &[])?;
-        let bytes = table.arena_len() * table.dtype().size_bytes();
-        let levels = Levels::choose(OPERATION, within_node, options, &positions, bytes)?;
-        let steps = Steps::prepare(nodes, buffer, within_node, levels, options.granularity);
-        let steps = all_prepared(operation, nodes.all, steps)?;
-        Ok(Self { nodes, operation, made_for: buffer.shared_table(), steps })
+        let (len, node_len) = (table.arena_len(), table.arena_len() / node.world_size());
+        let own = node.rank() * node_len..(node.rank() + 1) * node_len;
+        let is_divided = node.world_size() > 1;
+        let inside = match within_node {
+            // One node reduces even if it has one rank.
+            _ if !is_divided && across.world_size() > 1 => None,
+            WithinNode::Reduce(op) => Some(Inside::Reduce(op)),
+            WithinNode::Adasum => Some(Inside::Adasum(Box::new(Gram::new(node, node, buffer, 0..len, granularity)?))),
+        };
+        let across = match (across.world_size() == 1, is_tree) {
+            (true, true) => Across::OneNode(AdasumReport::of_tree()),
+            (true, false) => {
+                Across::OneNode(AdasumReport::of_one_vector(granularity.layer_count(table.tensor_count())))
+            }
+            (false, true) => Across::Tree(Tree::new(across, is_divided.then_some(node), buffer, own, granularity)?),
+            (false, false) => Across::Gram(Box::new(Gram::new(across, all, buffer, own, granularity)?)),
+        };
+        Ok(Self { node, inside, across })
     }
 }
 
-impl Prepared<Cuda> for OnNodes<'_> {
-    fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
-        buffer.table().check_made_for(OPERATION, &self.made_for)?;
-        let _scope = scope::within(self.operation);
-        let nodes = self.nodes;
-        let Nodes { all, node, .. } = nodes;
+impl Across<'_> {
+    fn reduce(&mut self, shard: DeviceSliceMut<'_>) -> Result<()> {
+        match self {
+            Across::OneNode(_) => Ok(()),
+            Across::Gram(gram) => gram.reduce(shard),
+            Across::Tree(tree) => tree.reduce(shard),
+        }
+    }
+}
+
+/// The strategy for these nodes, agreed on and prepared by all ranks.
+pub(super) fn choose<'c>(
+    nodes: Nodes<'c, Cuda>,
+    buffer: &GradientBuffer<Cuda>,
+    within_node: WithinNode,
+    options: AdasumOptions,
+) -> Result<Box<dyn Strategy<Cuda> + 'c>> {
+    let (table, granularity) = (buffer.table(), options.granularity);
+    let positions = agree(nodes, table, (within_node, options), &[])?;
+    let bytes = table.arena_len() * table.dtype().size_bytes();
+    let levels = Levels::choose(within_node, options, &positions, bytes)?;
+    let prepared: Result<Box<dyn Strategy<Cuda> + 'c>> = if levels == Levels::One {
+        Gram::new(nodes.all, nodes.all, buffer, 0..table.arena_len(), granularity).map(|gram| Box::new(gram) as _)
+    } else {
+        let is_tree = levels == Levels::TreeOfNodes;
+        OnNodes::prepare(nodes, buffer, within_node, is_tree, granularity).map(|on_nodes| Box::new(on_nodes) as _)
+    };
+    all_prepared(Operation::HierarchicalAdasumAllReduce(within_node, options), nodes.all, prepared)
+}
+
+impl Strategy<Cuda> for OnNodes<'_> {
+    fn run(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
+        let Self { node, inside, across } = self;
         let mut arena = buffer.as_mut_slice();
         let len = arena.as_slice().len() / node.world_size();
         let own = node.rank() * len..(node.rank() + 1) * len;
-        let _span = tracing::debug_span!(OPERATION, rank = all.rank(), len = arena.as_slice().len()).entered();
-        match &mut self.steps {
-            Steps::AtOnce(gram) => gram.run(all, all, arena),
-            Steps::Inside(inside, _) => inside.all_reduce(node, arena),
-            Steps::Across(None, across) => across.run(nodes, arena),
-            Steps::Across(Some(inside), across) => {
-                inside.reduce_scatter(node, arena.reborrow())?;
-                across.run(nodes, arena.reborrow().range_mut(own))?;
+        match (inside, across) {
+            (None, across) => across.reduce(arena),
+            (Some(inside), Across::OneNode(_)) => inside.all_reduce(*node, arena),
+            (Some(inside), across) => {
+                inside.reduce_scatter(*node, arena.reborrow())?;
+                across.reduce(arena.reborrow().range_mut(own))?;
                 node.all_gather_in_place(arena)
             }
         }
     }
 
     fn report(&self) -> Result<AdasumReport> {
-        match &self.steps {
-            Steps::AtOnce(gram) | Steps::Across(_, Across::Gram(gram)) => gram.report(),
-            Steps::Inside(_, report) => Ok(report.clone()),
-            Steps::Across(_, Across::Tree(_)) => Ok(AdasumReport::of_tree()),
+        match &self.across {
+            Across::OneNode(report) => Ok(report.clone()),
+            Across::Gram(gram) => gram.report(),
+            Across::Tree(tree) => tree.report(),
         }
     }
 }

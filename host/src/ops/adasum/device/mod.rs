@@ -1,37 +1,34 @@
-//! The forms of [`Adasum`] for gradient buffers in device memory: on the device, over nodes, or staged through the host.
+//! The strategies of [`Adasum`] for gradient buffers in device memory: on the device, over nodes, or staged through the host.
 //!
 //! The steps are in `plan`, the arithmetic in `kernels`; nothing here depends on a transport. All work is enqueued into the queue of the
 //! buffer.
 
-mod gram;
 mod hierarchical;
-mod on_device;
-mod over_peers;
-mod packets;
+mod peers;
 mod staged;
-mod tree;
+mod transport;
 
-use self::hierarchical::OnNodes;
-use self::on_device::OnDevice;
-use self::packets::Thresholds;
+use self::peers::{MOST_BYTES, Packets, Peers, measured_limits};
 use self::staged::Staged;
+use self::transport::{Gram, Tree};
+use crate::agreement::{all_prepared, same_plan};
 use crate::buffer::GradientBuffer;
+use crate::call::Value;
 use crate::comm::Communicator;
-use crate::error::Result;
+use crate::error::{Operation, Result};
+use crate::kernels::cuda::PacketLimits;
 use crate::memory::Cuda;
-use crate::ops::adasum::Prepared;
-use crate::ops::{Adasum, AdasumMemory, AdasumOptions, Granularity, Nodes, WithinNode};
+use crate::ops::adasum::{OPERATION, Strategy};
+use crate::ops::{Adasum, AdasumMemory, AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, WithinNode};
 use crate::plan::reduction::DividedLayers;
-
-const OPERATION: &str = "adasum_all_reduce";
 
 impl AdasumMemory for Cuda {
     fn prepare<'c>(
         comm: &'c dyn Communicator<Self>,
         buffer: &GradientBuffer<Self>,
         options: AdasumOptions,
-    ) -> Result<Box<dyn Prepared<Self> + 'c>> {
-        Ok(Box::new(OnDevice::new(comm, buffer, options, Some(Thresholds::measured(comm.world_size())))?))
+    ) -> Result<Box<dyn Strategy<Self> + 'c>> {
+        choose(comm, buffer, options, Some(measured_limits(comm.world_size())))
     }
 
     fn prepare_on_nodes<'c>(
@@ -39,8 +36,8 @@ impl AdasumMemory for Cuda {
         buffer: &GradientBuffer<Self>,
         within_node: WithinNode,
         options: AdasumOptions,
-    ) -> Result<Box<dyn Prepared<Self> + 'c>> {
-        Ok(Box::new(OnNodes::new(nodes, buffer, within_node, options)?))
+    ) -> Result<Box<dyn Strategy<Self> + 'c>> {
+        hierarchical::choose(nodes, buffer, within_node, options)
     }
 }
 
@@ -77,7 +74,8 @@ impl<'c> Adasum<'c, Cuda> {
         buffer: &GradientBuffer<Cuda>,
         options: AdasumOptions,
     ) -> Result<Self> {
-        OnDevice::new(comm, buffer, options, None).map(Self::of)
+        let operation = Operation::AdasumAllReduce(options);
+        Self::prepared(operation, comm.rank(), buffer, || choose(comm, buffer, options, None))
     }
 
     /// Like [`new`](Self::new), and where kernels can access the peers' memory, arenas of up to `low_latency_bytes` bytes are reduced by
@@ -94,12 +92,9 @@ impl<'c> Adasum<'c, Cuda> {
         low_latency_bytes: Option<usize>,
         one_shot_bytes: Option<usize>,
     ) -> Result<Self> {
-        let measured = Thresholds::measured(comm.world_size());
-        let thresholds = Thresholds {
-            most_bytes: low_latency_bytes.unwrap_or(measured.most_bytes),
-            one_shot_bytes: one_shot_bytes.unwrap_or(measured.one_shot_bytes),
-        };
-        OnDevice::new(comm, buffer, options, Some(thresholds)).map(Self::of)
+        let limits = measured_limits(comm.world_size()).or_given(low_latency_bytes, one_shot_bytes);
+        let operation = Operation::AdasumAllReduce(options);
+        Self::prepared(operation, comm.rank(), buffer, || choose(comm, buffer, options, Some(limits)))
     }
 
     /// Like [`new`](Self::new), but on the CPUs over a transport of host memory, with the same bits as for buffers in host memory. The host
@@ -110,7 +105,67 @@ impl<'c> Adasum<'c, Cuda> {
     /// # Errors
     /// The errors of [`new`](Self::new), and [`Error::OutOfMemory`](crate::Error::OutOfMemory) for host memory.
     pub fn staged(comm: &'c dyn Communicator, buffer: &GradientBuffer<Cuda>, options: AdasumOptions) -> Result<Self> {
-        Staged::new(comm, buffer, options).map(Self::of)
+        let operation = Operation::AdasumAllReduce(options);
+        Self::prepared(operation, comm.rank(), buffer, || Ok(Box::new(Staged::new(comm, buffer, options)?)))
+    }
+}
+
+/// A strategy for all ranks at once: by kernels over peers' memory, if `with_peers` allows it and the ranks' kernels can access that memory,
+/// or else over the communicator's own collectives. Arenas up to the sizes in `with_peers` are reduced by packets. The tree always uses
+/// collectives.
+fn choose<'c>(
+    comm: &'c dyn Communicator<Cuda>,
+    buffer: &GradientBuffer<Cuda>,
+    options: AdasumOptions,
+    with_peers: Option<PacketLimits>,
+) -> Result<Box<dyn Strategy<Cuda> + 'c>> {
+    let (world_size, table, granularity) = (comm.world_size(), buffer.table(), options.granularity);
+    let operation = Operation::AdasumAllReduce(options);
+    let limits = with_peers.unwrap_or(PacketLimits::NONE);
+    let lines = [
+        ("packets up to bytes", Value::Number(limits.most_bytes)),
+        ("one shot up to bytes", Value::Number(limits.one_shot_bytes)),
+    ];
+    same_plan(operation, comm, table, &lines, options.algorithm.check_ranks(OPERATION, world_size))?;
+    let bytes = table.arena_len() * table.dtype().size_bytes();
+    let is_tree = options.algorithm.chosen(world_size, bytes) == Algorithm::Tree;
+    if world_size == 1 {
+        let layers = granularity.layer_count(table.tensor_count());
+        let report = if is_tree { AdasumReport::of_tree() } else { AdasumReport::of_one_vector(layers) };
+        return all_prepared(operation, comm, Ok(Box::new(Alone(report)) as Box<dyn Strategy<Cuda>>));
+    }
+    if with_peers.is_some() && !is_tree {
+        let connected: Option<Box<dyn Strategy<Cuda> + 'c>> = match limits.shots(bytes).filter(|_| bytes <= MOST_BYTES)
+        {
+            Some(shots) => {
+                Packets::connect(comm, buffer, (operation, granularity), shots)?.map(|form| Box::new(form) as _)
+            }
+            None => Peers::connect(comm, buffer, (operation, granularity))?.map(|form| Box::new(form) as _),
+        };
+        if let Some(strategy) = connected {
+            return Ok(strategy);
+        }
+    }
+    let all = 0..table.arena_len();
+    let prepared: Result<Box<dyn Strategy<Cuda> + 'c>> = if is_tree {
+        Tree::new(comm, None, buffer, all, granularity).map(|tree| Box::new(tree) as _)
+    } else {
+        Gram::new(comm, comm, buffer, all, granularity).map(|gram| Box::new(gram) as _)
+    };
+    all_prepared(operation, comm, prepared)
+}
+
+/// A world of one rank: its vector is the result.
+#[derive(Debug)]
+struct Alone(AdasumReport);
+
+impl Strategy<Cuda> for Alone {
+    fn run(&mut self, _: &mut GradientBuffer<Cuda>) -> Result<()> {
+        Ok(())
+    }
+
+    fn report(&self) -> Result<AdasumReport> {
+        Ok(self.0.clone())
     }
 }
 

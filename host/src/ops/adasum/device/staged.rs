@@ -1,34 +1,30 @@
 //! [`Staged`]: Adasum of gradients in device memory, computed by the CPUs over a host transport.
 //!
-//! The vector passes through pinned memory in chunks: while the transport moves one chunk, the device copies the next and the CPU works on
-//! the previous one. Only this rank's own vector is staged; the peers' data stay in host memory. The tree stages the whole vector instead,
+//! The vector passes through pinned memory in steps: while the transport moves the data of one step, the device copies those of the next and
+//! the CPU works on those of the previous one. Only this rank's own vector is staged; the peers' data stay in host memory. The tree stages the whole vector instead,
 //! since each level needs the result of the one before.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use super::OPERATION;
 use crate::agreement::{all_prepared, same_plan};
-use crate::buffer::{GradientBuffer, Scratch, TensorTable};
-use crate::call::scope;
+use crate::buffer::{GradientBuffer, Scratch};
 use crate::comm::Communicator;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Operation, Result};
-use crate::memory::Cuda;
-use crate::memory::HostBuffer;
-use crate::ops::adasum::{Cut, Extent, Gram, Prepared, Tree, Vector};
+use crate::memory::{Cuda, HostBuffer};
+use crate::ops::adasum::gram::{Cut, Extent, Gram, Part, Vector};
+use crate::ops::adasum::tree::Tree;
+use crate::ops::adasum::{OPERATION, Strategy};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
-use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
 
-/// The number of chunks in flight.
+/// The number of steps in flight.
 const DEPTH: usize = 2;
 
 /// Adasum of all ranks by their CPUs.
 #[derive(Debug)]
 pub(super) struct Staged<'c> {
     comm: &'c dyn Communicator,
-    made_for: Arc<TensorTable>,
     options: AdasumOptions,
     /// The queue on which the copies are ordered.
     queue: Queue,
@@ -40,7 +36,7 @@ pub(super) struct Staged<'c> {
 /// The algorithm, with its workspace besides pinned memory.
 #[derive(Debug)]
 enum Steps {
-    /// Uses a pinned block for each chunk in flight, which has a chunk of every part; `own` is this rank's part of its vector, and of the
+    /// Uses a pinned block for each step in flight, which has the step's piece of every part; `own` is this rank's part of its vector, and of the
     /// result, and `received` this rank's part of the other vectors.
     Gram { own: HostBuffer, received: HostBuffer },
     /// Uses one pinned block for the vector.
@@ -55,7 +51,6 @@ impl<'c> Staged<'c> {
     ) -> Result<Self> {
         let checked = options.algorithm.check_ranks(OPERATION, comm.world_size());
         let operation = Operation::AdasumAllReduce(options);
-        let _scope = scope::within(operation);
         same_plan(operation, comm, buffer.table(), &[], checked)?;
         all_prepared(operation, comm, Self::prepare(comm, buffer, options))
     }
@@ -78,35 +73,29 @@ impl<'c> Staged<'c> {
             let received = HostBuffer::zeroed(OPERATION, dtype, cut.received_len())?;
             (Pinned::new(queue, DEPTH, block_bytes)?, Steps::Gram { own, received }, report)
         };
-        Ok(Self { comm, made_for: buffer.shared_table(), options, queue: queue.clone(), pinned, steps, report })
+        Ok(Self { comm, options, queue: queue.clone(), pinned, steps, report })
     }
 }
 
-impl Prepared<Cuda> for Staged<'_> {
+impl Strategy<Cuda> for Staged<'_> {
     /// The host takes part, and returns when the last copy back to the device is enqueued.
-    fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
-        let comm = self.comm;
-        buffer.table().check_made_for(OPERATION, &self.made_for)?;
+    fn run(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         self.queue.check_same(OPERATION, buffer.queue())?;
-        let _scope = scope::within(Operation::AdasumAllReduce(self.options));
-        let (len, part_len) = (buffer.table().arena_len(), buffer.table().shard_len());
-        let _span = tracing::debug_span!("staged_adasum", rank = comm.rank(), len).entered();
-        let tensors = buffer.table().segments().to_vec();
-        let table = &self.options.granularity.table(&tensors, part_len);
-        let criteria = &self.options.granularity.criteria(buffer.table().dtype(), &tensors);
+        let (table, granularity, comm) = (buffer.table(), self.options.granularity, self.comm);
+        let (dtype, part_len, tensors) = (table.dtype(), table.shard_len(), table.segments().to_vec());
         let Self { pinned, queue, steps, report, .. } = self;
         let (own, received) = match steps {
             Steps::Tree(scratch) => {
-                let tree = Tree { across: comm, node: None, table, begin: 0, tensors: &tensors };
+                let tree = Tree::new(comm, None, &tensors, granularity, 0..table.arena_len());
                 return in_block(pinned, queue, buffer.as_mut_slice(), |vector| tree.run(vector, scratch));
             }
             Steps::Gram { own, received } => (own, received),
         };
         let window = comm.rank() * part_len..(comm.rank() + 1) * part_len;
-        let (begin, tensors) = (window.start, &segments::clip(&tensors, window));
-        let cut = Cut::new(buffer.table().dtype(), comm.world_size(), part_len);
-        let gram = Gram { across: comm, all: comm, cut, table, begin, criteria, tensors, extent: Extent::All };
-        let mut vector = StagedVector { arena: buffer.as_mut_slice(), cut, rank: comm.rank(), pinned, queue };
+        let part = &Part::new(dtype, comm.world_size(), &tensors, granularity, window);
+        let gram = Gram { across: comm, all: comm, part, extent: Extent::All };
+        let (arena, cut) = (buffer.as_mut_slice(), part.cut);
+        let mut vector = StagedVector { arena, cut, rank: comm.rank(), pinned, queue };
         *report = gram.run(own.as_mut_slice(), &mut vector, received.as_mut_slice())?;
         Ok(())
     }
@@ -126,22 +115,22 @@ struct StagedVector<'a> {
 }
 
 impl StagedVector<'_> {
-    /// The pieces of a chunk, each with its byte offset in its block.
-    fn pieces_in_block(&self, chunk: usize) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+    /// The pieces of a step, each with its byte offset in its block.
+    fn pieces_in_block(&self, step: usize) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
         let size = self.cut.dtype().size_bytes();
-        self.ranges_in_block(chunk).map(move |range| range.start * size).zip(self.cut.pieces(chunk))
+        self.ranges_in_block(step).map(move |range| range.start * size).zip(self.cut.pieces(step))
     }
 
-    /// The element range of each piece in the block of a chunk.
-    fn ranges_in_block(&self, chunk: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        self.cut.pieces(chunk).enumerate().map(|(place, piece)| place * piece.len()..(place + 1) * piece.len())
+    /// The element range of each piece in the block of a step.
+    fn ranges_in_block(&self, step: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        self.cut.pieces(step).enumerate().map(|(place, piece)| place * piece.len()..(place + 1) * piece.len())
     }
 
-    /// The address and size of a chunk's block, once its last copy is over.
-    fn block(&self, chunk: usize) -> Result<(*mut u8, usize)> {
-        self.pinned.wait(chunk % DEPTH)?;
-        let len: usize = self.cut.pieces(chunk).map(|piece| piece.len()).sum();
-        Ok((self.pinned.block(chunk % DEPTH), len * self.cut.dtype().size_bytes()))
+    /// The address and size of a step's block, once its last copy is over.
+    fn block(&self, step: usize) -> Result<(*mut u8, usize)> {
+        self.pinned.wait(step % DEPTH)?;
+        let len: usize = self.cut.pieces(step).map(|piece| piece.len()).sum();
+        Ok((self.pinned.block(step % DEPTH), len * self.cut.dtype().size_bytes()))
     }
 }
 
@@ -170,39 +159,39 @@ fn bytes(memory: DeviceSlice<'_>) -> usize {
 }
 
 impl Vector for StagedVector<'_> {
-    fn fetch(&mut self, chunk: usize) -> Result<()> {
-        for (offset, piece) in self.pieces_in_block(chunk) {
+    fn fetch(&mut self, step: usize) -> Result<()> {
+        for (offset, piece) in self.pieces_in_block(step) {
             let from = self.arena.as_slice().range(piece);
             // SAFETY: no code reads the block before its mark has passed.
-            unsafe { self.pinned.fetch(self.queue, chunk % DEPTH, offset, from.address(), bytes(from)) }?;
+            unsafe { self.pinned.fetch(self.queue, step % DEPTH, offset, from.address(), bytes(from)) }?;
         }
-        Ok(self.pinned.mark(self.queue, chunk % DEPTH)?)
+        Ok(self.pinned.mark(self.queue, step % DEPTH)?)
     }
 
-    fn pieces(&mut self, chunk: usize, own: SliceMut<'_>) -> Result<Vec<Slice<'_>>> {
-        let (start, bytes) = self.block(chunk)?;
+    fn pieces(&mut self, step: usize, own: SliceMut<'_>) -> Result<Vec<Slice<'_>>> {
+        let (start, bytes) = self.block(step)?;
         // SAFETY: the block has that many bytes, and no copy uses it any more.
         let whole = Slice::of_bytes(self.cut.dtype(), unsafe { std::slice::from_raw_parts(start, bytes) });
-        let mut pieces: Vec<Slice<'_>> = self.ranges_in_block(chunk).map(|range| whole.range(range)).collect();
+        let mut pieces: Vec<Slice<'_>> = self.ranges_in_block(step).map(|range| whole.range(range)).collect();
         own.as_bytes_mut().copy_from_slice(pieces.remove(self.rank).as_bytes());
         Ok(pieces)
     }
 
-    fn places(&mut self, chunk: usize, own: Slice<'_>) -> Result<Vec<SliceMut<'_>>> {
-        let (start, bytes) = self.block(chunk)?;
+    fn places(&mut self, step: usize, own: Slice<'_>) -> Result<Vec<SliceMut<'_>>> {
+        let (start, bytes) = self.block(step)?;
         // SAFETY: as above; only this object uses the block.
         let whole = SliceMut::of_bytes(self.cut.dtype(), unsafe { std::slice::from_raw_parts_mut(start, bytes) });
-        let mut places = whole.ranges_mut(self.ranges_in_block(chunk));
+        let mut places = whole.ranges_mut(self.ranges_in_block(step));
         places.remove(self.rank).as_bytes_mut().copy_from_slice(own.as_bytes());
         Ok(places)
     }
 
-    fn store(&mut self, chunk: usize) -> Result<()> {
-        for (offset, piece) in self.pieces_in_block(chunk) {
+    fn store(&mut self, step: usize) -> Result<()> {
+        for (offset, piece) in self.pieces_in_block(step) {
             let to = self.arena.as_slice().range(piece);
             // SAFETY: the arena is borrowed mutably; no code writes to the block before its mark has passed.
-            unsafe { self.pinned.store(self.queue, chunk % DEPTH, offset, to.address(), bytes(to)) }?;
+            unsafe { self.pinned.store(self.queue, step % DEPTH, offset, to.address(), bytes(to)) }?;
         }
-        Ok(self.pinned.mark(self.queue, chunk % DEPTH)?)
+        Ok(self.pinned.mark(self.queue, step % DEPTH)?)
     }
 }

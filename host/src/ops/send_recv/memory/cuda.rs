@@ -1,7 +1,6 @@
 //! Transfers in the memory of a GPU. Packing and unpacking are enqueued: tensors of whole 4-byte words in one launch, others in one copy
 //! each. Small messages of the host are copied through device memory.
 
-use std::cell::RefCell;
 use std::ops::Range;
 
 use super::BundleMemory;
@@ -11,15 +10,15 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cuda::{pack, unpack};
 use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
-use crate::ops::send_recv::negotiation::{Messages, padded_len};
 use crate::slice::{Slice, SliceMut};
 
 /// The size of the element in which one launch copies.
 const WORD: usize = 4;
 
 impl BundleMemory for Cuda {
-    type Payload = DeviceBuffer;
     type End = Event;
+    /// Memory of `f64`, as which words are copied. Sent messages are in front of received ones.
+    type Workspace = Option<DeviceBuffer>;
 
     fn queue<'a>(data: Self::Wire<'a>) -> &'a Queue {
         data.queue()
@@ -34,30 +33,21 @@ impl BundleMemory for Cuda {
         unsafe { DeviceWireSliceMut::from_raw_parts(data.queue(), data.raw()) }
     }
 
-    fn byte_range<'s, 'l: 's>(data: Self::Wire<'l>, range: Range<usize>) -> Self::Wire<'s> {
+    fn part<'s, 'l: 's>(memory: Self::Wire<'l>, bytes: Range<usize>, dtype: DType) -> Self::Wire<'s> {
+        let address = memory.raw().address + bytes.start as u64;
+        let data = RawSlice { address, len: bytes.len() / dtype.size_bytes(), dtype };
         // SAFETY: a part of the elements.
-        unsafe { DeviceWireSlice::from_raw_parts(data.queue(), bytes_of(data.raw()).range(range.start, range.len())) }
+        unsafe { DeviceWireSlice::from_raw_parts(memory.queue(), data) }
     }
 
-    fn split_bytes<'a>(data: Self::WireMut<'a>, at: usize) -> (Self::WireMut<'a>, Self::WireMut<'a>) {
-        let (queue, bytes) = (data.queue(), bytes_of(data.raw()));
-        // SAFETY: two disjoint parts of the elements, which replace the whole.
-        unsafe {
-            (
-                DeviceWireSliceMut::from_raw_parts(queue, bytes.range(0, at)),
-                DeviceWireSliceMut::from_raw_parts(queue, bytes.range(at, bytes.len - at)),
-            )
-        }
-    }
-
-    fn lying<'a>(tensors: &[Self::Wire<'a>], places: &[Range<usize>]) -> Option<Self::Wire<'a>> {
+    fn contiguous<'a>(tensors: &[Self::Wire<'a>], places: &[Range<usize>]) -> Option<Self::Wire<'a>> {
         let raw: Vec<RawSlice> = tensors.iter().map(|tensor| bytes_of(tensor.raw())).collect();
         let payload = payload_of(&raw, places)?;
         // SAFETY: the range consists of the tensors' memory.
         Some(unsafe { DeviceWireSlice::from_raw_parts(tensors.first()?.queue(), payload) })
     }
 
-    fn lying_mut<'a, 't>(
+    fn contiguous_mut<'a, 't>(
         tensors: Vec<&'a mut Self::WireMut<'t>>,
         places: &[Range<usize>],
     ) -> Result<Self::WireMut<'a>, Vec<&'a mut Self::WireMut<'t>>> {
@@ -73,14 +63,6 @@ impl BundleMemory for Cuda {
     fn allocate(_: &'static str, queue: &Queue, bytes: usize) -> Result<DeviceBuffer> {
         // The size is a multiple of 8 bytes, like the size of the host's payloads, to which this one is copied.
         DeviceBuffer::allocate(queue, DType::F32, bytes.div_ceil(DType::F64.size_bytes()) * 2)
-    }
-
-    fn at<'a>(payload: &'a DeviceBuffer, place: Range<usize>, dtype: DType) -> Self::Wire<'a> {
-        let view = payload.as_slice();
-        let address = view.address() + place.start as u64;
-        let data = RawSlice { address, len: place.len() / dtype.size_bytes(), dtype };
-        // SAFETY: a part of the buffer, which is borrowed.
-        unsafe { DeviceWireSlice::from_raw_parts(view.queue(), data) }
     }
 
     fn bytes_mut(payload: &mut DeviceBuffer, bytes: usize) -> DeviceWireSliceMut<'_> {
@@ -120,8 +102,51 @@ impl BundleMemory for Cuda {
         unpack(&mut words.iter().map(destination).collect::<Vec<_>>(), payload, &offsets)
     }
 
-    fn messages<'c>(comm: &'c dyn Communicator<Cuda>, queue: &'c Queue) -> Box<dyn Messages + 'c> {
-        Box::new(Small { comm, queue, out: RefCell::default(), back: RefCell::default() })
+    fn reserve(queue: &Queue, workspace: &mut Option<DeviceBuffer>, words: usize) -> Result<()> {
+        if words > workspace.as_ref().map_or(0, |buffer| buffer.as_slice().len()) {
+            *workspace = Some(DeviceBuffer::allocate(queue, DType::F64, words)?);
+        }
+        Ok(())
+    }
+
+    fn exchange_words(
+        comm: &dyn Communicator<Cuda>,
+        queue: &Queue,
+        workspace: &mut Option<DeviceBuffer>,
+        sends: &[(usize, Vec<u64>)],
+        receives: &mut [(usize, Vec<u64>)],
+    ) -> Result<()> {
+        let sent: Vec<f64> = sends.iter().flat_map(|(_, words)| words).map(|&word| f64::from_bits(word)).collect();
+        let received: usize = receives.iter().map(|(_, words)| words.len()).sum();
+        let Some(workspace) = workspace else { return Ok(()) };
+        if !sent.is_empty() {
+            workspace.as_mut_slice().range_mut(0..sent.len()).upload(Slice::from(&sent))?;
+        }
+        let mut address = workspace.as_slice().address();
+        let mut place = |(peer, words): &(usize, Vec<u64>)| {
+            let data = RawSlice { address, len: words.len(), dtype: DType::U64 };
+            address += (words.len() * size_of::<u64>()) as u64;
+            (*peer, data)
+        };
+        // SAFETY: the workspace has room for all messages, which do not overlap, and returns to this queue when it is dropped.
+        unsafe {
+            let outgoing = sends.iter().map(&mut place);
+            let outgoing = outgoing.map(|(peer, data)| (peer, DeviceWireSlice::from_raw_parts(queue, data)));
+            let outgoing: Vec<_> = outgoing.collect();
+            let incoming = receives.iter().map(&mut place);
+            let incoming = incoming.map(|(peer, data)| (peer, DeviceWireSliceMut::from_raw_parts(queue, data)));
+            comm.exchange(&outgoing, &mut incoming.collect::<Vec<_>>())?;
+        }
+        if receives.is_empty() {
+            return Ok(());
+        }
+        // Reports whether the exchange succeeded: after a failure, the memory is unspecified.
+        comm.synchronize(queue)?;
+        let mut words = vec![0.0; received];
+        workspace.as_slice().range(sent.len()..sent.len() + received).copy_to_host(SliceMut::from(&mut words))?;
+        let mut words = words.into_iter().map(f64::to_bits);
+        receives.iter_mut().flat_map(|(_, message)| message).zip(&mut words).for_each(|(to, word)| *to = word);
+        Ok(())
     }
 
     fn end(queue: &Queue) -> Result<Event> {
@@ -157,90 +182,6 @@ fn split(
 ) -> (Vec<(usize, RawSlice)>, Vec<(usize, RawSlice)>) {
     let placed = places.iter().map(|place| place.start).zip(tensors.map(bytes_of)).filter(|(_, tensor)| tensor.len > 0);
     placed.partition(|(_, tensor)| tensor.len % WORD == 0 && tensor.address % WORD as u64 == 0)
-}
-
-/// Messages in host memory, sent through device memory.
-struct Small<'c> {
-    comm: &'c dyn Communicator<Cuda>,
-    queue: &'c Queue,
-    /// The workspace for sent messages, one behind the other, each starting at a whole word; `back` is the workspace for received ones.
-    out: RefCell<Option<DeviceBuffer>>,
-    back: RefCell<Option<DeviceBuffer>>,
-}
-
-/// The size of the words of messages in bytes.
-const NUMBER: usize = size_of::<f64>();
-
-impl Small<'_> {
-    fn grow(&self, workspace: &RefCell<Option<DeviceBuffer>>, bytes: usize) -> Result<()> {
-        let mut workspace = workspace.borrow_mut();
-        let capacity = workspace.as_ref().map_or(0, |buffer| buffer.as_slice().len() * NUMBER);
-        if bytes > capacity {
-            *workspace = Some(DeviceBuffer::allocate(self.queue, DType::F64, bytes.div_ceil(NUMBER))?);
-        }
-        Ok(())
-    }
-
-    /// The ranges of messages in a workspace, from its beginning; it must be large enough.
-    fn places(
-        workspace: Option<&DeviceBuffer>,
-        messages: impl Iterator<Item = (usize, usize)>,
-    ) -> Vec<(usize, RawSlice)> {
-        let mut address = workspace.map_or(0, |buffer| buffer.as_slice().address());
-        let place = |(peer, len): (usize, usize)| {
-            let data = RawSlice { address, len, dtype: DType::U8 };
-            address += padded_len(len) as u64;
-            (peer, data)
-        };
-        messages.map(place).collect()
-    }
-}
-
-impl Messages for Small<'_> {
-    fn reserve_workspace(&self, sends: usize, receives: usize) -> Result<()> {
-        self.grow(&self.out, sends)?;
-        self.grow(&self.back, receives)
-    }
-
-    fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()> {
-        if sends.is_empty() && receives.is_empty() {
-            return Ok(());
-        }
-        let mut words: Vec<f64> = Vec::new();
-        for (_, message) in sends {
-            let begin = words.len();
-            words.resize(begin + message.len().div_ceil(NUMBER), 0.0);
-            bytemuck::cast_slice_mut(&mut words[begin..])[..message.len()].copy_from_slice(message);
-        }
-        let received: usize = receives.iter().map(|(_, message)| padded_len(message.len())).sum();
-        self.reserve_workspace(words.len() * NUMBER, received)?;
-        let (mut out, back) = (self.out.borrow_mut(), self.back.borrow());
-        if let Some(out) = out.as_mut().filter(|_| !words.is_empty()) {
-            out.as_mut_slice().range_mut(0..words.len()).upload(Slice::from(&words))?;
-        }
-        let outgoing = Self::places(out.as_ref(), sends.iter().map(|(peer, message)| (*peer, message.len())));
-        let incoming = Self::places(back.as_ref(), receives.iter().map(|(peer, message)| (*peer, message.len())));
-        // SAFETY: memory of this queue, which returns to it when dropped; messages do not overlap.
-        unsafe {
-            let wire = |(peer, data)| (peer, DeviceWireSlice::from_raw_parts(self.queue, data));
-            let wire_mut = |(peer, data)| (peer, DeviceWireSliceMut::from_raw_parts(self.queue, data));
-            let sends: Vec<_> = outgoing.into_iter().map(wire).collect();
-            let mut receives: Vec<_> = incoming.into_iter().map(wire_mut).collect();
-            self.comm.exchange(&sends, &mut receives)?;
-        }
-        let Some(back) = back.as_ref().filter(|_| !receives.is_empty()) else { return Ok(()) };
-        // Reports whether the exchange succeeded: after a failure, the memory is unspecified.
-        self.comm.synchronize(self.queue)?;
-        let mut words = vec![0.0; received / NUMBER];
-        back.as_slice().range(0..words.len()).copy_to_host(SliceMut::from(&mut words))?;
-        let mut rest: &[u8] = bytemuck::cast_slice(&words);
-        for (_, message) in receives {
-            let (own, behind) = rest.split_at(padded_len(message.len()));
-            message.copy_from_slice(&own[..message.len()]);
-            rest = behind;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -7,11 +7,10 @@ use crate::comm::Communicator;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::{Host, HostBuffer, WireSlice, WireSliceMut};
-use crate::ops::send_recv::negotiation::Messages;
 
 impl BundleMemory for Host {
-    type Payload = HostBuffer;
     type End = ();
+    type Workspace = ();
 
     fn queue<'a>(_: Self::Wire<'a>) -> &'a () {
         &()
@@ -25,21 +24,16 @@ impl BundleMemory for Host {
         WireSliceMut::of_bytes(data.as_wire().dtype(), data.bytes_mut())
     }
 
-    fn byte_range<'s, 'l: 's>(data: Self::Wire<'l>, range: Range<usize>) -> Self::Wire<'s> {
-        data.bytes()[range].into()
+    fn part<'s, 'l: 's>(memory: Self::Wire<'l>, bytes: Range<usize>, dtype: DType) -> Self::Wire<'s> {
+        WireSlice::of_bytes(dtype, &memory.bytes()[bytes])
     }
 
-    fn split_bytes<'a>(data: Self::WireMut<'a>, at: usize) -> (Self::WireMut<'a>, Self::WireMut<'a>) {
-        let (first, second) = data.into_bytes().split_at_mut(at);
-        (first.into(), second.into())
-    }
-
-    fn lying<'a>(tensors: &[Self::Wire<'a>], _: &[Range<usize>]) -> Option<Self::Wire<'a>> {
+    fn contiguous<'a>(tensors: &[Self::Wire<'a>], _: &[Range<usize>]) -> Option<Self::Wire<'a>> {
         let [only] = tensors else { return None };
         Some(only.bytes().into())
     }
 
-    fn lying_mut<'a, 't>(
+    fn contiguous_mut<'a, 't>(
         mut tensors: Vec<&'a mut Self::WireMut<'t>>,
         _: &[Range<usize>],
     ) -> Result<Self::WireMut<'a>, Vec<&'a mut Self::WireMut<'t>>> {
@@ -51,10 +45,6 @@ impl BundleMemory for Host {
 
     fn allocate(operation: &'static str, _: &(), bytes: usize) -> Result<HostBuffer> {
         HostBuffer::zeroed(operation, DType::F64, bytes.div_ceil(DType::F64.size_bytes()))
-    }
-
-    fn at<'a>(payload: &'a HostBuffer, place: Range<usize>, dtype: DType) -> Self::Wire<'a> {
-        WireSlice::of_bytes(dtype, &payload.as_slice().as_bytes()[place])
     }
 
     fn bytes_mut(payload: &mut HostBuffer, bytes: usize) -> WireSliceMut<'_> {
@@ -73,8 +63,20 @@ impl BundleMemory for Host {
         Ok(())
     }
 
-    fn messages<'c>(comm: &'c dyn Communicator, _: &'c ()) -> Box<dyn Messages + 'c> {
-        Box::new(Small(comm))
+    fn reserve(_: &(), (): &mut (), _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn exchange_words(
+        comm: &dyn Communicator,
+        _: &(),
+        (): &mut (),
+        sends: &[(usize, Vec<u64>)],
+        receives: &mut [(usize, Vec<u64>)],
+    ) -> Result<()> {
+        let sends: Vec<_> = sends.iter().map(|(peer, words)| (*peer, words.into())).collect();
+        let mut receives: Vec<_> = receives.iter_mut().map(|(peer, words)| (*peer, words.into())).collect();
+        comm.exchange(&sends, &mut receives)
     }
 
     fn end(_: &()) -> Result<()> {
@@ -83,15 +85,5 @@ impl BundleMemory for Host {
 
     fn has_passed(_: &()) -> Result<bool> {
         Ok(true)
-    }
-}
-
-struct Small<'c>(&'c dyn Communicator);
-
-impl Messages for Small<'_> {
-    fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()> {
-        let sends: Vec<_> = sends.iter().map(|&(peer, bytes)| (peer, bytes.into())).collect();
-        let mut receives: Vec<_> = receives.iter_mut().map(|(peer, bytes)| (*peer, (&mut **bytes).into())).collect();
-        self.0.exchange(&sends, &mut receives)
     }
 }

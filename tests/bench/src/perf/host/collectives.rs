@@ -5,7 +5,9 @@ use std::ops::Range;
 use gradsync::GradientBuffer;
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Split};
 use gradsync::ops::{AdasumOptions, Algorithm, Nodes, adasum_all_reduce, all_reduce, hierarchical_adasum_all_reduce};
+use gradsync::train::BucketMemory;
 
+use super::reducer::Steps;
 use super::vectors::{Vectors, slots};
 use crate::perf::PerfError;
 use crate::perf::arguments::Counts;
@@ -70,6 +72,13 @@ pub(crate) fn gather(comm: &dyn Communicator, own: Found) -> Result<Found, PerfE
     Ok(own.merge(all.chunks(size).enumerate().filter(|(other, _)| *other != rank).map(|(_, numbers)| numbers)))
 }
 
+fn op(row: &Row) -> ReduceOp {
+    match row.redop {
+        Redop::Reduce(op) => op,
+        _ => ReduceOp::Sum,
+    }
+}
+
 /// One rank's part of a row.
 pub(crate) struct Collective<'a> {
     comm: &'a dyn Communicator,
@@ -78,6 +87,7 @@ pub(crate) struct Collective<'a> {
     output: Vectors,
     /// These replace the vectors for Adasum, and for all-reduces in memory that all processes map.
     buffers: Vec<GradientBuffer>,
+    steps: Option<Steps<'a>>,
     groups: Option<Groups<Box<dyn Communicator + 'a>>>,
     baseline: Option<Box<dyn HostBaseline + 'a>>,
     /// The algorithm that the last Adasum used.
@@ -104,6 +114,7 @@ impl<'a> Collective<'a> {
             Operation::AllGather => (row.shard(), len),
             Operation::ReduceScatter => (len, row.shard()),
             Operation::Adasum => (0, 0),
+            Operation::Reducer => (len, 0),
             _ => (len, len),
         };
         let buffers = match row.operation {
@@ -115,6 +126,9 @@ impl<'a> Collective<'a> {
             _ if is_in_windows => (0..slots).map(|_| shared_vector(row)).collect::<Result<_, _>>()?,
             _ => Vec::new(),
         };
+        let memory = if may_share && counts.shared_buffers { BucketMemory::Shared } else { BucketMemory::Own };
+        let steps = || Steps::new(comm, (dtype, op(row)), row.layers.lens(len), memory);
+        let steps = (row.operation == Operation::Reducer).then(steps).transpose()?;
         let groups = row.nodes().map(|nodes| Groups::new(comm, comm.rank(), nodes.per_node)).transpose()?;
         let groups = groups.map(|Groups { node, across }| Groups::<Box<dyn Communicator>> {
             node: Box::new(node),
@@ -127,6 +141,7 @@ impl<'a> Collective<'a> {
             input: vectors(input)?,
             output: vectors(output)?,
             buffers,
+            steps,
             groups,
             baseline,
             ran: Algorithm::Auto,
@@ -136,16 +151,9 @@ impl<'a> Collective<'a> {
         Ok(collective)
     }
 
-    fn op(&self) -> ReduceOp {
-        match self.row.redop {
-            Redop::Reduce(op) => op,
-            _ => ReduceOp::Sum,
-        }
-    }
-
     /// Writes this rank's operands for every round.
     fn prepare(&mut self) {
-        let (rank, ranks, op, row) = (self.comm.rank(), self.comm.world_size(), self.op(), self.row);
+        let (rank, ranks, op, row) = (self.comm.rank(), self.comm.world_size(), op(&self.row), self.row);
         match self.row.operation {
             Operation::Adasum => self.buffers.iter_mut().for_each(|buffer| fill_gradients(buffer, &row, rank)),
             Operation::AllReduce => {
@@ -159,7 +167,10 @@ impl<'a> Collective<'a> {
     }
 
     fn run(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
-        let (comm, op, ranks) = (self.comm, self.op(), self.comm.world_size());
+        let (comm, op, ranks) = (self.comm, op(&self.row), self.comm.world_size());
+        if let Some(steps) = &mut self.steps {
+            return steps.run(self.input.slice(round));
+        }
         match (self.row.operation, side) {
             (Operation::AllReduce, _) if !self.buffers.is_empty() => {
                 let place = round % self.buffers.len();
@@ -214,7 +225,7 @@ impl Subject for Collective<'_> {
     }
 
     fn wrong(&mut self, side: Side) -> Result<u64, PerfError> {
-        let (rank, ranks, op) = (self.comm.rank(), self.comm.world_size(), self.op());
+        let (rank, ranks, op) = (self.comm.rank(), self.comm.world_size(), op(&self.row));
         self.prepare();
         if (self.row.operation, side) == (Operation::AllGather, Side::InPlace) {
             // Each rank's own shard, and elsewhere a value that no rank has.
@@ -228,6 +239,9 @@ impl Subject for Collective<'_> {
             Operation::Adasum => wrong_gradients(&self.buffers[0]),
             operation => {
                 let expected = Expected::new(operation, op, &self.row, rank, ranks);
+                if let Some(steps) = &self.steps {
+                    return Ok(steps.count_wrong(tolerance(op), |index| expected.at(index)));
+                }
                 let found = self.buffers.first().map_or_else(|| self.output.slice(0), |buffer| buffer.tensor(0).data());
                 count_wrong(found, tolerance(op), |index| expected.at(index))
             }
@@ -253,7 +267,7 @@ impl Expected {
     pub(crate) fn at(&self, index: usize) -> f64 {
         let Self { shard, rank, ranks, .. } = *self;
         match self.operation {
-            Operation::AllReduce => self.reduced[index % PERIOD],
+            Operation::AllReduce | Operation::Reducer => self.reduced[index % PERIOD],
             Operation::ReduceScatter => self.reduced[(rank * shard + index) % PERIOD],
             Operation::AllGather => value(index / shard, index % shard),
             Operation::AllToAll => value(index / shard, rank * shard + index % shard),

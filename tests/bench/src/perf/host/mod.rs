@@ -4,4 +4,5 @@ pub(crate) mod baseline;
 pub(crate) mod collectives;
 pub(crate) mod kernels;
 pub(crate) mod local;
+mod reducer;
 pub(crate) mod vectors;
