@@ -18,7 +18,7 @@ pub(crate) fn files(runs: &Runs, root: &Path) -> Result<BTreeMap<PathBuf, String
     let study = Study { scale: &scale, runs };
     let (sgd, momentum) = (scale.family("sgd"), scale.family("momentum"));
     let missing = || "No runs yet.".to_owned();
-    let mut blocks = vec![("headline".to_owned(), wrapped(&study.headline(sgd).unwrap_or_else(missing)))];
+    let mut blocks = vec![("headline".to_owned(), study.headline(sgd).unwrap_or_else(missing))];
     blocks.push(("origin".to_owned(), origin(&study)));
     for family in &scale.families {
         let pairs = [[&ADASUM, &MEAN_TUNED], [&MEAN_TUNED, &MEAN], [&ADASUM_TUNED, &ADASUM]];
@@ -69,24 +69,6 @@ fn filled(mut text: String, blocks: &[(String, String)]) -> Result<String> {
     Ok(text)
 }
 
-/// The words in lines of at most 100 characters, because pages are read as plain text too; a longer word has a line of its own.
-fn wrapped(text: &str) -> String {
-    const WIDTH: usize = 100;
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let line = lines.last_mut().expect("there is a line from the start");
-        if line.is_empty() {
-            line.push_str(word);
-        } else if line.chars().count() + 1 + word.chars().count() <= WIDTH {
-            line.push(' ');
-            line.push_str(word);
-        } else {
-            lines.push(word.to_owned());
-        }
-    }
-    lines.join("\n")
-}
-
 /// All tables, for the console.
 pub(crate) fn text(study: &Study<'_>) -> String {
     let families = study.scale.families.iter();
@@ -121,15 +103,6 @@ mod tests {
         assert_eq!(filled, "words\n<!-- a -->\n| new |\n<!-- end -->\nmore <!-- end -->\n");
         let error = super::filled("<!-- b -->\n".into(), &blocks).unwrap_err();
         assert_eq!(error.to_string(), "\"<!-- b -->\\n\" has no end");
-    }
-
-    #[test]
-    fn long_texts_break_at_words_and_lose_none() {
-        let text = ["gets", "±", "61.2", "%"].repeat(40).join(" ");
-        let wrapped = wrapped(&text);
-        assert_eq!(wrapped.replace('\n', " "), text);
-        let widths: Vec<usize> = wrapped.lines().map(|line| line.chars().count()).collect();
-        assert!(widths.len() > 1 && widths.iter().all(|width| (1..=100).contains(width)), "{widths:?}");
     }
 
     /// `cargo xtask study --publish` writes these files.

@@ -386,7 +386,7 @@ pub(crate) mod tests {
     /// The accuracy in a study in which every arm has this best rate, and high rates diverge.
     pub(crate) fn best_at(best: f64) -> impl Fn(&Spec) -> Option<f64> {
         move |spec| {
-            let accuracy = 0.8 - (spec.rate / best).ln().abs() / 100.0 + spec.seed as f64 / 1000.0;
+            let accuracy = 0.8 - (spec.rate / best).ln().abs() / 100.0 + spec.seed as f64 / 500.0;
             (spec.rate < 8.0 * best).then_some(accuracy)
         }
     }

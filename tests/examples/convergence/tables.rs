@@ -97,21 +97,25 @@ impl Study<'_> {
         })
     }
 
-    /// The result in one sentence, at the largest number of ranks; `None` while figures are missing.
+    /// The result at the largest number of ranks, in short lines; `None` while figures are missing.
     pub(crate) fn headline(&self, family: &Family) -> Option<String> {
-        let ranks = *family.ranks.last()?;
+        let most = *family.ranks.last()?;
         let text = |way, ranks| match self.figure(family, way, ranks) {
             Figure::Score(interval) => Some(format!("gets {} %", interval.percent())),
             Figure::Diverged { runs, of } if runs == of => Some("diverges".to_owned()),
             Figure::Diverged { runs, of } => Some(format!("diverges in {runs} of {of} runs")),
             Figure::Missing => None,
         };
-        let [one, adasum, sum] = [text(&ADASUM, 1)?, text(&ADASUM, ranks)?, text(&SUM, ranks)?];
-        let [mean, tuned] = [text(&MEAN, ranks)?, text(&MEAN_TUNED, ranks)?];
         Some(format!(
-            "On {ranks} ranks, with as many images seen and the learning rate that is best for one rank, which {one} of the test images right, \
-             Adasum {adasum}. The mean of the gradients {mean} at that rate, and {tuned} at the best rate of a search for {ranks} ranks. \
-             The sum {sum}."
+            "One rank {} of the test images right, at the learning rate that is best for it.\n\
+             On {most} ranks, with as many images seen, Adasum {} at the same rate. The mean\n\
+             {} at the same rate, and {} at the best rate of a search for {most} ranks.\n\
+             The sum {}.",
+            text(&ADASUM, 1)?,
+            text(&ADASUM, most)?,
+            text(&MEAN, most)?,
+            text(&MEAN_TUNED, most)?,
+            text(&SUM, most)?,
         ))
     }
 }
@@ -152,6 +156,6 @@ mod tests {
         let differences = study.differences(sgd, &[[&ADASUM, &MEAN]]);
         assert_eq!(differences.rows[0][..2], ["Adasum, one rank's rate − mean, one rank's rate", "(+0.0 ± 0.0)"]);
         let headline = study.headline(sgd).unwrap();
-        assert!(headline.starts_with("On 64 ranks") && headline.contains("80.5 ± 0.2"), "{headline}");
+        assert!(headline.contains("On 64 ranks") && headline.contains("One rank gets 80.9 ± 0.4 %"), "{headline}");
     }
 }
