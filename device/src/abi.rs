@@ -5,80 +5,15 @@
 //! address that the dtype's own alignment allows is right, a multiple of 16 bytes is fast. Every count is a `u64`.
 //! Nothing here touches a device: it is data for both sides.
 
+mod dtype;
 mod peers;
 
-use core::fmt;
-
+pub use self::dtype::{DType, UnknownDType};
 pub use self::peers::{
     MOST_PEERS, Mailboxes, PACKET_BLOCKS, PACKET_BYTES, PACKET_THREADS, PEER_LAYERS, PacketArena, PacketChunk,
     PacketChunks, Peers, Row, packet_adasum_is_full, packet_adasum_parts, packet_adasum_threads, packet_tree,
     peer_senders, peer_tile_shift,
 };
-
-/// The element types of gradients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum DType {
-    /// IEEE 754 binary64.
-    F64,
-    /// IEEE 754 binary32.
-    F32,
-    /// IEEE 754 binary16.
-    F16,
-    /// bfloat16, the upper half of a binary32.
-    BF16,
-}
-
-impl DType {
-    /// All dtypes, widest first.
-    pub const ALL: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];
-
-    /// The size of one element in bytes.
-    #[inline(always)]
-    pub const fn size_bytes(self) -> usize {
-        match self {
-            DType::F64 => 8,
-            DType::F32 => 4,
-            DType::F16 | DType::BF16 => 2,
-        }
-    }
-
-    /// The name used on command lines, in reports and in the names of entry points.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DType::F64 => "f64",
-            DType::F32 => "f32",
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-        }
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// A name that is not one of `f64`, `f32`, `f16`, `bf16`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnknownDType;
-
-impl fmt::Display for UnknownDType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("unknown dtype: expected f64, f32, f16 or bf16")
-    }
-}
-
-impl core::error::Error for UnknownDType {}
-
-impl core::str::FromStr for DType {
-    type Err = UnknownDType;
-
-    fn from_str(name: &str) -> Result<Self, UnknownDType> {
-        DType::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or(UnknownDType)
-    }
-}
 
 /// The number of threads of a block, in every kernel without another constant. Small blocks start and end more evenly: on an H200, casts
 /// and inner products of 256 MiB gain up to 5 % over 256 threads, and 64 are too few to fill a multiprocessor.
@@ -430,16 +365,6 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
         &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, Pointer, U64, U64, U64, U64]
     ),
 ];
-/// Adasum along the tree in the memory of peers, of dtypes whose squares do not overflow.
-///
-/// `(peers, tree, partials, chunked spans, span count, block count, chunk count, spans, chunk count, chunk length, senders)`: one job for each
-/// sender, then per level for each block of chunks and for `PEER_LAYERS` layers, then for each chunk of the result; otherwise as
-/// `peer_adasum`, for exactly `width` ranks.
-pub const PEER_TREE_ENTRIES: [[Entry; 3]; 3] = [
-    dtypes_of!("peer_tree", "_p2", LaunchBounds::of_peers(2), PEER_TREE, "f32" "f16" "bf16"),
-    dtypes_of!("peer_tree", "_p4", LaunchBounds::of_peers(4), PEER_TREE, "f32" "f16" "bf16"),
-    dtypes_of!("peer_tree", "_p8", LaunchBounds::of_peers(8), PEER_TREE, "f32" "f16" "bf16"),
-];
 
 /// Kernels over one dtype and the memory of peers.
 pub const PEER_ENTRIES: [[Entry; 4]; 15] = [
@@ -483,7 +408,6 @@ const PACKET_ADASUM: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, P
 const PACKETS: &[Param] = &[Pointer, Pointer, Pointer, U64, F64, U64];
 const PEER_ADASUM: &[Param] =
     &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64];
-const PEER_TREE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64];
 const PEER_REDUCE: &[Param] = &[Pointer, F64, U64, U64];
 const GRAM: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64, U64];
 
@@ -516,6 +440,5 @@ const fn plain(name: &'static str, bounds: LaunchBounds, params: &'static [Param
 pub fn entries() -> impl Iterator<Item = &'static Entry> {
     let pairs = STREAM_ENTRIES.iter().flatten().chain(COMBINE_ENTRIES.iter().flatten()).chain(&TREE_COMBINE_ENTRIES);
     let dtypes = COMBINE_WIDE_ENTRIES.iter().flatten().chain(DTYPE_ENTRIES.iter().flatten());
-    let peers = PEER_TREE_ENTRIES.iter().flatten().chain(PEER_ENTRIES.iter().flatten());
-    pairs.chain(dtypes).chain(peers).chain(&PLAIN_ENTRIES)
+    pairs.chain(dtypes).chain(PEER_ENTRIES.iter().flatten()).chain(&PLAIN_ENTRIES)
 }

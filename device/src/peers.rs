@@ -3,8 +3,7 @@
 //! A flag only counts up: each run of a group has its own values, so that flags are never cleared. A waiting thread also checks the host's
 //! abort flag; once that is set, no thread waits for a peer, and results are unspecified.
 //!
-//! A launch has its kinds of jobs in order: sending jobs, then jobs that multiply and jobs that compute weights, level by level, then jobs
-//! that write. A job waits only for earlier kinds, on any rank, or for the job with its own number on other ranks. Blocks draw the numbers
+//! A launch has its kinds of jobs in order: sending jobs, jobs that multiply, jobs that compute weights, and jobs that write. A job waits only for earlier kinds, on any rank, or for the job with its own number on other ranks. Blocks draw the numbers
 //! of jobs from a counter ([`Group::draw`]), so that every job before a waiting one has a block that runs it: a launch completes with any
 //! number of blocks, at least one on each rank, in any order in which the device makes them resident. Besides flags, ranks send tiles,
 //! whose contents this file ignores.
@@ -30,12 +29,12 @@ const _: () = {
 impl Stage {
     /// A tile has arrived.
     pub(crate) const ARRIVED: Stage = Stage(1);
-    /// Every rank's products have been sent, or along the tree the sums of the first level.
+    /// Every rank's products have been sent.
     const PRODUCTS: Stage = Stage(2);
     /// Every rank's results have been sent.
     pub(crate) const END: Stage = Stage(STAGES - 1);
 
-    /// Every rank's sums of a level have been sent, along the tree or of the exact path; the stage of level 0 may stand for all products.
+    /// Every rank's sums of a level of the exact path have been sent; the stage of level 0 stands for all products.
     #[inline(always)]
     pub(crate) const fn of_level(level: usize) -> Self {
         Stage(Stage::PRODUCTS.0 + level as u32)

@@ -1,97 +1,113 @@
-//! The names of element types at run time: [`DType`] for gradients, and [`DataType`] for everything that transports carry.
+//! [`DType`]: the element types as one table; [`Element`] and [`Float`]: the Rust types of such elements.
+//!
+//! Conversions use the kernels' own formulas (`gradsync_device::math`); this module only gives them public names.
 
 use std::fmt;
 
+use gradsync_device::math::Element as Formula;
+use half::{bf16, f16};
+
 pub use gradsync_device::abi::{DType, UnknownDType};
-/// An element type that transports carry: the types of gradients, the integers that NCCL reduces too, and [`I16`](Self::I16),
-/// [`U16`](Self::U16) and [`Bool`](Self::Bool), which are moved and never reduced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[allow(missing_docs)] // the variants are the types
-#[non_exhaustive]
-pub enum DataType {
-    F64,
-    F32,
-    F16,
-    BF16,
-    I64,
-    U64,
-    I32,
-    U32,
-    I8,
-    U8,
-    I16,
-    U16,
-    /// A byte that is 0 or 1.
-    Bool,
+
+mod sealed {
+    pub trait Sealed {}
 }
 
-impl DataType {
-    /// All element types.
-    pub const ALL: [DataType; 13] = [
-        DataType::F64,
-        DataType::F32,
-        DataType::F16,
-        DataType::BF16,
-        DataType::I64,
-        DataType::U64,
-        DataType::I32,
-        DataType::U32,
-        DataType::I8,
-        DataType::U8,
-        DataType::I16,
-        DataType::U16,
-        DataType::Bool,
-    ];
+/// A type of elements that transports carry: floating-point numbers, integers of 8 to 64 bits, and `bool`.
+pub trait Element: sealed::Sealed + bytemuck::NoUninit + bytemuck::CheckedBitPattern {
+    /// The name of the type at run time.
+    const DTYPE: DType;
+}
 
-    /// The size of one element in bytes.
-    pub const fn size_bytes(self) -> usize {
-        match self {
-            DataType::F64 | DataType::I64 | DataType::U64 => 8,
-            DataType::F32 | DataType::I32 | DataType::U32 => 4,
-            DataType::F16 | DataType::BF16 | DataType::I16 | DataType::U16 => 2,
-            DataType::I8 | DataType::U8 | DataType::Bool => 1,
-        }
+/// A type of elements that gradients have and kernels compute with: `f64`, `f32`, [`struct@f16`] or [`bf16`]. Reductions take slices and
+/// tensors of such elements, so that Adasum of integers does not compile:
+///
+/// ```compile_fail,E0277
+/// let gradients = gradsync::SliceMut::from(&mut [1i32, 2]);
+/// ```
+pub trait Float: Element + bytemuck::Pod + Default + PartialEq + PartialOrd + fmt::Debug + Send + Sync {
+    /// The type with the same bits that the kernels use.
+    #[doc(hidden)]
+    type Storage: Formula;
+    /// The largest finite value.
+    const LARGEST: f64;
+
+    /// The value as `f64`; the conversion is exact.
+    fn to_f64(self) -> f64 {
+        storage(&[self])[0].to_f64()
     }
 
-    /// The [`DType`] with the same elements, if there is one.
-    pub const fn float(self) -> Option<DType> {
-        match self {
-            DataType::F64 => Some(DType::F64),
-            DataType::F32 => Some(DType::F32),
-            DataType::F16 => Some(DType::F16),
-            DataType::BF16 => Some(DType::BF16),
-            _ => None,
-        }
+    /// The nearest value of this type, ties to even.
+    fn from_f64(value: f64) -> Self {
+        let mut rounded = Self::default();
+        storage_mut(std::slice::from_mut(&mut rounded))[0] = Formula::from_f64(value);
+        rounded
     }
 }
 
-impl From<DType> for DataType {
-    fn from(dtype: DType) -> Self {
-        match dtype {
-            DType::F64 => DataType::F64,
-            DType::F32 => DataType::F32,
-            DType::F16 => DataType::F16,
-            DType::BF16 => DataType::BF16,
+macro_rules! elements {
+    ($($type:ty => $variant:ident),* $(,)?) => {$(
+        impl sealed::Sealed for $type {}
+        impl Element for $type {
+            const DTYPE: DType = DType::$variant;
         }
-    }
+    )*};
+}
+elements!(f64 => F64, f32 => F32, f16 => F16, bf16 => BF16, i64 => I64, u64 => U64, i32 => I32, u32 => U32);
+elements!(i16 => I16, u16 => U16, i8 => I8, u8 => U8, bool => Bool);
+
+macro_rules! floats {
+    ($($type:ty: $storage:ty, $largest:expr;)*) => {$(
+        // `storage` relies on it.
+        const _: () = assert!(size_of::<$type>() == size_of::<$storage>() && align_of::<$type>() == align_of::<$storage>());
+        impl Float for $type {
+            type Storage = $storage;
+            const LARGEST: f64 = $largest;
+        }
+    )*};
+}
+floats! {
+    f64: f64, f64::MAX;
+    f32: f32, f32::MAX as f64;
+    f16: gradsync_device::F16, f16::MAX.to_f64_const();
+    bf16: gradsync_device::BF16, bf16::MAX.to_f64_const();
 }
 
-impl fmt::Display for DataType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            DataType::F64 => "f64",
-            DataType::F32 => "f32",
-            DataType::F16 => "f16",
-            DataType::BF16 => "bf16",
-            DataType::I64 => "i64",
-            DataType::U64 => "u64",
-            DataType::I32 => "i32",
-            DataType::U32 => "u32",
-            DataType::I8 => "i8",
-            DataType::U8 => "u8",
-            DataType::I16 => "i16",
-            DataType::U16 => "u16",
-            DataType::Bool => "bool",
-        })
-    }
+/// Runs `$body` with the alias `$type` for the Rust type of a floating-point dtype. Where a dtype enters the crate it is checked, so that
+/// here no other one is found.
+macro_rules! with_float {
+    ($dtype:expr, $type:ident => $body:expr) => {
+        match $dtype {
+            $crate::dtype::DType::F64 => {
+                type $type = f64;
+                $body
+            }
+            $crate::dtype::DType::F32 => {
+                type $type = f32;
+                $body
+            }
+            $crate::dtype::DType::F16 => {
+                type $type = half::f16;
+                $body
+            }
+            $crate::dtype::DType::BF16 => {
+                type $type = half::bf16;
+                $body
+            }
+            other => unreachable!("{other} is refused where it enters"),
+        }
+    };
+}
+pub(crate) use with_float;
+
+/// The elements as the kernels' type.
+pub(crate) fn storage<T: Float>(data: &[T]) -> &[T::Storage] {
+    // SAFETY: `Storage` is the type itself, or a transparent wrapper of the same 16 bits; each bit pattern is a value.
+    unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), data.len()) }
+}
+
+/// The elements as the kernels' type, to write.
+pub(crate) fn storage_mut<T: Float>(data: &mut [T]) -> &mut [T::Storage] {
+    // SAFETY: as above, and the borrow stays unique.
+    unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), data.len()) }
 }

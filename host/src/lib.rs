@@ -115,8 +115,8 @@ pub mod driver;
 pub mod sys;
 
 pub use buffer::GradientBuffer;
-pub use dtype::{DType, DataType};
+pub use dtype::{DType, Element, Float};
 pub use error::{CommError, Error, Result};
 pub use half::{bf16, f16};
 pub use memory::{TensorView, TensorViewMut};
-pub use slice::{Element, Slice, SliceMut};
+pub use slice::{Slice, SliceMut};

@@ -149,43 +149,27 @@ pub fn dtype(format: Format) -> DType {
 
 /// The bit patterns of a gradsync slice.
 pub fn patterns_of(slice: Slice<'_>) -> Vec<u64> {
-    match slice {
-        Slice::F64(data) => data.iter().map(|value| value.to_bits()).collect(),
-        Slice::F32(data) => data.iter().map(|value| u64::from(value.to_bits())).collect(),
-        Slice::F16(data) => data.iter().map(|value| u64::from(value.to_bits())).collect(),
-        Slice::BF16(data) => data.iter().map(|value| u64::from(value.to_bits())).collect(),
-    }
+    let pattern = |bytes: &[u8]| bytes.iter().rev().fold(0, |pattern, &byte| pattern << 8 | u64::from(byte));
+    slice.as_bytes().chunks_exact(slice.dtype().size_bytes()).map(pattern).collect()
+}
+
+/// The format of a dtype.
+fn format(of: DType) -> Format {
+    let formats = [Format::F64, Format::F32, Format::F16, Format::BF16];
+    formats.into_iter().find(|&format| dtype(format) == of).expect("a floating-point dtype")
 }
 
 /// The numbers of a gradsync slice, decoded by the oracle.
 pub fn values_of(slice: Slice<'_>) -> Vec<f64> {
-    let format = match slice {
-        Slice::F64(_) => Format::F64,
-        Slice::F32(_) => Format::F32,
-        Slice::F16(_) => Format::F16,
-        Slice::BF16(_) => Format::BF16,
-    };
+    let format = format(slice.dtype());
     patterns_of(slice).into_iter().map(|pattern| format.decode(pattern)).collect()
 }
 
 /// Writes numbers that are representable in the slice's format, from element `start` on.
 pub fn write(destination: SliceMut<'_>, start: usize, values: &[f64]) {
-    let range = start..start + values.len();
-    match destination {
-        SliceMut::F64(data) => data[range].copy_from_slice(values),
-        SliceMut::F32(data) => {
-            let source = values.iter().map(|&value| f32::from_bits(Format::F32.encode(value) as u32));
-            data[range].iter_mut().zip(source).for_each(|(place, value)| *place = value);
-        }
-        SliceMut::F16(data) => {
-            let source = values.iter().map(|&value| f16::from_bits(Format::F16.encode(value) as u16));
-            data[range].iter_mut().zip(source).for_each(|(place, value)| *place = value);
-        }
-        SliceMut::BF16(data) => {
-            let source = values.iter().map(|&value| bf16::from_bits(Format::BF16.encode(value) as u16));
-            data[range].iter_mut().zip(source).for_each(|(place, value)| *place = value);
-        }
-    }
+    let (format, size) = (format(destination.dtype()), destination.dtype().size_bytes());
+    let places = destination.range_mut(start..start + values.len()).as_bytes_mut().chunks_exact_mut(size);
+    places.zip(values).for_each(|(place, &value)| place.copy_from_slice(&format.encode(value).to_le_bytes()[..size]));
 }
 
 /// Writes a value to every element of a buffer that belongs to no tensor.

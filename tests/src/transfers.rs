@@ -9,7 +9,7 @@ use gradsync::ops::send_recv::{
 };
 use gradsync::plan::bundle::{Limits, TensorSpec, encode};
 use gradsync::plan::schedule::{RankSchedule, Schedule};
-use gradsync::{CommError, DType, DataType, Error, GradientBuffer, Result};
+use gradsync::{CommError, DType, Error, GradientBuffer, Result};
 
 use crate::inputs::Random;
 
@@ -62,7 +62,7 @@ pub const FATAL: &[Case] = &[
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owned {
     /// The type of the elements.
-    pub dtype: DataType,
+    pub dtype: DType,
     /// The dimensions.
     pub shape: Vec<usize>,
     /// The elements.
@@ -71,7 +71,7 @@ pub struct Owned {
 
 impl Owned {
     /// A tensor with pseudo-random bytes that depend on all arguments.
-    pub fn new(dtype: DataType, shape: &[usize], seed: u64) -> Self {
+    pub fn new(dtype: DType, shape: &[usize], seed: u64) -> Self {
         let len = shape.iter().product::<usize>() * dtype.size_bytes();
         let mut random = Random::new(seed * 1000 + len as u64 + dtype.size_bytes() as u64);
         Self { dtype, shape: shape.to_vec(), bytes: (0..len).map(|_| random.bits() as u8).collect() }
@@ -112,15 +112,15 @@ pub fn known(tensors: &[Owned]) -> Expected {
 pub fn bundles(seed: u64) -> Vec<Vec<Owned>> {
     let shapes: [&[usize]; 7] = [&[], &[1], &[0], &[75], &[3, 5], &[2, 0, 9], &[4, 1, 33]];
     let mut all: Vec<Vec<Owned>> = Vec::new();
-    for (index, dtype) in DataType::ALL.into_iter().enumerate() {
+    for (index, dtype) in DType::ALL.into_iter().enumerate() {
         all.push(shapes.iter().map(|shape| Owned::new(dtype, shape, seed + index as u64)).collect());
         all.push(vec![Owned::new(dtype, shapes[index % shapes.len()], seed)]);
     }
-    all.push(DataType::ALL.into_iter().map(|dtype| Owned::new(dtype, &[7, 3], seed)).collect());
-    all.push(vec![Owned::new(DataType::F32, &[0], seed), Owned::new(DataType::I8, &[0, 4], seed)]);
+    all.push(DType::ALL.into_iter().map(|dtype| Owned::new(dtype, &[7, 3], seed)).collect());
+    all.push(vec![Owned::new(DType::F32, &[0], seed), Owned::new(DType::I8, &[0, 4], seed)]);
     // The empty tensor at the end begins at the next multiple of 256.
-    all.push(vec![Owned::new(DataType::U8, &[5], seed), Owned::new(DataType::U8, &[0], seed)]);
-    all.push(vec![Owned::new(DataType::F64, &[1 << 15, 3], seed), Owned::new(DataType::BF16, &[1], seed)]);
+    all.push(vec![Owned::new(DType::U8, &[5], seed), Owned::new(DType::U8, &[0], seed)]);
+    all.push(vec![Owned::new(DType::F64, &[1 << 15, 3], seed), Owned::new(DType::BF16, &[1], seed)]);
     all
 }
 
@@ -156,7 +156,7 @@ fn over(comm: &dyn Communicator, tensors: &[Owned], label: &str) {
 
 /// Section 5 of the specification: the offsets are 0, 256 and 768, and there is no padding at the end.
 fn upstream_layout(comm: &dyn Communicator) {
-    let tensors: Vec<Owned> = [1, 75, 64].map(|len| Owned::new(DataType::F32, &[len], 3)).to_vec();
+    let tensors: Vec<Owned> = [1, 75, 64].map(|len| Owned::new(DType::F32, &[len], 3)).to_vec();
     match comm.rank() {
         0 => {
             assert_eq!(bundle(&tensors).len_bytes(), 1024);
@@ -181,8 +181,8 @@ fn every_type(comm: &dyn Communicator) {
 
 fn head_lengths(comm: &dyn Communicator) {
     for len in [1008, 1015, 1016, 1017, 1024, 256] {
-        over(comm, &[Owned::new(DataType::U8, &[len], 5)], &format!("{len} bytes"));
-        let pair = [Owned::new(DataType::U8, &[5], 5), Owned::new(DataType::U8, &[len - 256], 6)];
+        over(comm, &[Owned::new(DType::U8, &[len], 5)], &format!("{len} bytes"));
+        let pair = [Owned::new(DType::U8, &[5], 5), Owned::new(DType::U8, &[len - 256], 6)];
         assert_eq!(bundle(&pair).len_bytes(), len);
         over(comm, &pair, &format!("{len} bytes in two"));
     }
@@ -191,10 +191,10 @@ fn head_lengths(comm: &dyn Communicator) {
 fn long_headers(comm: &dyn Communicator) {
     // The first message describes at most 61 vectors.
     for count in [30, 31, 61, 62, 300] {
-        let tensors: Vec<Owned> = (0..count).map(|seed| Owned::new(DataType::I32, &[seed % 4], seed as u64)).collect();
+        let tensors: Vec<Owned> = (0..count).map(|seed| Owned::new(DType::I32, &[seed % 4], seed as u64)).collect();
         over(comm, &tensors, &format!("{count} vectors"));
     }
-    let deep: Vec<Owned> = (0..40).map(|seed| Owned::new(DataType::F16, &[1, 2, 1, 1, 1], seed)).collect();
+    let deep: Vec<Owned> = (0..40).map(|seed| Owned::new(DType::F16, &[1, 2, 1, 1, 1], seed)).collect();
     over(comm, &deep, "40 tensors of 5 dimensions");
 }
 
@@ -218,7 +218,7 @@ fn passed_on(comm: &dyn Communicator) {
     let shapes = [("a", vec![3usize, 5]), ("b", vec![0]), ("c", vec![100]), ("d", vec![])];
     let mut buffer = GradientBuffer::new(DType::BF16, 3, shapes.clone()).unwrap();
     for (index, (_, shape)) in shapes.iter().enumerate() {
-        let own = Owned::new(DataType::BF16, shape, index as u64);
+        let own = Owned::new(DType::BF16, shape, index as u64);
         buffer.tensor_mut(index).into_data().as_bytes_mut().copy_from_slice(&own.bytes);
     }
     match comm.rank() {
@@ -245,8 +245,8 @@ fn everybody(comm: &dyn Communicator) {
     let peers: Vec<usize> = (0..world_size).filter(|&peer| peer != rank).collect();
     let tensors = |from: usize, to: usize| -> [Vec<Owned>; 3] {
         let seed = (from * world_size + to) as u64;
-        let many = (0..100).map(|index| Owned::new(DataType::I8, &[from + 1, to, index], seed)).collect();
-        [vec![Owned::new(DataType::F32, &[from, 3], seed)], many, bundles(seed).swap_remove(4)]
+        let many = (0..100).map(|index| Owned::new(DType::I8, &[from + 1, to, index], seed)).collect();
+        [vec![Owned::new(DType::F32, &[from, 3], seed)], many, bundles(seed).swap_remove(4)]
     };
     let own: Vec<(usize, [Vec<Owned>; 3])> = peers.iter().map(|&peer| (peer, tensors(rank, peer))).collect();
     let mut sends = Vec::new();
@@ -299,7 +299,7 @@ impl gradsync::ops::send_recv::TransferHandler<usize> for Rounds {
     }
 
     fn expect(&self, _: usize, payload: &usize) -> Result<Expected> {
-        Ok(Expected::known([(DataType::U8, vec![*payload])]))
+        Ok(Expected::known([(DType::U8, vec![*payload])]))
     }
 
     fn received(&mut self, from: usize, payload: &usize, tensors: gradsync::ops::send_recv::Received) -> Result<()> {
@@ -320,7 +320,7 @@ fn schedule(comm: &dyn Communicator) {
     let (_, from) = neighbours(comm);
     let tensors = |rank: usize| -> Vec<Owned> {
         let lens = |slot: usize| [100 * slot, 100 * slot + rank];
-        (0..6).flat_map(lens).map(|len| Owned::new(DataType::U8, &[len], (rank + 70) as u64)).collect()
+        (0..6).flat_map(lens).map(|len| Owned::new(DType::U8, &[len], (rank + 70) as u64)).collect()
     };
     let mut work = Rounds { rank, given: tensors(rank), taken: Vec::new(), sent: 0 };
     let own: &RankSchedule<usize> = plan.rank(rank);

@@ -14,7 +14,7 @@ use gradsync_tests::programs::{printed_by, shared_library};
 const DRIVER: &str = "GRADSYNC_LIBCUDA";
 const FORCE_PTX: &str = "GRADSYNC_FORCE_PTX";
 /// The requested kernels: two with assembled code in the crate, and one without.
-const KERNELS: [&str; 3] = ["peer_adasum_f32_p4", "peer_tree_bf16_p8", "empty"];
+const KERNELS: [&str; 3] = ["peer_adasum_f32_p4", "two_shot_bf16_p8", "empty"];
 const NO_BINARY_FOR_GPU: u32 = 209;
 const INVALID_PTX: u32 = 218;
 

@@ -11,6 +11,7 @@ use std::fs;
 use std::mem::offset_of;
 use std::process::Command;
 
+use gradsync::DType;
 use gradsync::sys::nccl::{
     Comm, Config, DECLARATIONS, DataTypeCode, Declaration, RedOp, ResultCode, ScalarResidence, Stream, UNDEFINED,
     UniqueId, Version,
@@ -45,21 +46,26 @@ const PASSED: [Known; 10] = known! {
 /// Types that occur only behind a pointer.
 const POINTED_AT: [(&str, &str); 2] = [("c_void", "void"), ("Config", "ncclConfig_t")];
 
-const CONSTANTS: [(&str, c_int); 20] = [
+const fn code(dtype: DType) -> c_int {
+    dtype.nccl_code().expect("a type that NCCL has")
+}
+
+const CONSTANTS: [(&str, c_int); 21] = [
     ("ncclSuccess", ResultCode::SUCCESS.0),
     ("ncclInvalidArgument", ResultCode::INVALID_ARGUMENT.0),
     ("ncclInvalidUsage", ResultCode::INVALID_USAGE.0),
     ("ncclInProgress", ResultCode::IN_PROGRESS.0),
-    ("ncclInt8", DataTypeCode::I8.0),
-    ("ncclUint8", DataTypeCode::U8.0),
-    ("ncclInt32", DataTypeCode::I32.0),
-    ("ncclUint32", DataTypeCode::U32.0),
-    ("ncclInt64", DataTypeCode::I64.0),
-    ("ncclUint64", DataTypeCode::U64.0),
-    ("ncclFloat16", DataTypeCode::F16.0),
-    ("ncclFloat32", DataTypeCode::F32.0),
-    ("ncclFloat64", DataTypeCode::F64.0),
-    ("ncclBfloat16", DataTypeCode::BF16.0),
+    ("ncclUint8", DataTypeCode::BYTES.0),
+    ("ncclInt8", code(DType::I8)),
+    ("ncclUint8", code(DType::U8)),
+    ("ncclInt32", code(DType::I32)),
+    ("ncclUint32", code(DType::U32)),
+    ("ncclInt64", code(DType::I64)),
+    ("ncclUint64", code(DType::U64)),
+    ("ncclFloat16", code(DType::F16)),
+    ("ncclFloat32", code(DType::F32)),
+    ("ncclFloat64", code(DType::F64)),
+    ("ncclBfloat16", code(DType::BF16)),
     ("ncclSum", RedOp::SUM.0),
     ("ncclMax", RedOp::MAX.0),
     ("ncclMin", RedOp::MIN.0),

@@ -128,7 +128,7 @@ fn streaming_kernels_move_16_bytes_at_once() {
                 }
                 // The sending part moves 16 bytes in five unrolled places; the part that multiplies and writes does so too, once for each
                 // vector of its width.
-                "peer_adasum" | "peer_reduce" | "peer_tree" => {
+                "peer_adasum" | "peer_reduce" => {
                     let width: usize = name[name.len() - 1..].parse().expect("a width");
                     let is_short = family != "peer_reduce" && width == 8 && dtypes[0].size_bytes() == 2;
                     let (load, store) = if is_short { ("ld.global.v2.b32", "st.global.v2.b32") } else { (LOAD, STORE) };

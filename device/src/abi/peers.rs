@@ -8,7 +8,7 @@ use crate::math::precise::SUMS;
 
 /// The limit of ranks of a group whose kernels access each other's memory.
 pub const MOST_PEERS: usize = 8;
-/// The number of layers whose weights one block of `peer_adasum` or `peer_tree` computes.
+/// The number of layers whose weights one block of `peer_adasum` computes.
 pub const PEER_LAYERS: usize = 4;
 /// The limit of sending jobs of a launch of this width that has all of an H200. Measured on two and four: 66 for each peer, but few enough
 /// that the blocks that process received tiles are resident beside them on its 132 multiprocessors.
@@ -352,7 +352,7 @@ impl Peers {
         self.products as usize + rank * self.products_of_all() * 8
     }
 
-    /// The offset in a mailbox of the sums of pairs over the window of `rank`, of the exact path or along the tree, which that rank writes:
+    /// The offset in a mailbox of the sums of pairs over the window of `rank`, of the exact path, which that rank writes:
     /// `[layer][pair][3]`.
     #[inline(always)]
     pub const fn pairs_of(&self, rank: usize) -> usize {

@@ -243,17 +243,8 @@ impl TensorMemory for Host {
 
     unsafe fn slice_mut((): &(), part: Part) -> SliceMut<'_> {
         let Part { address, dtype, len } = part;
-        macro_rules! slice {
-            ($type:ty) => {
-                // SAFETY: that many elements of that type, borrowed mutably by the caller's promise.
-                SliceMut::from(unsafe { std::slice::from_raw_parts_mut(address.cast::<$type>(), len) })
-            };
-        }
-        match dtype {
-            gradsync::DType::F64 => slice!(f64),
-            gradsync::DType::F32 => slice!(f32),
-            gradsync::DType::F16 => slice!(gradsync::f16),
-            gradsync::DType::BF16 => slice!(gradsync::bf16),
-        }
+        // SAFETY: that many elements of that type, borrowed mutably by the caller's promise.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(address, len * dtype.size_bytes()) };
+        SliceMut::of_bytes(dtype, bytes)
     }
 }

@@ -101,13 +101,13 @@ mod tests {
     use crate::bootstrap::frame::{FRAME_LIMIT, encode};
     use crate::bootstrap::handshake::VERSION;
     use crate::call::ReduceOp;
-    use crate::dtype::DataType;
+    use crate::dtype::DType;
 
     #[test]
     fn the_limits_keep_every_frame_within_its_own() {
         let factor = (-1.5f64).into();
         let operation = Operation::ScaledAllReduce { op: ReduceOp::Min, before: factor, after: factor };
-        let longest = Call { within: Some(operation), ..Call::new(operation, usize::MAX, DataType::U8) };
+        let longest = Call { within: Some(operation), ..Call::new(operation, usize::MAX, DType::U8) };
         let post = |calls, contribution| Request::Post { calls, contribution };
         encode(&post(vec![longest; CALLS_LIMIT], None), FRAME_LIMIT).unwrap();
         encode(&Request::Announce { calls: vec![longest; CALLS_LIMIT] }, FRAME_LIMIT).unwrap();
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn what_ranks_say_looks_as_this_version_has_it() {
         let (deadline, operation) = (Duration::from_millis(1500), Operation::Member);
-        let call = Call { within: Some(Operation::Split), ..Call::new(Operation::AllGather, 300, DataType::U8) };
+        let call = Call { within: Some(Operation::Split), ..Call::new(Operation::AllGather, 300, DType::U8) };
         let failures = [
             CommError::mismatch((0, call), (1, Call::without_data(operation))),
             CommError::PeerGone { operation, rank: 1, departure: Departure::Lost },

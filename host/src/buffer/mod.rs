@@ -57,8 +57,8 @@ impl GradientBuffer {
     /// has that reduces it, since each rank reduces a shard. Shapes are arrays of one length, or `Vec`s.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a world of 0 ranks, a name that occurs twice, or sizes
-    /// beyond the address space; [`Error::OutOfMemory`](crate::Error::OutOfMemory) naming the bytes.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an integer type, a world of 0 ranks, a name that occurs twice,
+    /// or sizes beyond the address space; [`Error::OutOfMemory`](crate::Error::OutOfMemory) naming the bytes.
     pub fn new<N: Into<String>, S: Into<Vec<usize>>>(
         dtype: DType,
         world_size: usize,

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::call::{Digest, LineBytes, Value, Visit};
 use crate::dtype::DType;
-use crate::error::{Error, Result, same_len};
+use crate::error::{Error, Result, check_float, same_len};
 use crate::plan::layout::Layout;
 use crate::slice::shape_len;
 
@@ -33,12 +33,13 @@ impl TensorTable {
     /// Lays out tensors given by name and shape, to be divided among `world_size` ranks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a world of 0 ranks, a name that occurs twice, or sizes beyond the address space.
+    /// [`Error::InvalidArgument`] for an integer type, a world of 0 ranks, a name that occurs twice, or sizes beyond the address space.
     pub fn new<N: Into<String>, S: Into<Vec<usize>>>(
         dtype: DType,
         world_size: usize,
         tensors: impl IntoIterator<Item = (N, S)>,
     ) -> Result<Self> {
+        check_float(OPERATION, dtype)?;
         let (mut names, mut shapes, mut lens) = (Vec::new(), Vec::new(), Vec::new());
         let mut index = HashMap::new();
         for (name, shape) in tensors {
@@ -242,6 +243,16 @@ pub(crate) mod tests {
         one.check_made_for("test", one).unwrap();
         one.check_made_for("test", &TensorTable::new(DType::F32, 2, colliding()[0].clone()).unwrap()).unwrap();
         one.check_made_for("test", other).expect_err("other tensors");
+    }
+
+    #[test]
+    fn only_floating_point_dtypes_have_tables() {
+        for dtype in DType::ALL {
+            let made = TensorTable::new(dtype, 1, [("first", [4])]).map(|table| table.dtype());
+            assert_eq!(made.as_ref().ok(), dtype.is_float().then_some(&dtype));
+            let named = made.map_or_else(|error| error.to_string().contains(dtype.name()), |_| true);
+            assert!(named, "{dtype}");
+        }
     }
 
     #[test]

@@ -60,7 +60,8 @@ pub enum Algorithm {
     Auto,
     /// Weights from the inner products of all vectors; any number of ranks; the result is rounded once.
     Gram,
-    /// Pair by pair along the tree; powers of two; intermediate results are rounded to the dtype at every level.
+    /// Pair by pair along the tree; powers of two; intermediate results are rounded to the dtype at every level. On GPUs it is the reference,
+    /// not made for speed: it always exchanges vectors over the transport.
     Tree,
 }
 

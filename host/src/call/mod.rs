@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::arguments::setters;
 pub use self::arguments::{AdasumOptions, Algorithm, Granularity, GroupKind, Pass, ReduceOp, WithinNode};
 pub(crate) use self::compared::{Digest, LineBytes, Value, Visit};
-use crate::dtype::DataType;
+use crate::dtype::DType;
 
 /// A rank's call of a communicator, as the other ranks' errors quote it.
 ///
@@ -25,14 +25,14 @@ pub struct Call {
     pub operation: Operation,
     /// The number of elements, on which all ranks must agree.
     pub len: usize,
-    /// Element type, where the operation has data.
-    pub dtype: Option<DataType>,
+    /// Float type, where the operation has data.
+    pub dtype: Option<DType>,
 }
 
 impl Call {
     /// A call with data.
-    pub fn new(operation: Operation, len: usize, dtype: impl Into<DataType>) -> Self {
-        Self::of(operation, len, Some(dtype.into()))
+    pub fn new(operation: Operation, len: usize, dtype: DType) -> Self {
+        Self::of(operation, len, Some(dtype))
     }
 
     /// A call without data, such as a barrier.
@@ -41,13 +41,13 @@ impl Call {
     }
 
     /// A call on internal data; `len` distinguishes it from others of the same operation.
-    pub(crate) fn of(operation: Operation, len: usize, dtype: Option<DataType>) -> Self {
+    pub(crate) fn of(operation: Operation, len: usize, dtype: Option<DType>) -> Self {
         Self { within: scope::operation(), operation: scope::step(operation), len, dtype }
     }
 
     /// The bytes of its elements.
     pub(crate) fn bytes(&self) -> usize {
-        self.len * self.dtype.map_or(0, DataType::size_bytes)
+        self.len * self.dtype.map_or(0, DType::size_bytes)
     }
 
     /// The operation that the rank's caller called.

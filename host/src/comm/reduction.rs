@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use self::unbounded::Unbounded;
 use super::{ReduceOp, Scaling};
-use crate::dtype::DType;
+use crate::dtype::{DType, Float, with_float};
 use crate::kernels::cpu::isa::vectorized;
 use crate::kernels::cpu::{CHUNK_LEN, accumulate_chunk, cast_chunk};
 use crate::plan::segments;
@@ -87,12 +87,7 @@ impl<'w> Reduction<'w> {
     pub(super) unsafe fn run(self, inputs: &[*const u8], outputs: &[*mut u8], len: usize) {
         // SAFETY: as the caller promises; the formulas' types have the layout of the dtypes.
         unsafe {
-            match self.dtype {
-                DType::F64 => self.run_typed::<f64>(inputs, outputs, len),
-                DType::F32 => self.run_typed::<f32>(inputs, outputs, len),
-                DType::F16 => self.run_typed::<gradsync_device::F16>(inputs, outputs, len),
-                DType::BF16 => self.run_typed::<gradsync_device::BF16>(inputs, outputs, len),
-            }
+            with_float!(self.dtype, T => self.run_typed::<<T as Float>::Storage>(inputs, outputs, len));
         }
     }
 

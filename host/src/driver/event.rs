@@ -96,6 +96,13 @@ impl Event {
         recording::exist() && self.queue.is_capturing().unwrap_or(true)
     }
 
+    /// Drops the event without waiting for the device: a queue that has no other handle is [retired](Queue::retire).
+    pub(crate) fn retire(self) {
+        let queue = self.queue.clone();
+        drop(self);
+        queue.retire();
+    }
+
     /// Moves the event to the end of its queue.
     ///
     /// # Errors

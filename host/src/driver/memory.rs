@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::recording::Memory;
 use super::{CudaError, Queue, check};
 use crate::dtype::DType;
-use crate::error::{Error, Result, same_len};
+use crate::error::{Error, Result, check_float, same_len};
 use crate::slice::{Slice, SliceMut};
 use crate::sys::cuda;
 
@@ -42,7 +42,8 @@ impl DeviceBuffer {
     /// Allocates `len` elements and enqueues clearing them.
     ///
     /// # Errors
-    /// [`Error::Cuda`], code 2 when memory does not suffice; [`Error::InvalidArgument`] beyond the address space.
+    /// [`Error::Cuda`], code 2 when memory does not suffice; [`Error::InvalidArgument`] beyond the address space, and for an
+    /// integer type.
     pub fn zeroed(queue: &Queue, dtype: DType, len: usize) -> Result<Self> {
         Self::filled(queue, dtype, len, 0)
     }
@@ -78,6 +79,7 @@ impl DeviceBuffer {
 
     /// Allocates without writing: the elements are unspecified. The caller writes them before they are read.
     pub(crate) fn allocate(queue: &Queue, dtype: DType, len: usize) -> Result<Self> {
+        check_float("device buffer", dtype)?;
         let bytes = len.checked_mul(dtype.size_bytes()).filter(|&bytes| bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| Error::InvalidArgument {
             operation: "device buffer",
@@ -104,13 +106,15 @@ impl DeviceBuffer {
 }
 
 impl<'a> DeviceSlice<'a> {
-    /// A view of device memory that another object owns: a tensor of another crate, for example.
+    /// A view of device memory that another object owns: a tensor of another crate, for example. Panics for an integer type: views of
+    /// integers are [`DeviceWireSlice`](crate::memory::DeviceWireSlice)s.
     ///
     /// # Safety
     /// There are `len` elements at `address` on `queue`'s device, and `address` is a multiple of the size of one. They are valid for `'a`,
     /// and until `queue` has passed all work that was enqueued with them, including launches of graphs that recorded such work. In that
     /// time only work ordered on `queue` writes to them.
     pub unsafe fn from_raw_parts(queue: &'a Queue, address: u64, dtype: DType, len: usize) -> Self {
+        assert!(dtype.is_float(), "elements of {dtype}");
         debug_assert!(
             is_aligned(address, dtype.size_bytes(), len),
             "{len} elements of {dtype} at {address:#x} are not aligned"

@@ -32,7 +32,7 @@ macro_rules! library {
         families!($arch:
             "accumulate" "accumulate_segments" "all_finite" "cast" "cast_segments" "coefficients" "combine" "combine_pair"
             "dots" "empty" "fold_sums" "gram" "gram_cross" "one_shot" "packet_adasum" "peer_adasum"
-            "peer_barrier" "peer_reduce" "peer_tree" "scale" "squared_norms" "sweep" "tree_combine" "tree_dots" "two_shot" "zero" "zero_segments")
+            "peer_barrier" "peer_reduce" "scale" "squared_norms" "sweep" "tree_combine" "tree_dots" "two_shot" "zero" "zero_segments")
     };
 }
 static SM_75: &Families = library!("sm_75");
@@ -46,7 +46,6 @@ macro_rules! cubins {
         &[
             ("packet_adasum", include_bytes!(concat!("../../cubin/", $arch, "/packet_adasum.cubin"))),
             ("peer_adasum", include_bytes!(concat!("../../cubin/", $arch, "/peer_adasum.cubin"))),
-            ("peer_tree", include_bytes!(concat!("../../cubin/", $arch, "/peer_tree.cubin"))),
             ("one_shot", include_bytes!(concat!("../../cubin/", $arch, "/one_shot.cubin"))),
             ("two_shot", include_bytes!(concat!("../../cubin/", $arch, "/two_shot.cubin"))),
         ]

@@ -38,6 +38,10 @@ impl Drop for Launching {
 }
 
 /// The launches of one communicator, each of which runs behind the one before.
+///
+/// An event may be the last handle of its queue. Events are retired when others replace them, because destroying a queue waits for the
+/// device, where a kernel of this order may be waiting for a kernel that this thread has not launched yet, and ends recordings under way
+/// where tools check the device's memory.
 #[derive(Debug, Default)]
 pub(crate) struct LaunchOrder {
     /// The end of the last launch.
@@ -63,13 +67,15 @@ impl LaunchOrder {
             recording.order(self);
         }
         let mut last = self.last_recorded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, event)) = last.take_if(|(other, event)| *other == number && !event.is_of(queue)) {
-            queue.wait_for(&event)?;
+        if let Some((_, event)) = last.iter().find(|(other, event)| *other == number && !event.is_of(queue)) {
+            queue.wait_for(event)?;
         }
         launch()?;
         let event = queue.event()?;
         event.record()?;
-        *last = Some((number, event));
+        if let Some((_, earlier)) = last.replace((number, event)) {
+            earlier.retire();
+        }
         Ok(())
     }
 
@@ -78,12 +84,14 @@ impl LaunchOrder {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         last.iter().filter(|event| !event.is_of(queue)).try_for_each(|event| queue.wait_for(event))?;
         launch()?;
-        let event = match last.take() {
-            Some(event) if event.is_of(queue) => event,
-            _ => queue.event()?,
-        };
+        if let Some(event) = last.iter().find(|event| event.is_of(queue)) {
+            return Ok(event.record()?);
+        }
+        let event = queue.event()?;
         event.record()?;
-        *last = Some(event);
+        if let Some(earlier) = last.replace(event) {
+            earlier.retire();
+        }
         Ok(())
     }
 

@@ -165,6 +165,18 @@ pub(crate) fn same_len(operation: &'static str, left: (&str, usize), right: (&st
     })
 }
 
+/// Refuses elements that are not floating-point numbers.
+pub(crate) fn check_float(operation: &'static str, dtype: DType) -> Result<()> {
+    if dtype.is_float() {
+        return Ok(());
+    }
+    let floats = DType::FLOATS.map(DType::name).join(", ");
+    Err(Error::InvalidArgument {
+        operation,
+        reason: format!("elements of {dtype}: only those of {floats} are supported"),
+    })
+}
+
 /// The first difference between the calls of two ranks; equal on every rank.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]

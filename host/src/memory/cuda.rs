@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use super::{Memory, PeerMemory};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue, is_aligned};
-use crate::dtype::{DType, DataType};
+use crate::dtype::{DType, Float};
 use crate::error::{Error, Result};
-use crate::slice::{Element, Slice, check_dtype};
+use crate::slice::{Slice, SliceMut, check_dtype};
 
 /// The memory of a GPU. Work on it runs in the order of a queue, and may be pending when a call returns.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ impl Memory for Cuda {
         found
     }
 
-    fn wire_shape(data: DeviceWireSlice<'_>) -> (usize, DataType) {
+    fn wire_shape(data: DeviceWireSlice<'_>) -> (usize, DType) {
         (data.data.len, data.data.dtype)
     }
 
@@ -80,12 +80,12 @@ impl Memory for Cuda {
         data.view
     }
 
-    fn to_vec<T: Element>(data: DeviceSlice<'_>) -> Result<Vec<T>> {
+    fn to_vec<T: Float>(data: DeviceSlice<'_>) -> Result<Vec<T>> {
         check_dtype::<T>(data.dtype())?;
         let bytes = data.len() * size_of::<T>();
         let no_memory = |()| Error::OutOfMemory { operation: "to_vec", bytes };
         let mut copy = bytemuck::allocation::try_zeroed_vec(data.len()).map_err(no_memory)?;
-        data.copy_to_host(T::slice_mut(&mut copy))?;
+        data.copy_to_host(SliceMut::from(&mut copy))?;
         Ok(copy)
     }
 
@@ -106,7 +106,7 @@ pub struct RawSlice {
     /// The number of elements.
     pub len: usize,
     /// The type of the elements.
-    pub dtype: DataType,
+    pub dtype: DType,
 }
 
 impl RawSlice {
@@ -118,7 +118,7 @@ impl RawSlice {
 
 impl From<DeviceSlice<'_>> for RawSlice {
     fn from(data: DeviceSlice<'_>) -> Self {
-        Self { address: data.address(), len: data.len(), dtype: data.dtype().into() }
+        Self { address: data.address(), len: data.len(), dtype: data.dtype() }
     }
 }
 

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::{HostBuffer, Memory, SharedWindows, WireSlice, WireSliceMut};
-use crate::dtype::{DType, DataType};
+use crate::dtype::{DType, Float};
 use crate::error::{Error, Result, same_len};
-use crate::slice::{Element, Slice, SliceMut};
+use crate::slice::{Slice, SliceMut};
 
 /// The memory of this process. Work on it is complete when a call returns.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +65,7 @@ impl Memory for Host {
         data.ranges_mut(ranges.iter().cloned())
     }
 
-    fn wire_shape(data: WireSlice<'_>) -> (usize, DataType) {
+    fn wire_shape(data: WireSlice<'_>) -> (usize, DType) {
         (data.len(), data.dtype())
     }
 
@@ -73,7 +73,7 @@ impl Memory for Host {
         data.as_wire()
     }
 
-    fn to_vec<T: Element>(data: Slice<'_>) -> Result<Vec<T>> {
+    fn to_vec<T: Float>(data: Slice<'_>) -> Result<Vec<T>> {
         data.to_vec()
     }
 

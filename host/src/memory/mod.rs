@@ -35,10 +35,10 @@ pub use self::sharing::{SharedWindows, Work};
 #[cfg(feature = "cuda")]
 pub(crate) use self::sharing::{expose, share};
 pub use self::tensor::{TensorView, TensorViewMut};
-pub use self::wire::{WireElement, WireSlice, WireSliceMut};
-use crate::dtype::{DType, DataType};
+pub use self::wire::{WireSlice, WireSliceMut};
+use crate::dtype::{DType, Float};
 use crate::error::Result;
-use crate::slice::{Element, Slice};
+use crate::slice::Slice;
 
 mod sealed {
     pub trait Sealed {}
@@ -104,7 +104,7 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     fn ranges_mut<'a>(data: Self::SliceMut<'a>, ranges: &[Range<usize>]) -> Vec<Self::SliceMut<'a>>;
 
     /// The number and the type of the elements to send.
-    fn wire_shape(data: Self::Wire<'_>) -> (usize, DataType);
+    fn wire_shape(data: Self::Wire<'_>) -> (usize, DType);
 
     /// The elements of a receive buffer, to read.
     fn as_wire<'a>(data: &'a Self::WireMut<'_>) -> Self::Wire<'a>;
@@ -114,7 +114,7 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     /// # Errors
     /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements; `Error::Cuda` for any work in the
     /// queue that failed.
-    fn to_vec<T: Element>(data: Self::Slice<'_>) -> Result<Vec<T>>;
+    fn to_vec<T: Float>(data: Self::Slice<'_>) -> Result<Vec<T>>;
 
     /// Copies elements of the same dtype and number from host memory; on a GPU the call waits for the queue.
     ///

@@ -9,9 +9,8 @@ use super::Cuda;
 use super::{Host, Memory};
 #[cfg(feature = "cuda")]
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
-use crate::dtype::DType;
+use crate::dtype::{DType, Float};
 use crate::error::{Result, same_len};
-use crate::slice::Element;
 use crate::slice::{Slice, SliceMut, shape_len};
 
 /// A tensor to read: elements in row-major order and their shape. `[]` is a scalar, with one element.
@@ -58,7 +57,7 @@ impl<'a, M: Memory> TensorView<'a, M> {
     /// # Errors
     /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements; `Error::Cuda` for any work in the
     /// queue that failed.
-    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+    pub fn to_vec<T: Float>(&self) -> Result<Vec<T>> {
         M::to_vec(self.data)
     }
 }
@@ -169,15 +168,15 @@ fn check_shape(len: usize, shape: &[usize]) -> Result<()> {
 /// Converts a slice, an array or a vector of elements to a tensor of one dimension.
 macro_rules! from_elements {
     ($([$($generics:tt)*] $type:ty),*) => {$(
-        impl<'a, T: Element, $($generics)*> From<&'a $type> for TensorView<'a> {
+        impl<'a, T: Float, $($generics)*> From<&'a $type> for TensorView<'a> {
             fn from(data: &'a $type) -> Self {
-                Self { shape: Cow::Owned(vec![data.len()]), data: T::slice(data) }
+                Self { shape: Cow::Owned(vec![data.len()]), data: data.into() }
             }
         }
 
-        impl<'a, T: Element, $($generics)*> From<&'a mut $type> for TensorViewMut<'a> {
+        impl<'a, T: Float, $($generics)*> From<&'a mut $type> for TensorViewMut<'a> {
             fn from(data: &'a mut $type) -> Self {
-                Self { shape: Cow::Owned(vec![data.len()]), data: T::slice_mut(data) }
+                Self { shape: Cow::Owned(vec![data.len()]), data: data.into() }
             }
         }
     )*};

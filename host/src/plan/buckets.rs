@@ -75,7 +75,7 @@ mod tests {
             first_bytes in 0usize..3000,
             bytes in 0usize..9000,
         ) {
-            let of = |number: usize| (number, DType::ALL[gradients[number].0], gradients[number].1);
+            let of = |number: usize| (number, DType::FLOATS[gradients[number].0], gradients[number].1);
             let order: Vec<usize> = (0..gradients.len()).rev().collect();
             let buckets = assign(order.iter().map(|&number| of(number)), first_bytes, bytes);
             let mut found: Vec<usize> = buckets.iter().flat_map(|bucket| bucket.members.clone()).collect();

@@ -35,7 +35,7 @@
 use std::ops::Range;
 
 use super::layout::TENSOR_ALIGNMENT;
-use crate::dtype::DataType;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 const OPERATION: &str = "tensor bundle";
@@ -81,7 +81,7 @@ impl BundleLayout {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     /// The type of its elements.
-    pub dtype: DataType,
+    pub dtype: DType,
     /// Its dimensions, outermost first; none for a scalar, which has one element.
     pub dims: Vec<u64>,
 }
@@ -290,7 +290,7 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Header, HeaderError> {
 
 /// A tensor as it is encoded in the header.
 struct Entry<'a> {
-    dtype: DataType,
+    dtype: DType,
     /// The dimensions, 8 bytes each.
     dims: &'a [u8],
     place: Range<u64>,
@@ -315,7 +315,7 @@ impl<'a> Entries<'a> {
         let ends_early = HeaderError::EndsEarly { tensor, offset };
         let head: [u8; 8] = *bytes[offset..].first_chunk().ok_or(ends_early)?;
         let found = u32::from_le_bytes(array(&head, 0));
-        let dtype = DataType::ALL.into_iter().find(|&dtype| code(dtype) == found);
+        let dtype = DType::ALL.into_iter().find(|&dtype| code(dtype) == found);
         let dtype = dtype.ok_or(HeaderError::DType { tensor, offset, found })?;
         let count = u32::from_le_bytes(array(&head, 4));
         if count > limits.dims {
@@ -348,29 +348,15 @@ fn place_after(end: u64, bytes: u64) -> Option<Range<u64>> {
 
 /// The size of a tensor. Zeros are left out of the product, so that no partial product overflows where a receiver computes strides from
 /// dimensions.
-fn tensor_bytes(dtype: DataType, mut dims: impl Iterator<Item = u64> + Clone) -> Option<u64> {
+fn tensor_bytes(dtype: DType, mut dims: impl Iterator<Item = u64> + Clone) -> Option<u64> {
     let empty = dims.clone().any(|dim| dim == 0);
     let bytes = dims.try_fold(dtype.size_bytes() as u64, |product, dim| product.checked_mul(dim.max(1)))?;
     Some(if empty { 0 } else { bytes })
 }
 
 /// The code of a dtype in a header. Codes begin at 1, so that zeros are no dtype.
-fn code(dtype: DataType) -> u32 {
-    match dtype {
-        DataType::F64 => 1,
-        DataType::F32 => 2,
-        DataType::F16 => 3,
-        DataType::BF16 => 4,
-        DataType::I64 => 5,
-        DataType::U64 => 6,
-        DataType::I32 => 7,
-        DataType::U32 => 8,
-        DataType::I8 => 9,
-        DataType::U8 => 10,
-        DataType::I16 => 11,
-        DataType::U16 => 12,
-        DataType::Bool => 13,
-    }
+fn code(dtype: DType) -> u32 {
+    dtype as u32 + 1
 }
 
 fn dims(bytes: &[u8]) -> impl Iterator<Item = u64> + Clone {

@@ -50,26 +50,8 @@ pub struct UniqueId(pub [c_char; 128]);
 pub struct DataTypeCode(pub c_int);
 
 impl DataTypeCode {
-    /// `ncclInt8`
-    pub const I8: Self = Self(0);
     /// `ncclUint8`
-    pub const U8: Self = Self(1);
-    /// `ncclInt32`
-    pub const I32: Self = Self(2);
-    /// `ncclUint32`
-    pub const U32: Self = Self(3);
-    /// `ncclInt64`
-    pub const I64: Self = Self(4);
-    /// `ncclUint64`
-    pub const U64: Self = Self(5);
-    /// `ncclFloat16`
-    pub const F16: Self = Self(6);
-    /// `ncclFloat32`
-    pub const F32: Self = Self(7);
-    /// `ncclFloat64`
-    pub const F64: Self = Self(8);
-    /// `ncclBfloat16`
-    pub const BF16: Self = Self(9);
+    pub const BYTES: Self = Self(1);
 }
 
 /// `ncclRedOp_t`

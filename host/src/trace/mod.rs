@@ -132,7 +132,7 @@ pub struct TracedCall {
     pub len: usize,
     /// The bytes of these elements.
     pub bytes: u64,
-    /// Element type, where the call has data.
+    /// Float type, where the call has data.
     pub dtype: Option<String>,
     /// The operation that the program called, where this call is a step of it.
     pub within: Option<String>,

@@ -356,7 +356,7 @@ impl Drop for Recorded<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::DataType;
+    use crate::dtype::DType;
 
     fn states(recorder: &Recorder) -> Vec<(u64, CallState)> {
         recorder.trace(Now::new()).calls.iter().map(|call| (call.sequence, call.state)).collect()
@@ -370,7 +370,7 @@ mod tests {
         first.matched();
         assert_eq!(states(&recorder), [(1, CallState::Matched)]);
         first.end(&Ok::<(), CommError>(()));
-        let transfer = Call::new(Operation::Send { peer: 0 }, 5, DataType::F64);
+        let transfer = Call::new(Operation::Send { peer: 0 }, 5, DType::F64);
         let second = recorder.record([transfer, transfer, barrier()]);
         recorder.finish_transfer(Operation::Send { peer: 0 });
         let (operation, departure) = (Operation::Barrier, Departure::Panicked);
@@ -394,7 +394,7 @@ mod tests {
     #[test]
     fn announced_calls_are_matched_and_finished_by_number() {
         let recorder = Recorder::register(None, Kind::Threads, "test 0".into(), 0, vec![0]);
-        let reduce = || Call::new(Operation::AllGather, 3, DataType::F32);
+        let reduce = || Call::new(Operation::AllGather, 3, DType::F32);
         let numbers = [1, 2, 3].map(|announced| recorder.post(reduce(), announced));
         assert_eq!(numbers, [(1, 1), (2, 2), (3, 3)]);
         recorder.matched(2);

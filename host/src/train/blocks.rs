@@ -1,4 +1,4 @@
-//! Element-wise work on several buffers at once: blocks are widened to `f64`, processed on all threads, and rounded once when they are
+//! Float-wise work on several buffers at once: blocks are widened to `f64`, processed on all threads, and rounded once when they are
 //! stored.
 //!
 //! For the optimizers, whose operands may all have different dtypes. This module knows no formula.
@@ -6,15 +6,13 @@
 use std::ops::RangeInclusive;
 
 use gradsync_device::math::Element as Formula;
-use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::{same_tensors, zeros_like};
 use crate::buffer::GradientBuffer;
-use crate::dtype::DType;
+use crate::dtype::{DType, Float, storage, with_float};
 use crate::error::{Error, Result};
 use crate::kernels::cpu;
-use crate::slice::{Element, storage};
 use crate::slice::{Slice, SliceMut, with_typed};
 
 /// The number of elements that are widened at a time: the blocks of five operands fit into the first-level cache.
@@ -100,7 +98,7 @@ fn widen(wide: &mut [f64], data: Slice<'_>) -> Result<()> {
 }
 
 fn blocks_mut(data: SliceMut<'_>) -> Vec<SliceMut<'_>> {
-    with_typed!(SliceMut, data, data => data.chunks_mut(BLOCK_LEN).map(Element::slice_mut).collect())
+    with_typed!(data, data => data.chunks_mut(BLOCK_LEN).map(SliceMut::from).collect())
 }
 
 /// The dtype of a new state: `f64` if one of the operands is `f64`, otherwise `f32`.
@@ -122,14 +120,8 @@ pub(super) fn new_state(operands: [&GradientBuffer; 3]) -> Result<GradientBuffer
 
 /// A bound of numbers that a state of this dtype can average, step by step, without overflow.
 pub(super) fn state_limit(dtype: DType) -> f64 {
-    let largest = match dtype {
-        DType::F64 => f64::MAX,
-        DType::F32 => f64::from(f32::MAX),
-        DType::F16 => f16::MAX.to_f64(),
-        DType::BF16 => bf16::MAX.to_f64(),
-    };
     // Half of the largest number is a margin for roundings.
-    largest / 2.0
+    with_float!(dtype, T => T::LARGEST / 2.0)
 }
 
 /// Refuses a buffer with a number that is not in `range`, or NaN, since a state would keep it for ever. The error ends with `advice`.
@@ -145,7 +137,7 @@ pub(super) fn check_numbers(
     let (least, most) = range.into_inner();
     for index in 0..buffer.tensor_count() {
         let fits = |value: f64| (value >= least) & (value <= most);
-        let wrong = with_typed!(Slice, buffer.tensor(index).data(), data => {
+        let wrong = with_typed!(buffer.tensor(index).data(), data => {
             let chunks = storage(data).par_chunks(BLOCKS * BLOCK_LEN);
             // Whole chunks are checked first, without a branch for each number.
             let chunk = chunks.find_first(|chunk| !chunk.iter().fold(true, |all, value| all & fits(Formula::to_f64(*value))));

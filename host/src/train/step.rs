@@ -13,7 +13,7 @@ use crate::buffer::GradientBuffer;
 use crate::call::{Value, scope, setters};
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
-use crate::error::{Error, Operation, Result};
+use crate::error::{Error, Operation, Result, check_float};
 use crate::kernels::cpu::{self, Fingerprint};
 use crate::ops::{AdasumOptions, AdasumReport, Nodes, adasum_all_reduce, check_nodes, in_place_accumulate};
 
@@ -317,6 +317,7 @@ impl<'c> Stepper<'c> {
             let reason = "`accumulation_steps` is 0, and must be at least 1: the number of micro-batches whose gradients were added".into();
             return Err(Error::InvalidArgument { operation: OPERATION, reason });
         }
+        self.options.delta_dtype.map_or(Ok(()), |dtype| check_float(OPERATION, dtype))?;
         if let Reduction::Adasum(options) = self.options.reduction {
             // The check is made here, so that no optimizer has run by the time that Adasum would fail.
             options.algorithm.check_ranks(OPERATION, self.across().world_size())?;

@@ -8,6 +8,7 @@ mod compare;
 mod model;
 mod mpirun;
 mod perf;
+mod tables;
 
 use std::process::ExitCode;
 
@@ -30,6 +31,8 @@ enum Command {
     Compare(compare::Compare),
     /// Print the times of Adasum on many ranks by the library's cost model, and the numbers of a kind of GPU from files of `perf`
     Model(model::Model),
+    /// Write the tables of the performance page from the measurements in tests/measured
+    Tables(tables::Tables),
 }
 
 fn main() -> ExitCode {
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Perf(perf) => perf.run().map_err(|error| error.to_string()),
         Command::Model(model) => model.run().map_err(|error| format!("{error:#}")),
+        Command::Tables(tables) => tables.run().map_err(|error| format!("{error:#}")),
         Command::Compare(compare) => compare.run().map_err(|error| format!("{error:#}")),
     };
     match result {

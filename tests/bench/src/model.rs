@@ -142,7 +142,8 @@ mod tests {
     /// less latency than those of the four from which the numbers are.
     #[test]
     fn the_librarys_numbers_are_those_of_the_rows() {
-        for (machine, gpu, most) in [("four-h100", Gpu::H100, 0.01), ("two-h200", Gpu::H200, 0.3)] {
+        for (machine, gpu, most) in [("four-h100-2026-11-27", Gpu::H100, 0.01), ("two-h200-2026-11-22", Gpu::H200, 0.3)]
+        {
             let found = measured(&files(machine)).expect("rows of every kind");
             let numbers = |gpu: Gpu| [gpu.latency, gpu.launch, gpu.link, gpu.memory];
             for (found, own) in numbers(found).into_iter().zip(numbers(gpu)) {
@@ -153,7 +154,7 @@ mod tests {
 
     #[test]
     fn adasum_takes_what_it_took() {
-        for (machine, gpu) in [("four-h100", Gpu::H100), ("two-h200", Gpu::H200)] {
+        for (machine, gpu) in [("four-h100-2026-11-27", Gpu::H100), ("two-h200-2026-11-22", Gpu::H200)] {
             let rows = rows(&files(machine)[2].with_file_name("nccl-adasum.json")).expect("rows");
             for row in rows.iter().filter(|row| row.size_bytes >= 16 << 20) {
                 let scheme = Scheme::ALL.into_iter().find(|scheme| scheme.name() == row.redop).expect("a scheme");
@@ -167,7 +168,7 @@ mod tests {
 
     #[test]
     fn what_files_do_not_have_is_named() {
-        let error = measured(&files("two-h200")[..1]).expect_err("no collectives").to_string();
+        let error = measured(&files("two-h200-2026-11-22")[..1]).expect_err("no collectives").to_string();
         assert!(error.contains("a collective over nccl"), "{error}");
     }
 

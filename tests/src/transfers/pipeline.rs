@@ -7,7 +7,7 @@ use gradsync::ops::send_recv::{
     Bundle, Expected, Received, SendRecv, StageWork, TransferHandler, WireTensor, run_stage,
 };
 use gradsync::plan::schedule::{Payload, one_forward_one_backward};
-use gradsync::{DataType, Result};
+use gradsync::{DType, Result};
 
 /// The number of micro-batches.
 pub const MICRO_BATCHES: usize = 8;
@@ -107,7 +107,7 @@ impl TransferHandler<Payload> for Work {
     fn expect(&self, _: usize, payload: &Payload) -> Result<Expected> {
         Ok(match *payload {
             Payload::Activation(k) => Expected::described(k as u64),
-            Payload::Gradient(k) => Expected::known([(DataType::F64, vec![self.rows[k]])]),
+            Payload::Gradient(k) => Expected::known([(DType::F64, vec![self.rows[k]])]),
         })
     }
 

@@ -44,7 +44,7 @@ pub(super) fn foreign_schedule(comm: &dyn Communicator) {
 /// These errors are found before any data move, so that no other rank is affected.
 pub(super) fn own_mistakes(comm: &dyn Communicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
-    let tensors = [Owned::new(DataType::F32, &[2], 0)];
+    let tensors = [Owned::new(DType::F32, &[2], 0)];
     let mut given = tensors[0].blank();
     let limits = Limits::default();
     let peer = (rank + 1) % world_size;
@@ -72,18 +72,17 @@ pub(super) fn own_mistakes(comm: &dyn Communicator) {
     refused(Bundle::new(Vec::<WireTensor<'_>>::new()), &["at least one"]);
     refused(recv(&SendRecv::new(comm), true, peer, &mut []), &["at least one"]);
     refused(SendRecv::new(comm).exchange(&[], &[(peer, Expected::Known(Vec::new()))]), &["at least one"]);
-    refused(WireTensor::new(DataType::F32, &[3][..], &[0; 11]), &["f32 [3]", "12", "11"]);
-    refused(WireTensor::new(DataType::F32, &[usize::MAX, 9][..], &[0; 11]), &["2^64"]);
+    refused(WireTensor::new(DType::F32, &[3][..], &[0; 11]), &["f32 [3]", "12", "11"]);
+    refused(WireTensor::new(DType::F32, &[usize::MAX, 9][..], &[0; 11]), &["2^64"]);
     works(comm);
 }
 
 /// When the receiver refuses a bundle, the sender gets the receiver's message.
 pub(super) fn limits_and_tags(comm: &dyn Communicator) {
-    let tensors = [Owned::new(DataType::F32, &[2, 3], 0), Owned::new(DataType::U8, &[], 0)];
+    let tensors = [Owned::new(DType::F32, &[2, 3], 0), Owned::new(DType::U8, &[], 0)];
     let exact =
         Limits::default().with_tensors(2).with_dims(2).with_dim(3).with_header_bytes(64).with_payload_bytes(257);
-    let many: Vec<Owned> =
-        (0..100).map(|seed| Owned::new(DataType::U8, &[1, 1, 1 + seed as usize / 99], seed)).collect();
+    let many: Vec<Owned> = (0..100).map(|seed| Owned::new(DType::U8, &[1, 1, 1 + seed as usize / 99], seed)).collect();
     let cases: [(&[Owned], Limits, u64, &str); 8] = [
         (&tensors, exact.with_tensors(1), 4, "limit is 1"),
         (&tensors, exact.with_dims(1), 4, "2 dimensions, and the limit is 1"),
@@ -141,12 +140,12 @@ pub(super) fn refused_among_others(comm: &dyn Communicator) {
 pub(super) fn withdrawn(comm: &dyn Communicator) {
     const PART: usize = 1 << 30;
     const COUNT: usize = 1 << 18;
-    let small = [Owned::new(DataType::I16, &[3], 7)];
+    let small = [Owned::new(DType::I16, &[3], 7)];
     let missing = format!("no memory for {} bytes", PART * COUNT);
     match comm.rank() {
         0 => {
             let part = vec![0u8; PART];
-            let tensors = (0..COUNT).map(|_| WireTensor::new(DataType::U8, vec![PART], &part).expect("as many bytes"));
+            let tensors = (0..COUNT).map(|_| WireTensor::new(DType::U8, vec![PART], &part).expect("as many bytes"));
             let huge = Bundle::new(tensors).expect("less than 2^63 bytes");
             let failed = |outcome: Result<()>| match outcome {
                 Err(error @ Error::OutOfMemory { .. }) => assert!(error.to_string().contains(&missing), "{error}"),
@@ -186,7 +185,7 @@ pub(super) fn no_header(comm: &dyn Communicator) {
 }
 
 fn spec() -> TensorSpec {
-    TensorSpec { dtype: DataType::F32, dims: vec![1] }
+    TensorSpec { dtype: DType::F32, dims: vec![1] }
 }
 
 /// Headers with a valid start and false contents, from a rank that follows the protocol: they are refused before any memory is allocated.
@@ -224,7 +223,7 @@ pub(super) fn strangers(comm: &dyn Communicator) {
     // The receiver answers with a value that means neither acceptance nor refusal.
     match comm.rank() {
         0 => refused(
-            send(&SendRecv::new(comm), true, 1, &bundle(&[Owned::new(DataType::U8, &[1], 0)]).described(3)),
+            send(&SendRecv::new(comm), true, 1, &bundle(&[Owned::new(DType::U8, &[1], 0)]).described(3)),
             &["rank 1", "77"],
         ),
         1 => {
@@ -238,15 +237,15 @@ pub(super) fn strangers(comm: &dyn Communicator) {
 
 pub(super) fn other_lengths(comm: &dyn Communicator) {
     match comm.rank() {
-        0 => mismatch(send(&SendRecv::new(comm), true, 1, &bundle(&[Owned::new(DataType::F32, &[10], 0)]))),
-        1 => mismatch(recv(&SendRecv::new(comm), true, 0, &mut [Owned::new(DataType::F32, &[11], 0).tensor_mut()])),
+        0 => mismatch(send(&SendRecv::new(comm), true, 1, &bundle(&[Owned::new(DType::F32, &[10], 0)]))),
+        1 => mismatch(recv(&SendRecv::new(comm), true, 0, &mut [Owned::new(DType::F32, &[11], 0).tensor_mut()])),
         _ => {}
     }
 }
 
 /// The payload's length equals the length of the header's first message, which the sender transmits instead.
 pub(super) fn described_to_one_who_knows(comm: &dyn Communicator) {
-    let tensors = [Owned::new(DataType::F32, &[254], 0)];
+    let tensors = [Owned::new(DType::F32, &[254], 0)];
     assert_eq!(tensors[0].bytes.len(), 1016);
     match comm.rank() {
         0 => mismatch(send(&SendRecv::new(comm), true, 1, &bundle(&tensors).described(3))),
@@ -259,7 +258,7 @@ pub(super) fn described_to_one_who_knows(comm: &dyn Communicator) {
 pub(super) fn known_to_one_who_asks(comm: &dyn Communicator) {
     let mut bytes = encode(&[spec()], 3).unwrap();
     bytes.resize(1016, 0);
-    let tensors = [Owned { dtype: DataType::U8, shape: vec![1016], bytes }];
+    let tensors = [Owned { dtype: DType::U8, shape: vec![1016], bytes }];
     match comm.rank() {
         0 => mismatch(send(&SendRecv::new(comm), true, 1, &bundle(&tensors))),
         1 => mismatch(recv_described(&SendRecv::new(comm), true, 0, 3, &Limits::default())),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use gradsync::CommError;
 use gradsync::bootstrap::Member;
 use gradsync::comm::{Call, Operation, ReduceOp};
-use gradsync::dtype::DataType;
+use gradsync::dtype::DType;
 use gradsync_tests::ranks::guarded;
 
 use crate::group::{Way, barrier, mismatch, on_members, recv, reduce, send, send_recv, sync};
@@ -44,7 +44,7 @@ fn assert_mismatch(lists: Posts<'_>, expected: &CommError) {
 #[test]
 fn equal_posts_are_released() {
     guarded(120, || {
-        let broadcast = Call::new(Operation::Broadcast { root: 0 }, 9, DataType::U8);
+        let broadcast = Call::new(Operation::Broadcast { root: 0 }, 9, DType::U8);
         for way in Way::CHANNELS {
             for world_size in WORLD_SIZES {
                 on_members(way, world_size, |member| {
@@ -63,8 +63,8 @@ fn equal_posts_are_released() {
 #[test]
 fn unequal_collectives_fail_on_every_rank() {
     guarded(120, || {
-        let max = Call::new(Operation::AllReduce(ReduceOp::Max), 4, DataType::BF16);
-        let bytes = Call::new(Operation::AllReduce(ReduceOp::Sum), 4, DataType::U8);
+        let max = Call::new(Operation::AllReduce(ReduceOp::Max), 4, DType::BF16);
+        let bytes = Call::new(Operation::AllReduce(ReduceOp::Sum), 4, DType::U8);
         for other in [sync(), reduce(5), max, bytes] {
             // Rank 2 makes no call and still hears of the mismatch, as rank 1's call is compared with rank 0's as soon as both are there.
             assert_mismatch(&[Some(&[reduce(4)]), Some(&[other]), None], &mismatch(0, reduce(4), 1, other));
@@ -123,7 +123,7 @@ fn groups_of_everything_are_released() {
 #[test]
 fn transfers_that_do_not_fit_fail_on_every_rank() {
     guarded(120, || {
-        let bytes = Call::new(Operation::Recv { peer: 0 }, 4, DataType::U8);
+        let bytes = Call::new(Operation::Recv { peer: 0 }, 4, DType::U8);
         assert_mismatch(&[Some(&[send(1, 4)]), Some(&[recv(0, 5)]), None], &mismatch(0, send(1, 4), 1, recv(0, 5)));
         assert_mismatch(&[Some(&[send(1, 4)]), Some(&[bytes])], &mismatch(0, send(1, 4), 1, bytes));
         assert_mismatch(&[Some(&[send(1, 4)]), Some(&[send(0, 4)]), None], &mismatch(0, send(1, 4), 1, send(0, 4)));

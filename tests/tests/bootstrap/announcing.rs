@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use gradsync::CommError;
 use gradsync::bootstrap::Member;
 use gradsync::comm::{Call, Departure, Operation, ReduceOp};
-use gradsync::dtype::DataType;
+use gradsync::dtype::DType;
 use gradsync_tests::ranks::guarded;
 
 use crate::group::{Way, barrier, mismatch, on_members, recv, reduce, send, send_recv, sync};
@@ -100,10 +100,10 @@ fn one_call_that_differs_is_named_on_every_rank() {
         let sum = |len, dtype| Call::new(Operation::AllReduce(ReduceOp::Sum), len, dtype);
         let own = reduce(1007);
         for other in [
-            Call::new(Operation::AllReduce(ReduceOp::Max), 1007, DataType::BF16),
-            Call::new(Operation::AllGather, 1007, DataType::BF16),
-            sum(1008, DataType::BF16),
-            sum(1007, DataType::F16),
+            Call::new(Operation::AllReduce(ReduceOp::Max), 1007, DType::BF16),
+            Call::new(Operation::AllGather, 1007, DType::BF16),
+            sum(1008, DType::BF16),
+            sum(1007, DType::F16),
             sync(),
         ] {
             for odd in [0, 2] {

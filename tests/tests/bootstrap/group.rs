@@ -8,7 +8,7 @@ use std::thread;
 
 use gradsync::bootstrap::{BootstrapError, Member, Rendezvous, Secret};
 use gradsync::comm::{Call, Operation, ReduceOp};
-use gradsync::dtype::DataType;
+use gradsync::dtype::DType;
 use gradsync::{CommError, Error};
 use tempfile::TempDir;
 
@@ -102,19 +102,19 @@ pub(crate) fn refused(outcome: gradsync::Result<Member>) -> BootstrapError {
 }
 
 pub(crate) fn send(peer: usize, len: usize) -> Call {
-    Call::new(Operation::Send { peer }, len, DataType::F32)
+    Call::new(Operation::Send { peer }, len, DType::F32)
 }
 
 pub(crate) fn recv(peer: usize, len: usize) -> Call {
-    Call::new(Operation::Recv { peer }, len, DataType::F32)
+    Call::new(Operation::Recv { peer }, len, DType::F32)
 }
 
 pub(crate) fn send_recv(to: usize, from: usize) -> Call {
-    Call::new(Operation::SendRecv { to, from }, 3, DataType::F32)
+    Call::new(Operation::SendRecv { to, from }, 3, DType::F32)
 }
 
 pub(crate) fn reduce(len: usize) -> Call {
-    Call::new(Operation::AllReduce(ReduceOp::Sum), len, DataType::BF16)
+    Call::new(Operation::AllReduce(ReduceOp::Sum), len, DType::BF16)
 }
 
 pub(crate) fn sync() -> Call {

@@ -7,7 +7,7 @@ use gradsync::comm::{Collective, Communicator, Operands, Ranks, ReduceOp, Scalin
 use gradsync::driver::{DeviceBuffer, DeviceSliceMut, Queue};
 use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
 use gradsync::ops::{OrderedAllReduce, all_reduce_tensors};
-use gradsync::{DType, DataType, GradientBuffer, Result};
+use gradsync::{DType, GradientBuffer, Result};
 
 use crate::{after, lines, queue, say};
 
@@ -63,7 +63,7 @@ fn case_of_a_panic() {
     transport.panics.set(false);
     sum.all_reduce(&mut buffer).unwrap();
     let used = transport.used.take();
-    assert!(used.len() == 2 && used.iter().all(|data| data.dtype == DataType::BF16), "{used:?}");
+    assert!(used.len() == 2 && used.iter().all(|data| data.dtype == DType::BF16), "{used:?}");
     say("the end");
 }
 

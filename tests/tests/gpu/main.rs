@@ -13,7 +13,8 @@ mod graphs;
 mod reductions;
 
 use gradsync::driver::{DeviceBuffer, Queue};
-use gradsync::{DType, Element, GradientBuffer, Slice, SliceMut};
+use gradsync::kernels::cpu;
+use gradsync::{DType, GradientBuffer, Slice};
 
 /// The queue on device 0 that a test uses.
 fn queue() -> Queue {
@@ -61,17 +62,10 @@ fn any_bits(dtype: DType, len: usize, seed: u64) -> GradientBuffer {
 
 /// A host vector of numbers in -1..1.
 fn uniform(dtype: DType, len: usize, seed: u64) -> GradientBuffer {
-    fn fill<T: Element>(data: &mut [T], seed: u64) {
-        let mut bits = Bits(seed);
-        data.iter_mut().for_each(|value| *value = T::from_f64(bits.unit()));
-    }
+    let mut bits = Bits(seed);
+    let numbers: Vec<f64> = (0..len).map(|_| bits.unit()).collect();
     let mut vector = host(dtype, len);
-    match vector.tensor_mut(0).into_data() {
-        SliceMut::F64(data) => fill(data, seed),
-        SliceMut::F32(data) => fill(data, seed),
-        SliceMut::F16(data) => fill(data, seed),
-        SliceMut::BF16(data) => fill(data, seed),
-    }
+    cpu::cast(vector.tensor_mut(0).into_data(), Slice::from(&numbers)).unwrap();
     vector
 }
 

@@ -1,7 +1,7 @@
 //! Conversions of the 16-bit dtypes: all 65536 patterns, and properties of rounding into them.
 
 use gradsync::kernels::cpu;
-use gradsync::{Element, bf16, f16};
+use gradsync::{Float, bf16, f16};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::{Format, elementwise};
 use gradsync_tests::tolerance::assert_equal;
@@ -94,15 +94,15 @@ fn element_from_f64_rounds_once() {
     // The value is above a tie by the last bit of f64: rounding through f32 first would land on the tie and go down.
     let above = |tie: f64| f64::from_bits(tie.to_bits() + 1);
     // The call is qualified, as the inherent `from_f64` of `half` looks at the upper 32 bits only and goes down here.
-    assert_eq!(<f16 as Element>::from_f64(above(1.0 + 2.0_f64.powi(-11))).to_bits(), 0x3c01);
-    assert_eq!(<bf16 as Element>::from_f64(above(1.0 + 2.0_f64.powi(-8))).to_bits(), 0x3f81);
-    assert_eq!(<f32 as Element>::from_f64(above(1.0 + 2.0_f64.powi(-24))), 1.0 + f32::EPSILON);
+    assert_eq!(<f16 as Float>::from_f64(above(1.0 + 2.0_f64.powi(-11))).to_bits(), 0x3c01);
+    assert_eq!(<bf16 as Float>::from_f64(above(1.0 + 2.0_f64.powi(-8))).to_bits(), 0x3f81);
+    assert_eq!(<f32 as Float>::from_f64(above(1.0 + 2.0_f64.powi(-24))), 1.0 + f32::EPSILON);
     for to in HALVES {
         for pattern in 0..=u16::MAX {
             let value = to.decode(u64::from(pattern));
             let got = match to {
-                Format::F16 => Element::to_f64(f16::from_bits(pattern)),
-                _ => Element::to_f64(bf16::from_bits(pattern)),
+                Format::F16 => Float::to_f64(f16::from_bits(pattern)),
+                _ => Float::to_f64(bf16::from_bits(pattern)),
             };
             assert!(got.to_bits() == value.to_bits() || (got.is_nan() && value.is_nan()), "{to:?} {pattern:#06x}");
         }

@@ -11,8 +11,9 @@ use gradsync::comm::{Collectives, CommError, Ranks};
 
 use super::cases::Cases;
 
-/// The number of elements of a broadcast in which the root finishes first, while the other ranks exchange parts of the payload.
-const LEN: usize = 1 << 18;
+/// The number of elements of a broadcast in which the root finishes first, while the other ranks exchange parts of the payload, or read it
+/// from the root's mailbox: the most that a mailbox takes at once.
+const LEN: usize = 1 << 16;
 const BYTES: usize = LEN * size_of::<f32>();
 /// The root, which fails in its next call, and the rank that delays its part to all others.
 const ROOT: usize = 0;

@@ -146,6 +146,12 @@ fn several_windows(cases: &mut Cases) {
         let wrong = data.iter().enumerate().find(|&(i, &got)| got != sum(i));
         assert_eq!(wrong, None);
     });
+    cases.check("broadcast of 5000011 f32", |comm| {
+        let mut data: Vec<f32> = (0..5_000_011).map(|i| value(rank, i)).collect();
+        comm.broadcast(&mut data, world_size - 1).unwrap();
+        let wrong = data.iter().enumerate().find(|&(i, &got)| got != value(world_size - 1, i));
+        assert_eq!(wrong, None);
+    });
     cases.check("reduce_scatter of several windows", |comm| {
         let len = 4_500_007 / world_size;
         let input: Vec<f32> = (0..len * world_size).map(|i| value(rank, i)).collect();
@@ -192,6 +198,10 @@ fn back_to_back(cases: &mut Cases) {
             comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
             let wrong = data.iter().enumerate().find(|&(i, &got)| got != value(0, i) * total);
             assert_eq!(wrong, None, "all_reduce of {len} in round {round}");
+            let mut data: Vec<f64> = (0..len).map(|i| value(rank, i)).collect();
+            comm.broadcast(&mut data, round % world_size).unwrap();
+            let wrong = data.iter().enumerate().find(|&(i, &got)| got != value(round % world_size, i));
+            assert_eq!(wrong, None, "broadcast of {len} in round {round}");
             let input: Vec<f64> = (0..len * world_size).map(|i| value(rank, i)).collect();
             let mut output = vec![-1.0f64; len];
             comm.reduce_scatter(&input, &mut output, ReduceOp::Sum).unwrap();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gradsync::Error;
 use gradsync::comm::{Call, CommError, Operation, Ranks, ReduceOp, Split};
-use gradsync::dtype::DataType;
+use gradsync::dtype::DType;
 
 use crate::message_passing::cases::Cases;
 
@@ -18,11 +18,11 @@ pub(crate) fn run(cases: &mut Cases) {
         let names = member.all_gather(format!("rank {rank}").as_bytes(), DEADLINE).unwrap();
         let expected: Vec<Vec<u8>> = (0..world_size).map(|rank| format!("rank {rank}").into_bytes()).collect();
         assert_eq!(names, expected);
-        let call = Call::new(Operation::AllReduce(ReduceOp::Sum), 1010, DataType::BF16);
+        let call = Call::new(Operation::AllReduce(ReduceOp::Sum), 1010, DType::BF16);
         member.agree(&[call], DEADLINE).unwrap();
         // MPI communicators still work beside the control channel.
         comm.barrier().unwrap();
-        let other = Call::new(call.operation, 1010 + usize::from(rank == 1), DataType::BF16);
+        let other = Call::new(call.operation, 1010 + usize::from(rank == 1), DType::BF16);
         let error = member.agree(&[other], DEADLINE).expect_err("lengths differ");
         assert!(matches!(error, CommError::Mismatch { .. }), "{error:?}");
     });

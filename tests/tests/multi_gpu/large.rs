@@ -5,11 +5,11 @@
 
 use std::ops::Range;
 
+use gradsync::DType;
 use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use gradsync::kernels::cuda;
 use gradsync::memory::RawSlice;
-use gradsync::{DType, DataType};
 use gradsync_tests::inputs::Random;
 
 use crate::checks::Checks;
@@ -60,7 +60,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         cuda::zero(data.as_mut_slice()).unwrap();
         fill(data.as_mut_slice().range_mut(own.clone()), &pattern);
         let (shard, whole) = (data.as_slice().range(own).address(), data.as_slice().address());
-        let input = RawSlice { address: shard, len: 4 * LEN, dtype: DataType::U8 };
+        let input = RawSlice { address: shard, len: 4 * LEN, dtype: DType::U8 };
         // SAFETY: the memory outlives the wait below, nothing else uses it, and the input is this rank's shard of the
         // output.
         unsafe { comm.all_gather_raw(queue, input, whole) }.unwrap();

@@ -4,7 +4,6 @@ use gradsync::DType;
 use gradsync::comm::Communicator;
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
-use gradsync::dtype::DataType;
 use gradsync::memory::{Cuda, RawSlice};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
@@ -90,7 +89,7 @@ impl RawBytes {
     }
 
     /// All bytes, as elements of a type whose size divides the length.
-    pub(crate) fn elements(&self, dtype: DataType) -> RawSlice {
+    pub(crate) fn elements(&self, dtype: DType) -> RawSlice {
         assert_eq!(self.len % dtype.size_bytes(), 0, "{} bytes are no {dtype}", self.len);
         RawSlice { address: self.address(), len: self.len / dtype.size_bytes(), dtype }
     }
@@ -98,7 +97,7 @@ impl RawBytes {
     /// Some of the bytes.
     pub(crate) fn range(&self, range: std::ops::Range<usize>) -> RawSlice {
         assert!(range.end <= self.len, "{range:?} of {} bytes", self.len);
-        RawSlice { address: self.address() + range.start as u64, len: range.len(), dtype: DataType::U8 }
+        RawSlice { address: self.address() + range.start as u64, len: range.len(), dtype: DType::U8 }
     }
 
     /// Waits for the communicator's work, and returns the bytes.

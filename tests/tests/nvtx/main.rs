@@ -107,7 +107,7 @@ fn a_profiler_sees_every_phase() {
     // Both directions run at once: ranges nest, with sends outside receives, and the batch is complete.
     let outcomes = on_ranks(2, |comm| {
         let (peer, values) = (1 - comm.rank(), [comm.rank() as u8; 3]);
-        let expected = Expected::known([(gradsync::DataType::U8, vec![3])]);
+        let expected = Expected::known([(gradsync::DType::U8, vec![3])]);
         SendRecv::new(&comm)
             .exchange(&[(peer, Bundle::new([&values[..]]).unwrap())], &[(peer, expected)])
             .unwrap()

@@ -37,7 +37,7 @@ impl TransferHandler<Payload> for Refuses {
     }
 
     fn expect(&self, _: usize, _: &Payload) -> Result<Expected> {
-        Ok(Expected::known([(gradsync::DataType::U8, vec![1])]))
+        Ok(Expected::known([(gradsync::DType::U8, vec![1])]))
     }
 
     fn received(&mut self, _: usize, _: &Payload, tensors: Received) -> Result<()> {
@@ -85,7 +85,7 @@ fn parts_that_do_not_fit_do_not_hang() {
                 Bundle::new([&[0u8; 4][..]])
             }
             fn expect(&self, _: usize, payload: &usize) -> Result<Expected> {
-                Ok(Expected::known([(gradsync::DataType::U8, vec![*payload])]))
+                Ok(Expected::known([(gradsync::DType::U8, vec![*payload])]))
             }
             fn received(&mut self, _: usize, _: &usize, _: Received) -> Result<()> {
                 Ok(())

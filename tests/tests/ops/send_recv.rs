@@ -3,7 +3,7 @@
 use gradsync::comm::{Collectives, Ranks};
 use gradsync::ops::send_recv::{SendRecv, WireTensor, WireTensorMut, recv_described};
 use gradsync::plan::bundle::{Limits, TensorSpec, encode};
-use gradsync::{DataType, Error, TensorView, TensorViewMut, bf16};
+use gradsync::{DType, Error, TensorView, TensorViewMut, bf16};
 use gradsync_tests::ranks::{guarded, on_ranks};
 use gradsync_tests::transfers::{FATAL, GOOD};
 
@@ -46,7 +46,7 @@ fn a_liar_that_leaves() {
     guarded(60, || {
         on_ranks(2, |comm| {
             if comm.rank() == 0 {
-                let mut header = encode(&[TensorSpec { dtype: DataType::F64, dims: vec![1 << 33, 9] }], 0).unwrap();
+                let mut header = encode(&[TensorSpec { dtype: DType::F64, dims: vec![1 << 33, 9] }], 0).unwrap();
                 header.resize(1016, 0);
                 comm.send(&header, 1).unwrap();
                 return;
@@ -68,7 +68,7 @@ fn memory_that_there_is_not() {
             if comm.rank() == 1 {
                 return recv_described(&SendRecv::new(&comm), true, 0, 0, &limits).map(drop).unwrap_err().to_string();
             }
-            let mut header = encode(&[TensorSpec { dtype: DataType::U8, dims: vec![1 << 62] }], 0).unwrap();
+            let mut header = encode(&[TensorSpec { dtype: DType::U8, dims: vec![1 << 62] }], 0).unwrap();
             header.resize(1016, 0);
             let mut answer = vec![0u8; 256];
             comm.send(&header, 1).unwrap();
@@ -112,7 +112,7 @@ fn one_of_two() {
             return recv_described(&SendRecv::new(&comm), true, 0, 5, &Limits::default()).map(drop);
         }
         let part = vec![0u8; PART];
-        let tensors = (0..4).map(|_| WireTensor::new(DataType::U8, vec![PART], &part).expect("as many bytes"));
+        let tensors = (0..4).map(|_| WireTensor::new(DType::U8, vec![PART], &part).expect("as many bytes"));
         send(&SendRecv::new(&comm), true, 1, &Bundle::new(tensors)?.described(5)).map(drop)
     });
     let missing = format!("no memory for {} bytes", 4 * PART);
@@ -139,20 +139,19 @@ fn small_integers_and_truth_values() {
                 return;
             }
             let (_, received) = recv_described(&SendRecv::new(&comm), true, 0, 2, &Limits::default()).unwrap();
-            let types: Vec<DataType> = received.tensors().map(|tensor| tensor.dtype()).collect();
-            assert_eq!(types, [DataType::I16, DataType::U16, DataType::Bool]);
+            let types: Vec<DType> = received.tensors().map(|tensor| tensor.dtype()).collect();
+            assert_eq!(types, [DType::I16, DType::U16, DType::Bool]);
             assert_eq!(received.tensor(0).typed(), Some(&short[..]));
             assert_eq!(received.tensor(1).typed(), Some(&word[..]));
             assert_eq!(received.tensor(2).typed(), Some(&truth[..]));
             assert_eq!(received.tensor(0).typed::<u16>(), None);
         });
     });
-    let names =
-        [DataType::I16, DataType::U16, DataType::Bool].map(|dtype| format!("{dtype} of {}", dtype.size_bytes()));
+    let names = [DType::I16, DType::U16, DType::Bool].map(|dtype| format!("{dtype} of {}", dtype.size_bytes()));
     assert_eq!(names, ["i16 of 2", "u16 of 2", "bool of 1"]);
     // A byte that is no valid boolean never becomes one.
-    assert_eq!(WireTensor::new(DataType::Bool, &[2][..], &[1, 2]).unwrap().typed::<bool>(), None);
-    let refusal = WireTensor::new(DataType::U16, &[3][..], &[0; 3]).unwrap_err().to_string();
+    assert_eq!(WireTensor::new(DType::Bool, &[2][..], &[1, 2]).unwrap().typed::<bool>(), None);
+    let refusal = WireTensor::new(DType::U16, &[3][..], &[0; 3]).unwrap_err().to_string();
     assert!(refusal.contains("u16 [3] has 6 bytes"), "{refusal}");
     let mut written = [0i16; 2];
     WireTensorMut::from(&mut written[..]).bytes_mut().fill(0x11);
@@ -163,13 +162,13 @@ fn small_integers_and_truth_values() {
 fn tensors_of_views_and_slices() {
     let values = [bf16::from_f32(1.0), bf16::from_f32(-2.0)];
     let view = WireTensor::from(TensorView::new(&values[..], &[1, 2]).unwrap());
-    assert_eq!((view.dtype(), view.shape(), view.typed()), (DataType::BF16, &[1, 2][..], Some(&values[..])));
+    assert_eq!((view.dtype(), view.shape(), view.typed()), (DType::BF16, &[1, 2][..], Some(&values[..])));
     assert_eq!(view.typed::<half::f16>(), None);
     let ids = [7i64, -1];
     let slice = WireTensor::from(&ids[..]);
-    assert_eq!((slice.dtype(), slice.shape(), slice.bytes()), (DataType::I64, &[2][..], bytes(&ids)));
+    assert_eq!((slice.dtype(), slice.shape(), slice.bytes()), (DType::I64, &[2][..], bytes(&ids)));
     // Typed elements need their alignment.
-    let unaligned = WireTensor::new(DataType::I64, &[1][..], &bytes(&ids)[1..9]).unwrap();
+    let unaligned = WireTensor::new(DType::I64, &[1][..], &bytes(&ids)[1..9]).unwrap();
     assert_eq!(unaligned.typed::<i64>(), None);
     let mut written = [0.0f32; 3];
     WireTensorMut::from(TensorViewMut::new(&mut written[..], &[3]).unwrap()).bytes_mut().fill(0x40);

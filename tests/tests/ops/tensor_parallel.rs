@@ -4,7 +4,7 @@ use gradsync::comm::{Communicator, Ranks};
 use gradsync::ops::tensor_parallel::{
     AllGather, AllReduce, AllReduceGradient, HostTensor, Pipeline, ReduceScatter, Tensor, TensorOp,
 };
-use gradsync::{Element, Result, bf16, f16};
+use gradsync::{Float, Result, bf16, f16};
 use gradsync_tests::array::{Array, patterns_of};
 use gradsync_tests::inputs::vector;
 use gradsync_tests::oracle::{Format, reduce};
@@ -92,7 +92,7 @@ fn check(format: Format, world_size: usize, shape: &[usize]) {
 #[test]
 fn tensors_stay_where_they_are() {
     guarded(60, || {
-        fn in_place<T: Element>(comm: &dyn Communicator, passes: &[Pass], value: f64) {
+        fn in_place<T: Float>(comm: &dyn Communicator, passes: &[Pass], value: f64) {
             for pass in passes {
                 let data = vec![T::from_f64(value); 12];
                 let place = data.as_ptr();

@@ -1,6 +1,6 @@
 //! Bundles of tensors: their offsets, and headers that are valid, wrong in one place, or arbitrary bytes.
 
-use gradsync::DataType;
+use gradsync::DType;
 use gradsync::plan::bundle::{
     BundleLayout, Header, HeaderError, Limits, PREFIX_BYTES, Prefix, TensorSpec, decode, encode,
 };
@@ -8,13 +8,13 @@ use proptest::prelude::*;
 
 use crate::bundle_header;
 
-fn spec(dtype: DataType, dims: &[u64]) -> TensorSpec {
+fn spec(dtype: DType, dims: &[u64]) -> TensorSpec {
     TensorSpec { dtype, dims: dims.to_vec() }
 }
 
 /// The tensors of the example layout in section 5 of the specification.
 fn three() -> Vec<TensorSpec> {
-    vec![spec(DataType::F32, &[1]), spec(DataType::F32, &[75]), spec(DataType::F32, &[64])]
+    vec![spec(DType::F32, &[1]), spec(DType::F32, &[75]), spec(DType::F32, &[64])]
 }
 
 fn prefix_of(header: &[u8]) -> Result<Prefix, HeaderError> {
@@ -60,7 +60,7 @@ fn layouts_beyond_the_address_space_are_errors() {
 
 #[test]
 fn headers_are_these_bytes() {
-    let header = encode(&[spec(DataType::BF16, &[3, 258]), spec(DataType::U8, &[])], 0x0102_0304_0506_0708).unwrap();
+    let header = encode(&[spec(DType::BF16, &[3, 258]), spec(DType::U8, &[])], 0x0102_0304_0506_0708).unwrap();
     let bytes = [
         &b"GSTB"[..],
         &[1, 0, 0, 0],
@@ -78,7 +78,7 @@ fn headers_are_these_bytes() {
     assert_eq!(header, bytes);
     let prefix = prefix_of(&header).unwrap();
     assert_eq!(prefix, Prefix { sequence: 0x0102_0304_0506_0708, tensors: 2, header_bytes: 64, payload_bytes: 1793 });
-    let codes = DataType::ALL.map(|dtype| encode(&[spec(dtype, &[])], 0).unwrap()[PREFIX_BYTES]);
+    let codes = DType::ALL.map(|dtype| encode(&[spec(dtype, &[])], 0).unwrap()[PREFIX_BYTES]);
     assert_eq!(codes, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
     let empty = encode(&[], u64::MAX).unwrap();
     assert_eq!(empty.len(), PREFIX_BYTES);
@@ -88,10 +88,10 @@ fn headers_are_these_bytes() {
 
 #[test]
 fn what_no_header_can_say_is_not_encoded() {
-    let half = spec(DataType::U8, &[1 << 62]);
+    let half = spec(DType::U8, &[1 << 62]);
     for (tensors, name) in [
-        (vec![spec(DataType::F32, &[]), spec(DataType::F64, &[1 << 61])], "tensor 1"),
-        (vec![spec(DataType::U8, &[0, 1 << 32, 1 << 32])], "tensor 0"),
+        (vec![spec(DType::F32, &[]), spec(DType::F64, &[1 << 61])], "tensor 1"),
+        (vec![spec(DType::U8, &[0, 1 << 32, 1 << 32])], "tensor 0"),
         (vec![half.clone(), half], "tensor 1"),
     ] {
         let message = encode(&tensors, 0).unwrap_err().to_string();
@@ -126,7 +126,7 @@ fn each_fault_has_its_error() {
     rest(HeaderError::TooManyDims { tensor: 1, offset: 52, found: 17, limit: 16 }, with(good.clone(), 52, &[17]));
     rest(HeaderError::EndsEarly { tensor: 2, offset: 64 }, with(good.clone(), 68, &[2]));
     // The second of two scalars is read as the first one's dimension.
-    let scalars = encode(&[spec(DataType::U8, &[]), spec(DataType::U8, &[])], 0).unwrap();
+    let scalars = encode(&[spec(DType::U8, &[]), spec(DType::U8, &[])], 0).unwrap();
     rest(HeaderError::EndsEarly { tensor: 1, offset: 48 }, with(scalars, 36, &[1]));
     rest(HeaderError::TooLong { found: 80, needed: 72 }, with(good.clone(), 68, &[0]));
     let limit = 1 << 40;
@@ -136,7 +136,7 @@ fn each_fault_has_its_error() {
         HeaderError::TensorBeyondLimit { tensor: 2, offset: 64, bytes: 4 * ((1 << 34) + 64), limit },
         with(good.clone(), 76, &[4]),
     );
-    let cube = encode(&[spec(DataType::F64, &[1, 0, 1])], 0).unwrap();
+    let cube = encode(&[spec(DType::F64, &[1, 0, 1])], 0).unwrap();
     let huge = (1u64 << 40).to_le_bytes();
     rest(HeaderError::TensorTooLarge { tensor: 0, offset: 32 }, with(with(cube, 40, &huge), 56, &huge));
 
@@ -149,7 +149,7 @@ fn each_fault_has_its_error() {
 
 #[test]
 fn limits_are_the_largest_that_pass() {
-    let tensors = [spec(DataType::F32, &[2, 3]), spec(DataType::U8, &[])];
+    let tensors = [spec(DType::F32, &[2, 3]), spec(DType::U8, &[])];
     let header = encode(&tensors, 0).unwrap();
     let exact =
         Limits::default().with_tensors(2).with_dims(2).with_dim(3).with_header_bytes(64).with_payload_bytes(257);
@@ -169,7 +169,7 @@ fn limits_are_the_largest_that_pass() {
 /// Dimensions of tensors whose payload has at most some KiB; some dimensions are zero.
 fn tensors() -> impl Strategy<Value = Vec<TensorSpec>> {
     let dims = prop::collection::vec(prop_oneof![0u64..4, 0u64..20], 0..4);
-    let tensor = (prop::sample::select(&DataType::ALL[..]), dims);
+    let tensor = (prop::sample::select(&DType::ALL[..]), dims);
     prop::collection::vec(tensor.prop_map(|(dtype, dims)| TensorSpec { dtype, dims }), 0..7)
 }
 

@@ -22,9 +22,9 @@ use crate::{
     },
 };
 
-/// The driver would need up to a second to compile one kernel of the first three families, which are Adasum in one launch; it needs at most
+/// The driver would need up to a second to compile one kernel of the first two families, which are Adasum in one launch; it needs at most
 /// 0.1 s for others. The kernels of the last two are all loaded before the first small sum.
-const FAMILIES: [&str; 5] = ["packet_adasum", "peer_adasum", "peer_tree", "one_shot", "two_shot"];
+const FAMILIES: [&str; 4] = ["packet_adasum", "peer_adasum", "one_shot", "two_shot"];
 /// Architectures with GPUs that are connected by NVLink. Code for 8.0 runs on all of 8.x, and so on.
 const SMS: [u32; 3] = [80, 90, 100];
 /// The architecture of the PTX that all files are assembled from.

@@ -25,7 +25,6 @@ macro_rules! for_each_dtype_and_width {
 mod gram;
 mod packets;
 mod team;
-mod tree;
 
 use super::kernel;
 use crate::abi::{DType, LaunchBounds, MOST_PEERS, PEER_THREADS, Peers, Row, vector_len};
@@ -92,19 +91,6 @@ fn for_each_pair_below<const W: usize, const MOST: usize>(ranks: usize, level: u
         }
         below += 1;
     }
-}
-
-/// The coefficients of those pairs of a layer, by [`Pair::index`]: from `kept`, or `none` where there is no pair.
-#[inline(always)]
-fn coefficients_below<C: Copy, const W: usize, const MOST: usize>(
-    ranks: usize,
-    level: usize,
-    none: C,
-    kept: impl Fn(Pair) -> C,
-) -> [C; W] {
-    let mut found = [none; W];
-    for_each_pair_below::<W, MOST>(ranks, level, |pair| found[pair.index()] = kept(pair));
-    found
 }
 
 /// The nodes on a level of that tree over one element of the ranks' vectors: each at the index of its first rank.

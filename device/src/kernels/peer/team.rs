@@ -3,7 +3,7 @@
 //! The algorithms define the meaning of the sums.
 
 use crate::abi::{ChunkedSpan, PEER_LAYERS, PEER_THREADS, Peers, Row};
-use crate::math::adasum::{Coefficients, Pair, coefficients, products};
+use crate::math::adasum::{Pair, products};
 use crate::peers::{Group, Stage};
 use crate::reduce::{self, FoldingLanes};
 use crate::{arch, thread};
@@ -128,18 +128,6 @@ impl<'a> Team<'a> {
             total += unsafe { *self.slot(own, offset(rank), place) };
         }
         total
-    }
-
-    /// A pair's coefficients in a layer, from its sums over all windows.
-    ///
-    /// # Safety
-    /// The sums have been exchanged.
-    #[inline(always)]
-    pub(super) unsafe fn coefficients_of(self, is_divided: bool, layer: usize, pair: Pair) -> Coefficients {
-        let place = self.sums_place(layer, pair, 3);
-        // SAFETY: the caller's promise.
-        let sum = |sum: usize| unsafe { self.total(is_divided, |rank| self.group.peers.pairs_of(rank), place + sum) };
-        coefficients(sum(0), sum(1), sum(2))
     }
 
     /// Whether any of these layers is divided.
@@ -335,44 +323,6 @@ impl Sums for Products {
     #[inline(always)]
     fn row_sum(&self, product: usize) -> usize {
         product
-    }
-}
-
-/// The three sums of each pair of a level of the tree over `ranks` ranks.
-#[derive(Clone, Copy)]
-pub(super) struct PairSums {
-    pub(super) ranks: usize,
-    pub(super) level: usize,
-}
-
-impl PairSums {
-    /// The index of a product among the sums of all pairs: pair number `n` of a level begins at rank `n × 2^(level + 1)`.
-    #[inline(always)]
-    fn of_all(&self, product: usize) -> usize {
-        let pair = ((product / 3) << (self.level + 1)) + (1 << self.level) - 1;
-        pair * 3 + product % 3
-    }
-}
-
-impl Sums for PairSums {
-    #[inline(always)]
-    fn offset(&self, peers: &Peers, rank: usize) -> usize {
-        peers.pairs_of(rank)
-    }
-
-    #[inline(always)]
-    fn place(&self, layer: usize, product: usize) -> usize {
-        layer * (self.ranks - 1) * 3 + self.of_all(product)
-    }
-
-    #[inline(always)]
-    fn rows(&self, peers: &Peers) -> u64 {
-        peers.pair_rows
-    }
-
-    #[inline(always)]
-    fn row_sum(&self, product: usize) -> usize {
-        self.of_all(product)
     }
 }
 

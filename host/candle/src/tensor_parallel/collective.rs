@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
-use gradsync::Element;
+use gradsync::Float;
 use gradsync::ops::tensor_parallel::{AllGather, AllReduce, HostTensor, ReduceScatter, TensorOp};
 
 use super::{Shared, TensorParallel, locked};
@@ -56,7 +56,7 @@ pub(crate) fn part(step: Step, dims: &[usize], rank: usize, world_size: usize) -
 }
 
 impl Collective {
-    fn on_host<T: Element>(&self, data: &[T], dims: &[usize]) -> Result<(Vec<T>, Shape)> {
+    fn on_host<T: Float>(&self, data: &[T], dims: &[usize]) -> Result<(Vec<T>, Shape)> {
         #[cfg_attr(not(feature = "cuda"), allow(irrefutable_let_patterns))]
         let Shared::Host(comm) = &*self.group.shared else {
             bail!("{}: a tensor on the CPU in a group of ranks on GPUs", self.name())

@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use gradsync::{DType, Element, Slice};
+use gradsync::{DType, Slice};
 use rayon::iter::ParallelIterator as _;
 use rayon::iter::{IndexedParallelIterator as _, IntoParallelRefIterator as _, IntoParallelRefMutIterator as _};
 use serde_json::value::RawValue;
@@ -152,7 +152,7 @@ impl Checkpoints {
     ) -> Result<Vec<Slice<'a>>, FileError> {
         let size = dtype.size_bytes();
         let bytes = self.bytes(tensor, range.start * size..range.end * size, pieces)?;
-        Ok(bytes.into_iter().map(|bytes| typed(dtype, bytes)).collect())
+        Ok(bytes.into_iter().map(|bytes| Slice::of_bytes(dtype, bytes)).collect())
     }
 }
 
@@ -212,14 +212,4 @@ impl Unlike {
 
 fn described(tensor: &Tensor<'_>) -> String {
     format!("{} {:?}", tensor.dtype, tensor.shape)
-}
-
-/// Bytes at an address that is a multiple of 8, as elements.
-fn typed(dtype: DType, bytes: &[u8]) -> Slice<'_> {
-    match dtype {
-        DType::F64 => f64::slice(bytemuck::cast_slice(bytes)),
-        DType::F32 => f32::slice(bytemuck::cast_slice(bytes)),
-        DType::F16 => gradsync::f16::slice(bytemuck::cast_slice(bytes)),
-        DType::BF16 => gradsync::bf16::slice(bytemuck::cast_slice(bytes)),
-    }
 }

@@ -20,25 +20,18 @@ impl Tensor<'_> {
     }
 }
 
+/// The dtypes that can be reduced, as files name them.
+const REDUCIBLE: [(Dtype, DType); 4] =
+    [(Dtype::F64, DType::F64), (Dtype::F32, DType::F32), (Dtype::F16, DType::F16), (Dtype::BF16, DType::BF16)];
+
 /// The dtype by which the elements can be reduced; `None` for integers and other formats.
 pub(crate) fn reducible(dtype: Dtype) -> Option<DType> {
-    match dtype {
-        Dtype::F64 => Some(DType::F64),
-        Dtype::F32 => Some(DType::F32),
-        Dtype::F16 => Some(DType::F16),
-        Dtype::BF16 => Some(DType::BF16),
-        _ => None,
-    }
+    REDUCIBLE.into_iter().find(|(file, _)| *file == dtype).map(|(_, dtype)| dtype)
 }
 
-/// The file's name of a dtype.
-pub(crate) fn file_dtype(dtype: DType) -> Dtype {
-    match dtype {
-        DType::F64 => Dtype::F64,
-        DType::F32 => Dtype::F32,
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-    }
+/// The file's name of a dtype; `None` for integers.
+pub(crate) fn file_dtype(dtype: DType) -> Option<Dtype> {
+    REDUCIBLE.into_iter().find(|(_, own)| *own == dtype).map(|(file, _)| file)
 }
 
 /// A list of tensors, packed.

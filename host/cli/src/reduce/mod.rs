@@ -78,7 +78,7 @@ pub(crate) struct Reduce {
     #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     scale: f64,
     /// Write this dtype (f64, f32, f16 or bf16) instead of each tensor's own.
-    #[arg(long, value_name = "DTYPE")]
+    #[arg(long, value_name = "DTYPE", value_parser = float_dtype)]
     output_dtype: Option<DType>,
     /// Write nothing, and exit with code 3, if an element of the result is a NaN or an infinity. Otherwise such a result is written, a
     /// warning names its tensors, and the exit code is 0.
@@ -269,7 +269,7 @@ impl Reduce {
 
     /// The dtype in which a tensor of this dtype is written.
     fn written(&self, own: Dtype) -> Dtype {
-        self.output_dtype.filter(|_| reducible(own).is_some()).map_or(own, file_dtype)
+        self.output_dtype.filter(|_| reducible(own).is_some()).and_then(file_dtype).unwrap_or(own)
     }
 
     /// A bar over the bytes of all passes; indicatif draws it only if stderr is a terminal.
@@ -289,6 +289,11 @@ impl Reduce {
 }
 
 /// The Euclidean norm. If squares of finite values overflow, the values are scaled down by a power of two first.
+fn float_dtype(name: &str) -> Result<DType, String> {
+    let found = name.parse().ok().filter(|dtype: &DType| dtype.is_float());
+    found.ok_or_else(|| "expected f64, f32, f16 or bf16".into())
+}
+
 fn piece_norm(values: Slice<'_>) -> gradsync::Result<f64> {
     const DOWN: f64 = 1.0 / (1u128 << 127) as f64;
     let whole = [0..values.len()];

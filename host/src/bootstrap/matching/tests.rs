@@ -5,22 +5,22 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::call::ReduceOp;
-use crate::dtype::DataType;
+use crate::dtype::DType;
 
 fn send(peer: usize, len: usize) -> Call {
-    Call::new(Operation::Send { peer }, len, DataType::F32)
+    Call::new(Operation::Send { peer }, len, DType::F32)
 }
 
 fn recv(peer: usize, len: usize) -> Call {
-    Call::new(Operation::Recv { peer }, len, DataType::F32)
+    Call::new(Operation::Recv { peer }, len, DType::F32)
 }
 
 fn exchange(to: usize, from: usize) -> Call {
-    Call::new(Operation::SendRecv { to, from }, 3, DataType::F32)
+    Call::new(Operation::SendRecv { to, from }, 3, DType::F32)
 }
 
 fn reduce(len: usize) -> Call {
-    Call::new(Operation::AllReduce(ReduceOp::Sum), len, DataType::BF16)
+    Call::new(Operation::AllReduce(ReduceOp::Sum), len, DType::BF16)
 }
 
 fn barrier() -> Call {
@@ -90,7 +90,7 @@ fn transfers_of_a_pair_meet_in_order() {
 fn transfers_need_equal_length_and_dtype() {
     let outcome = after(3, &[(2, &[recv(0, 5)]), (0, &[send(2, 6)])]);
     assert_eq!(outcome, Err(pair(0, send(2, 6), 2, recv(0, 5))));
-    let bytes = Call::new(Operation::Recv { peer: 0 }, 6, DataType::U8);
+    let bytes = Call::new(Operation::Recv { peer: 0 }, 6, DType::U8);
     assert_eq!(after(2, &[(0, &[send(1, 6)]), (1, &[bytes])]), Err(pair(0, send(1, 6), 1, bytes)));
 }
 
@@ -111,7 +111,7 @@ fn a_rank_meets_itself_inside_a_group() {
     refused(&[exchange(1, 0)], 1);
     refused(&[send(3, 2)], 3);
     refused(&[exchange(0, 7)], 7);
-    refused(&[Call::new(Operation::Broadcast { root: 3 }, 1, DataType::F32)], 3);
+    refused(&[Call::new(Operation::Broadcast { root: 3 }, 1, DType::F32)], 3);
     assert_eq!(check(&[exchange(1, 0), recv(1, 3), exchange(2, 2)], 1, 3), Ok(()));
 }
 
@@ -192,7 +192,7 @@ fn collectives(posts: &[Vec<Call>]) -> Vec<Call> {
     posts.concat().into_iter().filter(|call| call.operation.peers() == (None, None)).collect()
 }
 
-fn lengths(posts: &[Vec<Call>], is_half: impl Fn(Operation) -> bool) -> Vec<(usize, Option<DataType>)> {
+fn lengths(posts: &[Vec<Call>], is_half: impl Fn(Operation) -> bool) -> Vec<(usize, Option<DType>)> {
     posts.concat().into_iter().filter(|call| is_half(call.operation)).map(|call| (call.len, call.dtype)).collect()
 }
 
@@ -250,7 +250,7 @@ pub(in crate::bootstrap) fn altered(call: Call, how: usize, world_size: usize) -
     let next = |peer: usize| (peer + 1) % world_size;
     match how % 3 {
         0 => call.len += 1,
-        1 => call.dtype = Some(DataType::I64),
+        1 => call.dtype = Some(DType::I64),
         _ => {
             call.operation = match call.operation {
                 Operation::Send { peer } if how % 2 == 0 => Operation::Send { peer: next(peer) },

@@ -12,7 +12,7 @@ use crate::bootstrap::frame::{FRAME_LIMIT, encode};
 use crate::bootstrap::handshake::{Challenge, introduce};
 use crate::bootstrap::member::Uplink;
 use crate::bootstrap::message::Network;
-use crate::dtype::DataType;
+use crate::dtype::DType;
 use crate::error::{Call, CommError, Departure, Operation};
 use crate::trace::{Kind, Recorder};
 
@@ -69,7 +69,7 @@ fn what_is_no_request_is_a_violation_by_its_rank() {
         let calls = vec![Call::without_data(Operation::Barrier); calls];
         encode(&Request::Post { calls, contribution }, FRAME_LIMIT).unwrap()
     };
-    let send_to = |peer| Call::new(Operation::Send { peer }, 1, DataType::F32);
+    let send_to = |peer| Call::new(Operation::Send { peer }, 1, DType::F32);
     let stray = encode(&Request::Post { calls: vec![send_to(3)], contribution: None }, FRAME_LIMIT).unwrap();
     let to_itself = encode(&Request::Post { calls: vec![send_to(2)], contribution: None }, FRAME_LIMIT).unwrap();
     let raw = [vec![0xff; 100], (FRAME_LIMIT as u32 + 1).to_le_bytes().to_vec()];

@@ -290,15 +290,15 @@ fn pop(queues: &mut Queues, peer: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::DataType;
+    use crate::dtype::DType;
     use crate::error::Operation;
 
     fn send(peer: usize) -> Transfer {
-        Transfer { peer, call: Call::new(Operation::Send { peer }, 4, DataType::U8), memory: Region::NONE }
+        Transfer { peer, call: Call::new(Operation::Send { peer }, 4, DType::U8), memory: Region::NONE }
     }
 
     fn recv(peer: usize) -> Transfer {
-        Transfer { peer, call: Call::new(Operation::Recv { peer }, 4, DataType::U8), memory: Region::NONE }
+        Transfer { peer, call: Call::new(Operation::Recv { peer }, 4, DType::U8), memory: Region::NONE }
     }
 
     fn barrier() -> CollectiveCall {

@@ -18,7 +18,6 @@ use super::link::Requests;
 use super::link::{Link, LinkError};
 use super::mailbox::{Mailboxes, Payload};
 use super::record::{EagerBytes, Record};
-use super::remote_memory::Processes;
 use super::scratch::Scratch;
 use super::stream::{Stall, Stream};
 use crate::error::{Call, CommError, Departure, Error, Operation, Result};
@@ -40,8 +39,6 @@ pub(in crate::comm) struct Handshake {
     link: Box<dyn Link>,
     /// The mailboxes, if the ranks share the memory of one machine; other ranks exchange records.
     mailboxes: Option<Mailboxes>,
-    /// The processes of all ranks, if each can read the memory of all others; then all ranks have them.
-    processes: Option<Processes>,
     deadline: Duration,
     /// The number of collectives that this rank has completed. A collective counts as completed between its steps.
     completed: Cell<u64>,
@@ -66,7 +63,6 @@ impl Handshake {
         Handshake {
             link,
             mailboxes: None,
-            processes: None,
             deadline,
             completed: Cell::new(0),
             failure: RefCell::new(None),
@@ -82,15 +78,6 @@ impl Handshake {
 
     pub(super) fn mailboxes(&self) -> Option<&Mailboxes> {
         self.mailboxes.as_ref()
-    }
-
-    /// Lets long vectors be read directly from the ranks' memory; all ranks have to do so.
-    pub(super) fn set_processes(&mut self, processes: Processes) {
-        self.processes = Some(processes);
-    }
-
-    pub(super) fn processes(&self) -> Option<&Processes> {
-        self.processes.as_ref()
     }
 
     pub(in crate::comm) fn link(&self) -> &dyn Link {

@@ -1,10 +1,9 @@
 //! Collectives of processes by messages, over any [`Link`]: the code that all transports between processes share.
 //!
 //! Ranks compare their calls before data move (`handshake`): in shared-memory mailboxes if all are processes of one machine (`mailbox`),
-//! otherwise by records (`record`). Operands of small calls are sent with the call (`eager`). Larger ones move pairwise (`transfer`, by
-//! `stream`), through the mailboxes in chunks (`pipelined`), or are read directly from the other ranks' memory (`one_sided`). Sends and
-//! receives are agreed between two ranks (`point_to_point`, `direct`). Ranks of one machine expose windows of their buffers to each other
-//! (`windows`).
+//! otherwise by records (`record`). Operands of small calls are sent with the call (`eager`). Larger ones go through the mailboxes in
+//! chunks (`pipelined`), or move pairwise in messages (`transfer`, by `stream`). Sends and receives are messages that two ranks agree on
+//! (`point_to_point`, `direct`). Ranks of one machine expose windows of their buffers to each other (`windows`).
 //!
 //! These modules do not depend on the way in which records and bytes are sent: a transport implements [`Link`], makes a
 //! [`MessagePassing`] of it, and wraps it in its own public type.
@@ -14,11 +13,9 @@ mod eager;
 mod handshake;
 mod link;
 mod mailbox;
-mod one_sided;
 mod pipelined;
 mod point_to_point;
 mod record;
-pub(in crate::comm) mod remote_memory;
 mod scratch;
 mod stream;
 mod transfer;
@@ -174,20 +171,6 @@ impl MessagePassing {
         if self.world_size() > 1 && self.handshake.is_eager(output.len()) {
             return self.handshake.all_reduce_eager(call, reduction, input, output);
         }
-        if let Some(reader) = self.handshake.reader(output.len()) {
-            let vectors = self.handshake.agree_on_vectors(reader, call, output)?;
-            input.into_iter().for_each(|input| output.copy_from_slice(input));
-            let (can_read, own) = (self.handshake.can_read(&vectors, output.len())?, output.as_mut_ptr());
-            if can_read {
-                // SAFETY: the data have as many elements as the call says.
-                return unsafe {
-                    self.handshake.all_reduce_by_reading(call.operation, reduction, &vectors, own, call.len)
-                };
-            }
-            let transfer = Transfer { handshake: &self.handshake, operation: call.operation };
-            // SAFETY: as above.
-            return unsafe { transfer.all_reduce(reduction, own, call.len) };
-        }
         let transfer = self.agree(call)?;
         input.into_iter().for_each(|input| output.copy_from_slice(input));
         if self.world_size() == 1 && reduction.keeps_one_rank() {
@@ -285,8 +268,6 @@ pub(in crate::comm) enum SetUp {
     Member,
     Map,
     Mailboxes,
-    Probes,
-    Read,
     #[cfg(all(feature = "cuda", feature = "mpi"))]
     Device,
     #[cfg(all(feature = "cuda", feature = "mpi"))]

@@ -153,6 +153,27 @@ impl Pipeline<'_> {
         Ok(())
     }
 
+    /// Writes the root's data to the data of all other ranks, in chunks.
+    ///
+    /// # Safety
+    /// `data` has `bytes` bytes to read on the root, and to write on all other ranks, which nothing else uses; lengths agree on all ranks.
+    pub(super) unsafe fn broadcast(&self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
+        let is_root = self.rank_and_world_size().0 == root;
+        for begin in (0..bytes).step_by(self.part) {
+            let part = self.part.min(bytes - begin);
+            if is_root {
+                // SAFETY: within the data, and within the next slot, which no other rank reads yet.
+                unsafe { copy_nonoverlapping(data.add(begin), self.mailboxes.next_slot(), part) };
+            }
+            self.publish_slot()?;
+            if !is_root {
+                // SAFETY: within the slot that the root has published, and within the data.
+                unsafe { copy_nonoverlapping(self.mailboxes.slot(root), data.add(begin), part) };
+            }
+        }
+        Ok(())
+    }
+
     fn rank_and_world_size(&self) -> (usize, usize) {
         let link = self.transfer.handshake.link();
         (link.rank(), link.world_size())

@@ -82,14 +82,14 @@ pub(super) fn shortened(mut record: Record) -> Record {
 mod tests {
     use super::*;
     use crate::comm::ReduceOp;
-    use crate::dtype::DataType;
+    use crate::dtype::DType;
     use crate::error::Operation;
 
     #[test]
     fn a_record_is_long_enough_for_an_eager_call() {
         let factor = (-1.5f64).into();
         let operation = Operation::ScaledAllReduce { op: ReduceOp::Min, before: factor, after: factor };
-        let call = Call { within: Some(operation), ..Call::new(operation, usize::MAX, DataType::BF16) };
+        let call = Call { within: Some(operation), ..Call::new(operation, usize::MAX, DType::BF16) };
         let record = Record::Call { call, eager: EagerBytes(vec![255; MAX_EAGER_BYTES]) };
         let bytes = postcard::to_stdvec(&record).unwrap();
         assert!(bytes.len() + 100 < RECORD_BYTES, "{} bytes", bytes.len());

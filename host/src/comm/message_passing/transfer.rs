@@ -1,7 +1,7 @@
 //! The data movement of a collective after all ranks have agreed to it: pairwise, in windows that bound the scratch memory.
 //!
 //! Reductions exchange the ranks' parts, reduce each part on one rank in rank order, and distribute the results. Ranks that share memory
-//! use `pipelined` instead for everything but broadcasts. These functions never wait for a rank that may not have arrived.
+//! use `pipelined` instead. These functions never wait for a rank that may not have arrived.
 
 use std::ptr;
 
@@ -176,6 +176,10 @@ impl Transfer<'_> {
     /// # Safety
     /// See above: `data` has `bytes` bytes to read on the root, and to write on all other ranks.
     pub(in crate::comm) unsafe fn broadcast(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
+        if let Some(pipeline) = self.pipeline(1, 1) {
+            // SAFETY: as the caller promises.
+            return unsafe { pipeline.broadcast(data, bytes, root) };
+        }
         let (rank, world_size) = (self.handshake.link().rank(), self.handshake.link().world_size());
         let part = if bytes <= UNSPLIT_BYTES { bytes } else { bytes.div_ceil((world_size - 1).max(1)) };
         // The root has no part; the parts of the other ranks are in rank order, from the rank after the root on.

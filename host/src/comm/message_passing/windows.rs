@@ -14,8 +14,7 @@ use std::sync::Arc;
 use super::handshake::{Failure, Handshake, Wait, end_of_epoch, known, mismatch};
 use super::mailbox::{self, Mailboxes};
 use super::record::Record;
-use super::remote_memory::{Probe, Processes};
-use super::{MemoryUse, MessagePassing, SetUp, one_sided};
+use super::{MemoryUse, MessagePassing, SetUp};
 use crate::call::scope;
 use crate::comm::Ranks;
 use crate::comm::collective::check_shards;
@@ -115,23 +114,6 @@ impl MessagePassing {
         if let Some(mailboxes) = self.if_all_succeeded(found)? {
             mailbox.into_iter().for_each(MemoryFile::leave);
             self.handshake.set_mailboxes(mailboxes);
-            self.open_memory()?;
-        }
-        Ok(())
-    }
-
-    /// Lets few ranks read each other's memory, if the system permits that to all of them.
-    fn open_memory(&mut self) -> Result<()> {
-        if self.world_size() > one_sided::MOST_RANKS {
-            return Ok(());
-        }
-        // It stays until all ranks have tried to read it.
-        let probe = Probe::new().ok();
-        let words = probe.as_ref().map_or([0; Probe::WORDS], Probe::words);
-        let probes = self.gather(SetUp::Probes.call(), &words)?;
-        let own = Processes::with_probes(&probes, self.rank()).filter(|_| probe.is_some());
-        if let Some(processes) = self.if_all_succeeded(own)? {
-            self.handshake.set_processes(processes);
         }
         Ok(())
     }

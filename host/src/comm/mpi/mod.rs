@@ -46,9 +46,8 @@
 //!
 //! If all ranks are processes of one machine and one user, they run their handshakes in shared memory, without messages
 //! ([`shares_memory`](MpiCommunicator::shares_memory)). With `GRADSYNC_MPI_MESSAGES_ONLY=1` in the environment of any rank they send
-//! messages, as ranks of several machines do. All-reduces of 4 MiB or more of two ranks read the other rank's vector where it lies
-//! (Linux's `process_vm_readv`), if the system permits it; other long reductions, `all_gather` and `all_to_all` go through the mailboxes in
-//! chunks; long broadcasts, and what ranks send to each other, are messages.
+//! messages, as ranks of several machines do. Long collectives go through the mailboxes in chunks; what ranks send to each other are
+//! messages.
 //!
 //! Vectors in memory that the other ranks can map ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)) stay in place:
 //! ranks expose windows of them to each other ([`SharedWindows`](crate::memory::SharedWindows)) instead of sending copies. If a process

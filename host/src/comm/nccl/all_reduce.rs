@@ -5,7 +5,7 @@ use super::NcclCommunicator;
 use super::primitive::{Primitive, Reduction};
 use crate::comm::{Ranks, ReduceOp, Scaling};
 use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
-use crate::dtype::{DType, DataType};
+use crate::dtype::{DType, Float, with_float};
 use crate::error::{Call, Operation, Result};
 use crate::kernels::cuda;
 use crate::memory::RawSlice;
@@ -13,9 +13,9 @@ use crate::sys::nccl::RedOp;
 
 impl NcclCommunicator {
     /// The reduction by which NCCL computes the reduction of inputs times `before`, and the remaining factor of the result.
-    pub(super) fn reduction(&self, op: ReduceOp, dtype: DataType, before: f64) -> (Reduction, f64) {
+    pub(super) fn reduction(&self, op: ReduceOp, dtype: DType, before: f64) -> (Reduction, f64) {
         let world_size = self.world();
-        let is_wide = matches!(dtype, DataType::F64 | DataType::F32) || dtype.float().is_none();
+        let is_wide = matches!(dtype, DType::F64 | DType::F32) || !dtype.is_float();
         match op {
             // Over one rank, NCCL 2.28 leaves the last elements of scaled sums and means unwritten.
             ReduceOp::Sum | ReduceOp::Mean if world_size == 1 => (Reduction::Plain(RedOp::SUM), before),
@@ -66,7 +66,7 @@ impl NcclCommunicator {
             cuda::scale(place, input, before)?;
             (output, 1.0)
         };
-        let (reduction, rest) = self.reduction(op, input.dtype().into(), fused);
+        let (reduction, rest) = self.reduction(op, input.dtype(), fused);
         let primitive = Primitive::AllReduce { input: source.into(), output: output.address(), reduction };
         // SAFETY: operands of one queue, borrowed by the caller; later work on them is ordered after the operation.
         unsafe {
@@ -97,13 +97,8 @@ impl NcclCommunicator {
 }
 
 /// Whether the dtype can represent the factor exactly.
-pub(super) fn is_exact(factor: f64, dtype: DType) -> bool {
-    match dtype {
-        DType::F64 => true,
-        DType::F32 => f64::from(factor as f32) == factor,
-        DType::F16 => half::f16::from_f64(factor).to_f64() == factor,
-        DType::BF16 => half::bf16::from_f64(factor).to_f64() == factor,
-    }
+fn is_exact(factor: f64, dtype: DType) -> bool {
+    with_float!(dtype, T => <T as Float>::from_f64(factor).to_f64() == factor)
 }
 
 /// Multiplies memory by a factor, rounding once.
@@ -111,8 +106,10 @@ pub(super) fn is_exact(factor: f64, dtype: DType) -> bool {
 /// # Safety
 /// As [`NcclCommunicator::all_reduce_raw`](super::NcclCommunicator::all_reduce_raw).
 pub(super) unsafe fn scale_in_place(queue: &Queue, data: RawSlice, factor: f64) -> Result<()> {
-    let Some(dtype) = data.dtype.float().filter(|_| factor != 1.0) else { return Ok(()) };
+    if factor == 1.0 || !data.dtype.is_float() {
+        return Ok(());
+    }
     // SAFETY: the caller's promise.
-    let place = unsafe { DeviceSliceMut::from_raw_parts(queue, data.address, dtype, data.len) };
+    let place = unsafe { DeviceSliceMut::from_raw_parts(queue, data.address, data.dtype, data.len) };
     cuda::scale_in_place(place, factor)
 }

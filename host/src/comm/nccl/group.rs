@@ -44,7 +44,7 @@ impl<'c, 'd> Group<'c, 'd> {
 
     /// Whether a collective can be part of a group: its operands are disjoint or reduced in place, and it needs no separate pass.
     pub(super) fn takes(&self, collective: &Collective<'_, Cuda>) -> bool {
-        let is_fused = |op, dtype: DType| self.comm.reduction(op, dtype.into(), 1.0).1 == 1.0;
+        let is_fused = |op, dtype: DType| self.comm.reduction(op, dtype, 1.0).1 == 1.0;
         match collective {
             Collective::AllReduce { operands: Operands::InPlace(data), op, scaling } => {
                 *scaling == Scaling::NONE && is_fused(*op, data.as_slice().dtype())
@@ -164,7 +164,7 @@ impl<'c, 'd> Group<'c, 'd> {
     }
 
     fn reduction(&self, operation: Operation, data: DeviceSlice<'_>, op: ReduceOp) -> Result<Reduction> {
-        match self.comm.reduction(op, data.dtype().into(), 1.0) {
+        match self.comm.reduction(op, data.dtype(), 1.0) {
             (reduction, 1.0) => Ok(reduction),
             _ => Err(Error::InvalidArgument {
                 operation: "group",

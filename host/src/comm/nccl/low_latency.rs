@@ -85,7 +85,10 @@ impl LowLatency {
     /// The factor of all elements, and the number of shots, of an all-reduce that the kernels compute. Its arguments decide, which are
     /// equal on all ranks.
     pub(super) fn takes(&self, data: RawSlice, op: ReduceOp, scaling: Scaling) -> Option<(f64, Shots)> {
-        let bytes = data.len * data.dtype.float()?.size_bytes();
+        if !data.dtype.is_float() {
+            return None;
+        }
+        let bytes = data.len * data.dtype.size_bytes();
         let factor = match op {
             ReduceOp::Sum => scaling.before * scaling.after,
             ReduceOp::Mean => scaling.before * scaling.after / self.world_size as f64,
@@ -113,9 +116,9 @@ impl NcclCommunicator {
     ) -> Option<Result<()>> {
         let low_latency = self.low_latency.as_ref()?;
         let (factor, shots) = low_latency.takes(input, op, scaling)?;
-        let (packets, dtype) = (&low_latency.packets, input.dtype.float()?);
+        let packets = &low_latency.packets;
         // SAFETY: the caller's promise.
-        let source = unsafe { DeviceSlice::from_raw_parts(queue, input.address, dtype, input.len) };
+        let source = unsafe { DeviceSlice::from_raw_parts(queue, input.address, input.dtype, input.len) };
         let _held = queue.hold();
         let recorded = self.recorded(queue).and_then(|recorded| {
             packets.keep_for_recording(queue)?;

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::dtype::DataType;
+use crate::dtype::{DType, Float, with_float};
 use crate::memory::RawSlice;
 use crate::sys::nccl::{Comm, DataTypeCode, Nccl, RedOp, ResultCode, ScalarResidence, Stream};
 
@@ -55,32 +55,16 @@ pub(super) struct Refused {
     pub(super) code: ResultCode,
 }
 
-/// Whether NCCL can reduce a type; other types are moved as bytes.
-pub(super) fn is_reducible(dtype: DataType) -> bool {
-    !matches!(dtype, DataType::I16 | DataType::U16 | DataType::Bool)
-}
-
 /// The count and type by which NCCL moves data: elements of types that NCCL does not have are counted as bytes.
 fn moved(data: RawSlice) -> (usize, DataTypeCode) {
     // The product does not overflow, because the data exist in memory.
-    let len = if is_reducible(data.dtype) { data.len } else { data.len * data.dtype.size_bytes() };
+    let len = if data.dtype.nccl_code().is_some() { data.len } else { data.len * data.dtype.size_bytes() };
     (len, data_type(data.dtype))
 }
 
 /// The `ncclDataType_t` of a type; bytes for types that NCCL does not have.
-fn data_type(dtype: DataType) -> DataTypeCode {
-    match dtype {
-        DataType::I8 => DataTypeCode::I8,
-        DataType::U8 | DataType::I16 | DataType::U16 | DataType::Bool => DataTypeCode::U8,
-        DataType::I32 => DataTypeCode::I32,
-        DataType::U32 => DataTypeCode::U32,
-        DataType::I64 => DataTypeCode::I64,
-        DataType::U64 => DataTypeCode::U64,
-        DataType::F16 => DataTypeCode::F16,
-        DataType::F32 => DataTypeCode::F32,
-        DataType::F64 => DataTypeCode::F64,
-        DataType::BF16 => DataTypeCode::BF16,
-    }
+fn data_type(dtype: DType) -> DataTypeCode {
+    dtype.nccl_code().map_or(DataTypeCode::BYTES, DataTypeCode)
 }
 
 fn pointer(address: u64) -> *mut c_void {
@@ -94,16 +78,10 @@ fn checked(call: &'static str, code: ResultCode) -> Result<ResultCode, Refused> 
     }
 }
 
-/// Encodes a factor in the type of the elements.
-fn scalar(factor: f64, dtype: DataType) -> [u8; 8] {
+/// Encodes a factor in the type of the elements. Only floating-point numbers are scaled.
+fn scalar(factor: f64, dtype: DType) -> [u8; 8] {
     let mut bytes = [0; 8];
-    match dtype {
-        DataType::F64 => bytes.copy_from_slice(&factor.to_ne_bytes()),
-        DataType::F32 => bytes[..4].copy_from_slice(&(factor as f32).to_ne_bytes()),
-        DataType::F16 => bytes[..2].copy_from_slice(&half::f16::from_f64(factor).to_ne_bytes()),
-        DataType::BF16 => bytes[..2].copy_from_slice(&half::bf16::from_f64(factor).to_ne_bytes()),
-        other => unreachable!("integers are not scaled, and this is {other}"),
-    }
+    with_float!(dtype, T => bytes[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&<T as Float>::from_f64(factor))));
     bytes
 }
 
@@ -192,7 +170,7 @@ unsafe fn with_reduction(
     nccl: &Nccl,
     comm: Comm,
     reduction: Reduction,
-    dtype: DataType,
+    dtype: DType,
     call: impl FnOnce(RedOp) -> Result<ResultCode, Refused>,
 ) -> Result<ResultCode, Refused> {
     let factor = match reduction {

@@ -1,11 +1,11 @@
 //! Collectives on raw memory, of any type that NCCL moves, for communicators of other crates' tensors.
 
 use super::all_reduce::scale_in_place;
-use super::primitive::{Primitive, is_reducible};
+use super::primitive::Primitive;
 use super::{NcclCommunicator, group};
 use crate::comm::{Ranks, ReduceOp, Scaling};
 use crate::driver::Queue;
-use crate::dtype::DataType;
+use crate::dtype::DType;
 use crate::error::{Call, Error, Operation, Result, same_len};
 use crate::memory::RawSlice;
 
@@ -98,8 +98,8 @@ impl NcclCommunicator {
 }
 
 /// Refuses to reduce elements of a type that NCCL only moves, as bytes.
-fn check_reducible(operation: &'static str, dtype: DataType) -> Result<()> {
-    if is_reducible(dtype) {
+fn check_reducible(operation: &'static str, dtype: DType) -> Result<()> {
+    if dtype.nccl_code().is_some() {
         return Ok(());
     }
     let reason = format!("NCCL does not reduce elements of {dtype}; it only moves them");

@@ -359,7 +359,10 @@ impl Session {
         }
         let done = match spare {
             Some(event) if event.is_of(queue) => event,
-            _ => queue.event()?,
+            other => {
+                other.into_iter().for_each(Event::retire);
+                queue.event()?
+            }
         };
         done.record()?;
         let outstanding = Outstanding { begun, done };

@@ -23,19 +23,15 @@ pub(super) enum Kind {
     Record = 1,
     /// The next bytes of a message.
     Bytes = 2,
-    /// The address of a message's bytes.
-    Reference = 3,
     /// The sender has left the group.
-    Left = 4,
+    Left = 3,
     /// The number of bytes of messages that the sender of this frame has processed so far.
-    Taken = 5,
+    Taken = 4,
 }
 
 impl Kind {
     fn of(byte: u8) -> Option<Self> {
-        [Kind::Record, Kind::Bytes, Kind::Reference, Kind::Left, Kind::Taken]
-            .into_iter()
-            .find(|kind| *kind as u8 == byte)
+        [Kind::Record, Kind::Bytes, Kind::Left, Kind::Taken].into_iter().find(|kind| *kind as u8 == byte)
     }
 }
 
@@ -94,10 +90,6 @@ impl Connection {
     pub(super) fn set_lanes(&mut self, lanes: Lanes) {
         self.lanes = Some(lanes);
         self.session = None;
-    }
-
-    pub(super) fn lanes(&self) -> Option<&Lanes> {
-        self.lanes.as_ref()
     }
 
     /// Whether the other process is on another machine.

@@ -1,5 +1,4 @@
-//! [`Lane`]: a byte stream from one process to another in shared memory, with tickets for messages that the receiver fetches from the
-//! sender's memory.
+//! [`Lane`]: a byte stream from one process to another in shared memory.
 //!
 //! One process writes and one reads, each under its own lock. The memory stays for as long as either has it mapped.
 //!
@@ -12,12 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::memory::file::Mapped;
 
-/// The layout of a lane: the counters of bytes that were written and read, on separate cache lines, and the tickets.
+/// The layout of a lane: the counters of bytes that were written and read, on separate cache lines, and the bytes.
 const WRITTEN_AT: usize = 0;
 const READ_AT: usize = 64;
-const TICKETS_AT: usize = 128;
-const TICKETS: usize = 64;
-const HEADER_BYTES: usize = 1024;
+const HEADER_BYTES: usize = 128;
 
 /// The bytes of a file that one lane takes.
 pub(super) fn bytes_of(capacity: usize) -> usize {
@@ -33,25 +30,6 @@ pub(super) struct Lane {
     capacity: usize,
     /// The number of bytes that this end has written or read.
     position: AtomicU64,
-    /// The number of tickets that the sender has issued.
-    issued: AtomicU64,
-}
-
-/// The ticket of a message that the receiver fetches. By it, the receiver tells the sender that it has fetched the message, or the sender
-/// cancels the message before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ticket {
-    index: u32,
-    /// A number that is never used twice; its two lowest bits are for the receiver's answer.
-    word: u64,
-}
-
-/// The receiver's answer to a ticket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
-    Fetched = 1,
-    /// The receiver cannot read the memory, and the sender has to send the bytes.
-    Refused = 2,
 }
 
 impl Lane {
@@ -63,8 +41,7 @@ impl Lane {
     /// The lane with index `number` in this memory; all lanes in it have the same capacity.
     pub(super) fn new(memory: Arc<Mapped>, number: usize, capacity: usize) -> Self {
         assert!(capacity.is_power_of_two(), "a capacity of {capacity}");
-        let (position, issued) = (AtomicU64::new(0), AtomicU64::new(0));
-        Lane { memory, begin: number * bytes_of(capacity), capacity, position, issued }
+        Lane { memory, begin: number * bytes_of(capacity), capacity, position: AtomicU64::new(0) }
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
@@ -146,55 +123,6 @@ impl Lane {
         self.position.store(written, Ordering::Relaxed);
         self.word(READ_AT).store(written, Ordering::Release);
         Ok(true)
-    }
-
-    fn ticket(&self, ticket: Ticket) -> &AtomicU64 {
-        self.word(TICKETS_AT + ticket.index as usize % TICKETS * size_of::<u64>())
-    }
-
-    /// Issues a ticket for a message, if one is free. Called by the sender.
-    pub(super) fn issue(&self) -> Option<Ticket> {
-        let word = (self.issued.load(Ordering::Relaxed) + 1) << 2;
-        let mut tickets = (0..TICKETS as u32).map(|index| Ticket { index, word });
-        let ticket = tickets.find(|ticket| self.ticket(*ticket).load(Ordering::Relaxed) == 0)?;
-        self.issued.fetch_add(1, Ordering::Relaxed);
-        self.ticket(ticket).store(ticket.word, Ordering::Release);
-        Some(ticket)
-    }
-
-    /// Returns the receiver's answer, if there is one, and frees the ticket. Called by the sender.
-    pub(super) fn answer(&self, ticket: Ticket) -> Option<Answer> {
-        let word = self.ticket(ticket).load(Ordering::Acquire);
-        let answer = [Answer::Fetched, Answer::Refused].into_iter().find(|&answer| word == ticket.word | answer as u64);
-        if answer.is_some() {
-            self.ticket(ticket).store(0, Ordering::Relaxed);
-        }
-        answer
-    }
-
-    /// Gives the receiver's answer. Returns false if the sender has cancelled the message; then the fetched bytes are unspecified. Called
-    /// by the receiver.
-    pub(super) fn give(&self, ticket: Ticket, answer: Answer) -> bool {
-        // The whole message must be read before the answer.
-        std::sync::atomic::fence(Ordering::SeqCst);
-        let word = self.ticket(ticket);
-        word.compare_exchange(ticket.word, ticket.word | answer as u64, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-
-    /// Cancels a message. Its memory may change afterwards. Called by the sender.
-    pub(super) fn withdraw(&self, ticket: Ticket) {
-        self.ticket(ticket).store(0, Ordering::Release);
-        std::sync::atomic::fence(Ordering::SeqCst);
-    }
-
-    /// Encodes a ticket.
-    pub(super) fn words(ticket: Ticket) -> [u64; 2] {
-        [ticket.index.into(), ticket.word]
-    }
-
-    /// The inverse of [`words`](Self::words).
-    pub(super) fn of_words([index, word]: [u64; 2]) -> Ticket {
-        Ticket { index: index as u32, word }
     }
 }
 
@@ -281,23 +209,5 @@ mod tests {
             assert!(error.contains("5 bytes were written") && error.contains(&format!("{wrong} were read")), "{error}");
             writer.write_some(&[8; CAPACITY]).unwrap_err();
         }
-    }
-
-    #[test]
-    fn a_message_is_fetched_or_taken_back_and_never_both() {
-        let [sender, receiver] = lanes();
-        let ticket = sender.issue().expect("all are free");
-        assert_eq!(Lane::of_words(Lane::words(ticket)), ticket);
-        assert!(sender.answer(ticket).is_none() && receiver.give(ticket, Answer::Fetched));
-        assert_eq!(sender.answer(ticket), Some(Answer::Fetched));
-        let other = sender.issue().expect("free again");
-        assert_ne!(other, ticket);
-        sender.withdraw(other);
-        assert!(!receiver.give(other, Answer::Fetched) && !receiver.give(ticket, Answer::Fetched));
-        let all: Vec<Ticket> = (0..TICKETS).map(|_| sender.issue().expect("a free one")).collect();
-        assert_eq!(sender.issue(), None);
-        assert!(receiver.give(all[7], Answer::Refused) && sender.answer(all[6]).is_none());
-        assert_eq!(sender.answer(all[7]), Some(Answer::Refused));
-        assert!(sender.issue().is_some());
     }
 }

@@ -5,18 +5,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::connection::Kind;
-use super::lane::Answer;
 use super::mesh::{Mesh, WORLD};
-use super::message::{Received, Reference};
-use crate::comm::message_passing::{
-    Buffers, Incoming, Link, LinkError, Outgoing, Pending, Record, Requests, remote_memory,
-};
+use crate::comm::message_passing::{Buffers, Incoming, Link, LinkError, Outgoing, Pending, Record, Requests};
 use crate::error::{Departure, Result};
 
 /// The longest message between machines.
 pub(super) const NETWORK_BYTES: usize = 1 << 20;
-/// The bytes that are fetched at a time, before this rank processes its other messages.
-const FETCH_BYTES: usize = 1 << 20;
 
 /// This process's end of a group.
 #[derive(Debug)]
@@ -93,8 +87,7 @@ impl Link for ProcessLink {
 
     unsafe fn send(&self, outgoing: Outgoing, requests: &mut Requests) {
         let mut peer = self.mesh.peer(self.numbers[outgoing.peer]);
-        let can_refer = peer.process.is_some();
-        let number = peer.group(self.group).start_sending(outgoing.start, outgoing.bytes, can_refer);
+        let number = peer.group(self.group).start_sending(outgoing.start, outgoing.bytes);
         peer.progress_of(self.group);
         requests.add(Ok(Box::new(Send { message: self.message(outgoing.peer, number) })));
     }
@@ -102,8 +95,7 @@ impl Link for ProcessLink {
     unsafe fn receive(&self, incoming: Incoming, requests: &mut Requests) {
         let Incoming { peer, start, bytes } = incoming;
         let number = self.mesh.peer(self.numbers[peer]).group(self.group).start_receiving(start, bytes);
-        let message = self.message(peer, number);
-        requests.add(Ok(Box::new(Receive { message, start, fetched: 0 })));
+        requests.add(Ok(Box::new(Receive { message: self.message(peer, number) })));
     }
 
     fn buffers(&self) -> Option<&Buffers> {
@@ -191,62 +183,23 @@ impl Pending for Send {
     fn cancel(&mut self) {
         let Message { mesh, group, peer, number } = &self.message;
         let mut peer = mesh.peer(*peer);
-        let (messages, connection) = peer.group_and_connection(*group);
-        messages.cancel_sending(*number, connection);
+        peer.group(*group).cancel_sending(*number);
     }
 }
 
 #[derive(Debug)]
 struct Receive {
     message: Message,
-    start: *mut u8,
-    fetched: usize,
 }
 
 impl Pending for Receive {
     fn test(&mut self) -> Result<bool, LinkError> {
-        let Message { ref mesh, group, peer, number } = self.message;
-        let mesh = mesh.clone();
-        let mut connected = mesh.peer(peer);
-        let reference = match connected.progress_of(group).received(number)? {
-            Received::All => return Ok(true),
-            Received::Waiting => return Ok(false),
-            Received::Fetch(reference) => reference,
-        };
-        let process = connected.process;
-        // The lock is released, so that other groups can proceed meanwhile.
-        drop(connected);
-        let Some(answer) = self.fetch(process, reference) else { return Ok(false) };
-        let mut connected = mesh.peer(peer);
-        // A sender that has cancelled the message has failed, and reports the failure.
-        if connected.connection.lanes().is_none_or(|lanes| !lanes.inward.give(reference.ticket, answer)) {
-            return Ok(false);
-        }
-        let messages = connected.group(group);
-        messages.note_answer(number, answer);
-        Ok(matches!(messages.received(number)?, Received::All))
+        let Message { mesh, group, peer, number } = &self.message;
+        mesh.peer(*peer).progress_of(*group).received(*number)
     }
 
     fn cancel(&mut self) {
         let Message { mesh, group, peer, number } = &self.message;
         mesh.peer(*peer).group(*group).cancel_receiving(*number);
-    }
-}
-
-impl Receive {
-    /// Fetches the next bytes. Returns the answer to the sender once all bytes are fetched, or cannot be read: the system may not allow
-    /// reading or writing this memory for another process, or the other process has ended, which is detected soon.
-    fn fetch(&mut self, process: Option<u32>, reference: Reference) -> Option<Answer> {
-        let bytes = FETCH_BYTES.min(reference.bytes - self.fetched);
-        let address = reference.address + self.fetched as u64;
-        // SAFETY: within the memory of the message, which is this message's until it is over or cancelled.
-        let read = |process| unsafe { remote_memory::read(process, address, self.start.add(self.fetched), bytes) };
-        match process.map(read) {
-            Some(Ok(copied @ 1..)) => {
-                self.fetched += copied;
-                (self.fetched == reference.bytes).then_some(Answer::Fetched)
-            }
-            _ => Some(Answer::Refused),
-        }
     }
 }

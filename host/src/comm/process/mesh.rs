@@ -36,16 +36,14 @@ pub(super) struct Mesh {
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) connection: Connection,
-    /// The number of the process, if this process can read its memory.
-    pub(super) process: Option<u32>,
     /// The first violation of the protocol by the other process; its connection counts as ended.
     pub(super) violation: Option<String>,
     groups: HashMap<u64, Messages>,
 }
 
 impl Peer {
-    pub(super) fn new(connection: Connection, process: Option<u32>) -> Self {
-        Self { connection, process, violation: None, groups: HashMap::new() }
+    pub(super) fn new(connection: Connection) -> Self {
+        Self { connection, violation: None, groups: HashMap::new() }
     }
 
     /// The messages of a group.
@@ -113,7 +111,7 @@ impl Peer {
     pub(super) fn leave(&mut self, number: u64) {
         self.connection.push(Kind::Left, number, &[]);
         let group = self.groups.entry(number).or_default();
-        group.close(&self.connection);
+        group.close();
         if group.is_over() {
             self.groups.remove(&number);
         }
@@ -214,7 +212,7 @@ mod tests {
             let (own, other) = UnixStream::pair().expect("a pair");
             own.set_nonblocking(true).expect("a socket");
             let peer = crate::bootstrap::Peer { socket: Socket::Local(own), session: None, is_here: true };
-            (Peer::new(Connection::new(peer), None), other)
+            (Peer::new(Connection::new(peer)), other)
         };
         let (mut peer, mut other) = connected();
         other.write_all(&[0xff; 64]).expect("room for a few bytes");

@@ -30,11 +30,11 @@
 //! other processes of the machine, and those between which the system refuses such a socket, connect by TCP, with authenticated frames.
 //! Both ends prove that they know the group's secret. Over the control channel they exchange handles of their memory, and open it by
 //! `/proc`, as ranks of MPI do ([`shares_memory`](ProcessCommunicator::shares_memory)): handshakes run in mailboxes, records in lanes of
-//! shared memory, all collectives but broadcasts in chunks through the mailboxes, and
-//! [shared buffers](crate::GradientBuffer::new_shared) are reduced in place. Longer messages are copied once, by the receiver, directly
-//! out of the sender's memory (`process_vm_readv`). If the system does not permit this, they go through the lanes; if memory cannot be
-//! shared, for example for lack of descriptors or between containers with PID namespaces of their own, through the sockets. Ranks try each of these when the communicator is made, and all ranks
-//! make the same choice. With `GRADSYNC_PROCESS_MESSAGES_ONLY=1` in the environment of any rank, all use only sockets.
+//! shared memory, all collectives in chunks through the mailboxes, what ranks send to each other through the lanes, and
+//! [shared buffers](crate::GradientBuffer::new_shared) are reduced in place. If memory cannot be shared, for example for lack of
+//! descriptors or between containers with PID namespaces of their own, everything goes through the sockets. Ranks try this when the
+//! communicator is made, and all ranks make the same choice. With `GRADSYNC_PROCESS_MESSAGES_ONLY=1` in the environment of any rank, all
+//! use only sockets.
 //!
 //! # Several machines
 //!

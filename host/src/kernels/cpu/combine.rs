@@ -7,10 +7,9 @@ use super::isa::return_on_lanes;
 use super::products::{add_weighted, blocks, check_vectors, of_one_type};
 use super::tree::{Trees, root};
 use super::{BLOCK_LEN, CHUNK_LEN, elements, for_each, parts};
-use crate::dtype::DType;
+use crate::dtype::{Float, storage, storage_mut, with_float};
 use crate::error::{Error, Result, same_len};
 use crate::plan::segments;
-use crate::slice::{Element, storage, storage_mut};
 use crate::slice::{Slice, SliceMut, with_typed};
 
 /// Negative zero, which keeps the sign of a zero that is added to it.
@@ -29,7 +28,7 @@ pub fn combine(dst: SliceMut<'_>, vectors: &[Slice<'_>], weights: &[f64], segmen
     same_len("combine", ("weights", weights.len()), ("segments × vectors", segments.len() * vectors.len()))?;
     for_each(parts(dst, segments), elements(vectors.len(), segments), |(segment, range, part)| {
         let weights = &weights[segment * vectors.len()..][..vectors.len()];
-        with_typed!(SliceMut, part, part => with_typed!(Slice, vectors[0], first => {
+        with_typed!(part, part => with_typed!(vectors[0], first => {
             combine_part(part, (vectors, of_one_type(first, vectors)), range, weights);
         }));
     });
@@ -37,7 +36,7 @@ pub fn combine(dst: SliceMut<'_>, vectors: &[Slice<'_>], weights: &[f64], segmen
 }
 
 /// Computes a part of [`combine`]'s destination. `alike` are the vectors as typed slices, if they have one dtype.
-fn combine_part<D: Element, S: Element>(
+fn combine_part<D: Float, S: Float>(
     part: &mut [D],
     (vectors, alike): (&[Slice<'_>], Option<Vec<&[S]>>),
     range: Range<usize>,
@@ -94,12 +93,7 @@ pub(crate) fn combine_in_place(
         let (what, right) = ("vectors".into(), other.dtype());
         return Err(Error::DTypeMismatch { operation, what, left: dtype, right });
     }
-    match dtype {
-        DType::F64 => replace::<f64>(vectors, weights, trees, segments),
-        DType::F32 => replace::<f32>(vectors, weights, trees, segments),
-        DType::F16 => replace::<half::f16>(vectors, weights, trees, segments),
-        DType::BF16 => replace::<half::bf16>(vectors, weights, trees, segments),
-    }
+    with_float!(dtype, T => replace::<T>(vectors, weights, trees, segments));
     Ok(())
 }
 
@@ -120,7 +114,7 @@ impl<T> Deref for Place<'_, T> {
     }
 }
 
-fn replace<T: Element>(vectors: &mut [Operand<'_>], weights: &[f64], trees: Option<&Trees>, segments: &[Range<usize>]) {
+fn replace<T: Float>(vectors: &mut [Operand<'_>], weights: &[f64], trees: Option<&Trees>, segments: &[Range<usize>]) {
     let count = vectors.len();
     let chunks = segments::chunks(segments, CHUNK_LEN);
     let mut pieces: Vec<(usize, Vec<Place<'_, T>>)> = chunks.map(|(segment, _)| (segment, Vec::new())).collect();
@@ -150,7 +144,7 @@ fn replace<T: Element>(vectors: &mut [Operand<'_>], weights: &[f64], trees: Opti
 }
 
 /// Replaces the operands by their sum with these weights.
-fn replace_by_sums<T: Element>(places: &mut [Place<'_, T>], weights: &[f64]) {
+fn replace_by_sums<T: Float>(places: &mut [Place<'_, T>], weights: &[f64]) {
     let (mut from, mut to) = (Vec::with_capacity(places.len()), Vec::with_capacity(places.len()));
     for place in places.iter_mut() {
         match place {
@@ -168,12 +162,9 @@ fn replace_by_sums<T: Element>(places: &mut [Place<'_, T>], weights: &[f64]) {
 }
 
 /// Replaces the operands by the results of blocks of all of them.
-fn replace_by<T: Element>(
-    places: &mut [Place<'_, T>],
-    result: impl Fn(&[Slice<'_>], Range<usize>) -> [f64; BLOCK_LEN],
-) {
+fn replace_by<T: Float>(places: &mut [Place<'_, T>], result: impl Fn(&[Slice<'_>], Range<usize>) -> [f64; BLOCK_LEN]) {
     for block in blocks(0..places[0].len()) {
-        let views: Vec<Slice<'_>> = places.iter().map(|place| T::slice(place)).collect();
+        let views: Vec<Slice<'_>> = places.iter().map(|place| Slice::from(&**place)).collect();
         let wide = result(&views, block.clone());
         // Rounded once; the vectors' elements have just been read, and are in the cache.
         let mut result = [T::from_f64(0.0); BLOCK_LEN];
@@ -190,7 +181,7 @@ fn replace_by<T: Element>(
 fn weighted_sums(vectors: &[Slice<'_>], block: Range<usize>, weights: &[f64]) -> [f64; BLOCK_LEN] {
     let mut sums = [NOTHING; BLOCK_LEN];
     for (vector, &weight) in vectors.iter().zip(weights) {
-        with_typed!(Slice, vector.range(block.clone()), data => add_weighted(&mut sums, storage(data), weight));
+        with_typed!(vector.range(block.clone()), data => add_weighted(&mut sums, storage(data), weight));
     }
     sums
 }
@@ -206,22 +197,22 @@ mod tests {
     const RANKS: usize = 5;
     const SEGMENTS: [Range<usize>; 3] = [3..700, 700..701, 900..1333];
 
-    fn vectors<T: Element>() -> Vec<Vec<T>> {
+    fn vectors<T: Float>() -> Vec<Vec<T>> {
         let value = |rank: usize, index: usize| T::from_f64(((index * 7 + rank * 1000) as f64).sin() * 100.0);
         (0..RANKS).map(|rank| (0..1400).map(|index| value(rank, index)).collect()).collect()
     }
 
-    fn bits<T: Element>(data: &[T]) -> Vec<u64> {
+    fn bits<T: Float>(data: &[T]) -> Vec<u64> {
         data.iter().map(|value| value.to_f64().to_bits()).collect()
     }
 
-    fn check<T: Element>() {
+    fn check<T: Float>() {
         let inputs = vectors::<T>();
-        let slices: Vec<Slice<'_>> = inputs.iter().map(|input| T::slice(input)).collect();
+        let slices: Vec<Slice<'_>> = inputs.iter().map(|input| Slice::from(input)).collect();
         let weights: Vec<f64> = (0..SEGMENTS.len() * RANKS).map(|index| (index as f64).cos()).collect();
 
         let mut expected = inputs[0].clone();
-        combine(T::slice_mut(&mut expected), &slices, &weights, &SEGMENTS).unwrap();
+        combine(SliceMut::from(&mut expected), &slices, &weights, &SEGMENTS).unwrap();
 
         // Replaces all vectors but the second, with one segment along its tree.
         let mut trees = Trees::new(RANKS, vec![false, true, true]).unwrap();
@@ -229,11 +220,11 @@ mod tests {
         for pair in pairs(RANKS) {
             trees.set_pair(pair, &[1.0, 3.0, 4.0].repeat(3), &mut of_trees).unwrap();
         }
-        tree_combine(T::slice_mut(&mut expected), &slices, &SEGMENTS, &trees, 1.0).unwrap();
+        tree_combine(SliceMut::from(&mut expected), &slices, &SEGMENTS, &trees, 1.0).unwrap();
         let mut replaced = inputs.clone();
-        let views = replaced.iter_mut().map(|vector| Operand::Replaced(T::slice_mut(vector)));
+        let views = replaced.iter_mut().map(|vector| Operand::Replaced(SliceMut::from(vector)));
         let mut operands: Vec<Operand<'_>> = views.collect();
-        operands[1] = Operand::Read(T::slice(&inputs[1]));
+        operands[1] = Operand::Read(Slice::from(&inputs[1]));
         combine_in_place(&mut operands, &weights, Some(&trees), &SEGMENTS).unwrap();
         for (rank, (input, replaced)) in inputs.iter().zip(&replaced).enumerate() {
             let inside = |index: usize| rank != 1 && SEGMENTS.iter().any(|segment| segment.contains(&index));
@@ -254,9 +245,9 @@ mod tests {
 
     #[test]
     fn sums_of_any_dtype_are_rounded_to_any_other() {
-        fn check<S: Element, D: Element>() {
+        fn check<S: Float, D: Float>() {
             let inputs = vectors::<S>();
-            let slices: Vec<Slice<'_>> = inputs.iter().map(|input| S::slice(input)).collect();
+            let slices: Vec<Slice<'_>> = inputs.iter().map(|input| Slice::from(input)).collect();
             let weights: Vec<f64> = (0..SEGMENTS.len() * RANKS).map(|index| (index as f64).cos()).collect();
             let mut expected = vec![D::from_f64(7.0); inputs[0].len()];
             let mut found = expected.clone();
@@ -269,10 +260,10 @@ mod tests {
                     expected[index] = D::from_f64(sum);
                 }
             }
-            combine(D::slice_mut(&mut found), &slices, &weights, &SEGMENTS).unwrap();
+            combine(SliceMut::from(&mut found), &slices, &weights, &SEGMENTS).unwrap();
             assert_eq!(bits(&found), bits(&expected), "{} to {}", S::DTYPE, D::DTYPE);
         }
-        fn check_from<S: Element>() {
+        fn check_from<S: Float>() {
             check::<S, f64>();
             check::<S, f32>();
             check::<S, half::f16>();
@@ -290,7 +281,7 @@ mod tests {
     fn sums_of_vectors_of_several_dtypes_are_rounded_once() {
         let (f64s, f32s) = (vectors::<f64>(), vectors::<f32>());
         let (f16s, bf16s) = (vectors::<half::f16>(), vectors::<half::bf16>());
-        let slices = [f64::slice(&f64s[0]), f32::slice(&f32s[1]), Slice::from(&f16s[2]), Slice::from(&bf16s[3])];
+        let slices = [Slice::from(&f64s[0]), Slice::from(&f32s[1]), Slice::from(&f16s[2]), Slice::from(&bf16s[3])];
         let weights = [0.1, -0.7, 1.3, 0.9];
         let expected = |index: usize| {
             let terms = [f64s[0][index], f32s[1][index].into(), f16s[2][index].to_f64(), bf16s[3][index].to_f64()];
@@ -306,12 +297,12 @@ mod tests {
 
     #[test]
     fn zeros_keep_their_signs() {
-        fn check<T: Element>() {
+        fn check<T: Float>() {
             for zero in [0.0, -0.0] {
                 let input = vec![T::from_f64(zero); 70];
                 let mut found = vec![T::from_f64(1.0); 70];
                 let whole = std::slice::from_ref(&(0..70));
-                combine(T::slice_mut(&mut found), &[T::slice(&input); 3], &[0.5; 3], whole).unwrap();
+                combine(SliceMut::from(&mut found), &[Slice::from(&input); 3], &[0.5; 3], whole).unwrap();
                 assert_eq!(bits(&found), bits(&input), "{}", T::DTYPE);
             }
         }

@@ -1,4 +1,4 @@
-//! Element-wise kernels: [`zero`], [`cast`], [`accumulate`], [`scale`], [`all_finite`].
+//! Float-wise kernels: [`zero`], [`cast`], [`accumulate`], [`scale`], [`all_finite`].
 //!
 //! They support every pair of dtypes. The working precision is `f64` if one of the two is `f64`, else `f32`; results are rounded once, to
 //! nearest with ties to even. NaN and infinities propagate as in IEEE 754, and subnormals are kept.
@@ -10,10 +10,10 @@ use rayon::prelude::*;
 
 use super::isa::{return_on_lanes, vectorized};
 use super::{CHUNK_LEN, for_each, has_one_thread};
+use crate::dtype::{storage, storage_mut};
 use crate::error::{Result, same_len};
 use crate::plan::segments::pieces;
 use crate::slice::{Slice, SliceMut, with_typed};
-use crate::slice::{storage, storage_mut};
 
 /// Runs `work` on the chunks of both operands, which have one length.
 fn zip_chunks(dst: SliceMut<'_>, src: Slice<'_>, work: impl Fn(SliceMut<'_>, Slice<'_>) + Sync) {
@@ -122,7 +122,7 @@ pub fn cast(dst: SliceMut<'_>, src: Slice<'_>) -> Result<()> {
     }
     let stream = streams(dst.as_slice());
     zip_chunks(dst, src, |dst, src| {
-        with_typed!(SliceMut, dst, dst => with_typed!(Slice, src, src => {
+        with_typed!(dst, dst => with_typed!(src, src => {
             cast_chunk(storage_mut(dst), storage(src), stream);
         }));
     });
@@ -157,7 +157,7 @@ pub(crate) fn cast_checked(dst: SliceMut<'_>, src: Slice<'_>) -> Result<bool> {
 pub fn accumulate(sum: SliceMut<'_>, value: Slice<'_>) -> Result<()> {
     same_len("accumulate", ("sum", sum.len()), ("value", value.len()))?;
     zip_chunks(sum, value, |sum, value| {
-        with_typed!(SliceMut, sum, sum => with_typed!(Slice, value, value => {
+        with_typed!(sum, sum => with_typed!(value, value => {
             accumulate_chunk(storage_mut(sum), storage(value));
         }));
     });
@@ -173,7 +173,7 @@ pub fn scale(dst: SliceMut<'_>, src: Slice<'_>, factor: f64) -> Result<()> {
     same_len("scale", ("destination", dst.len()), ("source", src.len()))?;
     let stream = streams(dst.as_slice());
     zip_chunks(dst, src, |dst, src| {
-        with_typed!(SliceMut, dst, dst => with_typed!(Slice, src, src => {
+        with_typed!(dst, dst => with_typed!(src, src => {
             scale_chunk(storage_mut(dst), storage(src), factor, stream);
         }));
     });
@@ -184,7 +184,7 @@ pub fn scale(dst: SliceMut<'_>, src: Slice<'_>, factor: f64) -> Result<()> {
 pub(crate) fn scale_in_place(data: SliceMut<'_>, factor: f64) {
     let len = data.len();
     for_each(data.ranges_mut(pieces(0..len, CHUNK_LEN)), len, |chunk| {
-        with_typed!(SliceMut, chunk, chunk => {
+        with_typed!(chunk, chunk => {
             storage_mut(chunk).iter_mut().for_each(|value| *value = elementwise::scale(*value, factor));
         });
     });
@@ -192,7 +192,7 @@ pub(crate) fn scale_in_place(data: SliceMut<'_>, factor: f64) {
 
 /// Returns whether no element is NaN or infinite; true for no elements.
 pub fn all_finite(src: Slice<'_>) -> bool {
-    let is_finite = |chunk| with_typed!(Slice, src.range(chunk), chunk => all_finite_chunk(storage(chunk)));
+    let is_finite = |chunk| with_typed!(src.range(chunk), chunk => all_finite_chunk(storage(chunk)));
     if src.len() <= CHUNK_LEN || has_one_thread() {
         return is_finite(0..src.len());
     }

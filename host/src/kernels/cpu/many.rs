@@ -1,4 +1,4 @@
-//! Element-wise kernels on lists of tensors: [`zero_all`], [`cast_all`], [`accumulate_all`].
+//! Float-wise kernels on lists of tensors: [`zero_all`], [`cast_all`], [`accumulate_all`].
 //!
 //! Small tensors are distributed over the threads, and large ones are divided into chunks.
 

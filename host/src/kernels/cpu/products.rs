@@ -12,11 +12,10 @@ use gradsync_device::math::{Element as Formula, elementwise};
 use super::elementwise::cast_chunk;
 use super::isa::{return_on_lanes, vectorized};
 use super::{BLOCK_LEN, for_each};
-use crate::dtype::DType;
+use crate::dtype::{DType, Float, storage};
 use crate::error::{Error, Result, same_len};
 use crate::plan::chunks::{Chunk, chunks_of_all};
 use crate::plan::segments;
-use crate::slice::{Element, storage};
 use crate::slice::{Slice, with_typed};
 
 /// The number of interleaved sums, which fill one vector register or two.
@@ -74,7 +73,7 @@ pub(super) fn lane_sum(lanes: [f64; LANES]) -> f64 {
 /// Widens a range of a vector, at most a block; the rest of the block becomes zero.
 pub(super) fn widen(block: &mut [f64; BLOCK_LEN], vector: Slice<'_>, range: Range<usize>) {
     block[range.len()..].fill(0.0);
-    with_typed!(Slice, vector.range(range), data => cast_chunk(block, storage(data), false));
+    with_typed!(vector.range(range), data => cast_chunk(block, storage(data), false));
 }
 
 /// The number of elements, over all vectors, after which a thread takes no further chunk with the same workspace: two groups for each thread,
@@ -168,7 +167,7 @@ fn all_products(operation: &'static str, vectors: &[Slice<'_>], segments: &[Rang
 pub(crate) fn add_gram(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &[Chunk]) {
     // Products of f32 and narrower are exact in f64; only then a fused addition gives the same sum.
     let fused = vectors.iter().all(|vector| vector.dtype() != DType::F64);
-    with_typed!(Slice, vectors[0], first => {
+    with_typed!(vectors[0], first => {
         let alike: Option<Vec<_>> = of_one_type(first, vectors).map(|alike| alike.into_iter().map(storage).collect());
         let totals = (totals, products(vectors.len()));
         sum_chunks(vectors.len(), chunks, totals, Workspace::default, |chunk, workspace, sums| {
@@ -216,7 +215,7 @@ impl Workspace {
 }
 
 /// The vectors as slices of the type of `_first`, if all have that type.
-pub(super) fn of_one_type<'a, T: Element>(_first: &[T], vectors: &[Slice<'a>]) -> Option<Vec<&'a [T]>> {
+pub(super) fn of_one_type<'a, T: Float>(_first: &[T], vectors: &[Slice<'a>]) -> Option<Vec<&'a [T]>> {
     vectors.iter().map(|vector| vector.typed()).collect()
 }
 
@@ -339,7 +338,7 @@ mod tests {
 
         fn check(vectors: &[Slice<'_>]) {
             let wide: Vec<Vec<f64>> =
-                vectors.iter().map(|&vector| with_typed!(Slice, vector, data => widened(storage(data)))).collect();
+                vectors.iter().map(|&vector| with_typed!(vector, data => widened(storage(data)))).collect();
             for count in 1..=vectors.len() {
                 let mut expected = Vec::new();
                 for segment in SEGMENTS {
@@ -364,13 +363,13 @@ mod tests {
             }
         }
 
-        fn vectors<T: Element>() -> Vec<Vec<T>> {
+        fn vectors<T: Float>() -> Vec<Vec<T>> {
             let value = |rank: usize, index: usize| T::from_f64(((index * 7 + rank * 1000) as f64).sin() * 100.0);
             (0..MOST).map(|rank| (0..2200).map(|index| value(rank, index)).collect()).collect()
         }
 
-        fn slices<T: Element>(vectors: &[Vec<T>]) -> Vec<Slice<'_>> {
-            vectors.iter().map(|vector| T::slice(vector)).collect()
+        fn slices<T: Float>(vectors: &[Vec<T>]) -> Vec<Slice<'_>> {
+            vectors.iter().map(|vector| Slice::from(vector)).collect()
         }
 
         let (f64s, f32s) = (vectors::<f64>(), vectors::<f32>());

@@ -17,10 +17,10 @@ use super::elementwise::cast_near;
 use super::isa::vectorized;
 use super::products::{LANES, add_dot, blocks, check_vectors, check_world, lane_sum, sum_chunks, widen};
 use super::{BLOCK_LEN, elements, for_each, parts};
+use crate::dtype::{storage, storage_mut};
 use crate::error::{Error, Result, same_len};
 use crate::plan::chunks::{Chunk, chunks_of_all};
 use crate::slice::{Slice, SliceMut, with_typed};
-use crate::slice::{storage, storage_mut};
 
 /// The known coefficients of the pairs of every layer's combination tree, and the selection of layers that have a tree.
 #[derive(Clone, Debug, PartialEq)]
@@ -287,7 +287,7 @@ fn node(vectors: &[Slice<'_>], block: Range<usize>, ranks: Range<usize>, tree: T
                     OfRounded::Plain(both) => join_block(both, left, right),
                     OfRounded::Scaled(both, norms) => join_scaled(both, norms, left, right),
                 }
-                with_typed!(Slice, vectors[0], data => round(left, storage(data)));
+                with_typed!(vectors[0], data => round(left, storage(data)));
             }
             Tree::Precise(..) => unreachable!("the nodes of precise trees are no blocks of f64"),
         }
@@ -322,7 +322,7 @@ fn precise_node(
     (tree, norms): (&[precise::Coefficients], &[f64]),
 ) -> Vec<Wide> {
     let values = |rank: usize| -> Vec<Wide> {
-        with_typed!(Slice, vectors[rank].range(block.clone()), data => {
+        with_typed!(vectors[rank].range(block.clone()), data => {
             storage(data).iter().map(|value| precise::leaf(value.to_f64(), norms[rank])).collect()
         })
     };
@@ -424,7 +424,7 @@ pub fn tree_combine(
     parts.retain(|(segment, ..)| trees.wanted[*segment]);
     for_each(parts, elements(vectors.len(), segments), |(segment, range, part)| {
         let Some(tree) = trees.wanted(segment) else { return };
-        with_typed!(SliceMut, part, part => {
+        with_typed!(part, part => {
             for (block, part) in blocks(range).zip(storage_mut(part).chunks_mut(BLOCK_LEN)) {
                 cast_near(part, &root(vectors, block, tree, factor));
             }

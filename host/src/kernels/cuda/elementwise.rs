@@ -1,4 +1,4 @@
-//! Element-wise kernels on the device: [`zero`], [`cast`], [`accumulate`], [`scale`], [`all_finite`], and kernels on many tensors in one
+//! Float-wise kernels on the device: [`zero`], [`cast`], [`accumulate`], [`scale`], [`all_finite`], and kernels on many tensors in one
 //! launch: [`zero_all`], [`cast_all`], [`accumulate_all`], [`pack`], [`unpack`].
 //!
 //! Any alignment of the dtype is supported; multiples of 16 bytes are fast.

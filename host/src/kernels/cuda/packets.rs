@@ -50,7 +50,7 @@ impl MailboxSize {
 pub(crate) fn sum_entries(world_size: usize) -> Vec<String> {
     let width = width(world_size);
     let both = |dtype| [Shots::One, Shots::Two].map(|shots: Shots| shots.entry(dtype, width));
-    DType::ALL.into_iter().flat_map(both).collect()
+    DType::FLOATS.into_iter().flat_map(both).collect()
 }
 
 /// One rank's view of a group whose kernels send each other packets, on the device.

@@ -7,7 +7,7 @@
 //! use std::ops::Range;
 //!
 //! use gradsync::ops::offline::{OfflineOp, OfflineReduction, Processor, RankTensors};
-//! use gradsync::{DType, Element, Error, Slice};
+//! use gradsync::{DType, Error, Slice};
 //!
 //! /// One tensor of two ranks.
 //! struct Deltas([Vec<f32>; 2]);
@@ -23,7 +23,7 @@
 //!         (DType::F32, self.0[0].len())
 //!     }
 //!     fn read(&self, _: usize, elements: Range<usize>, work: &mut dyn FnMut(&[Slice<'_>])) -> Result<(), Error> {
-//!         let vectors = self.0.each_ref().map(|vector| f32::slice(&vector[elements.clone()]));
+//!         let vectors = self.0.each_ref().map(|vector| Slice::from(&vector[elements.clone()]));
 //!         work(&vectors);
 //!         Ok(())
 //!     }
@@ -296,7 +296,6 @@ fn refused(reason: String) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::slice::Element;
 
     /// One tensor of three elements, of which `read` passes `len` elements of `given` ranks in each of `calls` calls.
     struct Ranks {
@@ -319,7 +318,7 @@ mod tests {
             (DType::F32, 3)
         }
         fn read(&self, _: usize, _: Range<usize>, work: &mut dyn FnMut(&[Slice<'_>])) -> Result<()> {
-            (0..self.calls).for_each(|_| work(&vec![f32::slice(&[1.0, 2.0, 3.0][..self.len]); self.given]));
+            (0..self.calls).for_each(|_| work(&vec![Slice::from(&[1.0, 2.0, 3.0][..self.len]); self.given]));
             Ok(())
         }
     }

@@ -16,7 +16,7 @@ use crate::call::{Value, scope};
 use crate::comm::{Call, Communicator, Operation, ReduceOp};
 use crate::driver::DeviceSliceMut;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_float};
 use crate::kernels::KernelMemory;
 use crate::kernels::cuda::{self, PeerKernel, PeerSums};
 use crate::memory::Cuda;
@@ -71,7 +71,8 @@ impl<'c> OrderedAllReduce<'c> {
     /// the data as `wire`.
     ///
     /// # Errors
-    /// The errors of [`new`](Self::new); [`Error::Disagreement`] if ranks differ in the dtype of the wire.
+    /// The errors of [`new`](Self::new); [`Error::InvalidArgument`] on every rank if `wire` is an integer type on any; [`Error::Disagreement`]
+    /// if ranks differ in it.
     pub fn over_transport(
         comm: &'c dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
@@ -94,7 +95,7 @@ impl<'c> OrderedAllReduce<'c> {
         let lines = [("ways", Value::Words(ways)), ("wire", Value::DType(wire))];
         // Without the choice of a dtype for the wire, only the buffers can differ.
         let lines = &lines[..if with_peers { 1 } else { 2 }];
-        same_plan(operation, comm, buffer.table(), lines, check_op(op))?;
+        same_plan(operation, comm, buffer.table(), lines, check_op(op).and_then(|()| check_float(OPERATION, wire)))?;
         let connected = if with_peers {
             Connection::new(operation, comm, buffer, (PeerKernel::Reduce, PeerSums::default()), || Ok(()))?
         } else {

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use super::memory::BundleMemory;
 use super::tensor::{WireTensor, spec};
 use crate::buffer::GradientBuffer;
-use crate::dtype::DataType;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{Host, Memory};
 use crate::plan::bundle::{BundleLayout, Limits, TensorSpec};
@@ -66,7 +66,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
     /// # Errors
     /// The errors of [`new`](Self::new).
     pub fn of_buffer(buffer: &'a GradientBuffer<M>) -> Result<Self> {
-        let of_tensor = |index| spec(buffer.dtype().into(), buffer.shape(index));
+        let of_tensor = |index| spec(buffer.dtype(), buffer.shape(index));
         let specs: Vec<TensorSpec> = (0..buffer.tensor_count()).map(of_tensor).collect();
         let layout = layout(OPERATION, &specs)?;
         // Both layouts round the offsets up alike.
@@ -113,7 +113,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
             (Content::Lying(payload), _) => M::byte_range(*payload, 0..self.layout.len),
             (Content::Apart(_), packed) => {
                 let packed = packed.as_ref().expect("tensors that lie apart were packed");
-                M::at(packed, 0..self.layout.len, DataType::U8)
+                M::at(packed, 0..self.layout.len, DType::U8)
             }
         }
     }
@@ -128,7 +128,7 @@ impl<'a, M: BundleMemory> From<&'a Received<M>> for Bundle<'a, M> {
             shapes: Shapes::Known,
             specs: received.specs[..].into(),
             layout: Cow::Borrowed(&received.layout),
-            content: Content::Lying(M::at(&received.payload, 0..received.layout.len, DataType::U8)),
+            content: Content::Lying(M::at(&received.payload, 0..received.layout.len, DType::U8)),
         }
     }
 }
@@ -150,7 +150,7 @@ pub enum Expected {
 
 impl Expected {
     /// Expects these types and shapes.
-    pub fn known(tensors: impl IntoIterator<Item = (DataType, Vec<usize>)>) -> Self {
+    pub fn known(tensors: impl IntoIterator<Item = (DType, Vec<usize>)>) -> Self {
         Expected::Known(tensors.into_iter().map(|(dtype, shape)| spec(dtype, &shape)).collect())
     }
 

@@ -6,11 +6,11 @@ use std::borrow::Cow;
 
 #[cfg(feature = "cuda")]
 use crate::driver::{DeviceSlice, DeviceSliceMut};
-use crate::dtype::DataType;
+use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 #[cfg(feature = "cuda")]
 use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut};
-use crate::memory::{Host, Memory, TensorView, TensorViewMut, WireElement, WireSlice, WireSliceMut};
+use crate::memory::{Host, Memory, TensorView, TensorViewMut, WireSlice, WireSliceMut};
 use crate::plan::bundle::TensorSpec;
 
 /// A tensor to send, in row-major order. `[]` is the shape of a scalar.
@@ -35,7 +35,7 @@ impl<'a, M: Memory> WireTensor<'a, M> {
     }
 
     /// The type of every element.
-    pub fn dtype(&self) -> DataType {
+    pub fn dtype(&self) -> DType {
         M::wire_shape(self.data).1
     }
 
@@ -62,7 +62,7 @@ impl<'a, M: Memory> WireTensorMut<'a, M> {
     }
 
     /// The type of every element.
-    pub fn dtype(&self) -> DataType {
+    pub fn dtype(&self) -> DType {
         M::wire_shape(M::as_wire(&self.data)).1
     }
 
@@ -103,7 +103,7 @@ impl<'a> WireTensor<'a> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless the shape has as many bytes.
-    pub fn new(dtype: DataType, shape: impl Into<Cow<'a, [usize]>>, bytes: &'a [u8]) -> Result<Self> {
+    pub fn new(dtype: DType, shape: impl Into<Cow<'a, [usize]>>, bytes: &'a [u8]) -> Result<Self> {
         let shape = shape.into();
         check_bytes(dtype, &shape, bytes.len())?;
         Ok(Self { data: WireSlice::of_bytes(dtype, bytes), shape })
@@ -113,7 +113,7 @@ impl<'a> WireTensor<'a> {
     ///
     /// # Errors
     /// The errors of [`new`](Self::new).
-    pub fn of<T: WireElement>(data: &'a [T], shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
+    pub fn of<T: Element>(data: &'a [T], shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::of_wire(data.into(), shape.into())
     }
 
@@ -123,8 +123,8 @@ impl<'a> WireTensor<'a> {
     }
 
     /// The elements, if `T` is their type, the bytes are aligned for `T`, and all of them are valid values; for `bool`, 0 and 1 are.
-    pub fn typed<T: WireElement>(&self) -> Option<&'a [T]> {
-        if self.dtype() != T::DATA_TYPE {
+    pub fn typed<T: Element>(&self) -> Option<&'a [T]> {
+        if self.dtype() != T::DTYPE {
             return None;
         }
         bytemuck::checked::try_cast_slice(self.bytes()).ok()
@@ -136,7 +136,7 @@ impl<'a> WireTensorMut<'a> {
     ///
     /// # Errors
     /// The errors of [`WireTensor::new`].
-    pub fn new(dtype: DataType, shape: impl Into<Cow<'a, [usize]>>, bytes: &'a mut [u8]) -> Result<Self> {
+    pub fn new(dtype: DType, shape: impl Into<Cow<'a, [usize]>>, bytes: &'a mut [u8]) -> Result<Self> {
         let shape = shape.into();
         check_bytes(dtype, &shape, bytes.len())?;
         Ok(Self { data: WireSliceMut::of_bytes(dtype, bytes), shape })
@@ -146,7 +146,7 @@ impl<'a> WireTensorMut<'a> {
     ///
     /// # Errors
     /// The errors of [`WireTensor::new`].
-    pub fn of<T: WireElement + bytemuck::Pod>(data: &'a mut [T], shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
+    pub fn of<T: Element + bytemuck::Pod>(data: &'a mut [T], shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::of_wire(data.into(), shape.into())
     }
 
@@ -166,13 +166,12 @@ impl<'a> WireTensor<'a, Cuda> {
         Self::of_wire(data.into(), shape.into())
     }
 
-    /// The elements, if their type is a dtype of gradients.
+    /// The elements, if their type is a floating-point one.
     pub fn slice(&self) -> Option<DeviceSlice<'a>> {
         let raw = self.data.raw();
         // SAFETY: the range is this tensor's memory.
-        raw.dtype
-            .float()
-            .map(|dtype| unsafe { DeviceSlice::from_raw_parts(self.data.queue(), raw.address, dtype, raw.len) })
+        let slice = || unsafe { DeviceSlice::from_raw_parts(self.data.queue(), raw.address, raw.dtype, raw.len) };
+        raw.dtype.is_float().then(slice)
     }
 }
 
@@ -200,14 +199,14 @@ impl<'a, M: Memory> From<TensorViewMut<'a, M>> for WireTensorMut<'a, M> {
     }
 }
 
-impl<'a, T: WireElement> From<&'a [T]> for WireTensor<'a> {
+impl<'a, T: Element> From<&'a [T]> for WireTensor<'a> {
     /// A tensor of one dimension.
     fn from(data: &'a [T]) -> Self {
         Self { data: data.into(), shape: vec![data.len()].into() }
     }
 }
 
-impl<'a, T: WireElement + bytemuck::Pod> From<&'a mut [T]> for WireTensorMut<'a> {
+impl<'a, T: Element + bytemuck::Pod> From<&'a mut [T]> for WireTensorMut<'a> {
     /// A tensor of one dimension.
     fn from(data: &'a mut [T]) -> Self {
         let shape = vec![data.len()].into();
@@ -233,11 +232,11 @@ impl<'a> From<DeviceSliceMut<'a>> for WireTensorMut<'a, Cuda> {
 }
 
 /// The description of a tensor in a header.
-pub(super) fn spec(dtype: DataType, shape: &[usize]) -> TensorSpec {
+pub(super) fn spec(dtype: DType, shape: &[usize]) -> TensorSpec {
     TensorSpec { dtype, dims: shape.iter().map(|&dim| dim as u64).collect() }
 }
 
-fn check((len, dtype): (usize, DataType), shape: &[usize]) -> Result<()> {
+fn check((len, dtype): (usize, DType), shape: &[usize]) -> Result<()> {
     let bytes = len.checked_mul(dtype.size_bytes()).ok_or_else(|| Error::InvalidArgument {
         operation: "tensor",
         reason: format!("{len} elements of {dtype} exceed the address space"),
@@ -246,7 +245,7 @@ fn check((len, dtype): (usize, DataType), shape: &[usize]) -> Result<()> {
 }
 
 /// Refuses a shape whose elements do not have `bytes` bytes.
-fn check_bytes(dtype: DataType, shape: &[usize], bytes: usize) -> Result<()> {
+fn check_bytes(dtype: DType, shape: &[usize], bytes: usize) -> Result<()> {
     let needed = spec(dtype, shape).bytes();
     if needed == Some(bytes as u64) {
         return Ok(());

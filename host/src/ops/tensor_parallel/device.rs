@@ -8,7 +8,7 @@ use super::tensor::sealed::Sealed;
 use super::{HostTensor, Tensor};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
-use crate::error::{Result, same_len};
+use crate::error::{Result, check_float, same_len};
 use crate::memory::{Cuda, TensorView, TensorViewMut};
 use crate::slice::shape_len;
 
@@ -63,7 +63,7 @@ impl DeviceTensor {
     /// [`into_owner`](Self::into_owner).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a shape beyond the address space.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an integer type and for a shape beyond the address space.
     ///
     /// # Safety
     /// The elements of the shape are at `address`, on `queue`'s device, aligned for `dtype`. They stay valid until `owner` has been dropped
@@ -77,6 +77,7 @@ impl DeviceTensor {
         shape: impl Into<Vec<usize>>,
         owner: impl Any + Send,
     ) -> Result<Self> {
+        check_float(NAME, dtype)?;
         let shape = shape.into();
         let len = shape_len(NAME, &shape)?;
         let memory = Memory::Lent { queue: queue.clone(), address, dtype, len, owner: Box::new(owner) };

@@ -2,41 +2,18 @@
 //!
 //! It is created from a `Vec` and returns it, without a copy. It does no arithmetic and decides nothing.
 
-use bytemuck::allocation::{cast_vec, try_zeroed_vec};
-use half::{bf16, f16};
+use std::any::Any;
+
+use bytemuck::allocation::try_zeroed_vec;
 
 use super::Tensor;
 use super::tensor::sealed::Sealed;
-use crate::dtype::DType;
+use crate::dtype::{DType, Float, with_float};
 use crate::error::{Error, Result};
 use crate::memory::{Host, TensorView, TensorViewMut};
-use crate::slice::Element;
 use crate::slice::{Slice, SliceMut, check_dtype, shape_len};
 
-/// Elements of one of the four dtypes.
-#[derive(Clone)]
-enum Elements {
-    F64(Vec<f64>),
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    BF16(Vec<bf16>),
-}
-
-impl Elements {
-    fn of<T: Element>(data: Vec<T>) -> Self {
-        match T::DTYPE {
-            DType::F64 => Elements::F64(cast_vec(data)),
-            DType::F32 => Elements::F32(cast_vec(data)),
-            DType::F16 => Elements::F16(cast_vec(data)),
-            DType::BF16 => Elements::BF16(cast_vec(data)),
-        }
-    }
-
-    fn zeroed<T: Element>(operation: &'static str, len: usize) -> Result<Self> {
-        let bytes = len.saturating_mul(T::DTYPE.size_bytes());
-        try_zeroed_vec::<T>(len).map(Self::of).map_err(|()| Error::OutOfMemory { operation, bytes })
-    }
-}
+const OWN_TYPE: &str = "the vector has the tensor's dtype";
 
 /// A tensor that owns its elements, in host memory and row-major order. `[]` is the shape of a scalar, with one element.
 ///
@@ -48,9 +25,10 @@ impl Elements {
 /// assert_eq!(tensor.into_vec::<f32>()?, [1.0; 6]);
 /// # Ok::<(), gradsync::Error>(())
 /// ```
-#[derive(Clone)]
 pub struct HostTensor {
-    elements: Elements,
+    dtype: DType,
+    /// The `Vec` of the dtype's Rust type.
+    elements: Box<dyn Any + Send + Sync>,
     shape: Vec<usize>,
 }
 
@@ -59,22 +37,20 @@ impl HostTensor {
     ///
     /// # Errors
     /// [`Error::LengthMismatch`] unless the shape has as many elements as `data`.
-    pub fn new<T: Element>(data: Vec<T>, shape: impl Into<Vec<usize>>) -> Result<Self> {
+    pub fn new<T: Float>(data: Vec<T>, shape: impl Into<Vec<usize>>) -> Result<Self> {
         let shape = shape.into();
         TensorView::new(&data, &shape)?;
-        Ok(Self { elements: Elements::of(data), shape })
+        Ok(Self { dtype: T::DTYPE, elements: Box::new(data), shape })
     }
 
     /// Allocates zeros for a shape; returns an error if memory does not suffice.
     pub(super) fn zeroed(operation: &'static str, dtype: DType, shape: Vec<usize>) -> Result<Self> {
         let len = shape_len(operation, &shape)?;
-        let elements = match dtype {
-            DType::F64 => Elements::zeroed::<f64>(operation, len),
-            DType::F32 => Elements::zeroed::<f32>(operation, len),
-            DType::F16 => Elements::zeroed::<f16>(operation, len),
-            DType::BF16 => Elements::zeroed::<bf16>(operation, len),
-        };
-        Ok(Self { elements: elements?, shape })
+        let bytes = len.saturating_mul(dtype.size_bytes());
+        let elements: Box<dyn Any + Send + Sync> = with_float!(dtype, T => {
+            Box::new(try_zeroed_vec::<T>(len).map_err(|()| Error::OutOfMemory { operation, bytes })?)
+        });
+        Ok(Self { dtype, elements, shape })
     }
 
     /// The dimensions, outermost first.
@@ -84,27 +60,17 @@ impl HostTensor {
 
     /// The type of every element.
     pub fn dtype(&self) -> DType {
-        self.as_slice().dtype()
+        self.dtype
     }
 
     /// The elements.
     pub fn as_slice(&self) -> Slice<'_> {
-        match &self.elements {
-            Elements::F64(data) => data.into(),
-            Elements::F32(data) => data.into(),
-            Elements::F16(data) => data.into(),
-            Elements::BF16(data) => data.into(),
-        }
+        with_float!(self.dtype, T => self.elements.downcast_ref::<Vec<T>>().expect(OWN_TYPE).into())
     }
 
     /// The elements, to write.
     pub fn as_mut_slice(&mut self) -> SliceMut<'_> {
-        match &mut self.elements {
-            Elements::F64(data) => data.into(),
-            Elements::F32(data) => data.into(),
-            Elements::F16(data) => data.into(),
-            Elements::BF16(data) => data.into(),
-        }
+        with_float!(self.dtype, T => self.elements.downcast_mut::<Vec<T>>().expect(OWN_TYPE).into())
     }
 
     /// The tensor, to read.
@@ -122,13 +88,17 @@ impl HostTensor {
     ///
     /// # Errors
     /// [`Error::DTypeMismatch`] unless `T` is the type of the elements.
-    pub fn into_vec<T: Element>(self) -> Result<Vec<T>> {
+    pub fn into_vec<T: Float>(self) -> Result<Vec<T>> {
         check_dtype::<T>(self.dtype())?;
-        Ok(match self.elements {
-            Elements::F64(data) => cast_vec(data),
-            Elements::F32(data) => cast_vec(data),
-            Elements::F16(data) => cast_vec(data),
-            Elements::BF16(data) => cast_vec(data),
+        Ok(*self.elements.downcast().expect(OWN_TYPE))
+    }
+}
+
+impl Clone for HostTensor {
+    fn clone(&self) -> Self {
+        with_float!(self.dtype, T => {
+            let elements = self.elements.downcast_ref::<Vec<T>>().expect(OWN_TYPE).clone();
+            Self { dtype: self.dtype, elements: Box::new(elements), shape: self.shape.clone() }
         })
     }
 }

@@ -5,7 +5,7 @@ use super::OPERATION;
 use crate::call::{Value, setters};
 use crate::comm::ReduceOp;
 use crate::dtype::DType;
-use crate::error::{Error, Operation, Result};
+use crate::error::{Error, Operation, Result, check_float};
 use crate::ops::{Algorithm, Granularity};
 
 /// The treatment of a trained parameter without a gradient on a rank in a step.
@@ -181,8 +181,9 @@ impl ReducerOptions {
         lines.map(|(label, value)| (label.to_owned(), value)).into()
     }
 
-    /// Refuses options whose results would depend on buckets, and an algorithm that does not support the number of ranks.
+    /// Refuses options whose results would depend on buckets, a wire of integers, and an algorithm that does not support the number of ranks.
     pub(super) fn check(&self, world_size: usize) -> Result<()> {
+        self.wire_dtype.map_or(Ok(()), |dtype| check_float(OPERATION, dtype))?;
         let Reduction::Adasum(options) = self.reduction else { return Ok(()) };
         if options.granularity != Granularity::Tensor {
             let reason =

@@ -66,6 +66,12 @@ pub(super) fn check(parameters: &[Parameter]) -> Result<Vec<usize>> {
             let Parameter { name, shape, .. } = parameter;
             return refuse(format!("parameter {index}, {name:?}, of shape {shape:?} exceeds the address space"));
         }
+        if !parameter.dtype.is_float() {
+            let Parameter { name, dtype, .. } = parameter;
+            return refuse(format!(
+                "parameter {index}, {name:?}, is of {dtype}: only floating-point parameters have gradients"
+            ));
+        }
         if let Some(first) = places.insert(&parameter.name, index) {
             return refuse(format!("parameters {first} and {index} are both named {:?}", parameter.name));
         }
@@ -154,5 +160,7 @@ mod tests {
         assert!(refused(&[free.clone(), free]).contains(r#"parameters 0 and 1 are both named "free""#));
         let huge = Parameter::new("huge", [usize::MAX, 2], DType::F32);
         assert!(refused(&[huge]).contains("more elements than memory has addresses"));
+        let counter = Parameter::new("counter", [1], DType::I64);
+        assert!(refused(&[counter]).contains(r#"parameter 0, "counter", is of i64"#));
     }
 }

@@ -79,7 +79,7 @@ impl FromStr for TypeChoice {
             "double" => Ok(DType::F64),
             "half" => Ok(DType::F16),
             "bfloat16" => Ok(DType::BF16),
-            name => name.parse::<DType>().map_err(|_| {
+            name => name.parse::<DType>().ok().filter(|dtype| dtype.is_float()).ok_or_else(|| {
                 format!("`{name}` is no dtype: expected f64, f32, f16, bf16, two of them as TO:FROM, or all")
             }),
         };
@@ -400,10 +400,10 @@ impl TypeChoice {
     pub(crate) fn of(self, operation: Operation) -> Vec<Types> {
         match self {
             TypeChoice::All if operation.takes_pairs() => {
-                let pairs = DType::ALL.into_iter().flat_map(|to| DType::ALL.map(|from| Types { to, from }));
+                let pairs = DType::FLOATS.into_iter().flat_map(|to| DType::FLOATS.map(|from| Types { to, from }));
                 pairs.collect()
             }
-            TypeChoice::All => DType::ALL.map(Types::both).to_vec(),
+            TypeChoice::All => DType::FLOATS.map(Types::both).to_vec(),
             TypeChoice::One(dtype) => vec![Types::both(dtype)],
             TypeChoice::Pair(types) => vec![types],
         }

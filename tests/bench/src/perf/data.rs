@@ -5,7 +5,8 @@
 //! more ranks would not be exact in bf16.
 
 use gradsync::comm::ReduceOp;
-use gradsync::{Element, Slice, SliceMut};
+use gradsync::kernels::cpu;
+use gradsync::{Slice, SliceMut};
 use rayon::prelude::*;
 
 /// The period of a vector's elements.
@@ -88,40 +89,27 @@ pub(crate) fn adasum(index: usize) -> f64 {
 
 /// Writes every element, using all threads.
 pub(crate) fn fill(data: SliceMut<'_>, value: impl Fn(usize) -> f64 + Sync) {
-    fn typed<T: Element>(data: &mut [T], value: impl Fn(usize) -> f64 + Sync) {
-        data.par_chunks_mut(CHUNK_LEN).enumerate().for_each(|(chunk, part)| {
-            let begin = chunk * CHUNK_LEN;
-            part.iter_mut().enumerate().for_each(|(index, element)| *element = T::from_f64(value(begin + index)));
-        });
-    }
-    match data {
-        SliceMut::F64(data) => typed(data, value),
-        SliceMut::F32(data) => typed(data, value),
-        SliceMut::F16(data) => typed(data, value),
-        SliceMut::BF16(data) => typed(data, value),
-    }
+    let (dtype, size) = (data.dtype(), data.dtype().size_bytes());
+    data.as_bytes_mut().par_chunks_mut(CHUNK_LEN * size).enumerate().for_each(|(chunk, bytes)| {
+        let begin = chunk * CHUNK_LEN;
+        let values: Vec<f64> = (begin..begin + bytes.len() / size).map(&value).collect();
+        cpu::cast(SliceMut::of_bytes(dtype, bytes), Slice::from(&values)).expect("as many elements");
+    });
 }
 
 /// The number of elements whose relative error exceeds the tolerance.
 pub(crate) fn count_wrong(data: Slice<'_>, tolerance: f64, expected: impl Fn(usize) -> f64 + Sync) -> u64 {
-    fn typed<T: Element>(data: &[T], tolerance: f64, expected: impl Fn(usize) -> f64 + Sync) -> u64 {
-        let wrong = |(chunk, part): (usize, &[T])| {
-            let begin = chunk * CHUNK_LEN;
-            let is_wrong = |(index, element): &(usize, &T)| {
-                let expected = expected(begin + index);
-                let error = (element.to_f64() - expected).abs();
-                error.is_nan() || error > tolerance * expected.abs()
-            };
-            part.iter().enumerate().filter(is_wrong).count() as u64
+    let wrong = |chunk| {
+        let begin = chunk * CHUNK_LEN;
+        let found = data.range(begin..data.len().min(begin + CHUNK_LEN)).to_f64_vec();
+        let is_wrong = |(index, found): &(usize, &f64)| {
+            let expected = expected(begin + index);
+            let error = (**found - expected).abs();
+            error.is_nan() || error > tolerance * expected.abs()
         };
-        data.par_chunks(CHUNK_LEN).enumerate().map(wrong).sum()
-    }
-    match data {
-        Slice::F64(data) => typed(data, tolerance, expected),
-        Slice::F32(data) => typed(data, tolerance, expected),
-        Slice::F16(data) => typed(data, tolerance, expected),
-        Slice::BF16(data) => typed(data, tolerance, expected),
-    }
+        found.iter().enumerate().filter(is_wrong).count() as u64
+    };
+    (0..data.len().div_ceil(CHUNK_LEN)).into_par_iter().map(wrong).sum()
 }
 
 /// The number of values in a short list that differ from the expected ones.

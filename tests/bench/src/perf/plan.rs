@@ -78,6 +78,9 @@ impl Place {
             (_, Redop::Adasum(Algorithm::Tree)) if !ranks.is_power_of_two() => {
                 Some(format!("adasum by the tree needs a power of two, not {ranks} ranks"))
             }
+            (Place::Ranks(TransportChoice::Peer), Redop::Adasum(Algorithm::Tree)) => {
+                Some("adasum by the tree takes collectives, which peer access is not".into())
+            }
             (Place::Ranks(TransportChoice::Peer), Redop::OnNodes(nodes)) => {
                 Some(format!("adasum by {} takes collectives, which peer access is not", nodes.scheme))
             }

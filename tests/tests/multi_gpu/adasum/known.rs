@@ -99,8 +99,8 @@ fn pairs(cases: &Cases<'_>, report: &mut Report) {
             }
         }
     });
-    if cases.runner.way == Way::Peers {
-        report.case("granularity", || granularity(cases));
+    if matches!(cases.runner.way, Way::Peers | Way::Transport) {
+        report.case(&cases.name("granularity"), || granularity(cases));
     }
     report.case(&cases.name("overflow and the threshold"), || {
         for format in [Format::F32, Format::F16, Format::BF16] {

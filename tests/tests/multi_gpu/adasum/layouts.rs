@@ -145,41 +145,37 @@ impl Tensors {
         comm: &dyn Communicator<Cuda>,
         ways: &[Way],
     ) -> Vec<(Algorithm, Vec<Outcome>)> {
-        let alone = self.alone(queue);
-        let mut all = vec![(Algorithm::Gram, alone)];
-        if comm.world_size().is_power_of_two() {
+        let mut all = vec![(Algorithm::Gram, self.alone(queue))];
+        for &way in ways {
+            self.check_flat(queue, comm, way, Algorithm::Gram, &all[0].1);
+        }
+        // The tree is computed over the transport alone.
+        if comm.world_size().is_power_of_two() && ways.contains(&Way::Transport) {
             let options = AdasumOptions::default().with_algorithm(Algorithm::Tree);
             let tree = self.reduce(queue, comm, &self.order(), Some(comm.rank()), &|buffer| {
-                let mut adasum = ways[0].prepare(comm, buffer, options).unwrap();
+                let mut adasum = Way::Transport.prepare(comm, buffer, options).unwrap();
                 adasum.all_reduce(buffer).unwrap();
                 Some(adasum.report().unwrap())
             });
+            self.check_flat(queue, comm, Way::Transport, Algorithm::Tree, &tree);
             all.push((Algorithm::Tree, tree));
-        }
-        for (algorithm, expected) in &all {
-            for &way in ways {
-                self.check_flat(queue, comm, way, *algorithm, expected);
-            }
         }
         all
     }
 
     /// Checks all tensors as one layer, by each path.
     pub(super) fn check_whole(&self, queue: &Queue, comm: &dyn Communicator<Cuda>, ways: &[Way]) {
-        let algorithms = [Algorithm::Gram, Algorithm::Tree];
-        for algorithm in algorithms.into_iter().take(if comm.world_size().is_power_of_two() { 2 } else { 1 }) {
-            let options = AdasumOptions::default().with_algorithm(algorithm).with_granularity(Granularity::Whole);
-            let of_way = |way: &Way| {
-                self.reduce(queue, comm, &self.order(), Some(comm.rank()), &|buffer| {
-                    let mut adasum = way.prepare(comm, buffer, options).unwrap();
-                    adasum.all_reduce(buffer).unwrap();
-                    Some(adasum.report().unwrap())
-                })
-            };
-            let expected = of_way(&ways[0]);
-            for way in &ways[1..] {
-                self.check(&format!("one layer, {algorithm:?}, {way:?}"), &self.order(), &of_way(way), &expected);
-            }
+        let options = AdasumOptions::default().with_algorithm(Algorithm::Gram).with_granularity(Granularity::Whole);
+        let of_way = |way: &Way| {
+            self.reduce(queue, comm, &self.order(), Some(comm.rank()), &|buffer| {
+                let mut adasum = way.prepare(comm, buffer, options).unwrap();
+                adasum.all_reduce(buffer).unwrap();
+                Some(adasum.report().unwrap())
+            })
+        };
+        let expected = of_way(&ways[0]);
+        for way in &ways[1..] {
+            self.check(&format!("one layer, {way:?}"), &self.order(), &of_way(way), &expected);
         }
     }
 

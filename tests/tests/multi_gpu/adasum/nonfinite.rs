@@ -13,8 +13,8 @@ const SHAPES: [&[usize]; 3] = [&[37], &[130], &[5]];
 
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     report.case(&cases.name("one bad element spoils its layer"), || spoiled_layer(cases));
-    if cases.runner.way == Way::Peers {
-        report.case("over the whole buffer it spoils everything", || spoiled_buffer(cases));
+    if matches!(cases.runner.way, Way::Peers | Way::Transport) {
+        report.case(&cases.name("over the whole buffer it spoils everything"), || spoiled_buffer(cases));
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) const ENVIRONMENT: &[(&str, &str)] = &[CONNECTIONS, ("GRADSYNC_FORCE_
 pub(crate) const ENVIRONMENT_PTX: &[(&str, &str)] = &[CONNECTIONS, ("GRADSYNC_FORCE_PTX", "1")];
 const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
-/// The number of multiprocessors that hold all waiting blocks: with eight ranks, 64 blocks of the tree or 80 of Gram.
+/// The number of multiprocessors that hold all waiting blocks: 80 with eight ranks.
 const MULTIPROCESSORS: i32 = 100;
 
 /// At most as many layers as one block computes weights for, windows of several tiles and chunks, and window borders inside layers.
@@ -87,24 +87,15 @@ fn check(device: u32, comm: &OneGpu, format: Format, source: KernelSource) {
     let queue = Queue::new(device).unwrap();
     let world_size = comm.world_size();
     let runner = Runner { queue: &queue, comm, way: Way::Peers };
-    let runs: [(Algorithm, &[&[usize]]); 3] =
-        [(Algorithm::Gram, &SHAPES), (Algorithm::Gram, &MORE_LAYERS), (Algorithm::Tree, &SHAPES)];
-    // The tree of `f64`, whose squares can overflow, is not computed by the peers' kernels.
-    let has_tree = world_size.is_power_of_two() && format != Format::F64;
-    let takes = |algorithm| algorithm == Algorithm::Gram || has_tree;
-    for kind in KINDS {
-        for (algorithm, shapes) in runs.into_iter().filter(|(algorithm, _)| takes(*algorithm)) {
-            for granularity in [Granularity::Tensor, Granularity::Whole] {
-                let case = Case::of(kind, format, world_size, shapes, world_size as u64).with(algorithm, granularity);
-                runner.check(&case, &format!("{kind:?}"));
+    for granularity in [Granularity::Tensor, Granularity::Whole] {
+        for kind in KINDS {
+            for shapes in [&SHAPES[..], &MORE_LAYERS] {
+                let case = Case::of(kind, format, world_size, shapes, world_size as u64);
+                runner.check(&case.with(Algorithm::Gram, granularity), &format!("{kind:?}"));
             }
         }
-    }
-    for (algorithm, _) in [runs[0], runs[2]].into_iter().filter(|(algorithm, _)| takes(*algorithm)) {
-        for granularity in [Granularity::Tensor, Granularity::Whole] {
-            let case = Case::of(Kind::Orthogonal, format, world_size, &gaps::SHAPES, 8);
-            gaps::check(&runner, &case.with(algorithm, granularity));
-        }
+        let case = Case::of(Kind::Orthogonal, format, world_size, &gaps::SHAPES, 8);
+        gaps::check(&runner, &case.with(Algorithm::Gram, granularity));
     }
     sums(&runner, &Case::of(Kind::Random, format, world_size, &SHAPES, 1));
     for kind in [Kind::Random, Kind::NearlyOpposite(1e-6)] {
@@ -113,10 +104,9 @@ fn check(device: u32, comm: &OneGpu, format: Format, source: KernelSource) {
         tensors.check_sums(&queue, comm, false);
     }
 
-    let is_adasum = |name: &str| name.starts_with("peer_adasum") || name.starts_with("peer_tree");
-    let loaded: Vec<_> = queue.loaded_kernels().into_iter().filter(|kernel| is_adasum(kernel.name)).collect();
-    assert_eq!(loaded.len(), if takes(Algorithm::Tree) { 2 } else { 1 }, "{loaded:?}");
-    assert!(loaded.iter().all(|kernel| kernel.source == source), "not from {source:?}: {loaded:?}");
+    let loaded: Vec<_> =
+        queue.loaded_kernels().into_iter().filter(|kernel| kernel.name.starts_with("peer_adasum")).collect();
+    assert!(matches!(&loaded[..], [kernel] if kernel.source == source), "not one from {source:?}: {loaded:?}");
 }
 
 /// Sums in rank order, rounded once.

@@ -1,6 +1,6 @@
 //! The raw calls: reductions of integers, exactly, and moves of bytes.
 
-use gradsync::DataType;
+use gradsync::DType;
 use gradsync::comm::ReduceOp;
 use gradsync::memory::RawSlice;
 use gradsync_tests::inputs::Random;
@@ -10,9 +10,9 @@ use crate::checks::Checks;
 use crate::placed::RawBytes;
 use crate::report::Report;
 
-const TYPES: [DataType; 6] = [DataType::I8, DataType::U8, DataType::I32, DataType::U32, DataType::I64, DataType::U64];
+const TYPES: [DType; 6] = [DType::I8, DType::U8, DType::I32, DType::U32, DType::I64, DType::U64];
 /// The types that NCCL lacks; they are moved as bytes.
-const MOVED: [DataType; 3] = [DataType::I16, DataType::U16, DataType::Bool];
+const MOVED: [DType; 3] = [DType::I16, DType::U16, DType::Bool];
 const LENS: [usize; 4] = [0, 1, 33, 4097];
 
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
@@ -30,9 +30,9 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
 }
 
 /// Integers for which no sum over ranks overflows, with negative ones where the type is signed.
-fn integers(dtype: DataType, len: usize, rank: usize, world_size: usize) -> Vec<i128> {
+fn integers(dtype: DType, len: usize, rank: usize, world_size: usize) -> Vec<i128> {
     let bits = 8 * dtype.size_bytes();
-    let is_signed = matches!(dtype, DataType::I8 | DataType::I32 | DataType::I64);
+    let is_signed = matches!(dtype, DType::I8 | DType::I32 | DType::I64);
     let limit = (1i128 << (bits - usize::from(is_signed))) / world_size as i128;
     let mut random = Random::new((len * 64 + bits) as u64 + rank as u64);
     let mut any = || {
@@ -42,7 +42,7 @@ fn integers(dtype: DataType, len: usize, rank: usize, world_size: usize) -> Vec<
     (0..len).map(|_| any()).collect()
 }
 
-fn bytes(dtype: DataType, values: &[i128]) -> Vec<u8> {
+fn bytes(dtype: DType, values: &[i128]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes().into_iter().take(dtype.size_bytes())).collect()
 }
 
@@ -61,7 +61,7 @@ fn reduce(op: ReduceOp, inputs: &[Vec<i128>]) -> Vec<i128> {
 
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min];
 
-fn all_reduce(cases: &Cases<'_>, dtype: DataType) {
+fn all_reduce(cases: &Cases<'_>, dtype: DType) {
     let (comm, queue, world_size) = (cases.comm, &cases.context.queue, cases.world_size());
     let mut checks = Checks::new(comm);
     for len in LENS {
@@ -85,7 +85,7 @@ fn all_reduce(cases: &Cases<'_>, dtype: DataType) {
     checks.finish();
 }
 
-fn reduce_scatter(cases: &Cases<'_>, dtype: DataType) {
+fn reduce_scatter(cases: &Cases<'_>, dtype: DType) {
     let (comm, queue, world_size) = (cases.comm, &cases.context.queue, cases.world_size());
     let mut checks = Checks::new(comm);
     for len in LENS {
@@ -120,7 +120,7 @@ fn all_gather(cases: &Cases<'_>) {
         let input = RawBytes::new(queue, &inputs[rank], 3);
         let output = RawBytes::unwritten(queue, len * inputs.len(), 1);
         // SAFETY: the memory lives until it has been read, and nothing else uses it.
-        unsafe { comm.all_gather_raw(queue, input.elements(DataType::U8), output.address()) }.unwrap();
+        unsafe { comm.all_gather_raw(queue, input.elements(DType::U8), output.address()) }.unwrap();
         checks.same_list(format!("{len} bytes each"), output.read(comm), inputs.concat());
 
         let mut whole = vec![0; len * inputs.len()];
@@ -141,7 +141,7 @@ fn all_to_all(cases: &Cases<'_>) {
         let input = RawBytes::new(queue, &inputs[rank], 1);
         let output = RawBytes::unwritten(queue, inputs[rank].len(), 2);
         // SAFETY: the memory lives until it has been read, nothing else uses it, and the two are apart.
-        unsafe { comm.all_to_all_raw(queue, input.elements(DataType::U8), output.address()) }.unwrap();
+        unsafe { comm.all_to_all_raw(queue, input.elements(DType::U8), output.address()) }.unwrap();
         let expected = inputs.iter().flat_map(|input| input[rank * len..(rank + 1) * len].to_vec()).collect();
         checks.own_list(format!("{len} bytes each"), output.read(comm), expected);
     }
@@ -156,7 +156,7 @@ fn broadcast(cases: &Cases<'_>) {
             let inputs = messages(cases, len);
             let data = RawBytes::new(queue, &inputs[cases.rank()], root);
             // SAFETY: the memory lives until it has been read, and nothing else uses it.
-            unsafe { comm.broadcast_raw(queue, data.elements(DataType::U8), root) }.unwrap();
+            unsafe { comm.broadcast_raw(queue, data.elements(DType::U8), root) }.unwrap();
             checks.same_list(format!("{len} bytes from rank {root}"), data.read(comm), inputs[root].clone());
         }
     }
@@ -187,7 +187,7 @@ fn exchange(cases: &Cases<'_>) {
 }
 
 /// Elements of a type that NCCL lacks, between guard bytes that must stay unchanged.
-fn moves(cases: &Cases<'_>, dtype: DataType) {
+fn moves(cases: &Cases<'_>, dtype: DType) {
     let (comm, queue, rank, world_size) = (cases.comm, &cases.context.queue, cases.rank(), cases.world_size());
     let (next, last) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
     let mut checks = Checks::new(comm);

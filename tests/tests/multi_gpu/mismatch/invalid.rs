@@ -5,7 +5,7 @@ use std::time::Instant;
 use gradsync::comm::{Collectives, Communicator, Operation, Ranks, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::memory::RawSlice;
-use gradsync::{CommError, DType, DataType, Error};
+use gradsync::{CommError, DType, Error};
 
 use super::{Groups, QUICK, SUM, Step, comm_error, f32s};
 use crate::report::Report;
@@ -61,7 +61,7 @@ const CASES: [Invalid; 6] = [
         name: "a sum of a type that is only moved",
         step: |comm, queue| {
             let data = f32s(queue, 5);
-            let input = RawSlice { dtype: DataType::I16, ..data.as_slice().into() };
+            let input = RawSlice { dtype: DType::I16, ..data.as_slice().into() };
             // SAFETY: the memory has room for as many elements, and nothing else uses it.
             unsafe { comm.all_reduce_raw(queue, input, input.address, ReduceOp::Sum) }
         },

@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use gradsync::comm::{Call, Collectives, Communicator, Operation, Ranks};
 use gradsync::memory::RawSlice;
-use gradsync::{CommError, DataType, Error};
+use gradsync::{CommError, DType, Error};
 
 use super::{Groups, QUICK, SUM, comm_error, f32s};
 use crate::report::Report;
 
 pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
-    let call = |operation, len| Call::new(operation, len, DataType::F32);
+    let call = |operation, len| Call::new(operation, len, DType::F32);
     let (send, receive) = (|peer| Operation::Send { peer }, |peer| Operation::Recv { peer });
     report.case("two sends", || {
         meet(groups, [call(send(1), 5), call(send(0), 5)]);
@@ -22,8 +22,8 @@ pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
         meet(groups, [call(send(1), 5), call(receive(0), 6)]);
     });
     report.case("transfers of other types, which NCCL moves as the same bytes", || {
-        meet(groups, [Call::new(send(1), 6, DataType::I16), Call::new(receive(0), 6, DataType::U16)]);
-        meet(groups, [Call::new(send(1), 6, DataType::Bool), Call::new(receive(0), 6, DataType::U8)]);
+        meet(groups, [Call::new(send(1), 6, DType::I16), Call::new(receive(0), 6, DType::U16)]);
+        meet(groups, [Call::new(send(1), 6, DType::Bool), Call::new(receive(0), 6, DType::U8)]);
     });
     report.case("no peer", || {
         // The refusal breaks nothing: no other rank waits for such a transfer.

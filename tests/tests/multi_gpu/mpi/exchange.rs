@@ -3,7 +3,7 @@
 use gradsync::comm::{Collectives, CommError};
 use gradsync::driver::DeviceSliceMut;
 use gradsync::memory::RawSlice;
-use gradsync::{DataType, Error};
+use gradsync::{DType, Error};
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::Random;
 use gradsync_tests::oracle::Format;
@@ -145,7 +145,7 @@ fn odd_places(cases: &Cases<'_>) {
         let mut random = Random::new((len * 8 + rank) as u64);
         (0..len).map(|_| random.bits() as u8).collect()
     };
-    for dtype in DataType::ALL {
+    for dtype in DType::ALL {
         for len in [0, 1, 1237, 5 << 20] {
             let bytes_of = |rank: usize| bytes(rank, len / dtype.size_bytes() * dtype.size_bytes());
             let begin = if dtype.size_bytes() == 1 { 3 } else { dtype.size_bytes() };

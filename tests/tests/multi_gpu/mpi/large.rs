@@ -5,7 +5,7 @@ use std::ops::Range;
 use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use gradsync::memory::RawSlice;
-use gradsync::{DType, DataType, bf16};
+use gradsync::{DType, bf16};
 use gradsync_tests::inputs::Random;
 
 use super::Cases;
@@ -42,7 +42,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         let place = |begin: usize| RawSlice {
             address: data.as_slice().address() + (begin * 2) as u64,
             len: half * 2,
-            dtype: DataType::U8,
+            dtype: DType::U8,
         };
         // SAFETY: two halves of memory that nothing else uses.
         unsafe { crate::transfers::exchange_raw(comm, queue, &[(peer, place(0))], &[(peer, place(half))]) }.unwrap();

@@ -5,7 +5,7 @@ use gradsync::kernels::cuda;
 use gradsync::memory::Cuda;
 use gradsync::ops::send_recv::{Bundle, Expected, WireTensor, WireTensorMut, recv, recv_described, send};
 use gradsync::plan::bundle::Limits;
-use gradsync::{DType, DataType, GradientBuffer};
+use gradsync::{DType, GradientBuffer};
 use gradsync_tests::transfers::{Owned, bundles, known};
 
 use super::tensors::{Tensor, bundle, place, read};
@@ -79,8 +79,8 @@ fn every_type(ranks: &RankContext<'_>) {
 
 fn head_lengths(ranks: &RankContext<'_>) {
     for len in [1015, 1016, 1017, 1024] {
-        over(ranks, &[Owned::new(DataType::U8, &[len], 5)], &format!("{len} bytes"));
-        let pair = [Owned::new(DataType::U8, &[5], 5), Owned::new(DataType::U8, &[len - 256], 6)];
+        over(ranks, &[Owned::new(DType::U8, &[len], 5)], &format!("{len} bytes"));
+        let pair = [Owned::new(DType::U8, &[5], 5), Owned::new(DType::U8, &[len - 256], 6)];
         over(ranks, &pair, &format!("{len} bytes in two"));
     }
 }
@@ -88,7 +88,7 @@ fn head_lengths(ranks: &RankContext<'_>) {
 fn long_headers(ranks: &RankContext<'_>) {
     // The first message describes at most 61 vectors.
     for count in [61, 62, 300] {
-        let tensors: Vec<Owned> = (0..count).map(|seed| Owned::new(DataType::I32, &[seed % 4], seed as u64)).collect();
+        let tensors: Vec<Owned> = (0..count).map(|seed| Owned::new(DType::I32, &[seed % 4], seed as u64)).collect();
         over(ranks, &tensors, &format!("{count} vectors"));
     }
 }
@@ -136,7 +136,7 @@ fn gradient_buffers(ranks: &RankContext<'_>) {
     let transfers = ranks.transfers();
     let shapes = [("a", vec![3usize, 5]), ("b", vec![0]), ("c", vec![100]), ("d", vec![])];
     let mut host = GradientBuffer::new(DType::BF16, 3, shapes.clone()).unwrap();
-    let tensors: Vec<Owned> = shapes.iter().map(|(_, shape)| Owned::new(DataType::BF16, shape, 2)).collect();
+    let tensors: Vec<Owned> = shapes.iter().map(|(_, shape)| Owned::new(DType::BF16, shape, 2)).collect();
     for (index, tensor) in tensors.iter().enumerate() {
         host.tensor_mut(index).into_data().as_bytes_mut().copy_from_slice(&tensor.bytes);
     }
@@ -187,8 +187,8 @@ fn everybody(ranks: &RankContext<'_>) {
     let peers: Vec<usize> = (0..size).filter(|&peer| peer != rank).collect();
     let tensors = |from: usize, to: usize| -> [Vec<Owned>; 3] {
         let seed = (from * size + to) as u64;
-        let many = (0..100).map(|index| Owned::new(DataType::I8, &[from + 1, to, index], seed)).collect();
-        [vec![Owned::new(DataType::F32, &[from, 3], seed)], many, bundles(seed).swap_remove(4)]
+        let many = (0..100).map(|index| Owned::new(DType::I8, &[from + 1, to, index], seed)).collect();
+        [vec![Owned::new(DType::F32, &[from, 3], seed)], many, bundles(seed).swap_remove(4)]
     };
     let own: Vec<(usize, [Vec<Tensor>; 3])> =
         peers.iter().map(|&peer| (peer, tensors(rank, peer).map(|tensors| place(queue, &tensors)))).collect();
@@ -242,7 +242,7 @@ fn reused(ranks: &RankContext<'_>) {
     let numbers: Vec<f32> = (0..LEN).map(|index| (index % 97) as f32).collect();
     let base = DeviceBuffer::from_host(queue, (&numbers).into()).unwrap();
     // The ranks connect before, as the host may wait for the connection.
-    over(ranks, &[Owned::new(DataType::U8, &[1], 0)], "before");
+    over(ranks, &[Owned::new(DType::U8, &[1], 0)], "before");
     let mut ballast = Ballast::new(queue);
     ballast.put();
     let mut results = Vec::new();
@@ -298,7 +298,7 @@ fn two_queues(ranks: &RankContext<'_>) {
             let other = Queue::new(queue.ordinal()).unwrap();
             ballast.put();
             let (completion, new) =
-                transfers.exchange(&[], &[(0, Expected::known([(DataType::F32, vec![LEN, 1])]))]).unwrap();
+                transfers.exchange(&[], &[(0, Expected::known([(DType::F32, vec![LEN, 1])]))]).unwrap();
             other.wait_for(completion.event()).unwrap();
             let view = new[0].tensor(0).slice().expect("f32");
             // SAFETY: the memory outlives the wait below; the queue that it belongs to has nothing more to do with it.

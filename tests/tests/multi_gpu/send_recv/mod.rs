@@ -12,7 +12,7 @@ use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
 use gradsync::ops::send_recv::{Bundle, Completion, SendRecv, recv, recv_described, send};
 use gradsync::plan::bundle::Limits;
-use gradsync::{CommError, DataType, Error, Result};
+use gradsync::{CommError, DType, Error, Result};
 use gradsync_tests::transfers::Owned;
 
 use crate::context::Context;
@@ -95,7 +95,7 @@ fn mismatch(outcome: Result<impl Sized>) {
 }
 
 fn other_lengths(ranks: &RankContext<'_>) {
-    let tensor = |len| Tensor::new(ranks.queue, &Owned::new(DataType::F32, &[len], 0), 0);
+    let tensor = |len| Tensor::new(ranks.queue, &Owned::new(DType::F32, &[len], 0), 0);
     match ranks.rank() {
         0 => mismatch(wait(send(&ranks.transfers(), true, 1, &Bundle::new([tensor(10).view()]).unwrap()))),
         1 => mismatch(wait(recv(&ranks.transfers(), true, 0, &mut [tensor(11).view_mut()]))),
@@ -105,7 +105,7 @@ fn other_lengths(ranks: &RankContext<'_>) {
 
 /// The receiver expects a payload with exactly the length of the header's first message.
 fn described_to_one_who_knows(ranks: &RankContext<'_>) {
-    let mut tensor = Tensor::new(ranks.queue, &Owned::new(DataType::F32, &[254], 0), 0);
+    let mut tensor = Tensor::new(ranks.queue, &Owned::new(DType::F32, &[254], 0), 0);
     match ranks.rank() {
         0 => mismatch(send(&ranks.transfers(), true, 1, &Bundle::new([tensor.view()]).unwrap().described(3))),
         1 => mismatch(wait(recv(&ranks.transfers(), true, 0, &mut [tensor.view_mut()]))),
@@ -114,7 +114,7 @@ fn described_to_one_who_knows(ranks: &RankContext<'_>) {
 }
 
 fn known_to_one_who_asks(ranks: &RankContext<'_>) {
-    let tensor = Tensor::new(ranks.queue, &Owned::new(DataType::F32, &[254], 0), 0);
+    let tensor = Tensor::new(ranks.queue, &Owned::new(DType::F32, &[254], 0), 0);
     match ranks.rank() {
         0 => mismatch(wait(send(&ranks.transfers(), true, 1, &Bundle::new([tensor.view()]).unwrap()))),
         1 => mismatch(recv_described(&ranks.transfers(), true, 0, 3, &Limits::default())),

@@ -7,7 +7,7 @@ use gradsync::kernels::cuda;
 use gradsync::memory::Cuda;
 use gradsync::ops::send_recv::{Bundle, Expected, Received, StageWork, TransferHandler, WireTensor, run_stage};
 use gradsync::plan::schedule::{Payload, one_forward_one_backward};
-use gradsync::{DType, DataType, Result};
+use gradsync::{DType, Result};
 use gradsync_tests::transfers::pipeline::{MICRO_BATCHES, inputs, rows, weight};
 
 use super::RankContext;
@@ -74,8 +74,8 @@ impl TransferHandler<Payload, Cuda> for Work<'_> {
     fn expect(&self, _: usize, payload: &Payload) -> Result<Expected> {
         Ok(match *payload {
             Payload::Activation(k) if k % 2 == 0 => Expected::described(k as u64),
-            Payload::Activation(k) => Expected::known([(DataType::F64, vec![rows(k), 1])]),
-            Payload::Gradient(k) => Expected::known([(DataType::F64, vec![rows(k)])]),
+            Payload::Activation(k) => Expected::known([(DType::F64, vec![rows(k), 1])]),
+            Payload::Gradient(k) => Expected::known([(DType::F64, vec![rows(k)])]),
         })
     }
 

@@ -4,7 +4,7 @@ use gradsync::driver::DeviceBuffer;
 use gradsync::memory::{Cuda, DeviceWireSlice, RawSlice};
 use gradsync::ops::send_recv::{Bundle, Expected, WireTensor, recv, recv_described, send};
 use gradsync::plan::bundle::{Limits, TensorSpec, encode};
-use gradsync::{CommError, DType, DataType, Error, Result};
+use gradsync::{CommError, DType, Error, Result};
 use gradsync_tests::transfers::{Owned, bundles, known};
 
 use super::RankContext;
@@ -33,7 +33,7 @@ pub(super) fn own_mistakes(ranks: &RankContext<'_>) {
     let RankContext { queue, .. } = *ranks;
     let transfers = ranks.transfers();
     let (rank, size, limits) = (ranks.rank(), ranks.size(), Limits::default());
-    let owned = [Owned::new(DataType::F32, &[2], 0)];
+    let owned = [Owned::new(DType::F32, &[2], 0)];
     let (tensors, mut given) = (place(queue, &owned), place(queue, &owned));
     let peer = (rank + 1) % size;
     refused(send(&transfers, false, peer, &bundle(&tensors)), &["signal"]);
@@ -76,10 +76,10 @@ pub(super) fn own_mistakes(ranks: &RankContext<'_>) {
 pub(super) fn limits_and_tags(ranks: &RankContext<'_>) {
     let RankContext { queue, .. } = *ranks;
     let transfers = ranks.transfers();
-    let tensors = [Owned::new(DataType::F32, &[2, 3], 0), Owned::new(DataType::U8, &[], 0)];
+    let tensors = [Owned::new(DType::F32, &[2, 3], 0), Owned::new(DType::U8, &[], 0)];
     let exact =
         Limits::default().with_tensors(2).with_dims(2).with_dim(3).with_header_bytes(64).with_payload_bytes(257);
-    let many: Vec<Owned> = (0..100).map(|seed| Owned::new(DataType::U8, &[1, 1, 1 + seed / 99], seed as u64)).collect();
+    let many: Vec<Owned> = (0..100).map(|seed| Owned::new(DType::U8, &[1, 1, 1 + seed / 99], seed as u64)).collect();
     let cases: [(&[Owned], Limits, u64, &str); 4] = [
         (&tensors, exact.with_dim(2), 4, "dimension of 3"),
         (&tensors, exact.with_payload_bytes(256), 4, "limit is 256"),
@@ -122,7 +122,7 @@ pub(super) fn withdrawn(ranks: &RankContext<'_>) {
     const COUNT: usize = 1 << 13;
     let RankContext { queue, .. } = *ranks;
     let transfers = ranks.transfers();
-    let small = [Owned::new(DataType::I16, &[3], 7)];
+    let small = [Owned::new(DType::I16, &[3], 7)];
     match ranks.rank() {
         0 => {
             let part = DeviceBuffer::zeroed(queue, DType::F64, PART / 8).unwrap();
@@ -153,15 +153,15 @@ pub(super) fn no_header(ranks: &RankContext<'_>) {
     let transfers = ranks.transfers();
     let head = |mut bytes: Vec<u8>| {
         bytes.resize(1016, 0);
-        Owned { dtype: DataType::U8, shape: vec![1016], bytes }
+        Owned { dtype: DType::U8, shape: vec![1016], bytes }
     };
-    let header = || encode(&[TensorSpec { dtype: DataType::F64, dims: vec![1 << 33, 9] }], 3).unwrap();
+    let header = || encode(&[TensorSpec { dtype: DType::F64, dims: vec![1 << 33, 9] }], 3).unwrap();
     let cases = [(head(vec![0x5a; 9]), "starts with", false), (head(header()), "bytes of payload", true)];
     for (bytes, word, is_answered) in cases {
         match ranks.rank() {
             0 => {
                 let tensor = Tensor::new(queue, &bytes, 0);
-                let mut answer = Tensor::new(queue, &Owned::new(DataType::U8, &[256], 0), 0);
+                let mut answer = Tensor::new(queue, &Owned::new(DType::U8, &[256], 0), 0);
                 comm.exchange(&[(1, tensor.view().data())], &mut []).unwrap();
                 if is_answered {
                     comm.exchange(&[], &mut [(1, answer.wire_mut())]).unwrap();

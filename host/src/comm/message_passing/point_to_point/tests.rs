@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::comm::message_passing::{Buffers, Incoming, LinkError, Outgoing, Requests};
-use crate::dtype::DataType;
+use crate::dtype::DType;
 use crate::error::{Departure, Error};
 use crate::trace::CurrentCall;
 
@@ -118,8 +118,8 @@ impl Drop for InStage {
 /// The error of a transfer with rank 1, which has agreed and whose end here stays in this stage.
 fn error_of(stage: Stage, is_sent: bool, departure: Option<Departure>) -> CommError {
     let operation = if is_sent { Operation::Send { peer: 1 } } else { Operation::Recv { peer: 1 } };
-    let call = Call::new(operation, 5, DataType::F32);
-    let offer = Record::Offer { call: Call::new(Operation::Send { peer: 0 }, 5, DataType::F32), is_alone: true };
+    let call = Call::new(operation, 5, DType::F32);
+    let offer = Record::Offer { call: Call::new(Operation::Send { peer: 0 }, 5, DType::F32), is_alone: true };
     let records = VecDeque::from([if is_sent { Record::Accept } else { offer }]);
     let link = Silent { inbox: RefCell::new(vec![VecDeque::new(), records]), departure };
     let handshake = Handshake::new(Box::new(link), DEADLINE, CurrentCall::of_processes("test", 0, 2));

@@ -114,13 +114,13 @@ impl<L: Lanes> Group for Narrow<L> {
         // SAFETY: as above; `T` has the layout of its dtype.
         unsafe {
             match T::DTYPE {
-                DType::F64 => unreachable!("pairs with f64 work in f64"),
                 DType::F32 => {
                     L::store_narrow(low, to.cast(), stream);
                     L::store_narrow(high, to.add(16).cast(), stream);
                 }
                 DType::F16 => L::store_f16([low, high], to.cast(), stream),
                 DType::BF16 => L::store_bf16([low, high], to.cast(), stream),
+                _ => unreachable!("pairs with f64 work in f64"),
             }
         }
     }
@@ -170,7 +170,7 @@ impl<L: Lanes> Group for Wide<L> {
                     }
                 }
                 DType::F32 => Narrow::<L>([L::nearest([a, b]), L::nearest([c, d])]).store::<T>(to, stream),
-                DType::F16 | DType::BF16 => {
+                _ => {
                     let (low, high) = ([L::cut(a), L::cut(b)], [L::cut(c), L::cut(d)]);
                     Narrow::<L>([L::nearest(low), L::nearest(high)]).store::<T>(to, stream);
                 }

@@ -24,13 +24,13 @@ unsafe fn load_eight<T: Formula>(from: *const T) -> __m256 {
     // SAFETY: the caller's promise; `T` has the layout of its dtype.
     unsafe {
         match T::DTYPE {
-            DType::F64 => unreachable!("pairs with f64 work in f64"),
             DType::F32 => _mm256_loadu_ps(from.cast()),
             DType::F16 => _mm256_cvtph_ps(_mm_loadu_si128(from.cast())),
             DType::BF16 => {
                 let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
                 _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
             }
+            _ => unreachable!("pairs with f64 work in f64"),
         }
     }
 }
@@ -52,7 +52,7 @@ impl Lanes for Avx2 {
                     let (low, high) = (_mm_loadu_ps(from.cast()), _mm_loadu_ps(from.add(4).cast()));
                     [_mm256_cvtps_pd(low), _mm256_cvtps_pd(high)]
                 }
-                DType::F16 | DType::BF16 => {
+                _ => {
                     let all = load_eight(from);
                     let (low, high) = (_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all));
                     [_mm256_cvtps_pd(low), _mm256_cvtps_pd(high)]
@@ -218,7 +218,6 @@ impl Lanes for Avx512 {
         unsafe {
             match T::DTYPE {
                 DType::F64 => _mm512_loadu_pd(from.cast()),
-                DType::F32 | DType::F16 => _mm512_cvtps_pd(load_eight(from)),
                 DType::BF16 => {
                     // Makes each bf16 the upper half of an f32 by a single instruction between registers: both halves of the register are
                     // loaded with the same bytes, since a shuffle stays within a half.
@@ -229,6 +228,7 @@ impl Lanes for Avx512 {
                     let twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast()));
                     _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_shuffle_epi8(twice, spread)))
                 }
+                _ => _mm512_cvtps_pd(load_eight(from)),
             }
         }
     }
@@ -238,13 +238,13 @@ impl Lanes for Avx512 {
         // SAFETY: as above.
         unsafe {
             match T::DTYPE {
-                DType::F64 => unreachable!("pairs with f64 work in f64"),
                 DType::F32 => _mm512_loadu_ps(from.cast()),
                 DType::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())),
                 DType::BF16 => {
                     let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
                     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
                 }
+                _ => unreachable!("pairs with f64 work in f64"),
             }
         }
     }

@@ -76,7 +76,7 @@ pub(super) struct Grids {
     reductions: BTreeMap<usize, ChunkGrid>,
     /// The grids of weighted sums, by the length of a part in elements.
     sums: BTreeMap<usize, Grid>,
-    /// The lengths, in the order of [`DType::ALL`].
+    /// The lengths, in the order of [`DType::FLOATS`].
     lens: [Lens; 4],
 }
 
@@ -113,7 +113,7 @@ impl Grids {
     ) -> Result<Self> {
         let parts = layers.parts(window.clone());
         let total = parts.iter().map(Range::len).sum();
-        let lens = DType::ALL.map(|dtype| lens(total, dtype));
+        let lens = DType::FLOATS.map(|dtype| lens(total, dtype));
         let distinct = |len: fn(&Lens) -> usize| lens.iter().map(len).collect::<BTreeSet<usize>>().into_iter();
         let reductions = distinct(|lens| lens.reduce)
             .map(|len| Ok((len, ChunkGrid::new(queue, &layers.window(window.clone(), len, least_chunks))?)));
@@ -152,8 +152,8 @@ mod tests {
             (1 << 33, 1 << 20, [2048, 2048, 2048, 4096]),
         ] {
             assert_eq!(reduce_stretch_len(total), reduce, "{total} elements");
-            assert_eq!(DType::ALL.map(|dtype| combine_chunk_len(total, dtype, 4)), combine, "{total} elements");
-            assert_eq!(DType::ALL.map(|dtype| combine_chunk_len(total, dtype, 5)), [2048; 4], "{total} elements");
+            assert_eq!(DType::FLOATS.map(|dtype| combine_chunk_len(total, dtype, 4)), combine, "{total} elements");
+            assert_eq!(DType::FLOATS.map(|dtype| combine_chunk_len(total, dtype, 5)), [2048; 4], "{total} elements");
         }
         for (total, lens) in [
             (0, [2048; 4]),
@@ -162,7 +162,7 @@ mod tests {
             (1 << 23, [8192, 16384, 16384, 16384]),
             (1 << 33, [8192, 16384, 32768, 32768]),
         ] {
-            assert_eq!(DType::ALL.map(|dtype| peer_stretch_len(total, dtype)), lens, "{total} elements");
+            assert_eq!(DType::FLOATS.map(|dtype| peer_stretch_len(total, dtype)), lens, "{total} elements");
         }
     }
 

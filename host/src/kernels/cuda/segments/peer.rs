@@ -18,8 +18,7 @@ use crate::plan::reduction::DividedLayers;
 #[derive(Debug)]
 pub(crate) struct PeerGroup {
     queue: Queue,
-    /// The operation of the group, and the name of its kernel.
-    kernel: PeerKernel,
+    /// The name of its kernel.
     entry: String,
     /// The number of ranks that the kernel is compiled for.
     width: usize,
@@ -71,10 +70,8 @@ const BARRIER: &str = "peer_barrier";
 pub(crate) enum PeerKernel {
     /// Sums in rank order: [`PeerGroup::reduce`].
     Reduce,
-    /// Adasum from one Gram matrix: [`SegmentWorkspace::adasum_of_peers`].
-    Gram,
-    /// Adasum along the tree: [`SegmentWorkspace::tree_of_peers`].
-    Tree,
+    /// Adasum: [`SegmentWorkspace::adasum_of_peers`].
+    Adasum,
 }
 
 /// The numbers of layers, and of chunks of divided layers, whose sums the ranks of a group exchange.
@@ -98,8 +95,7 @@ impl PeerKernel {
     fn entry(self, dtype: DType, width: usize) -> String {
         let family = match self {
             Self::Reduce => "peer_reduce",
-            Self::Gram => "peer_adasum",
-            Self::Tree => "peer_tree",
+            Self::Adasum => "peer_adasum",
         };
         format!("{family}_{dtype}_p{width}")
     }
@@ -150,12 +146,7 @@ impl PeerGroup {
         queue.load(&entry)?;
         queue.load(BARRIER)?;
         let table = upload_words(queue, &words(&peers))?;
-        Ok(Self { queue: queue.clone(), kernel, entry, width, peers, claim, table, _runs: runs })
-    }
-
-    /// The operation for which the group was created.
-    pub(crate) fn kernel(&self) -> PeerKernel {
-        self.kernel
+        Ok(Self { queue: queue.clone(), entry, width, peers, claim, table, _runs: runs })
     }
 
     fn table(&self) -> Argument {
@@ -219,7 +210,7 @@ impl Places {
 }
 
 impl SegmentWorkspace {
-    /// Like [`of_window`](Self::of_window), for [`adasum_of_peers`](Self::adasum_of_peers) and [`tree_of_peers`](Self::tree_of_peers).
+    /// Like [`of_window`](Self::of_window), for [`adasum_of_peers`](Self::adasum_of_peers).
     pub(crate) fn for_peers(
         queue: &Queue,
         layers: &DividedLayers,
@@ -254,30 +245,6 @@ impl SegmentWorkspace {
         ];
         let jobs = senders + grid.blocks + group.peers.teams() as u64 + sums.chunks;
         // SAFETY: the promise made to `PeerGroup::new`; the workspace belongs to these layers.
-        unsafe { group.launch(blocks, jobs, &arguments) }
-    }
-
-    /// Like [`adasum_of_peers`](Self::adasum_of_peers), pair by pair along the tree; the number of ranks is a power of two.
-    pub(crate) fn tree_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
-        let (grid, sums) = (self.grids.of_reductions(dtype), self.grids.of_sums(dtype));
-        let Places { blocks, senders } = group.grid();
-        let arguments = [
-            group.table(),
-            pointer_mut(&self.tree.as_mut_slice()),
-            pointer_mut(&self.partials.as_mut_slice()),
-            grid.spans(),
-            self.count.into(),
-            grid.blocks.into(),
-            grid.chunks.into(),
-            sums.spans(),
-            sums.chunks.into(),
-            sums.chunk_len.into(),
-            senders.into(),
-        ];
-        let levels = u64::from(self.world_size.ilog2());
-        let jobs = senders + levels * (grid.blocks + group.peers.teams() as u64) + sums.chunks;
-        debug_assert!(self.world_size.is_power_of_two(), "the tree takes powers of two of ranks");
-        // SAFETY: as above; the group has as many ranks as the kernels are compiled for.
         unsafe { group.launch(blocks, jobs, &arguments) }
     }
 }

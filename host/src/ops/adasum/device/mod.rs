@@ -48,9 +48,8 @@ impl AdasumMemory for Cuda {
 ///
 /// Where the kernels of all ranks, two to eight, can access each other's memory, [`new`](Self::new) needs no transport. In one launch each
 /// rank sends the peers their shards, multiplies the vectors that it has received, exchanges products, computes the weights and writes the
-/// result into every rank's arena; a second launch waits for all ranks (the tree multiplies and exchanges once per level). The peers'
-/// kernels may write to this rank's memory after it has dropped the buffer or this object: the memory stays occupied until every rank has
-/// dropped its own.
+/// result into every rank's arena; a second launch waits for all ranks. The peers' kernels may write to this rank's memory after it has
+/// dropped the buffer or this object: the memory stays occupied until every rank has dropped its own.
 ///
 /// Small arenas are reduced by packets, in one launch that waits for no barrier: in one shot every rank's vector is sent
 /// to all others, and each rank computes the whole result; in two shots each rank is sent its shard of all vectors, and sends its shard of
@@ -59,8 +58,10 @@ impl AdasumMemory for Cuda {
 ///
 /// Elsewhere [`Algorithm::Gram`](crate::ops::Algorithm::Gram) exchanges the vectors once, computes partial Gram matrices of every layer on
 /// each rank's shard, adds them in one small all-reduce, computes the same weights on every rank, and gathers the shards of the result, for
-/// up to 4096 ranks. [`Algorithm::Tree`](crate::ops::Algorithm::Tree) is ONNX Runtime's vector halving, distance doubling, for powers of
-/// two. [`on_nodes`](Self::on_nodes) reduces inside a node by the transport's reduce-scatter, or by Adasum of the ranks' shards.
+/// up to 4096 ranks. [`on_nodes`](Self::on_nodes) reduces inside a node by the transport's reduce-scatter, or by Adasum of the ranks' shards.
+///
+/// [`Algorithm::Tree`](crate::ops::Algorithm::Tree) is ONNX Runtime's vector halving, distance doubling, for powers of two. It is the
+/// reference and not made for speed: it always exchanges vectors over the transport, also where kernels can access the peers' memory.
 ///
 /// The workspace is the arena without a rank's own shard (Gram, and kernels over peers' memory) or half of it (Tree), and up to 36 numbers
 /// of 8 bytes for each chunk ([`plan::chunks`](crate::plan::chunks)) of a rank's shard and of tensors that shards divide; kernels over
@@ -81,7 +82,8 @@ impl<'c> Adasum<'c, Cuda> {
 
     /// Like [`new`](Self::new), and where kernels can access the peers' memory, arenas of up to `low_latency_bytes` bytes are reduced by
     /// packets, in one shot up to `one_shot_bytes` bytes and in two above: 0 for none, `None` for the measured size. Every rank must call it
-    /// with the same numbers. Larger arenas than 16 MiB, and the tree, never are.
+    /// with the same numbers. Larger arenas than 16 MiB never are; the tree uses neither packets nor
+    /// the peers' memory.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new); [`Error::Disagreement`](crate::Error::Disagreement) if ranks differ in a number.

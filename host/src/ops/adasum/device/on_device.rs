@@ -60,7 +60,8 @@ impl Steps {
 
 impl<'c> OnDevice<'c> {
     /// Prepares the reduction by kernels over peers' memory, if `with_peers` allows it and the ranks' kernels can access that memory, or
-    /// else over the communicator's own collectives. Arenas up to the sizes in `with_peers` are reduced by packets, except by the tree.
+    /// else over the communicator's own collectives. Arenas up to the sizes in `with_peers` are reduced by packets. The tree always uses
+    /// collectives.
     pub(super) fn new(
         comm: &'c dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
@@ -78,12 +79,12 @@ impl<'c> OnDevice<'c> {
         same_plan(operation, comm, table, &lines, options.algorithm.check_ranks(OPERATION, world_size))?;
         let bytes = table.arena_len() * table.dtype().size_bytes();
         let options = AdasumOptions { algorithm: options.algorithm.chosen(world_size, bytes), ..options };
-        let shots = thresholds.shots(bytes).filter(|_| options.algorithm != Algorithm::Tree);
-        let steps = match shots {
-            _ if with_peers.is_none() || world_size == 1 => None,
+        let steps = match thresholds.shots(bytes) {
+            _ if with_peers.is_none() || world_size == 1 || options.algorithm == Algorithm::Tree => None,
             Some(shots) => Packets::connect(comm, buffer, (operation, options.granularity), shots)?
                 .map(|packets| Steps::Packets(Box::new(packets))),
-            None => Peers::connect(comm, buffer, (operation, options))?.map(|peers| Steps::Peers(Box::new(peers))),
+            None => Peers::connect(comm, buffer, (operation, options.granularity))?
+                .map(|peers| Steps::Peers(Box::new(peers))),
         };
         let steps = match steps {
             Some(steps) => steps,

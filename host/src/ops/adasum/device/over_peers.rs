@@ -1,16 +1,15 @@
-//! Both algorithms by kernels that access the gradient buffers of all ranks, without a transport.
+//! Adasum by kernels that access the gradient buffers of all ranks, without a transport.
 
 use std::sync::Arc;
 
 use super::{OPERATION, gram, layers};
 use crate::buffer::GradientBuffer;
 use crate::comm::{Call, Communicator, Operation};
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cuda::{PeerKernel, PeerSums, SegmentWorkspace};
 use crate::memory::Cuda;
 use crate::ops::peers::{Connection, peers};
-use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
+use crate::ops::{AdasumReport, Granularity};
 
 /// Adasum by kernels that access the peers' memory.
 #[derive(Debug)]
@@ -20,24 +19,21 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// Connects the ranks; `None` on every rank if the memory of some rank is not accessible. [`Algorithm::Tree`] needs a power of two of
-    /// ranks; any other algorithm means Gram. The tree of `f64` is `None` too: only its steps over a transport scale vectors whose squared
-    /// norms overflow.
+    /// Connects the ranks; `None` on every rank if the memory of some rank is not accessible.
     pub(super) fn connect(
         comm: &dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
-        (operation, options): (Operation, AdasumOptions),
+        (operation, granularity): (Operation, Granularity),
     ) -> Result<Option<Self>> {
         let (rank, table, queue) = (comm.rank(), buffer.table(), buffer.queue());
-        let is_tree = options.algorithm == Algorithm::Tree;
-        if (is_tree && table.dtype() == DType::F64) || !Connection::is_possible(comm, buffer) {
+        if !Connection::is_possible(comm, buffer) {
             return Ok(None);
         }
         let (len, world_size) = (table.shard_len(), comm.world_size());
-        let layers = layers(buffer, options.granularity, len);
-        let kernel = if is_tree { PeerKernel::Tree } else { PeerKernel::Gram };
+        let layers = layers(buffer, granularity, len);
         let workspace = || SegmentWorkspace::for_peers(queue, &layers, rank * len..(rank + 1) * len, world_size);
-        let connected = Connection::new(operation, comm, buffer, (kernel, PeerSums::of(&layers)), workspace)?;
+        let connected =
+            Connection::new(operation, comm, buffer, (PeerKernel::Adasum, PeerSums::of(&layers)), workspace)?;
         Ok(connected.map(|(connection, layers)| Self { layers, connection }))
     }
 
@@ -48,19 +44,11 @@ impl Peers {
         let (len, dtype) = (buffer.table().arena_len(), buffer.table().dtype());
         let (layers, group) = (&mut self.layers, &self.connection.group);
         let call = Call::new(Operation::Adasum, len, dtype);
-        let run = if group.kernel() == PeerKernel::Tree {
-            SegmentWorkspace::tree_of_peers
-        } else {
-            SegmentWorkspace::adasum_of_peers
-        };
-        peers(comm).run_kernels(call, buffer.queue(), &mut || run(layers, group, dtype))
+        peers(comm).run_kernels(call, buffer.queue(), &mut || layers.adasum_of_peers(group, dtype))
     }
 
     /// The report of the last run; waits for the queue.
     pub(super) fn report(&self) -> Result<AdasumReport> {
-        match self.connection.group.kernel() {
-            PeerKernel::Tree => Ok(AdasumReport::of_tree()),
-            _ => gram::report(&self.layers),
-        }
+        gram::report(&self.layers)
     }
 }

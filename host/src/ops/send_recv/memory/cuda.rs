@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::BundleMemory;
 use crate::comm::Communicator;
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Event, Queue};
-use crate::dtype::{DType, DataType};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cuda::{pack, unpack};
 use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
@@ -75,7 +75,7 @@ impl BundleMemory for Cuda {
         DeviceBuffer::allocate(queue, DType::F32, bytes.div_ceil(DType::F64.size_bytes()) * 2)
     }
 
-    fn at<'a>(payload: &'a DeviceBuffer, place: Range<usize>, dtype: DataType) -> Self::Wire<'a> {
+    fn at<'a>(payload: &'a DeviceBuffer, place: Range<usize>, dtype: DType) -> Self::Wire<'a> {
         let view = payload.as_slice();
         let address = view.address() + place.start as u64;
         let data = RawSlice { address, len: place.len() / dtype.size_bytes(), dtype };
@@ -85,7 +85,7 @@ impl BundleMemory for Cuda {
 
     fn bytes_mut(payload: &mut DeviceBuffer, bytes: usize) -> DeviceWireSliceMut<'_> {
         let view = payload.as_slice();
-        let data = RawSlice { address: view.address(), len: bytes, dtype: DataType::U8 };
+        let data = RawSlice { address: view.address(), len: bytes, dtype: DType::U8 };
         // SAFETY: a part of the buffer, which is borrowed mutably.
         unsafe { DeviceWireSliceMut::from_raw_parts(view.queue(), data) }
     }
@@ -136,7 +136,7 @@ impl BundleMemory for Cuda {
 }
 
 fn bytes_of(data: RawSlice) -> RawSlice {
-    RawSlice { address: data.address, len: data.len * data.dtype.size_bytes(), dtype: DataType::U8 }
+    RawSlice { address: data.address, len: data.len * data.dtype.size_bytes(), dtype: DType::U8 }
 }
 
 /// The range of the payload, if the tensors already have its layout without gaps, so that it consists of their memory alone.
@@ -146,7 +146,7 @@ fn payload_of(tensors: &[RawSlice], places: &[Range<usize>]) -> Option<RawSlice>
     let mut begins = tensors.iter().zip(places).filter(|(tensor, _)| tensor.len > 0).map(begin);
     let address = begins.next().unwrap_or_else(|| tensors.first().map(|tensor| tensor.address))?;
     let is_one = is_gapless && begins.all(|begin| begin == Some(address));
-    is_one.then(|| RawSlice { address, len: places.last().map_or(0, |place| place.end), dtype: DataType::U8 })
+    is_one.then(|| RawSlice { address, len: places.last().map_or(0, |place| place.end), dtype: DType::U8 })
 }
 
 /// Splits tensors, as bytes with their offsets, into tensors of whole words, which one launch copies, and others.
@@ -188,7 +188,7 @@ impl Small<'_> {
     ) -> Vec<(usize, RawSlice)> {
         let mut address = workspace.map_or(0, |buffer| buffer.as_slice().address());
         let place = |(peer, len): (usize, usize)| {
-            let data = RawSlice { address, len, dtype: DataType::U8 };
+            let data = RawSlice { address, len, dtype: DType::U8 };
             address += padded_len(len) as u64;
             (peer, data)
         };
@@ -216,7 +216,7 @@ impl Messages for Small<'_> {
         self.reserve_workspace(words.len() * NUMBER, received)?;
         let (mut out, back) = (self.out.borrow_mut(), self.back.borrow());
         if let Some(out) = out.as_mut().filter(|_| !words.is_empty()) {
-            out.as_mut_slice().range_mut(0..words.len()).upload(Slice::F64(&words))?;
+            out.as_mut_slice().range_mut(0..words.len()).upload(Slice::from(&words))?;
         }
         let outgoing = Self::places(out.as_ref(), sends.iter().map(|(peer, message)| (*peer, message.len())));
         let incoming = Self::places(back.as_ref(), receives.iter().map(|(peer, message)| (*peer, message.len())));
@@ -232,7 +232,7 @@ impl Messages for Small<'_> {
         // Reports whether the exchange succeeded: after a failure, the memory is unspecified.
         self.comm.synchronize(self.queue)?;
         let mut words = vec![0.0; received / NUMBER];
-        back.as_slice().range(0..words.len()).copy_to_host(SliceMut::F64(&mut words))?;
+        back.as_slice().range(0..words.len()).copy_to_host(SliceMut::from(&mut words))?;
         let mut rest: &[u8] = bytemuck::cast_slice(&words);
         for (_, message) in receives {
             let (own, behind) = rest.split_at(padded_len(message.len()));
@@ -252,7 +252,7 @@ mod tests {
     fn a_payload_is_found_only_where_there_is_no_gap() {
         let begin = |tensors: &[(u64, usize)]| {
             let layout = BundleLayout::new(&tensors.iter().map(|(_, len)| *len).collect::<Vec<_>>()).unwrap();
-            let raw = |&(address, len): &(u64, usize)| RawSlice { address, len, dtype: DataType::U8 };
+            let raw = |&(address, len): &(u64, usize)| RawSlice { address, len, dtype: DType::U8 };
             let payload = payload_of(&tensors.iter().map(raw).collect::<Vec<_>>(), &layout.places)?;
             assert_eq!(payload.len, layout.len);
             Some(payload.address)

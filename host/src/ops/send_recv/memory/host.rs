@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::BundleMemory;
 use crate::comm::Communicator;
-use crate::dtype::{DType, DataType};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::{Host, HostBuffer, WireSlice, WireSliceMut};
 use crate::ops::send_recv::negotiation::Messages;
@@ -53,7 +53,7 @@ impl BundleMemory for Host {
         HostBuffer::zeroed(operation, DType::F64, bytes.div_ceil(DType::F64.size_bytes()))
     }
 
-    fn at<'a>(payload: &'a HostBuffer, place: Range<usize>, dtype: DataType) -> Self::Wire<'a> {
+    fn at<'a>(payload: &'a HostBuffer, place: Range<usize>, dtype: DType) -> Self::Wire<'a> {
         WireSlice::of_bytes(dtype, &payload.as_slice().as_bytes()[place])
     }
 

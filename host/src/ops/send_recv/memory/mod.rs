@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::negotiation::Messages;
 use crate::comm::Communicator;
-use crate::dtype::DataType;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Memory;
 
@@ -58,7 +58,7 @@ pub trait BundleMemory: Memory {
     fn allocate(operation: &'static str, queue: &Self::Queue, bytes: usize) -> Result<Self::Payload>;
 
     /// The elements in a range of a payload.
-    fn at<'a>(payload: &'a Self::Payload, place: Range<usize>, dtype: DataType) -> Self::Wire<'a>;
+    fn at<'a>(payload: &'a Self::Payload, place: Range<usize>, dtype: DType) -> Self::Wire<'a>;
 
     /// The first `bytes` bytes, to write.
     fn bytes_mut(payload: &mut Self::Payload, bytes: usize) -> Self::WireMut<'_>;

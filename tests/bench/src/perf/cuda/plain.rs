@@ -27,12 +27,7 @@ fn check(call: &'static str, code: ResultCode) -> Result<(), PerfError> {
 }
 
 fn data_type(dtype: DType) -> DataTypeCode {
-    match dtype {
-        DType::F64 => DataTypeCode::F64,
-        DType::F32 => DataTypeCode::F32,
-        DType::F16 => DataTypeCode::F16,
-        DType::BF16 => DataTypeCode::BF16,
-    }
+    DataTypeCode(dtype.nccl_code().expect("a floating-point dtype"))
 }
 
 fn red_op(op: ReduceOp) -> RedOp {

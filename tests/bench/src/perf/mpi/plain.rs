@@ -74,6 +74,7 @@ impl<'a> Plain<'a> {
             DType::F64 => Data::F64(filled(input, 1.0)?, filled(output, 2.0)?),
             DType::F16 => halves(add_f16, input, output)?,
             DType::BF16 => halves(add_bf16, input, output)?,
+            other => unreachable!("{other} is not measured"),
         };
         Ok(Some(Self { world, operation: row.operation, op, data }))
     }

@@ -129,6 +129,7 @@ fn whole(ranks: &RankContext<'_>, buffer: &DeviceBuffer) -> Vec<u64> {
         DType::F32 => Format::F32,
         DType::F16 => Format::F16,
         DType::BF16 => Format::BF16,
+        other => panic!("{other} is no format of the tests"),
     };
     let mut host = Array::unwritten(format, buffer.as_slice().len());
     buffer.as_slice().copy_to_host(host.slice_mut()).unwrap();

@@ -1,0 +1,215 @@
+//! Slices in host memory whose element type is known at run time.
+//!
+//! Slices borrow; nothing here owns data, or knows an operation.
+
+use std::ops::Range;
+
+use crate::dtype::{DType, Float, with_float};
+use crate::error::{Error, Result};
+
+/// A borrowed slice of elements of a floating-point dtype.
+#[derive(Clone, Copy)]
+pub struct Slice<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
+}
+
+/// A mutably borrowed slice of elements of a floating-point dtype.
+pub struct SliceMut<'a> {
+    dtype: DType,
+    bytes: &'a mut [u8],
+}
+
+/// Runs `$body` with `$data` bound to the elements of a [`Slice`] or [`SliceMut`] as a slice of their Rust type.
+macro_rules! with_typed {
+    ($slice:expr, $data:ident => $body:expr) => {{
+        let slice = $slice;
+        $crate::dtype::with_float!(slice.dtype(), Typed => {
+            let $data = slice.typed::<Typed>().expect("the slice's own type");
+            $body
+        })
+    }};
+}
+pub(crate) use with_typed;
+
+impl<'a> Slice<'a> {
+    /// The bytes as elements of a dtype, without the bytes of a last, incomplete element; panics for an integer type, and if they are not
+    /// aligned for the dtype.
+    pub fn of_bytes(dtype: DType, bytes: &'a [u8]) -> Self {
+        let whole = bytes.len() / dtype.size_bytes() * dtype.size_bytes();
+        with_float!(dtype, T => bytemuck::cast_slice::<u8, T>(&bytes[..whole]).into())
+    }
+
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.bytes.len() / self.dtype.size_bytes()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The elements of a range; panics as slicing does when it is out of bounds.
+    pub fn range(self, range: Range<usize>) -> Slice<'a> {
+        Slice { dtype: self.dtype, bytes: &self.bytes[bytes_of(range, self.len(), self.dtype)] }
+    }
+
+    /// The memory of the elements, in the machine's byte order.
+    pub fn as_bytes(self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The elements, if `T` is their type.
+    pub fn typed<T: Float>(self) -> Option<&'a [T]> {
+        (self.dtype == T::DTYPE).then(|| bytemuck::cast_slice(self.bytes))
+    }
+
+    /// A copy of the elements.
+    ///
+    /// # Errors
+    /// [`Error::DTypeMismatch`] unless `T` is the type of the elements.
+    pub fn to_vec<T: Float>(self) -> Result<Vec<T>> {
+        check_dtype::<T>(self.dtype)?;
+        Ok(bytemuck::cast_slice(self.bytes).to_vec())
+    }
+
+    /// All elements as `f64`; the conversion is exact.
+    pub fn to_f64_vec(self) -> Vec<f64> {
+        with_typed!(self, data => data.iter().map(|value| value.to_f64()).collect())
+    }
+}
+
+impl<'a> SliceMut<'a> {
+    /// Like [`Slice::of_bytes`], to write.
+    pub fn of_bytes(dtype: DType, bytes: &'a mut [u8]) -> Self {
+        let whole = bytes.len() / dtype.size_bytes() * dtype.size_bytes();
+        with_float!(dtype, T => bytemuck::cast_slice_mut::<u8, T>(&mut bytes[..whole]).into())
+    }
+
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// A shared view of the elements.
+    pub fn as_slice(&self) -> Slice<'_> {
+        Slice { dtype: self.dtype, bytes: self.bytes }
+    }
+
+    /// A mutable view of the elements, for a shorter borrow.
+    pub fn reborrow(&mut self) -> SliceMut<'_> {
+        SliceMut { dtype: self.dtype, bytes: self.bytes }
+    }
+
+    /// The elements of a range; panics as slicing does when it is out of bounds.
+    pub fn range_mut(self, range: Range<usize>) -> SliceMut<'a> {
+        let bytes = bytes_of(range, self.len(), self.dtype);
+        SliceMut { dtype: self.dtype, bytes: &mut self.bytes[bytes] }
+    }
+
+    /// Splits the elements at `middle`; panics as slicing does when that is out of bounds.
+    pub fn split_at_mut(self, middle: usize) -> (SliceMut<'a>, SliceMut<'a>) {
+        let Range { end, .. } = bytes_of(0..middle, self.len(), self.dtype);
+        let (first, second) = self.bytes.split_at_mut(end);
+        (SliceMut { dtype: self.dtype, bytes: first }, SliceMut { dtype: self.dtype, bytes: second })
+    }
+
+    /// The elements of each range, writable together. The ranges must ascend; panics as slicing does where they overlap or are out of
+    /// bounds.
+    pub(crate) fn ranges_mut(self, ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<SliceMut<'a>> {
+        let (mut rest, mut at, mut found) = (self, 0, Vec::new());
+        for range in ranges {
+            let (_, from_start) = rest.split_at_mut(range.start - at);
+            let (elements, behind) = from_start.split_at_mut(range.len());
+            found.push(elements);
+            (rest, at) = (behind, range.end);
+        }
+        found
+    }
+
+    /// The memory of the elements, in the machine's byte order. Every byte pattern is a value of every dtype.
+    pub fn as_bytes_mut(self) -> &'a mut [u8] {
+        self.bytes
+    }
+
+    /// The elements, if `T` is their type.
+    pub fn typed<T: Float>(self) -> Option<&'a mut [T]> {
+        (self.dtype == T::DTYPE).then(|| bytemuck::cast_slice_mut(self.bytes))
+    }
+}
+
+/// The bytes of a range of `len` elements; panics as slicing does when the range is out of bounds.
+fn bytes_of(range: Range<usize>, len: usize, dtype: DType) -> Range<usize> {
+    assert!(range.start <= range.end && range.end <= len, "range {range:?} of {len} elements");
+    range.start * dtype.size_bytes()..range.end * dtype.size_bytes()
+}
+
+/// Refuses a vector of another type than the elements.
+pub(crate) fn check_dtype<T: Float>(dtype: DType) -> Result<()> {
+    if dtype == T::DTYPE {
+        return Ok(());
+    }
+    let what = "the elements and the vector".into();
+    Err(Error::DTypeMismatch { operation: "to_vec", what, left: dtype, right: T::DTYPE })
+}
+
+impl std::fmt::Debug for Slice<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        with_typed!(*self, data => write!(f, "{}{data:?}", self.dtype))
+    }
+}
+
+impl std::fmt::Debug for SliceMut<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.as_slice().fmt(f)
+    }
+}
+
+impl<'a> From<&'a mut SliceMut<'_>> for SliceMut<'a> {
+    /// A mutable view of the elements, for a shorter borrow.
+    fn from(data: &'a mut SliceMut<'_>) -> Self {
+        data.reborrow()
+    }
+}
+
+/// Converts a slice, an array or a vector of elements.
+macro_rules! from_elements {
+    ($([$($generics:tt)*] $type:ty),*) => {$(
+        impl<'a, T: Float, $($generics)*> From<&'a $type> for Slice<'a> {
+            fn from(data: &'a $type) -> Self {
+                Self { dtype: T::DTYPE, bytes: bytemuck::cast_slice(&data[..]) }
+            }
+        }
+
+        impl<'a, T: Float, $($generics)*> From<&'a mut $type> for SliceMut<'a> {
+            fn from(data: &'a mut $type) -> Self {
+                Self { dtype: T::DTYPE, bytes: bytemuck::cast_slice_mut(&mut data[..]) }
+            }
+        }
+    )*};
+}
+from_elements!([] [T], [const N: usize] [T; N], [] Vec<T>);
+
+/// The number of elements of a shape; refuses a product beyond the address space.
+pub(crate) fn shape_len(operation: &'static str, shape: &[usize]) -> Result<usize> {
+    shape.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim)).ok_or_else(|| Error::InvalidArgument {
+        operation,
+        reason: format!("shape {shape:?} has more elements than memory has addresses"),
+    })
+}
