@@ -20,7 +20,7 @@ pub(crate) struct Xtask {
 pub(crate) enum Command {
     /// Train with sum, mean and Adasum on 1 to 64 ranks, some five minutes, and write target/demo/report.html
     Demo(Demo),
-    /// Make the study behind the demo: which reduction trains at which learning rate, on how many ranks; four hours of processor time
+    /// Make the study behind the demo: which reduction trains at which learning rate, on how many ranks; two hours of processor time
     Study(Study),
     /// Run every test that this machine can run, as CI does
     Test(Test),

@@ -16,7 +16,7 @@ use crate::table::thousands;
 pub(crate) fn files(runs: &Runs, root: &Path) -> Result<BTreeMap<PathBuf, String>> {
     let scale = Scale::full();
     let study = Study { scale: &scale, runs };
-    let (sgd, momentum) = (scale.family("sgd"), scale.family("momentum"));
+    let sgd = scale.family("sgd");
     let missing = || "No runs yet.".to_owned();
     let mut blocks = vec![("headline".to_owned(), study.headline(sgd).unwrap_or_else(missing))];
     blocks.push(("origin".to_owned(), origin(&study)));
@@ -28,11 +28,7 @@ pub(crate) fn files(runs: &Runs, root: &Path) -> Result<BTreeMap<PathBuf, String
             (format!("{} differences", family.name), study.differences(family, &pairs).markdown()),
         ]);
     }
-    let charts = [
-        ("sgd", Some(study.ranks_chart(sgd, &LINES))),
-        ("momentum", Some(study.ranks_chart(momentum, &LINES))),
-        ("weights", study.mass_chart(sgd, 16)),
-    ];
+    let charts = [("sgd", Some(study.ranks_chart(sgd, &LINES))), ("weights", study.mass_chart(sgd, 16))];
     let mut files = BTreeMap::new();
     for (name, chart) in charts {
         let shown = chart.as_ref().map_or_else(missing, |chart| format!("![{}](convergence/{name}.svg)", chart.title));

@@ -1,9 +1,10 @@
-//! Makes the runs of a plan, several at a time, and records each as soon as it has finished; the plan grows as runs finish.
+//! Makes the runs of a plan in its order, several at a time, and records each as soon as it has finished; the plan grows as runs finish.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::panic::catch_unwind;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 
 use crate::images::Images;
 use crate::results::{Record, Runs};
@@ -27,58 +28,59 @@ const INTERVAL: Duration = Duration::from_secs(10);
 
 struct State {
     runs: Runs,
-    waiting: Vec<Spec>,
+    /// The runs that are being made.
+    running: Vec<Spec>,
     failed: Option<anyhow::Error>,
     reported: Instant,
 }
 
 impl Runner<'_> {
-    /// Makes all runs that are missing, or as many as the time allows, in rounds: the next round's runs depend on the last one's results.
+    /// Makes all runs that are missing, or as many as the time allows.
     pub(crate) fn run(&self, runs: Runs) -> Result<Runs> {
         let begun = Instant::now();
-        let state = Mutex::new(State { runs, waiting: Vec::new(), failed: None, reported: begun });
-        loop {
-            let mut guard = lock(&state);
-            let mut missing = Study { scale: self.scale, runs: &guard.runs }.plan();
-            missing.retain(|spec| guard.runs.get(spec).is_none());
-            if missing.is_empty() || guard.failed.is_some() || begun.elapsed() >= self.within {
-                break;
+        let state = Mutex::new(State { runs, running: Vec::new(), failed: None, reported: begun });
+        let finished = Condvar::new();
+        std::thread::scope(|scope| {
+            for _ in 0..self.threads {
+                scope.spawn(|| self.work(&state, &finished, begun));
             }
-            missing.reverse();
-            guard.waiting = missing;
-            drop(guard);
-            std::thread::scope(|scope| {
-                for _ in 0..self.threads {
-                    scope.spawn(|| self.work(&state, begun));
-                }
-            });
-        }
+        });
         let State { runs, failed, .. } = state.into_inner().unwrap_or_else(PoisonError::into_inner);
         failed.map_or(Ok(runs), Err)
     }
 
-    /// Makes waiting runs, one after the other.
-    fn work(&self, state: &Mutex<State>, begun: Instant) {
-        loop {
-            let mut guard = lock(state);
-            if guard.failed.is_some() || begun.elapsed() >= self.within {
-                return;
-            }
-            let Some(spec) = guard.waiting.pop() else { return };
+    /// Makes one run after the other, until none is left to start.
+    fn work(&self, state: &Mutex<State>, finished: &Condvar, begun: Instant) {
+        let mut guard = lock(state);
+        while guard.failed.is_none() && begun.elapsed() < self.within {
+            let State { runs, running, .. } = &mut *guard;
+            let plan = Study { scale: self.scale, runs }.plan();
+            let next = plan.into_iter().find(|spec| runs.get(spec).is_none() && !running.contains(spec));
+            let Some(spec) = next else {
+                if running.is_empty() {
+                    return;
+                }
+                // More runs may be determined by the ones that are being made.
+                guard = finished.wait(guard).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            running.push(spec);
             drop(guard);
-            let outcome = train::run(&spec, self.images);
-            let mut guard = lock(state);
-            let kept = outcome.and_then(|outcome| {
+            // After a panic that is not caught, other threads would wait forever.
+            let outcome = catch_unwind(|| train::run(&spec, self.images));
+            guard = lock(state);
+            guard.running.retain(|other| *other != spec);
+            let kept = outcome.unwrap_or_else(|_| Err(anyhow!("the training panicked"))).and_then(|outcome| {
                 let (machine, commit) = (self.machine.clone(), self.commit.clone());
                 guard.runs.add(Record { spec, outcome, machine, commit })
             });
             if let Err(error) = kept.with_context(|| format!("{spec:?}")) {
                 guard.failed.get_or_insert(error);
             }
+            finished.notify_all();
             if guard.reported.elapsed() >= INTERVAL {
                 guard.reported = Instant::now();
-                let (waiting, seconds) = (guard.waiting.len(), begun.elapsed().as_secs());
-                eprintln!("{seconds:4} s: {} runs, {waiting} waiting in this round", guard.runs.records.len());
+                eprintln!("{:4} s: {} runs", begun.elapsed().as_secs(), guard.runs.records.len());
             }
         }
     }

@@ -150,9 +150,9 @@ mod tests {
             assert!(table.rows.iter().flatten().all(|cell| cell != NONE), "{}", table.text());
         }
         let sgd = scale.family("sgd");
-        assert!(study.ranks_chart(sgd, &LINES).lines.iter().all(|line| line.points.len() == 6));
+        assert!(study.ranks_chart(sgd, &LINES).lines.iter().all(|line| line.points.len() == 4));
         assert!(study.mass_chart(sgd, 16).is_none(), "simulated runs have no weights");
-        assert_eq!(study.rates_table(sgd).rows[1], ["mean, tuned rate", "0.2", "0.2", "0.2", "0.2", "0.2", "0.2"]);
+        assert_eq!(study.rates_table(sgd).rows[1], ["mean, tuned rate", "0.2", "0.2", "0.2", "0.2"]);
         let differences = study.differences(sgd, &[[&ADASUM, &MEAN]]);
         assert_eq!(differences.rows[0][..2], ["Adasum, one rank's rate − mean, one rank's rate", "(+0.0 ± 0.0)"]);
         let headline = study.headline(sgd).unwrap();
