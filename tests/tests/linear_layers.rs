@@ -2,7 +2,7 @@
 //! rank.
 //!
 //! Outputs are compared, and gradients with respect to the input and to every weight: for a weight split by output rows, for a weight split
-//! by input columns, and for both in a row, as in a transformer's block. Needs the feature `demo`, which builds candle.
+//! by input columns, and for both in a row, as in a transformer's block. Needs the feature `candle`.
 //!
 //! # Bounds
 //!

@@ -16,7 +16,6 @@ use crate::{
 impl flags::Demo {
     pub(crate) fn run(self) -> Result<()> {
         Toolchain::new(&self.setup).provide(&[Need::CCompiler, Need::Images])?;
-        println!("compiling candle takes about three minutes the first time");
         train("demo", example("run").args(["--", "demo"]))
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct Xtask {
 pub(crate) enum Command {
     /// Train with sum, mean and Adasum on 1 to 64 ranks, some five minutes, and write target/demo/report.html
     Demo(Demo),
-    /// Make the study behind the demo: which reduction trains at which learning rate, on how many ranks; hours of processor time
+    /// Make the study behind the demo: which reduction trains at which learning rate, on how many ranks; two hours of processor time
     Study(Study),
     /// Run every test that this machine can run, as CI does
     Test(Test),
@@ -59,13 +59,10 @@ pub(crate) struct Study {
     /// Make a few short runs that only check that everything works
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Only this task: images or text
-    #[arg(long, value_name = "TASK")]
-    pub(crate) only: Option<String>,
     /// Numbers of ranks instead of the study's, separated by commas; 1 is always included
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     pub(crate) ranks: Vec<usize>,
-    /// Seeds for the figures instead of the study's, separated by commas, at least 3
+    /// Seeds for the figures instead of the study's, separated by commas, at least 3, below 100
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     pub(crate) seeds: Vec<u64>,
     /// Runs at a time: the processor's threads if left out
@@ -78,7 +75,7 @@ pub(crate) struct Study {
     #[arg(long, conflicts_with_all = ["quick", "ranks", "seeds"])]
     pub(crate) publish: bool,
     /// Build a folder for another machine, and run nothing: the program, the data, and `./run`, which takes these flags
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["quick", "only", "ranks", "seeds", "threads", "within", "publish"])]
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["quick", "ranks", "seeds", "threads", "within", "publish"])]
     pub(crate) bundle: Option<PathBuf>,
 }
 

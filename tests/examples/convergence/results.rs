@@ -1,130 +1,103 @@
-//! Finished runs: one line of JSON each, appended as soon as a run has finished, so that an interrupted study continues from there.
+//! Finished runs, and the file that keeps them, one per line: a study that was interrupted continues.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{Arm, Purpose, Spec};
+use crate::study::Spec;
 use crate::train::Outcome;
 
-/// A run, its outcome, and its origin.
+/// A finished run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
     #[serde(flatten)]
     pub(crate) spec: Spec,
     #[serde(flatten)]
     pub(crate) outcome: Outcome,
-    /// The processor and its number of threads.
+    /// The machine that made the run.
     pub(crate) machine: String,
-    /// The commit of this repository.
+    /// The commit of the program.
     pub(crate) commit: String,
 }
 
-/// The reason why runs cannot be read or written.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ResultsError {
-    #[error("{}: cannot be read or written", path.display())]
-    File { path: PathBuf, source: std::io::Error },
-    #[error("{}: line {line} is not a run: {source}", path.display())]
-    Line { path: PathBuf, line: usize, source: serde_json::Error },
+impl Record {
+    /// The accuracy; `None` if the run diverged.
+    pub(crate) fn score(&self) -> Option<f64> {
+        self.outcome.accuracy.filter(|_| !self.outcome.diverged)
+    }
 }
 
 /// All known runs.
 #[derive(Debug, Default)]
-pub(crate) struct Results {
+pub(crate) struct Runs {
     pub(crate) records: Vec<Record>,
+    /// The file to which new runs are appended, if they are kept.
+    file: Option<File>,
 }
 
-impl Results {
-    /// Parses a file's text; `name` is for messages.
-    pub(crate) fn parse(text: &str, name: &Path) -> Result<Self, ResultsError> {
-        let record = |(index, line): (usize, &str)| {
-            let path = name.to_owned();
-            serde_json::from_str(line).map_err(|source| ResultsError::Line { path, line: index + 1, source })
-        };
-        Ok(Self { records: text.lines().enumerate().map(record).collect::<Result<_, _>>()? })
-    }
-
-    pub(crate) fn has(&self, spec: &Spec) -> bool {
-        self.records.iter().any(|record| record.spec == *spec)
-    }
-
-    /// The runs of an arm for one purpose with this number of samples.
-    pub(crate) fn of(&self, arm: Arm, purpose: Purpose, samples: usize) -> impl Iterator<Item = &Record> {
-        let wanted = move |spec: &Spec| (spec.arm, spec.purpose, spec.samples) == (arm, purpose, samples);
-        self.records.iter().filter(move |record| wanted(&record.spec))
-    }
-}
-
-/// A file to which runs are appended.
-pub(crate) struct Journal {
-    path: PathBuf,
-    file: File,
-}
-
-impl Journal {
-    /// Opens or creates the file, and reads its runs. A last line that is incomplete because a study was killed is removed.
-    pub(crate) fn open(path: &Path) -> Result<(Self, Results), ResultsError> {
-        let failed = |source| ResultsError::File { path: path.to_owned(), source };
-        let file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(failed)?;
-        let text = std::fs::read_to_string(path).map_err(failed)?;
+impl Runs {
+    /// Opens or creates a file, and reads its runs. An incomplete last line, of a study that was killed, is removed.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let opened = OpenOptions::new().read(true).append(true).create(true).open(path);
+        let file = opened.with_context(|| format!("{}: cannot be opened", path.display()))?;
+        let text = std::fs::read_to_string(path).with_context(|| format!("{}: cannot be read", path.display()))?;
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
-        file.set_len(whole as u64).map_err(failed)?;
-        let results = Results::parse(&text[..whole], path)?;
-        Ok((Self { path: path.to_owned(), file }, results))
+        file.set_len(whole as u64).with_context(|| format!("{}: cannot be written", path.display()))?;
+        Ok(Self { file: Some(file), ..Self::parse(&text[..whole], path)? })
     }
 
-    pub(crate) fn append(&mut self, record: &Record) -> Result<(), ResultsError> {
-        let line = serde_json::to_string(record).expect("a record is plain data") + "\n";
-        let written = self.file.write_all(line.as_bytes());
-        written.map_err(|source| ResultsError::File { path: self.path.clone(), source })
+    /// Parses a file's text; `path` is for errors.
+    pub(crate) fn parse(text: &str, path: &Path) -> Result<Self> {
+        let record = |(index, line)| {
+            serde_json::from_str(line).with_context(|| format!("{}: line {} is not a run", path.display(), index + 1))
+        };
+        Ok(Self { records: text.lines().enumerate().map(record).collect::<Result<_>>()?, file: None })
+    }
+
+    pub(crate) fn get(&self, spec: &Spec) -> Option<&Record> {
+        self.records.iter().find(|record| record.spec == *spec)
+    }
+
+    pub(crate) fn add(&mut self, record: Record) -> Result<()> {
+        if let Some(file) = &mut self.file {
+            let line = serde_json::to_string(&record)? + "\n";
+            file.write_all(line.as_bytes()).context("the run cannot be written to the file of runs")?;
+        }
+        self.records.push(record);
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Method, Reduction, Task};
-
-    pub(crate) fn record(rate: f64) -> Record {
-        let arm = Arm { task: Task::Images, method: Method::Sgd, reduction: Reduction::AdasumTree, ranks: 16 };
-        let spec = Spec { purpose: Purpose::Figure, arm, rate, seed: 3, samples: 110_000 };
-        let outcome = Outcome {
-            steps: 214,
-            loss: Some(0.25),
-            accuracy: Some(0.9),
-            stopped: None,
-            diverged: false,
-            curve: vec![(None, 0.1), (Some(1.5), 0.5)],
-            mass: Vec::new(),
-        };
-        Record { spec, outcome, machine: "a machine".into(), commit: "1f97cc5".into() }
-    }
+    use crate::study::Scale;
+    use crate::study::tests::simulated;
 
     #[test]
     fn a_study_that_was_killed_goes_on_with_whole_runs() {
+        let records = simulated(&Scale::demo().quick(), |spec| Some(spec.seed as f64 / 200.0)).records;
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("results.jsonl");
-        let (mut journal, results) = Journal::open(&path).unwrap();
-        assert!(results.records.is_empty());
-        journal.append(&record(0.2)).unwrap();
-        journal.append(&record(0.4)).unwrap();
+        let path = folder.path().join("runs.jsonl");
+        let mut runs = Runs::open(&path).unwrap();
+        assert!(runs.records.is_empty());
+        runs.add(records[0].clone()).unwrap();
+        runs.add(records[1].clone()).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, &text[..text.len() - 5]).unwrap();
-        let (mut journal, results) = Journal::open(&path).unwrap();
-        assert_eq!(results.records, [record(0.2)]);
-        assert!(results.has(&record(0.2).spec) && !results.has(&record(0.4).spec));
-        journal.append(&record(0.1)).unwrap();
-        assert_eq!(Journal::open(&path).unwrap().1.records, [record(0.2), record(0.1)]);
+        let mut runs = Runs::open(&path).unwrap();
+        assert_eq!(runs.records, records[..1]);
+        assert!(runs.get(&records[0].spec).is_some() && runs.get(&records[1].spec).is_none());
+        runs.add(records[2].clone()).unwrap();
+        assert_eq!(Runs::open(&path).unwrap().records, [records[0].clone(), records[2].clone()]);
     }
 
     #[test]
     fn a_line_that_is_no_run_is_named() {
-        let text = serde_json::to_string(&record(0.2)).unwrap() + "\n{\"purpose\": 7}\n";
-        let error = Results::parse(&text, Path::new("some.jsonl")).unwrap_err();
-        assert!(matches!(error, ResultsError::Line { line: 2, .. }), "{error}");
-        assert!(error.to_string().contains("some.jsonl"), "{error}");
+        let error = Runs::parse("{\"purpose\": 7}\n", Path::new("some.jsonl")).unwrap_err();
+        assert_eq!(error.to_string(), "some.jsonl: line 1 is not a run");
     }
 }

