@@ -45,7 +45,7 @@ pub(crate) struct Outcome {
 /// Trains, and returns the outcome from rank 0. Divergence is no error but an outcome.
 pub(crate) fn run(spec: &Spec, images: &Images) -> Result<Outcome> {
     let order = order(spec, images);
-    let mut outcomes = local::run(spec.arm.ranks, |comm| Rank::new(&comm, spec, images)?.train(&order))?;
+    let mut outcomes = local::try_run(spec.arm.ranks, |comm| Rank::new(&comm, spec, images)?.train(&order))?;
     Ok(outcomes.swap_remove(0))
 }
 
