@@ -239,7 +239,7 @@ pub(crate) fn same_plan<R: Ranks + ?Sized>(
 /// could not, for example for lack of memory. The host waits for the other ranks.
 ///
 /// # Errors
-/// The errors of [`agree`].
+/// The errors of `agree`.
 pub fn all_prepared<R, T, E>(operation: Operation, ranks: &R, prepared: Result<T, E>) -> Result<T, E>
 where
     R: Ranks + ?Sized,

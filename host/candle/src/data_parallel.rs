@@ -162,7 +162,7 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     ///
     /// # Errors
     /// See [above](Self#errors-on-all-ranks), among them a variable that [was not declared](Self#variables-of-the-graph); the errors of
-    /// [`Step::finish`], which depend on the options.
+    /// [`Step::finish`](gradsync::train::Step::finish), which depend on the options.
     pub fn backward(&mut self, loss: &Tensor) -> Result<GradStore> {
         let computed = self.compute(loss);
         Ok(self.reduce(computed, None)?.expect("a step without numbers of examples has gradients"))

@@ -84,7 +84,8 @@ struct Run {
 struct Cell {
     /// The order of the table's row, and its title.
     row: (usize, String),
-    column: String,
+    /// The order of the table's column, and its title.
+    column: (usize, String),
     text: String,
 }
 
@@ -103,7 +104,7 @@ const TABLES: [Table; 8] = [
         name: "kernels",
         first: "kernel",
         files: &[("one-h200-2026-11-29/kernels", ""), ("one-h200-2026-11-29/kernels-of-two-dtypes", "")],
-        cells: |row, _| vec![cell_of(row, (0, kernel(row)), size(row), rate)],
+        cells: |row, _| only(row.ranks != 4, || vec![cell_of(row, (0, kernel(row)), by_bytes(row), rate)]),
     },
     Table {
         name: "tensors",
@@ -111,7 +112,7 @@ const TABLES: [Table; 8] = [
         files: &[
             ("one-h200-2026-11-29/tensors-resnet50", "the driver's copy"),
             ("one-h200-2026-11-29/tensors-bert-large", "the driver's copy"),
-            ("one-h200-2026-11-29/pytorch", "PyTorch 2.11"),
+            ("one-h200-2026-11-22/pytorch", "PyTorch 2.11"),
         ],
         cells: |row, peer| {
             let model = if row.count < 100_000_000 { "ResNet-50, 161 tensors" } else { "BERT-large, 398 tensors" };
@@ -128,7 +129,7 @@ const TABLES: [Table; 8] = [
             ("one-h200-2026-11-29/sums-4-ranks-graphs", "4 ranks of one H200"),
             ("one-h200-2026-11-29/sums-8-ranks-graphs", "8 ranks of one H200"),
         ],
-        cells: |row, machine| only(row.dtype == "f32", || by_size(row, machine)),
+        cells: |row, machine| only(is_shown(row), || by_size(row, machine)),
     },
     Table {
         name: "large-sums",
@@ -141,7 +142,7 @@ const TABLES: [Table; 8] = [
         cells: |row, machine| {
             let layers = if row.layers > 1 { format!(", {} tensors", row.layers) } else { String::new() };
             let title = format!("`{}` {}{layers}, {machine}", row.operation, row.dtype);
-            vec![cell_of(row, (0, title), size(row), time)]
+            vec![cell_of(row, (0, title), by_bytes(row), time)]
         },
     },
     Table {
@@ -155,17 +156,14 @@ const TABLES: [Table; 8] = [
             ("one-h200-2026-11-29/adasum-8-ranks-graphs", "8 ranks of one H200"),
         ],
         cells: |row, machine| {
-            only(row.dtype == "f32" && (row.layers > 1 || row.size_bytes <= 1 << 10), || by_size(row, machine))
+            only(is_shown(row) && (row.layers > 1 || row.size_bytes <= 1 << 10), || by_size(row, machine))
         },
     },
     Table {
         name: "gloo",
         first: "bytes",
-        files: &[
-            ("two-epyc-cores-2026-11-25/gloo", "processes beside Gloo"),
-            ("two-epyc-cores-2026-11-25/mpi", "MPI processes beside MPI's own"),
-        ],
-        cells: |row, peer| by_size(row, &format!("{} {peer}", row.ranks)),
+        files: &[("two-epyc-cores-2026-11-25/gloo", "processes")],
+        cells: |row, ranks| by_size(row, &format!("{} {ranks}", row.ranks)),
     },
     Table {
         name: "horovod",
@@ -177,7 +175,7 @@ const TABLES: [Table; 8] = [
             vec![cell_of(
                 row,
                 (order, format!("{} × {}", row.ranks, size(row))),
-                format!("{}, {memory} memory", row.dtype),
+                (0, format!("{}, {memory} memory", row.dtype)),
                 time,
             )]
         },
@@ -185,8 +183,8 @@ const TABLES: [Table; 8] = [
     Table {
         name: "cpu-kernels",
         first: "kernel",
-        files: &[("sixteen-xeon-cores-2026-11-29/kernels", "")],
-        cells: |row, _| vec![cell_of(row, (0, kernel(row)), size(row), rate)],
+        files: &[("xeon-32-threads-2026-11-29/kernels", "")],
+        cells: |row, _| vec![cell_of(row, (0, kernel(row)), by_bytes(row), rate)],
     },
 ];
 
@@ -195,10 +193,10 @@ fn only(is_shown: bool, cells: impl FnOnce() -> Vec<Cell>) -> Vec<Cell> {
 }
 
 fn by_size(row: &Row, column: &str) -> Vec<Cell> {
-    vec![cell_of(row, (row.size_bytes, size(row)), column.into(), time)]
+    vec![cell_of(row, (row.size_bytes, size(row)), (0, column.into()), time)]
 }
 
-fn cell_of(row: &Row, title: (usize, String), column: String, shown: fn(&Row) -> String) -> Cell {
+fn cell_of(row: &Row, title: (usize, String), column: (usize, String), shown: fn(&Row) -> String) -> Cell {
     Cell { row: title, column, text: shown(row) }
 }
 
@@ -208,10 +206,10 @@ fn beside(row: &Row, title: (usize, String), peer: &str) -> Vec<Cell> {
     vec![
         Cell {
             row: title.clone(),
-            column: "gradsync".into(),
+            column: (0, "gradsync".into()),
             text: microseconds(own(row).map_or(0.0, |time| time.time_us)),
         },
-        Cell { row: title, column: peer.into(), text: microseconds(baseline.time_us) },
+        Cell { row: title, column: (0, peer.into()), text: microseconds(baseline.time_us) },
     ]
 }
 
@@ -230,7 +228,8 @@ fn rate(row: &Row) -> String {
 }
 
 fn ratio(row: &Row) -> String {
-    row.baseline.as_ref().map_or(String::new(), |baseline| format!(" ({:.2})", baseline.ratio))
+    let shown = |ratio: f64| if ratio < 10.0 { format!(" ({ratio:.2})") } else { format!(" ({ratio:.0})") };
+    row.baseline.as_ref().map_or(String::new(), |baseline| shown(baseline.ratio))
 }
 
 fn microseconds(time: f64) -> String {
@@ -240,6 +239,15 @@ fn microseconds(time: f64) -> String {
         time if time < 9_950.0 => format!("{:.1} ms", time / 1e3),
         time => format!("{:.0} ms", time / 1e3),
     }
+}
+
+fn by_bytes(row: &Row) -> (usize, String) {
+    (row.size_bytes, size(row))
+}
+
+/// Whether a table of many sizes shows this one: each is four times the last, up to the largest one that kernels take.
+fn is_shown(row: &Row) -> bool {
+    row.dtype == "f32" && (row.size_bytes.trailing_zeros() % 2 == 0 || row.size_bytes == 8 << 20)
 }
 
 fn size(row: &Row) -> String {
@@ -273,11 +281,13 @@ impl Table {
                 if !rows.contains(&cell.row) {
                     rows.push(cell.row.clone());
                 }
-                cells.entry((cell.row.1, cell.column)).or_insert(cell.text);
+                cells.entry((cell.row.1, cell.column.1)).or_insert(cell.text);
             }
         }
         ensure!(!rows.is_empty(), "the table {} has no rows", self.name);
         rows.sort_by_key(|(order, _)| *order);
+        columns.sort_by_key(|(order, _)| *order);
+        let columns: Vec<String> = columns.into_iter().map(|(_, title)| title).collect();
         let row = |(_, title): (usize, String)| {
             let cell = |column: &String| cells.get(&(title.clone(), column.clone())).cloned().unwrap_or_default();
             (title.clone(), columns.iter().map(cell).collect())
@@ -305,10 +315,11 @@ fn filled(page: &str, measured: &Path) -> Result<String> {
 }
 
 /// The reports of the suites, with the way in which each was run.
-const REPORTS: [(&str, &str); 3] = [
+const REPORTS: [(&str, &str); 4] = [
     ("one-h200-2026-11-29/suites", ""),
     ("one-h200-2026-11-29/suites-two-nodes", ", two nodes"),
     ("one-h200-2026-11-29/suites-memcheck", ", memcheck"),
+    ("two-h200-2026-11-29/suites", ", two GPUs"),
 ];
 
 /// The table of suites: the cases that passed, by the number of ranks. Suites with the same numbers share a row.

@@ -106,15 +106,23 @@ impl Study<'_> {
             Figure::Diverged { runs, of } => Some(format!("diverges in {runs} of {of} runs")),
             Figure::Missing => None,
         };
+        let is_kept = self.place(family, &MEAN_TUNED, most) == self.place(family, &MEAN, most);
+        let mean = match is_kept {
+            true => {
+                format!("{} at the same rate, and a search for {most} ranks found no better one", text(&MEAN, most)?)
+            }
+            false => format!(
+                "{} at the same rate, and {} at the best\nrate of a search for {most} ranks",
+                text(&MEAN, most)?,
+                text(&MEAN_TUNED, most)?
+            ),
+        };
         Some(format!(
             "One rank {} of the test images right, at the learning rate that is best for it.\n\
              On {most} ranks, with as many images seen, Adasum {} at the same rate. The mean\n\
-             {} at the same rate, and {} at the best rate of a search for {most} ranks.\n\
-             The sum {}.",
+             {mean}. The sum {}.",
             text(&ADASUM, 1)?,
             text(&ADASUM, most)?,
-            text(&MEAN, most)?,
-            text(&MEAN_TUNED, most)?,
             text(&SUM, most)?,
         ))
     }
