@@ -15,6 +15,11 @@ pub mod coming_from {}
 #[doc = include_str!("../docs/deployment.md")]
 pub mod deployment {}
 
+/// When to use Adasum, a mean or a sum, and at which learning rate.
+///
+#[doc = include_str!("../docs/choosing.md")]
+pub mod choosing {}
+
 /// Whether a learning rate tuned for one rank keeps working as ranks are added: sum, mean and Adasum.
 ///
 #[doc = include_str!("../docs/convergence.md")]

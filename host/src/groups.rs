@@ -49,7 +49,8 @@ const OPERATION: &str = "groups";
 pub struct Groups<C> {
     world: C,
     topology: Topology,
-    /// The communicators by kind; of kinds that share a communicator, only the first has it. The world's entry stays empty.
+    /// The communicators by kind. If several kinds share a communicator, the entry of the first kind has it, and the entries of the others
+    /// stay empty, as the world's does.
     split: [OnceCell<C>; GroupKind::ALL.len()],
 }
 

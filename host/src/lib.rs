@@ -34,7 +34,7 @@
 //! | ranges that a profiler shows | [`nvtx`] |
 //! | the last calls of each rank, for finding out why a job hangs | [`trace`] |
 //! | from ONNX Runtime, TransformerEngine, Horovod or PyTorch | [`docs::coming_from`] |
-//! | when to use Adasum, and at which learning rate | [`docs::convergence`] |
+//! | when to use Adasum, and at which learning rate | [`docs::choosing`], [`docs::convergence`] |
 //! | how fast it is, how it is tested, how its kernels are made | [`docs::performance`], [`docs::testing`], [`docs::device_code`] |
 //!
 //! Modules in plain type need the feature `cuda` or `mpi`; `comm::process` needs Unix, and Linux for calls of more

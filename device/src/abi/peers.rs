@@ -65,9 +65,9 @@ pub const PACKET_BYTES: usize = super::VECTOR_BYTES;
 /// flag has the half too (the protocol that NCCL calls LL). Flags are odd numbers that differ from call to call; all ranks' calls have the
 /// same number.
 ///
-/// All bytes are [`EMPTY_BYTE`](super::EMPTY_BYTE) before the first call: as a flag, that of the last call before numbers repeat, after 2³¹
-/// calls. No packet of a number is as old then: every call writes all of its parity but the sums of Adasum's exact path, of which a rank
-/// clears [`PEER_THREADS`](super::PEER_THREADS) in every call, in turn.
+/// All bytes are [`EMPTY_BYTE`](super::EMPTY_BYTE) before the first call. Read as a flag, such bytes are the flag of call 2³¹, after which
+/// flags repeat. No packet of a number is that old: every call writes all packets of its parity but the sums of Adasum's exact path, and of
+/// these sums each call clears [`PEER_THREADS`](super::PEER_THREADS), in turn.
 ///
 /// Two u32 of the rank follow in memory, which its kernels count: the completed calls, and the blocks of the call under way that have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,9 +21,9 @@
 //! the launch: kernels of any size, and those of NCCL, which wait too. A waiting block can keep such a kernel off its multiprocessor, for
 //! example because a multiprocessor changes the size of its shared memory only while it is idle. So a quarter of the multiprocessors is
 //! left to them, for `NCCL_MAX_NCHANNELS` to stay within, and each block counts as a whole multiprocessor. The launches of all ranks have
-//! the other multiprocessors together. Of small kernels, of which a multiprocessor holds [`PACKET_BLOCKS`] or more, the launches of all
-//! ranks but the smallest one have them: the blocks of the last launch find room beside the others, and then no launch waits for another
-//! one to end.
+//! the other multiprocessors together. A multiprocessor holds [`PACKET_BLOCKS`] or more blocks of a small kernel. So the launches of small
+//! kernels share those multiprocessors as if there were one launch less: the blocks of the smallest launch find room beside the blocks of
+//! the others, and no launch waits for another one to end.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -16,7 +16,8 @@ use super::input::Input;
 /// The number of bytes of a header's length, which precede the header.
 pub(super) const LEN_BYTES: u64 = 8;
 
-/// What the header of a file may hold at most: whoever made the file chose what reading it costs.
+/// The limits of a file's header. The author of a file may be unknown, and without limits the header would decide how much memory reading it
+/// takes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct HeaderLimits {
     /// Refuse files whose header has more bytes; the default is what the format's own reader takes

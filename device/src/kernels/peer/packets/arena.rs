@@ -193,7 +193,8 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         unsafe { Self { call, plan: Plan::of(plan), elements, blocks: blocks as u32 } }
     }
 
-    /// The same arena: where registers are few, nothing that is derived from the other one's numbers is kept for this one.
+    /// A copy of the arena. Where registers are few, the compiler cannot see that its numbers equal the first arena's, and keeps no register
+    /// with a value that it has computed from them.
     #[inline(always)]
     pub(super) fn anew(self) -> Self {
         if !Self::IS_FULL {
