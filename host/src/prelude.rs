@@ -29,6 +29,7 @@
 
 pub use crate::buffer::GradientBuffer;
 pub use crate::comm::{Collectives, Communicator, Ranks, ReduceOp, Split, local};
+#[doc(no_inline)]
 pub use crate::dtype::DType;
 pub use crate::error::Error;
 pub use crate::ops::{self, AdasumOptions, adasum, adasum_all_reduce, in_place_accumulate_v2, zero_gradient};

@@ -46,3 +46,5 @@ pub use tensors::{
     reduce_scatter_owned, reduce_scatter_owned_into, reduce_scatter_tensors, unpack,
 };
 pub use zero::ZeroPartition;
+
+pub use crate::plan::zero::ZeroPart;

@@ -2,7 +2,7 @@
 
 use gradsync::comm::{Ranks, Split};
 use gradsync::groups::Groups;
-use gradsync::plan::groups::{GroupKind, Sizes, Topology};
+use gradsync::groups::{GroupKind, Sizes, Topology};
 
 use super::groups::members;
 use super::operands::OnHost;

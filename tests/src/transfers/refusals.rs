@@ -3,9 +3,10 @@
 use std::fmt::Debug;
 
 use gradsync::ops::send_recv::{
-    Bundle, BundleMemory, Completion, Expected, WireTensor, recv, recv_described, run_schedule, send,
+    Bundle, BundleMemory, Completion, Expected, Limits, TensorSpec, WireTensor, recv, recv_described, run_schedule,
+    send,
 };
-use gradsync::plan::bundle::{Limits, TensorSpec, encode};
+use gradsync::plan::bundle::encode;
 use gradsync::{CommError, DType, Error, Result};
 
 use super::{Owned, Rank, Rounds, bundles, known, over, ring};

@@ -44,7 +44,7 @@ use crate::plan::segments;
 use crate::slice::SliceMut;
 
 /// The number of elements that one thread takes at a time, counted from the begin of each segment, in kernels that compute no sums (sums
-/// have [chunks](crate::plan::chunks) of their own). A power of two, so that chunks keep the alignment of every dtype.
+/// have chunks of their own). A power of two, so that chunks keep the alignment of every dtype.
 pub const CHUNK_LEN: usize = 1 << 16;
 /// The number of elements that are widened to `f64` at a time inside a chunk, small enough for the first-level cache.
 const BLOCK_LEN: usize = 256;

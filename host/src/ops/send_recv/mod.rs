@@ -44,14 +44,17 @@ use crate::error::{Error, Operation, Result};
 #[cfg(feature = "cuda")]
 use crate::memory::Cuda;
 use crate::memory::Host;
-use crate::plan::bundle::Limits;
+
+pub use crate::plan::bundle::{Limits, TensorSpec};
+pub use crate::plan::schedule::{
+    Payload, RankSchedule, Schedule, Slot, Stage, Step, Transfer, one_forward_one_backward,
+};
 
 /// The transfers of a communicator; on a GPU, transfers of tensors of one queue.
 ///
 /// ```
 /// use gradsync::comm::{Ranks, local};
-/// use gradsync::ops::send_recv::{Bundle, SendRecv, WireTensor};
-/// use gradsync::plan::bundle::Limits;
+/// use gradsync::ops::send_recv::{Bundle, Limits, SendRecv, WireTensor};
 ///
 /// local::run(2, |comm| -> gradsync::Result<()> {
 ///     let transfers = SendRecv::new(&comm);

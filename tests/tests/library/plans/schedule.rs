@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
 
-use gradsync::plan::schedule::{RankSchedule, Schedule, Slot};
+use gradsync::ops::send_recv::{RankSchedule, Schedule, Slot};
 use gradsync_tests::inputs::Random;
 use proptest::prelude::*;
 
