@@ -2,9 +2,9 @@
 
 use std::fmt::Debug;
 
+use gradsync::onnx::{recv, recv_described, send};
 use gradsync::ops::send_recv::{
-    Bundle, BundleMemory, Completion, Expected, Limits, TensorSpec, WireTensor, recv, recv_described, run_schedule,
-    send,
+    Bundle, BundleMemory, Completion, Expected, Limits, TensorSpec, WireTensor, run_schedule,
 };
 use gradsync::plan::bundle::encode;
 use gradsync::{CommError, DType, Error, Result};

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use gradsync::comm::Ranks;
 use gradsync::nvtx;
-use gradsync::ops::send_recv::{Bundle, Expected, Limits, SendRecv, WireTensorMut, recv, recv_described, send};
+use gradsync::onnx::{recv, recv_described, send};
+use gradsync::ops::send_recv::{Bundle, Expected, Limits, SendRecv, WireTensorMut};
 use gradsync_tests::programs::shared_library;
 use gradsync_tests::ranks::on_ranks;
 
