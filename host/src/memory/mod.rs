@@ -9,7 +9,6 @@
 //! | [`TensorView`], [`TensorViewMut`] | elements of one dtype with a shape |
 //! | [`WireSlice`], [`WireSliceMut`] | elements of any type that transports carry, integers included |
 //! | [`HostBuffer`] | owned elements in host memory; on a GPU `driver::DeviceBuffer` |
-//! | [`SharedWindows`], `PeerMemory` | access to the memory of other ranks |
 //!
 //! Nothing here communicates or does arithmetic.
 
@@ -29,8 +28,11 @@ pub use self::buffer::HostBuffer;
 #[cfg(feature = "cuda")]
 pub use self::cuda::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
 pub use self::host::Host;
+// Hidden: what a transport offers to operations on memory that ranks share.
 #[cfg(feature = "cuda")]
+#[doc(hidden)]
 pub use self::sharing::{PeerMemory, SharedMemory};
+#[doc(hidden)]
 pub use self::sharing::{SharedWindows, Work};
 #[cfg(feature = "cuda")]
 pub(crate) use self::sharing::{expose, share};

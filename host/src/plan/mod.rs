@@ -26,6 +26,8 @@ pub mod cost;
 pub mod groups;
 pub mod layout;
 pub mod ownership;
+// Kernels of GPUs alone use it.
+#[cfg(any(feature = "cuda", test))]
 pub(crate) mod reduction;
 pub mod schedule;
 pub(crate) mod segments;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+#[cfg(any(feature = "cuda", test))]
 use gradsync_device::abi::Span;
 
 use crate::error::{Error, Result};
@@ -52,6 +53,7 @@ pub(crate) fn chunks(segments: &[Range<usize>], chunk_len: usize) -> impl Iterat
 
 /// The table in which a kernel looks up its segment, and the number of blocks, with one block for each chunk. Panics if chunks have length
 /// 0.
+#[cfg(any(feature = "cuda", test))]
 pub(crate) fn spans(segments: &[Range<usize>], chunk_len: usize) -> (Vec<Span>, u64) {
     let mut blocks = 0;
     let spans = segments.iter().map(|segment| {

@@ -41,7 +41,8 @@ pub(crate) fn steps(rank: usize, world_size: usize, len: usize) -> Vec<Step> {
         .collect()
 }
 
-/// One exchange of one rank in the gather phase.
+/// One exchange of one rank in the gather phase, which reductions of GPUs have.
+#[cfg(any(feature = "cuda", test))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub(crate) struct Gather {
@@ -53,9 +54,11 @@ pub(crate) struct Gather {
 
 /// The number of levels that the gather phase combines, in groups of four consecutive ranks: on one machine, simultaneous transfers to
 /// three peers are up to twice as fast as sequential ones. Higher levels usually cross machines, where level-by-level exchanges send least.
+#[cfg(any(feature = "cuda", test))]
 const NEAR_LEVELS: usize = 2;
 
 /// The gather phase after [`steps`]: afterwards every rank has all elements. Panics in the same cases.
+#[cfg(any(feature = "cuda", test))]
 pub(crate) fn gathers(rank: usize, world_size: usize, len: usize) -> Vec<Gather> {
     let steps = self::steps(rank, world_size, len);
     let near = steps.len().min(NEAR_LEVELS);

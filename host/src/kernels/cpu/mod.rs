@@ -20,6 +20,8 @@ use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
+// Hidden names are the arithmetic of Adasum, which the tests compare with an oracle and with the kernels of GPUs.
+#[doc(hidden)]
 pub use combine::combine;
 pub(crate) use combine::{Operand, combine_in_place};
 pub use elementwise::{accumulate, all_finite, cast, scale, scale_in_place, zero};
@@ -33,9 +35,9 @@ pub use many::{accumulate_all, cast_all, zero_all};
 pub(crate) use pack::pack_checked;
 pub use pack::{pack, unpack};
 pub(crate) use products::add_gram;
+pub use products::squared_norms;
 #[doc(hidden)]
-pub use products::coefficients_by;
-pub use products::{Coefficients, coefficients, dots, gram, squared_norms};
+pub use products::{Coefficients, coefficients, coefficients_by, dots, gram};
 pub(crate) use tree::add_tree_dots;
 #[doc(hidden)]
 pub use tree::{Trees, tree_combine, tree_dots};
@@ -45,6 +47,7 @@ use crate::slice::SliceMut;
 
 /// The number of elements that one thread takes at a time, counted from the begin of each segment, in kernels that compute no sums (sums
 /// have chunks of their own). A power of two, so that chunks keep the alignment of every dtype.
+#[doc(hidden)]
 pub const CHUNK_LEN: usize = 1 << 16;
 /// The number of elements that are widened to `f64` at a time inside a chunk, small enough for the first-level cache.
 const BLOCK_LEN: usize = 256;

@@ -46,9 +46,7 @@ use crate::memory::Cuda;
 use crate::memory::Host;
 
 pub use crate::plan::bundle::{Limits, TensorSpec};
-pub use crate::plan::schedule::{
-    Payload, RankSchedule, Schedule, Slot, Stage, Step, Transfer, one_forward_one_backward,
-};
+pub use crate::plan::schedule::{Payload, RankSchedule, Schedule, Stage, Step, one_forward_one_backward};
 
 /// The transfers of a communicator; on a GPU, transfers of tensors of one queue.
 ///
