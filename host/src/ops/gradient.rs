@@ -33,7 +33,8 @@ pub fn accumulate<'a, 'b, M: KernelMemory>(
     M::accumulate(sum.into_data(), value.data())
 }
 
-/// Replaces the elements of `destination` by those of `value`, with a cast where dtypes differ, as the first micro-batch of a step does.
+/// Replaces the elements of `destination` by those of `value`, as the first micro-batch of a step does. Values that the dtype of
+/// `destination` cannot represent are rounded once, to nearest with ties to even.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`] naming both shapes; nothing is written.

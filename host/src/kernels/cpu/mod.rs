@@ -20,12 +20,14 @@ use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
-// Hidden names are the arithmetic of Adasum, which the tests compare with an oracle and with the kernels of GPUs.
+// Hidden names are the arithmetic of operations in `ops`, which the tests compare with an oracle and with the kernels of GPUs.
 #[doc(hidden)]
 pub use combine::combine;
 pub(crate) use combine::{Operand, combine_in_place};
-pub use elementwise::{accumulate, all_finite, cast, scale, scale_in_place, zero};
+#[doc(hidden)]
+pub use elementwise::{accumulate, cast, zero};
 pub(crate) use elementwise::{accumulate_chunk, cast_chunk};
+pub use elementwise::{all_finite, scale, scale_in_place};
 #[cfg(feature = "cuda")]
 pub(crate) use fingerprint::CHUNK_BYTES;
 #[doc(hidden)]
