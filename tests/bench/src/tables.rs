@@ -104,7 +104,11 @@ const TABLES: [Table; 8] = [
         name: "kernels",
         first: "kernel",
         files: &[("one-h200-2026-11-29/kernels", ""), ("one-h200-2026-11-29/kernels-of-two-dtypes", "")],
-        cells: |row, _| only(row.ranks != 4, || vec![cell_of(row, (0, kernel(row)), by_bytes(row), rate)]),
+        cells: |row, _| {
+            only(row.ranks != 4 && (row.operation != "cast" || row.dtype != row.from_dtype), || {
+                vec![cell_of(row, (0, kernel(row)), by_bytes(row), rate)]
+            })
+        },
     },
     Table {
         name: "tensors",
