@@ -59,11 +59,13 @@ impl DividedLayers {
     }
 
     /// The number of tensors.
+    #[cfg(feature = "cuda")]
     pub(crate) fn tensors(&self) -> usize {
         self.tensors.len()
     }
 
     /// The length of each layer in elements, over all windows, without gaps.
+    #[cfg(feature = "cuda")]
     pub(crate) fn lens(&self) -> Vec<usize> {
         let each = self.tensors.len().checked_div(self.layers()).unwrap_or(0);
         let of_layer = |layer: usize| self.tensors[layer * each..(layer + 1) * each].iter().map(Range::len).sum();
