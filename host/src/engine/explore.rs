@@ -86,8 +86,12 @@ impl<'p> World<'p> {
                     assert!(self.collectives.iter().all(|calls| *calls == self.collectives[0]), "{self:?}");
                 }
                 Run::Transfer { send, receive } => {
-                    let (sent, received) = (self.current(send.rank)[send.index], self.current(receive.rank)[receive.index]);
-                    assert_eq!((sent.operation.peers().0, received.operation.peers().1), (Some(receive.rank), Some(send.rank)));
+                    let (sent, received) =
+                        (self.current(send.rank)[send.index], self.current(receive.rank)[receive.index]);
+                    assert_eq!(
+                        (sent.operation.peers().0, received.operation.peers().1),
+                        (Some(receive.rank), Some(send.rank))
+                    );
                     assert_eq!((sent.len, sent.dtype), (received.len, received.dtype));
                     self.transfers[send.rank][receive.rank].push(sent.len);
                 }
@@ -115,7 +119,11 @@ impl<'p> World<'p> {
             let mut world = self.clone();
             change(&mut world);
             if self.engine.failure().is_some() {
-                assert_eq!(world.running.len().max(self.running.len()), self.running.len(), "a call begins after a failure");
+                assert_eq!(
+                    world.running.len().max(self.running.len()),
+                    self.running.len(),
+                    "a call begins after a failure"
+                );
                 assert_eq!(world.engine.failure(), self.engine.failure(), "the first failure is final");
             }
             world.check_order();
@@ -177,7 +185,8 @@ impl<'p> World<'p> {
         for (rank, posted) in self.engine.ranks.iter().zip(&self.posted) {
             let count = |unmatched: &list::Unmatched| unmatched.values().map(VecDeque::len).sum::<usize>();
             let list = rank.lists.front();
-            let front = list.map(|list| [list.running, list.collectives.len(), count(&list.sends), count(&list.receives)]);
+            let front =
+                list.map(|list| [list.running, list.collectives.len(), count(&list.sends), count(&list.receives)]);
             let departure = rank.departure.map_or(0, |departure| 1 + departure as usize);
             key.extend([*posted, rank.over as usize, rank.lists.len(), departure].map(|number| number as u8));
             key.extend(front.unwrap_or_default().map(|number| number as u8));
@@ -192,7 +201,9 @@ impl<'p> World<'p> {
 fn encoded(run: &Run) -> [u8; 4] {
     match run {
         Run::Collectives => [u8::MAX; 4],
-        Run::Transfer { send, receive } => [send.rank, send.index, receive.rank, receive.index].map(|number| number as u8),
+        Run::Transfer { send, receive } => {
+            [send.rank, send.index, receive.rank, receive.index].map(|number| number as u8)
+        }
     }
 }
 
@@ -211,7 +222,10 @@ fn explore(program: &Program, disturbance: Disturbance) -> (usize, [bool; 2]) {
             let has_ended = |rank: usize| world.has_ended(rank) || disturbance == Disturbance::Exit;
             let is_over = |rank: usize| has_ended(rank) && world.engine.current(rank).is_none();
             let has_failed = world.engine.failure().is_some();
-            assert!(world.running.is_empty() && world.ranks().all(|rank| world.engine.departure(rank).is_some()), "{world:?}");
+            assert!(
+                world.running.is_empty() && world.ranks().all(|rank| world.engine.departure(rank).is_some()),
+                "{world:?}"
+            );
             assert!(has_failed || world.ranks().all(is_over), "{world:?}");
             ends[usize::from(has_failed)] = true;
         }
@@ -256,7 +270,8 @@ fn programs(world_size: usize) -> Vec<Program> {
     words.retain(is_least);
     let mut programs = Vec::new();
     for word in words {
-        let alone = |(rank, word): (usize, &Vec<usize>)| word.iter().map(|&letter| vec![alphabet(rank)[letter]]).collect();
+        let alone =
+            |(rank, word): (usize, &Vec<usize>)| word.iter().map(|&letter| vec![alphabet(rank)[letter]]).collect();
         let lists: Vec<Vec<Vec<Call>>> = word.iter().enumerate().map(alone).collect();
         for is_awaited in [true, false] {
             programs.push(Program { lists: lists.clone(), is_awaited });

@@ -13,6 +13,7 @@
 //!   left is a failure, and so is a wait whose deadline has passed.
 //! - The first [failure](Engine::failure) is final. What was begun is still finished, and nothing else is begun.
 
+mod closable;
 #[cfg(test)]
 mod explore;
 mod list;
@@ -23,8 +24,10 @@ mod waits;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+pub(crate) use self::closable::{Closable, Closing};
 use self::list::List;
 pub(crate) use self::list::check;
+pub(crate) use self::waits::{compare, compare_transfer};
 use crate::error::{Call, CommError, Departure, Operation};
 
 /// A list that a rank has posted.

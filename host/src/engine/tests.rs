@@ -217,7 +217,11 @@ fn no_rank_is_missing_where_all_transfers_match() {
     assert!(engine.finish(runs[0]).is_empty() && engine.is_running(0) && !engine.is_over(ticket));
     assert!(engine.finish(runs[1]).is_empty() && engine.is_over(ticket) && !engine.is_running(0));
     engine.expire(0, Duration::from_secs(1));
-    let timeout = CommError::Timeout { operation: Operation::Send { peer: 1 }, missing: vec![2], deadline: Duration::from_secs(1) };
+    let timeout = CommError::Timeout {
+        operation: Operation::Send { peer: 1 },
+        missing: vec![2],
+        deadline: Duration::from_secs(1),
+    };
     assert_eq!(engine.failure(), Some(&timeout));
     let (_, runs) = engine.post(2, &[recv(0, 1), send(0, 1)], true);
     assert!(runs.is_empty(), "nothing begins after a failure");
