@@ -239,7 +239,9 @@ fn explore(program: &Program, disturbance: Disturbance) -> (usize, [bool; 2]) {
 fn programs(world_size: usize) -> Vec<Program> {
     let alphabet = |rank: usize| {
         let others = (1..world_size).map(move |distance| (rank + distance) % world_size);
-        let transfers = others.flat_map(|peer| [send(peer, 1), recv(peer, 1), send(peer, 2)]);
+        let transfers = others
+            .flat_map(|peer| [send(peer, 1), recv(peer, 1)])
+            .chain((world_size > 1).then(|| send((rank + 1) % world_size, 2)));
         [barrier(), reduce(1)].into_iter().chain(transfers).collect::<Vec<Call>>()
     };
     let letters = alphabet(0).len();
