@@ -4,12 +4,12 @@
 
 use super::ReduceOp;
 #[cfg(feature = "cuda")]
-use crate::driver::{DeviceSlice, Queue};
+use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
-use crate::error::{Call, CommError, Error, Operation, Result, same_len};
+use crate::error::{Call, CommError, Error, Operation, Result, check_float, same_len};
 use crate::kernels::cpu::Fingerprint;
 #[cfg(feature = "cuda")]
-use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut};
+use crate::memory::Cuda;
 use crate::memory::{Host, Memory};
 
 /// Factors of an all-reduce: every rank's input is multiplied by `before`, and the reduction by `after`.
@@ -149,24 +149,27 @@ impl<M: Memory> Collective<'_, M> {
         Call::new(self.operation(), len, dtype)
     }
 
-    /// Refuses operands that do not fit each other, factors and weights that are not valid, and a root that does not exist.
+    /// Refuses operands that do not fit each other, reductions of other elements than floating-point numbers, factors and weights that are not valid, and a root that does not exist.
     pub(crate) fn check(&self, rank: usize, world_size: usize) -> Result<()> {
         let shards = |name, whole, shard| check_shards(name, world_size, whole, shard);
         match self {
             Self::AllReduce { operands, scaling, .. } => {
                 scaling.check()?;
                 operands.check_same_queue("all_reduce")?;
-                operands.check_same_shape("all_reduce")
+                operands.check_same_shape("all_reduce")?;
+                check_float("all_reduce", operands.output().2)
             }
             Self::WeightedMean { operands, weights } => {
                 check_weights(weights, world_size)?;
                 operands.check_same_queue("all_reduce")?;
-                operands.check_same_shape("all_reduce")
+                operands.check_same_shape("all_reduce")?;
+                check_float("all_reduce", operands.output().2)
             }
             Self::ReduceScatter { operands, .. } => {
                 operands.check_same_queue("reduce_scatter")?;
                 let shard = operands.shard(world_size, |output, _| output);
-                shards("reduce_scatter", operands.input(), shard)
+                shards("reduce_scatter", operands.input(), shard)?;
+                check_float("reduce_scatter", operands.output().2)
             }
             Self::AllGather { operands } => {
                 operands.check_same_queue("all_gather")?;
@@ -269,8 +272,8 @@ impl Operands<'_, Cuda> {
 /// The queue of all operands of an exchange; `None` if there are no operands.
 #[cfg(feature = "cuda")]
 pub(super) fn one_queue<'q>(
-    sends: &[(usize, DeviceWireSlice<'q>)],
-    receives: &[(usize, DeviceWireSliceMut<'q>)],
+    sends: &[(usize, DeviceSlice<'q>)],
+    receives: &[(usize, DeviceSliceMut<'q>)],
 ) -> Result<Option<&'q Queue>> {
     let mut queues = sends.iter().map(|(_, data)| data.queue()).chain(receives.iter().map(|(_, data)| data.queue()));
     let Some(queue) = queues.next() else { return Ok(None) };

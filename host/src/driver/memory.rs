@@ -22,7 +22,8 @@ pub struct DeviceBuffer {
     len: usize,
 }
 
-/// A borrowed range of device memory, to read.
+/// A borrowed range of device memory with elements of any type, to read or send. Operations that compute refuse other types than
+/// floating-point ones.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceSlice<'a> {
     queue: &'a Queue,
@@ -31,7 +32,7 @@ pub struct DeviceSlice<'a> {
     len: usize,
 }
 
-/// A borrowed range of device memory, to read and write.
+/// A borrowed range of device memory with elements of any type, to read, write or receive into.
 #[derive(Debug)]
 pub struct DeviceSliceMut<'a> {
     view: DeviceSlice<'a>,
@@ -106,15 +107,13 @@ impl DeviceBuffer {
 }
 
 impl<'a> DeviceSlice<'a> {
-    /// A view of device memory that another object owns: a tensor of another crate, for example. Panics for an integer type: views of
-    /// integers are [`DeviceWireSlice`](crate::memory::DeviceWireSlice)s.
+    /// A view of device memory that another object owns: a tensor of another crate, for example.
     ///
     /// # Safety
     /// There are `len` elements at `address` on `queue`'s device, and `address` is a multiple of the size of one. They are valid for `'a`,
     /// and until `queue` has passed all work that was enqueued with them, including launches of graphs that recorded such work. In that
     /// time only work ordered on `queue` writes to them.
     pub unsafe fn from_raw_parts(queue: &'a Queue, address: u64, dtype: DType, len: usize) -> Self {
-        assert!(dtype.is_float(), "elements of {dtype}");
         debug_assert!(
             is_aligned(address, dtype.size_bytes(), len),
             "{len} elements of {dtype} at {address:#x} are not aligned"
@@ -145,6 +144,11 @@ impl<'a> DeviceSlice<'a> {
     /// The queue on which work on this memory is ordered.
     pub fn queue(&self) -> &'a Queue {
         self.queue
+    }
+
+    /// The number of bytes. The product does not overflow, because the elements exist in memory.
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.len * self.dtype.size_bytes()
     }
 
     /// The elements of a range; panics as slicing does when it is out of bounds.
@@ -293,7 +297,7 @@ impl<'a> From<&'a mut DeviceSliceMut<'_>> for DeviceSliceMut<'a> {
 }
 
 /// Whether elements of `size` bytes may lie at an address; kernels rely on it. An empty range may have any address.
-pub(crate) fn is_aligned(address: u64, size: usize, len: usize) -> bool {
+fn is_aligned(address: u64, size: usize, len: usize) -> bool {
     len == 0 || address % size as u64 == 0
 }
 

@@ -27,7 +27,7 @@ use std::ops::Range;
 
 pub use self::buffer::HostBuffer;
 #[cfg(feature = "cuda")]
-pub use self::cuda::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
+pub use self::cuda::Cuda;
 pub use self::host::Host;
 #[cfg(feature = "cuda")]
 pub use self::sharing::{PeerMemory, SharedMemory};

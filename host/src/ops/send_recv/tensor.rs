@@ -9,7 +9,7 @@ use crate::driver::{DeviceSlice, DeviceSliceMut};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 #[cfg(feature = "cuda")]
-use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut};
+use crate::memory::Cuda;
 use crate::memory::{Host, Memory, TensorView, TensorViewMut, WireSlice, WireSliceMut};
 use crate::plan::bundle::TensorSpec;
 
@@ -162,16 +162,13 @@ impl<'a> WireTensor<'a, Cuda> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless the shape has as many elements.
-    pub fn on_device(data: impl Into<DeviceWireSlice<'a>>, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
+    pub fn on_device(data: impl Into<DeviceSlice<'a>>, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::of_wire(data.into(), shape.into())
     }
 
     /// The elements, if their type is a floating-point one.
     pub fn slice(&self) -> Option<DeviceSlice<'a>> {
-        let raw = self.data.raw();
-        // SAFETY: the range is this tensor's memory.
-        let slice = || unsafe { DeviceSlice::from_raw_parts(self.data.queue(), raw.address, raw.dtype, raw.len) };
-        raw.dtype.is_float().then(slice)
+        self.dtype().is_float().then_some(self.data)
     }
 }
 
@@ -181,7 +178,7 @@ impl<'a> WireTensorMut<'a, Cuda> {
     ///
     /// # Errors
     /// The errors of [`WireTensor::on_device`].
-    pub fn on_device(data: impl Into<DeviceWireSliceMut<'a>>, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
+    pub fn on_device(data: impl Into<DeviceSliceMut<'a>>, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::of_wire(data.into(), shape.into())
     }
 }
@@ -218,7 +215,7 @@ impl<'a, T: Element + bytemuck::Pod> From<&'a mut [T]> for WireTensorMut<'a> {
 impl<'a> From<DeviceSlice<'a>> for WireTensor<'a, Cuda> {
     /// A tensor of one dimension.
     fn from(data: DeviceSlice<'a>) -> Self {
-        Self { data: data.into(), shape: vec![data.len()].into() }
+        Self { data, shape: vec![data.len()].into() }
     }
 }
 
@@ -227,7 +224,7 @@ impl<'a> From<DeviceSliceMut<'a>> for WireTensorMut<'a, Cuda> {
     /// A tensor of one dimension.
     fn from(data: DeviceSliceMut<'a>) -> Self {
         let shape = vec![data.as_slice().len()].into();
-        Self { data: data.into(), shape }
+        Self { data, shape }
     }
 }
 
