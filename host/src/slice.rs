@@ -4,17 +4,18 @@
 
 use std::ops::Range;
 
-use crate::dtype::{DType, Float, with_float};
-use crate::error::{Error, Result};
+use crate::dtype::{DType, Element, Float, with_float};
+use crate::error::{Error, Result, check_float};
 
-/// A borrowed slice of elements of a floating-point dtype.
+/// A borrowed slice of elements of any type, to read or send. The bytes may have any address. Operations that compute refuse other types than
+/// floating-point ones, and elements that are not aligned.
 #[derive(Clone, Copy)]
 pub struct Slice<'a> {
     dtype: DType,
     bytes: &'a [u8],
 }
 
-/// A mutably borrowed slice of elements of a floating-point dtype.
+/// A mutably borrowed slice of elements of any type, to write or receive into, with the rules of [`Slice`].
 pub struct SliceMut<'a> {
     dtype: DType,
     bytes: &'a mut [u8],
@@ -25,7 +26,7 @@ macro_rules! with_typed {
     ($slice:expr, $data:ident => $body:expr) => {{
         let slice = $slice;
         $crate::dtype::with_float!(slice.dtype(), Typed => {
-            let $data = slice.typed::<Typed>().expect("the slice's own type");
+            let $data = slice.typed::<Typed>().expect("aligned elements of the slice's own type");
             $body
         })
     }};
@@ -33,11 +34,10 @@ macro_rules! with_typed {
 pub(crate) use with_typed;
 
 impl<'a> Slice<'a> {
-    /// The bytes as elements of a dtype, without the bytes of a last, incomplete element; panics for an integer type, and if they are not
-    /// aligned for the dtype.
+    /// The bytes as elements of a type, without the bytes of a last, incomplete element.
     pub fn of_bytes(dtype: DType, bytes: &'a [u8]) -> Self {
         let whole = bytes.len() / dtype.size_bytes() * dtype.size_bytes();
-        with_float!(dtype, T => bytemuck::cast_slice::<u8, T>(&bytes[..whole]).into())
+        Self { dtype, bytes: &bytes[..whole] }
     }
 
     /// The number of elements.
@@ -65,9 +65,12 @@ impl<'a> Slice<'a> {
         self.bytes
     }
 
-    /// The elements, if `T` is their type.
-    pub fn typed<T: Float>(self) -> Option<&'a [T]> {
-        (self.dtype == T::DTYPE).then(|| bytemuck::cast_slice(self.bytes))
+    /// The elements, if `T` is their type, the bytes are aligned for `T`, and all of them are valid values; for `bool`, 0 and 1 are.
+    pub fn typed<T: Element>(self) -> Option<&'a [T]> {
+        if self.dtype != T::DTYPE {
+            return None;
+        }
+        bytemuck::checked::try_cast_slice(self.bytes).ok()
     }
 
     /// A copy of the elements.
@@ -76,12 +79,15 @@ impl<'a> Slice<'a> {
     /// [`Error::DTypeMismatch`] unless `T` is the type of the elements.
     pub fn to_vec<T: Float>(self) -> Result<Vec<T>> {
         check_dtype::<T>("to_vec", self.dtype)?;
-        Ok(bytemuck::cast_slice(self.bytes).to_vec())
+        Ok(bytemuck::pod_collect_to_vec(self.bytes))
     }
 
-    /// All elements as `f64`; the conversion is exact.
+    /// All elements as `f64`; the conversion is exact. Panics for elements that are no floating-point numbers.
     pub fn to_f64_vec(self) -> Vec<f64> {
-        with_typed!(self, data => data.iter().map(|value| value.to_f64()).collect())
+        assert!(self.dtype.is_float(), "elements of {} are no floating-point numbers", self.dtype);
+        with_float!(self.dtype, T => {
+            self.bytes.chunks_exact(size_of::<T>()).map(|bytes| bytemuck::pod_read_unaligned::<T>(bytes).to_f64()).collect()
+        })
     }
 }
 
@@ -89,7 +95,7 @@ impl<'a> SliceMut<'a> {
     /// Like [`Slice::of_bytes`], to write.
     pub fn of_bytes(dtype: DType, bytes: &'a mut [u8]) -> Self {
         let whole = bytes.len() / dtype.size_bytes() * dtype.size_bytes();
-        with_float!(dtype, T => bytemuck::cast_slice_mut::<u8, T>(&mut bytes[..whole]).into())
+        Self { dtype, bytes: &mut bytes[..whole] }
     }
 
     /// The number of elements.
@@ -148,9 +154,12 @@ impl<'a> SliceMut<'a> {
         self.bytes
     }
 
-    /// The elements, if `T` is their type.
+    /// The elements, if `T` is their type and the bytes are aligned for `T`.
     pub fn typed<T: Float>(self) -> Option<&'a mut [T]> {
-        (self.dtype == T::DTYPE).then(|| bytemuck::cast_slice_mut(self.bytes))
+        if self.dtype != T::DTYPE {
+            return None;
+        }
+        bytemuck::try_cast_slice_mut(self.bytes).ok()
     }
 }
 
@@ -158,6 +167,17 @@ impl<'a> SliceMut<'a> {
 fn bytes_of(range: Range<usize>, len: usize, dtype: DType) -> Range<usize> {
     assert!(range.start <= range.end && range.end <= len, "range {range:?} of {len} elements");
     range.start * dtype.size_bytes()..range.end * dtype.size_bytes()
+}
+
+/// Refuses elements with which nothing can be computed: other types than floating-point ones, and elements that are not aligned.
+pub(crate) fn check_floats(operation: &'static str, data: Slice<'_>) -> Result<()> {
+    check_float(operation, data.dtype)?;
+    let (address, size) = (data.bytes.as_ptr().addr(), data.dtype.size_bytes());
+    if data.is_empty() || address % size == 0 {
+        return Ok(());
+    }
+    let reason = format!("elements of {} at {address:#x} are not aligned to {size} bytes", data.dtype);
+    Err(Error::InvalidArgument { operation, reason })
 }
 
 /// Refuses a vector or slice of another type than the elements.
@@ -171,7 +191,10 @@ pub(crate) fn check_dtype<T: Float>(operation: &'static str, dtype: DType) -> Re
 
 impl std::fmt::Debug for Slice<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        with_typed!(*self, data => write!(f, "{}{data:?}", self.dtype))
+        match self.dtype.is_float() {
+            true => write!(f, "{}{:?}", self.dtype, self.to_f64_vec()),
+            false => write!(f, "{} in the bytes {:?}", self.dtype, self.bytes),
+        }
     }
 }
 
@@ -191,13 +214,14 @@ impl<'a> From<&'a mut SliceMut<'_>> for SliceMut<'a> {
 /// Converts a slice, an array or a vector of elements.
 macro_rules! from_elements {
     ($([$($generics:tt)*] $type:ty),*) => {$(
-        impl<'a, T: Float, $($generics)*> From<&'a $type> for Slice<'a> {
+        impl<'a, T: Element, $($generics)*> From<&'a $type> for Slice<'a> {
             fn from(data: &'a $type) -> Self {
                 Self { dtype: T::DTYPE, bytes: bytemuck::cast_slice(&data[..]) }
             }
         }
 
-        impl<'a, T: Float, $($generics)*> From<&'a mut $type> for SliceMut<'a> {
+        // Not for `bool`: a peer can send bytes that are no `bool`. They are received as bytes.
+        impl<'a, T: Element + bytemuck::Pod, $($generics)*> From<&'a mut $type> for SliceMut<'a> {
             fn from(data: &'a mut $type) -> Self {
                 Self { dtype: T::DTYPE, bytes: bytemuck::cast_slice_mut(&mut data[..]) }
             }

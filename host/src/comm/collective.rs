@@ -6,7 +6,7 @@ use super::ReduceOp;
 #[cfg(feature = "cuda")]
 use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
-use crate::error::{Call, CommError, Error, Operation, Result, check_float, same_len};
+use crate::error::{Call, CommError, Error, Operation, Result, same_len};
 use crate::kernels::cpu::Fingerprint;
 #[cfg(feature = "cuda")]
 use crate::memory::Cuda;
@@ -157,19 +157,19 @@ impl<M: Memory> Collective<'_, M> {
                 scaling.check()?;
                 operands.check_same_queue("all_reduce")?;
                 operands.check_same_shape("all_reduce")?;
-                check_float("all_reduce", operands.output().2)
+                operands.check_floats("all_reduce")
             }
             Self::WeightedMean { operands, weights } => {
                 check_weights(weights, world_size)?;
                 operands.check_same_queue("all_reduce")?;
                 operands.check_same_shape("all_reduce")?;
-                check_float("all_reduce", operands.output().2)
+                operands.check_floats("all_reduce")
             }
             Self::ReduceScatter { operands, .. } => {
                 operands.check_same_queue("reduce_scatter")?;
                 let shard = operands.shard(world_size, |output, _| output);
                 shards("reduce_scatter", operands.input(), shard)?;
-                check_float("reduce_scatter", operands.output().2)
+                operands.check_floats("reduce_scatter")
             }
             Self::AllGather { operands } => {
                 operands.check_same_queue("all_gather")?;
@@ -218,8 +218,16 @@ impl<M: Memory> Operands<'_, M> {
     fn check_same_queue(&self, operation: &'static str) -> Result<()> {
         match self {
             Self::InPlace(_) => Ok(()),
+            Self::Apart { input, output } => M::check_same_queue(operation, *input, M::as_slice(output)),
+        }
+    }
+
+    fn check_floats(&self, operation: &'static str) -> Result<()> {
+        match self {
+            Self::InPlace(data) => M::check_floats(operation, M::as_slice(data)),
             Self::Apart { input, output } => {
-                M::check_same_queue(operation, (*input).into(), M::as_slice(output).into())
+                M::check_floats(operation, *input)?;
+                M::check_floats(operation, M::as_slice(output))
             }
         }
     }

@@ -158,7 +158,7 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     ///
     /// # Errors
     /// As [`Communicator::exchange`].
-    fn send<'a>(&self, data: impl Into<M::Wire<'a>>, peer: usize) -> Result<()> {
+    fn send<'a>(&self, data: impl Into<M::Slice<'a>>, peer: usize) -> Result<()> {
         self.exchange(&[(peer, data.into())], &mut [])
     }
 
@@ -166,7 +166,7 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     ///
     /// # Errors
     /// As [`Communicator::exchange`].
-    fn recv<'a>(&self, data: impl Into<M::WireMut<'a>>, peer: usize) -> Result<()> {
+    fn recv<'a>(&self, data: impl Into<M::SliceMut<'a>>, peer: usize) -> Result<()> {
         self.exchange(&[], &mut [(peer, data.into())])
     }
 
@@ -176,9 +176,9 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     /// As [`Communicator::exchange`].
     fn send_recv<'a>(
         &self,
-        send: impl Into<M::Wire<'a>>,
+        send: impl Into<M::Slice<'a>>,
         to: usize,
-        recv: impl Into<M::WireMut<'a>>,
+        recv: impl Into<M::SliceMut<'a>>,
         from: usize,
     ) -> Result<()> {
         let _scope = scope::within(Operation::SendRecv { to, from });

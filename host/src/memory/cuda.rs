@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{Memory, PeerMemory, Work};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::{DType, Float};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_float};
 use crate::slice::{Slice, SliceMut, check_dtype};
 
 /// The memory of a GPU. Work on it runs in the order of a queue, and may be pending when a call returns.
@@ -15,8 +15,6 @@ pub enum Cuda {}
 impl Memory for Cuda {
     type Slice<'a> = DeviceSlice<'a>;
     type SliceMut<'a> = DeviceSliceMut<'a>;
-    type Wire<'a> = DeviceSlice<'a>;
-    type WireMut<'a> = DeviceSliceMut<'a>;
     type Buffer = DeviceBuffer;
     type Queue = Queue;
     type Sharing = dyn PeerMemory;
@@ -27,12 +25,9 @@ impl Memory for Cuda {
         Ok(data.clear()?)
     }
 
-    fn wire_shape(data: DeviceSlice<'_>) -> (usize, DType) {
-        (data.len(), data.dtype())
-    }
-
-    fn as_wire<'a>(data: &'a DeviceSliceMut<'_>) -> DeviceSlice<'a> {
-        data.as_slice()
+    /// Slices of device memory are aligned.
+    fn check_floats(operation: &'static str, data: DeviceSlice<'_>) -> Result<()> {
+        check_float(operation, data.dtype())
     }
 
     fn to_vec<T: Float>(data: DeviceSlice<'_>) -> Result<Vec<T>> {

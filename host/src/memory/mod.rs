@@ -7,7 +7,6 @@
 //! |---|---|
 //! | [`Host`], `Cuda` | the two kinds of memory |
 //! | [`TensorView`], [`TensorViewMut`] | elements of one dtype with a shape |
-//! | [`WireSlice`], [`WireSliceMut`] | elements of any type that transports carry, integers included |
 //! | [`HostBuffer`] | owned elements in host memory; on a GPU `driver::DeviceBuffer` |
 //! | [`SharedWindows`], `PeerMemory` | access to the memory of other ranks |
 //!
@@ -20,7 +19,6 @@ pub(crate) mod file;
 mod host;
 mod sharing;
 mod tensor;
-mod wire;
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -35,7 +33,6 @@ pub use self::sharing::{SharedWindows, Work};
 #[cfg(feature = "cuda")]
 pub(crate) use self::sharing::{expose, share};
 pub use self::tensor::{TensorView, TensorViewMut};
-pub use self::wire::{WireSlice, WireSliceMut};
 use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::slice::Slice;
@@ -103,14 +100,10 @@ use slice_functions;
 ///
 /// The types are the arguments and results of operations; the functions serve code that is written once for both memories.
 pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
-    /// Elements of a dtype known at run time, to read.
+    /// Elements of a type known at run time, to read or send.
     type Slice<'a>: Copy + Debug;
-    /// Elements of a dtype known at run time, to write.
+    /// Elements of a type known at run time, to write or receive into.
     type SliceMut<'a>: Debug;
-    /// Elements of any type that transports carry, to send.
-    type Wire<'a>: Copy + Debug + From<Self::Slice<'a>>;
-    /// Elements of any type that transports carry, to receive into.
-    type WireMut<'a>: Debug + From<Self::SliceMut<'a>>;
     /// Owned elements of one dtype.
     type Buffer: Debug;
     /// The type of queue that orders work in this memory; `()` for host memory.
@@ -155,11 +148,11 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     /// bounds.
     fn ranges_mut<'a>(data: Self::SliceMut<'a>, ranges: &[Range<usize>]) -> Vec<Self::SliceMut<'a>>;
 
-    /// The number and the type of the elements to send.
-    fn wire_shape(data: Self::Wire<'_>) -> (usize, DType);
-
-    /// The elements of a receive buffer, to read.
-    fn as_wire<'a>(data: &'a Self::WireMut<'_>) -> Self::Wire<'a>;
+    /// Refuses elements with which nothing can be computed: integers, `bool`, and elements that are not aligned.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming the type or the address.
+    fn check_floats(operation: &'static str, data: Self::Slice<'_>) -> Result<()>;
 
     /// Copies the elements to a vector in host memory; on a GPU the call waits for the queue.
     ///
@@ -179,7 +172,7 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming the operation.
-    fn check_same_queue(operation: &'static str, one: Self::Wire<'_>, other: Self::Wire<'_>) -> Result<()>;
+    fn check_same_queue(operation: &'static str, one: Self::Slice<'_>, other: Self::Slice<'_>) -> Result<()>;
 
     /// The kind of a buffer's memory, which ranks compare.
     #[doc(hidden)]

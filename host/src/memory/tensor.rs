@@ -11,7 +11,7 @@ use super::{Host, Memory};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use crate::dtype::{DType, Float};
 use crate::error::{Result, same_len};
-use crate::slice::{Slice, SliceMut, check_dtype, shape_len};
+use crate::slice::{Slice, SliceMut, check_dtype, check_floats, shape_len};
 
 /// A tensor to read: elements in row-major order and their shape. `[]` is a scalar, with one element.
 #[derive(Clone, Debug)]
@@ -184,12 +184,14 @@ impl<'a> TensorViewMut<'a> {
 
 fn typed<'a, T: Float>(operation: &'static str, data: Slice<'a>) -> Result<&'a [T]> {
     check_dtype::<T>(operation, data.dtype())?;
-    Ok(data.typed().expect("elements of the checked type"))
+    check_floats(operation, data)?;
+    Ok(data.typed().expect("aligned elements of the checked type"))
 }
 
 fn typed_mut<'a, T: Float>(operation: &'static str, data: SliceMut<'a>) -> Result<&'a mut [T]> {
     check_dtype::<T>(operation, data.dtype())?;
-    Ok(data.typed().expect("elements of the checked type"))
+    check_floats(operation, data.as_slice())?;
+    Ok(data.typed().expect("aligned elements of the checked type"))
 }
 
 #[cfg(feature = "cuda")]

@@ -1,7 +1,7 @@
 //! [`Rank`]: a rank of a case, with its communicator and the memory of its tensors; and [`HostRank`], for tensors in host memory.
 
 use gradsync::comm::Communicator;
-use gradsync::memory::Host;
+use gradsync::memory::{Host, Memory};
 use gradsync::ops::send_recv::{Bundle, BundleMemory, Expected, Received, SendRecv, WireTensor, WireTensorMut};
 use gradsync::{DType, GradientBuffer};
 
@@ -126,7 +126,7 @@ pub trait Rank {
         let mut tensor = self.tensor(&like.blank(), 0);
         {
             let mut view = Self::view_mut(&mut tensor);
-            self.comm().exchange(&[], &mut [(from, Self::Memory::reborrow_wire(view.data_mut()))]).unwrap();
+            self.comm().exchange(&[], &mut [(from, Self::Memory::reborrow(view.data_mut()))]).unwrap();
         }
         self.synchronize();
         Self::read(&tensor).bytes

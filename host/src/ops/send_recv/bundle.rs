@@ -28,9 +28,9 @@ pub struct Bundle<'a, M: BundleMemory = Host> {
 #[derive(Clone, Debug)]
 enum Content<'a, M: Memory> {
     /// Tensors that have to be packed.
-    Apart(Vec<M::Wire<'a>>),
+    Apart(Vec<M::Slice<'a>>),
     /// Memory that has the layout of the payload.
-    Contiguous(M::Wire<'a>),
+    Contiguous(M::Slice<'a>),
 }
 
 impl<'a, M: BundleMemory> Bundle<'a, M> {
@@ -42,7 +42,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
         let tensors: Vec<WireTensor<'a, M>> = tensors.into_iter().map(Into::into).collect();
         let specs: Vec<TensorSpec> = tensors.iter().map(WireTensor::spec).collect();
         let layout = layout(&specs)?;
-        let tensors: Vec<M::Wire<'a>> = tensors.iter().map(WireTensor::data).collect();
+        let tensors: Vec<M::Slice<'a>> = tensors.iter().map(WireTensor::data).collect();
         tensors.iter().try_for_each(|tensor| M::check_same_queue(OPERATION, tensors[0], *tensor))?;
         let content = M::contiguous(&tensors, &layout.places).map_or(Content::Apart(tensors), Content::Contiguous);
         Ok(Self { tag: None, specs: specs.into(), layout: Cow::Owned(layout), content })
@@ -57,7 +57,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
         let mut bundle = Self::new((0..buffer.tensor_count()).map(|index| buffer.tensor(index)))?;
         let begins = buffer.segments().iter().map(|segment| segment.start * buffer.dtype().size_bytes());
         if begins.eq(bundle.layout.places.iter().map(|place| place.start)) {
-            let payload = M::part(buffer.as_slice().into(), 0..bundle.layout.len, DType::U8);
+            let payload = M::part(buffer.as_slice(), 0..bundle.layout.len, DType::U8);
             bundle.content = Content::Contiguous(payload);
         }
         Ok(bundle)
@@ -97,10 +97,10 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
     }
 
     /// The bytes to send: the [`packed`](Self::packed) ones where there are any.
-    pub(super) fn payload<'p>(&'p self, packed: Option<&'p M::Buffer>) -> M::Wire<'p> {
+    pub(super) fn payload<'p>(&'p self, packed: Option<&'p M::Buffer>) -> M::Slice<'p> {
         let bytes = 0..self.layout.len;
         match (&self.content, packed) {
-            (_, Some(packed)) => M::part(M::buffer(packed).into(), bytes, DType::U8),
+            (_, Some(packed)) => M::part(M::buffer(packed), bytes, DType::U8),
             (Content::Contiguous(payload), None) => M::part(*payload, bytes, DType::U8),
             (Content::Apart(_), None) => {
                 unreachable!("tensors that are not contiguous are packed before they are sent")
@@ -118,7 +118,7 @@ impl<'a, M: BundleMemory> From<&'a Received<M>> for Bundle<'a, M> {
             tag: None,
             specs: received.specs[..].into(),
             layout: Cow::Borrowed(&received.layout),
-            content: Content::Contiguous(M::buffer(&received.payload).into()),
+            content: Content::Contiguous(M::buffer(&received.payload)),
         }
     }
 }
@@ -189,7 +189,7 @@ impl<M: BundleMemory> Received<M> {
     /// Tensor `index`, in place, at a multiple of 256 bytes; panics beyond the last.
     pub fn tensor(&self, index: usize) -> WireTensor<'_, M> {
         let TensorSpec { dtype, dims } = &self.specs[index];
-        let data = M::part(M::buffer(&self.payload).into(), self.layout.places[index].clone(), *dtype);
+        let data = M::part(M::buffer(&self.payload), self.layout.places[index].clone(), *dtype);
         WireTensor::of_wire(data, Cow::Borrowed(dims)).expect("the layout gave the tensor its shape's bytes")
     }
 
@@ -198,12 +198,12 @@ impl<M: BundleMemory> Received<M> {
         (0..self.len()).map(|index| self.tensor(index))
     }
 
-    pub(super) fn payload_mut(&mut self) -> M::WireMut<'_> {
+    pub(super) fn payload_mut(&mut self) -> M::SliceMut<'_> {
         M::bytes_mut(&mut self.payload, self.layout.len)
     }
 
     /// Copies the tensors to their destinations, which have the same lengths.
-    pub(super) fn unpack(&self, tensors: Vec<&mut M::WireMut<'_>>) -> Result<()> {
+    pub(super) fn unpack(&self, tensors: Vec<&mut M::SliceMut<'_>>) -> Result<()> {
         M::unpack(&self.payload, &self.layout.places, tensors)
     }
 }

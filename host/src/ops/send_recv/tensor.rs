@@ -10,33 +10,34 @@ use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 #[cfg(feature = "cuda")]
 use crate::memory::Cuda;
-use crate::memory::{Host, Memory, TensorView, TensorViewMut, WireSlice, WireSliceMut};
+use crate::memory::{Host, Memory, TensorView, TensorViewMut};
 use crate::plan::bundle::TensorSpec;
+use crate::slice::{Slice, SliceMut};
 
 /// A tensor to send, in row-major order. `[]` is the shape of a scalar.
 #[derive(Clone, Debug)]
 pub struct WireTensor<'a, M: Memory = Host> {
-    data: M::Wire<'a>,
+    data: M::Slice<'a>,
     shape: Cow<'a, [usize]>,
 }
 
 /// A tensor to receive into, in row-major order. `[]` is the shape of a scalar.
 #[derive(Debug)]
 pub struct WireTensorMut<'a, M: Memory = Host> {
-    data: M::WireMut<'a>,
+    data: M::SliceMut<'a>,
     shape: Cow<'a, [usize]>,
 }
 
 impl<'a, M: Memory> WireTensor<'a, M> {
     /// Combines elements with a shape.
-    pub(crate) fn of_wire(data: M::Wire<'a>, shape: Cow<'a, [usize]>) -> Result<Self> {
+    pub(crate) fn of_wire(data: M::Slice<'a>, shape: Cow<'a, [usize]>) -> Result<Self> {
         check::<M>(data, &shape)?;
         Ok(Self { data, shape })
     }
 
     /// The type of every element.
     pub fn dtype(&self) -> DType {
-        M::wire_shape(self.data).1
+        M::dtype(self.data)
     }
 
     /// The dimensions, outermost first.
@@ -45,7 +46,7 @@ impl<'a, M: Memory> WireTensor<'a, M> {
     }
 
     /// The elements.
-    pub fn data(&self) -> M::Wire<'a> {
+    pub fn data(&self) -> M::Slice<'a> {
         self.data
     }
 
@@ -56,14 +57,14 @@ impl<'a, M: Memory> WireTensor<'a, M> {
 
 impl<'a, M: Memory> WireTensorMut<'a, M> {
     /// Combines elements with a shape.
-    pub(crate) fn of_wire(data: M::WireMut<'a>, shape: Cow<'a, [usize]>) -> Result<Self> {
-        check::<M>(M::as_wire(&data), &shape)?;
+    pub(crate) fn of_wire(data: M::SliceMut<'a>, shape: Cow<'a, [usize]>) -> Result<Self> {
+        check::<M>(M::as_slice(&data), &shape)?;
         Ok(Self { data, shape })
     }
 
     /// The type of every element.
     pub fn dtype(&self) -> DType {
-        M::wire_shape(M::as_wire(&self.data)).1
+        M::dtype(M::as_slice(&self.data))
     }
 
     /// The dimensions, outermost first.
@@ -84,12 +85,12 @@ impl<'a, M: Memory> WireTensorMut<'a, M> {
     ///     println!("{data:?}");
     /// }
     /// ```
-    pub fn data(&self) -> M::Wire<'_> {
-        M::as_wire(&self.data)
+    pub fn data(&self) -> M::Slice<'_> {
+        M::as_slice(&self.data)
     }
 
     /// The elements, to write.
-    pub fn data_mut(&mut self) -> &mut M::WireMut<'a> {
+    pub fn data_mut(&mut self) -> &mut M::SliceMut<'a> {
         &mut self.data
     }
 
@@ -106,7 +107,7 @@ impl<'a> WireTensor<'a> {
     pub fn new(dtype: DType, shape: impl Into<Cow<'a, [usize]>>, bytes: &'a [u8]) -> Result<Self> {
         let shape = shape.into();
         check_bytes(dtype, &shape, bytes.len())?;
-        Ok(Self { data: WireSlice::of_bytes(dtype, bytes), shape })
+        Ok(Self { data: Slice::of_bytes(dtype, bytes), shape })
     }
 
     /// Combines elements with a shape.
@@ -119,15 +120,12 @@ impl<'a> WireTensor<'a> {
 
     /// The memory of the elements, in the machine's byte order.
     pub fn bytes(&self) -> &'a [u8] {
-        self.data.bytes()
+        self.data.as_bytes()
     }
 
     /// The elements, if `T` is their type, the bytes are aligned for `T`, and all of them are valid values; for `bool`, 0 and 1 are.
     pub fn typed<T: Element>(&self) -> Option<&'a [T]> {
-        if self.dtype() != T::DTYPE {
-            return None;
-        }
-        bytemuck::checked::try_cast_slice(self.bytes()).ok()
+        self.data.typed()
     }
 }
 
@@ -139,7 +137,7 @@ impl<'a> WireTensorMut<'a> {
     pub fn new(dtype: DType, shape: impl Into<Cow<'a, [usize]>>, bytes: &'a mut [u8]) -> Result<Self> {
         let shape = shape.into();
         check_bytes(dtype, &shape, bytes.len())?;
-        Ok(Self { data: WireSliceMut::of_bytes(dtype, bytes), shape })
+        Ok(Self { data: SliceMut::of_bytes(dtype, bytes), shape })
     }
 
     /// Combines elements with a shape. Not for `bool`, since a peer can send bytes that are no `bool`: they are received as bytes.
@@ -152,7 +150,7 @@ impl<'a> WireTensorMut<'a> {
 
     /// The memory of the elements.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        self.data.bytes_mut()
+        self.data.reborrow().as_bytes_mut()
     }
 }
 
@@ -185,14 +183,14 @@ impl<'a> WireTensorMut<'a, Cuda> {
 
 impl<'a, M: Memory> From<TensorView<'a, M>> for WireTensor<'a, M> {
     fn from(view: TensorView<'a, M>) -> Self {
-        Self { data: view.data().into(), shape: view.shape().to_vec().into() }
+        Self { data: view.data(), shape: view.shape().to_vec().into() }
     }
 }
 
 impl<'a, M: Memory> From<TensorViewMut<'a, M>> for WireTensorMut<'a, M> {
     fn from(view: TensorViewMut<'a, M>) -> Self {
         let shape = view.shape().to_vec().into();
-        Self { data: view.into_data().into(), shape }
+        Self { data: view.into_data(), shape }
     }
 }
 
@@ -228,8 +226,8 @@ impl<'a> From<DeviceSliceMut<'a>> for WireTensorMut<'a, Cuda> {
     }
 }
 
-fn check<M: Memory>(data: M::Wire<'_>, shape: &[usize]) -> Result<()> {
-    let (len, dtype) = M::wire_shape(data);
+fn check<M: Memory>(data: M::Slice<'_>, shape: &[usize]) -> Result<()> {
+    let (len, dtype) = (M::len(data), M::dtype(data));
     // A product beyond the address space becomes an odd number, which is the size of no shape of these elements.
     check_bytes(dtype, shape, len.saturating_mul(dtype.size_bytes()))
 }

@@ -28,9 +28,9 @@ struct Outgoing<'b, 't, M: BundleMemory> {
 /// The memory for the payload of a bundle to receive.
 enum Landing<'p, 't, M: BundleMemory> {
     /// The given tensors' own memory, which has the layout of the payload.
-    Given(M::WireMut<'p>),
+    Given(M::SliceMut<'p>),
     /// A payload of its own, and the given tensors to which it is copied.
-    Copied(Received<M>, Vec<&'p mut M::WireMut<'t>>),
+    Copied(Received<M>, Vec<&'p mut M::SliceMut<'t>>),
     New(Received<M>),
     /// The negotiation of a described bundle.
     Described(Want<Received<M>>),
@@ -152,7 +152,7 @@ fn pack<'b, 't, M: BundleMemory>(peer: usize, bundle: &'b Bundle<'t, M>) -> Resu
 
 impl<M: BundleMemory> Outgoing<'_, '_, M> {
     /// The bytes to send, unless the bundle is withdrawn or refused.
-    fn payload(&self) -> Option<M::Wire<'_>> {
+    fn payload(&self) -> Option<M::Slice<'_>> {
         let is_refused = self.offer.as_ref().is_some_and(|offer| offer.outcome.is_err());
         let packed = self.packed.as_ref().ok().filter(|_| !is_refused)?;
         Some(self.bundle.payload(packed.as_ref()))
@@ -167,9 +167,9 @@ impl<M: BundleMemory> Outgoing<'_, '_, M> {
 
 impl<M: BundleMemory> Landing<'_, '_, M> {
     /// The bytes to receive into, unless the bundle is refused.
-    fn payload_mut(&mut self) -> Option<M::WireMut<'_>> {
+    fn payload_mut(&mut self) -> Option<M::SliceMut<'_>> {
         match self {
-            Landing::Given(bytes) => Some(M::reborrow_wire(bytes)),
+            Landing::Given(bytes) => Some(M::reborrow(bytes)),
             Landing::Copied(received, _) | Landing::New(received) => Some(received.payload_mut()),
             Landing::Described(want) => Some(want.memory_mut()?.payload_mut()),
         }

@@ -20,7 +20,7 @@ impl BundleMemory for Cuda {
     /// Memory of `f64`, as which words are copied. Sent messages are in front of received ones.
     type Workspace = Option<DeviceBuffer>;
 
-    fn queue<'a>(data: Self::Wire<'a>) -> &'a Queue {
+    fn queue<'a>(data: Self::Slice<'a>) -> &'a Queue {
         data.queue()
     }
 
@@ -28,17 +28,13 @@ impl BundleMemory for Cuda {
         queue.check_same(operation, other)
     }
 
-    fn reborrow_wire<'a>(data: &'a mut DeviceSliceMut<'_>) -> DeviceSliceMut<'a> {
-        data.reborrow()
-    }
-
-    fn part<'s, 'l: 's>(memory: Self::Wire<'l>, bytes: Range<usize>, dtype: DType) -> Self::Wire<'s> {
+    fn part<'s, 'l: 's>(memory: Self::Slice<'l>, bytes: Range<usize>, dtype: DType) -> Self::Slice<'s> {
         let address = memory.address() + bytes.start as u64;
         // SAFETY: a part of the elements.
         unsafe { DeviceSlice::from_raw_parts(memory.queue(), address, dtype, bytes.len() / dtype.size_bytes()) }
     }
 
-    fn contiguous<'a>(tensors: &[Self::Wire<'a>], places: &[Range<usize>]) -> Option<Self::Wire<'a>> {
+    fn contiguous<'a>(tensors: &[Self::Slice<'a>], places: &[Range<usize>]) -> Option<Self::Slice<'a>> {
         let bytes: Vec<Bytes> = tensors.iter().map(|tensor| Bytes::of(*tensor)).collect();
         let Bytes { address, len } = payload_of(&bytes, places)?;
         // SAFETY: the range consists of the tensors' memory.
@@ -46,9 +42,9 @@ impl BundleMemory for Cuda {
     }
 
     fn contiguous_mut<'a, 't>(
-        tensors: Vec<&'a mut Self::WireMut<'t>>,
+        tensors: Vec<&'a mut Self::SliceMut<'t>>,
         places: &[Range<usize>],
-    ) -> Result<Self::WireMut<'a>, Vec<&'a mut Self::WireMut<'t>>> {
+    ) -> Result<Self::SliceMut<'a>, Vec<&'a mut Self::SliceMut<'t>>> {
         let bytes: Vec<Bytes> = tensors.iter().map(|tensor| Bytes::of(tensor.as_slice())).collect();
         match (payload_of(&bytes, places), tensors.first()) {
             (Some(Bytes { address, len }), Some(first)) => {
@@ -86,7 +82,7 @@ impl BundleMemory for Cuda {
         pack(payload.as_mut_slice(), &offsets, &words.iter().map(source).collect::<Vec<_>>())
     }
 
-    fn unpack(payload: &DeviceBuffer, places: &[Range<usize>], tensors: Vec<&mut Self::WireMut<'_>>) -> Result<()> {
+    fn unpack(payload: &DeviceBuffer, places: &[Range<usize>], tensors: Vec<&mut Self::SliceMut<'_>>) -> Result<()> {
         let (payload, queue) = (payload.as_slice(), payload.as_slice().queue());
         let (words, rest) = split(tensors.iter().map(|tensor| tensor.as_slice()), places);
         for (place, tensor) in rest {
