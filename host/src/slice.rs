@@ -7,8 +7,8 @@ use std::ops::Range;
 use crate::dtype::{DType, Element, Float, with_float};
 use crate::error::{Error, Result, check_float};
 
-/// A borrowed slice of elements of any type, to read or send. The bytes may have any address. Operations that compute refuse other types than
-/// floating-point ones, and elements that are not aligned.
+/// A borrowed slice of elements of any type, to read or send. The bytes may have any address. Operations that compute refuse other types
+/// than floating-point ones, and elements that are not aligned.
 #[derive(Clone, Copy)]
 pub struct Slice<'a> {
     dtype: DType,
@@ -67,17 +67,18 @@ impl<'a> Slice<'a> {
 
     /// The elements, if `T` is their type, the bytes are aligned for `T`, and all of them are valid values; for `bool`, 0 and 1 are.
     pub fn typed<T: Element>(self) -> Option<&'a [T]> {
-        if self.dtype != T::DTYPE {
-            return None;
+        match self.dtype == T::DTYPE {
+            true if self.is_empty() => Some(&[]),
+            true => bytemuck::checked::try_cast_slice(self.bytes).ok(),
+            false => None,
         }
-        bytemuck::checked::try_cast_slice(self.bytes).ok()
     }
 
     /// A copy of the elements.
     ///
     /// # Errors
     /// [`Error::DTypeMismatch`] unless `T` is the type of the elements.
-    pub fn to_vec<T: Float>(self) -> Result<Vec<T>> {
+    pub fn to_vec<T: Element + bytemuck::Pod>(self) -> Result<Vec<T>> {
         check_dtype::<T>("to_vec", self.dtype)?;
         Ok(bytemuck::pod_collect_to_vec(self.bytes))
     }
@@ -149,17 +150,19 @@ impl<'a> SliceMut<'a> {
         found
     }
 
-    /// The memory of the elements, in the machine's byte order. Every byte pattern is a value of every dtype.
+    /// The memory of the elements, in the machine's byte order. Every byte pattern may be written: the memory is never a
+    /// Rust `bool`'s.
     pub fn as_bytes_mut(self) -> &'a mut [u8] {
         self.bytes
     }
 
     /// The elements, if `T` is their type and the bytes are aligned for `T`.
     pub fn typed<T: Float>(self) -> Option<&'a mut [T]> {
-        if self.dtype != T::DTYPE {
-            return None;
+        match self.dtype == T::DTYPE {
+            true if self.is_empty() => Some(&mut []),
+            true => bytemuck::try_cast_slice_mut(self.bytes).ok(),
+            false => None,
         }
-        bytemuck::try_cast_slice_mut(self.bytes).ok()
     }
 }
 
@@ -172,6 +175,11 @@ fn bytes_of(range: Range<usize>, len: usize, dtype: DType) -> Range<usize> {
 /// Refuses elements with which nothing can be computed: other types than floating-point ones, and elements that are not aligned.
 pub(crate) fn check_floats(operation: &'static str, data: Slice<'_>) -> Result<()> {
     check_float(operation, data.dtype)?;
+    check_aligned(operation, data)
+}
+
+/// Refuses elements that are not aligned.
+pub(crate) fn check_aligned(operation: &'static str, data: Slice<'_>) -> Result<()> {
     let (address, size) = (data.bytes.as_ptr().addr(), data.dtype.size_bytes());
     if data.is_empty() || address % size == 0 {
         return Ok(());
@@ -181,7 +189,7 @@ pub(crate) fn check_floats(operation: &'static str, data: Slice<'_>) -> Result<(
 }
 
 /// Refuses a vector or slice of another type than the elements.
-pub(crate) fn check_dtype<T: Float>(operation: &'static str, dtype: DType) -> Result<()> {
+pub(crate) fn check_dtype<T: Element>(operation: &'static str, dtype: DType) -> Result<()> {
     if dtype == T::DTYPE {
         return Ok(());
     }

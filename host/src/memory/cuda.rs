@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{Memory, PeerMemory, Work};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
-use crate::dtype::{DType, Float};
+use crate::dtype::{DType, Element};
 use crate::error::{Error, Result, check_float};
 use crate::slice::{Slice, SliceMut, check_dtype};
 
@@ -30,7 +30,7 @@ impl Memory for Cuda {
         check_float(operation, data.dtype())
     }
 
-    fn to_vec<T: Float>(data: DeviceSlice<'_>) -> Result<Vec<T>> {
+    fn to_vec<T: Element + bytemuck::Pod>(data: DeviceSlice<'_>) -> Result<Vec<T>> {
         check_dtype::<T>("to_vec", data.dtype())?;
         let bytes = data.len() * size_of::<T>();
         let no_memory = |()| Error::OutOfMemory { operation: "to_vec", bytes };

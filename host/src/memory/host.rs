@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{HostBuffer, Memory, SharedWindows, Work};
-use crate::dtype::{DType, Float};
+use crate::dtype::{DType, Element};
 use crate::error::{Error, Result, same_len};
 use crate::slice::{self, Slice, SliceMut};
 
@@ -29,7 +29,7 @@ impl Memory for Host {
         slice::check_floats(operation, data)
     }
 
-    fn to_vec<T: Float>(data: Slice<'_>) -> Result<Vec<T>> {
+    fn to_vec<T: Element + bytemuck::Pod>(data: Slice<'_>) -> Result<Vec<T>> {
         data.to_vec()
     }
 

@@ -6,7 +6,7 @@
 //! | here | contents |
 //! |---|---|
 //! | [`Host`], `Cuda` | the two kinds of memory |
-//! | [`TensorView`], [`TensorViewMut`] | elements of one dtype with a shape |
+//! | [`TensorView`], [`TensorViewMut`] | elements of one type, integers included, with a shape |
 //! | [`HostBuffer`] | owned elements in host memory; on a GPU `driver::DeviceBuffer` |
 //! | [`SharedWindows`], `PeerMemory` | access to the memory of other ranks |
 //!
@@ -33,7 +33,7 @@ pub use self::sharing::{SharedWindows, Work};
 #[cfg(feature = "cuda")]
 pub(crate) use self::sharing::{expose, share};
 pub use self::tensor::{TensorView, TensorViewMut};
-use crate::dtype::{DType, Float};
+use crate::dtype::{DType, Element};
 use crate::error::Result;
 use crate::slice::Slice;
 
@@ -159,7 +159,7 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     /// # Errors
     /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements; `Error::Cuda` for any work in the
     /// queue that failed.
-    fn to_vec<T: Float>(data: Self::Slice<'_>) -> Result<Vec<T>>;
+    fn to_vec<T: Element + bytemuck::Pod>(data: Self::Slice<'_>) -> Result<Vec<T>>;
 
     /// Copies elements of the same dtype and number from host memory; on a GPU the call waits for the queue.
     ///

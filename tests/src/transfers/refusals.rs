@@ -2,11 +2,9 @@
 
 use std::fmt::Debug;
 
-use gradsync::ops::send_recv::{
-    Bundle, BundleMemory, Completion, Expected, WireTensor, recv, recv_described, run_schedule, send,
-};
+use gradsync::ops::send_recv::{Bundle, BundleMemory, Completion, Expected, recv, recv_described, run_schedule, send};
 use gradsync::plan::bundle::{Limits, TensorSpec, encode};
-use gradsync::{CommError, DType, Error, Result};
+use gradsync::{CommError, DType, Error, Result, TensorView};
 
 use super::{Owned, Rank, Rounds, bundles, known, over, ring};
 
@@ -67,7 +65,7 @@ pub(super) fn own_mistakes<R: Rank>(rank: &R) {
             }
         }
     }
-    refused(Bundle::new(Vec::<WireTensor<'_, R::Memory>>::new()), &["at least one"]);
+    refused(Bundle::new(Vec::<TensorView<'_, R::Memory>>::new()), &["at least one"]);
     refused(transfers.recv(peer, &mut []), &["at least one"]);
     refused(transfers.exchange(&[], &[(peer, Expected::Known(Vec::new()))]), &["at least one"]);
     works(rank);

@@ -5,11 +5,10 @@
 use std::borrow::Cow;
 
 use super::memory::BundleMemory;
-use super::tensor::WireTensor;
 use crate::buffer::GradientBuffer;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory::{Host, Memory};
+use crate::memory::{Host, Memory, TensorView};
 use crate::plan::bundle::{BundleLayout, Limits, TensorSpec};
 
 /// One or more tensors that are sent as one payload, each at a multiple of 256 bytes; on a GPU all of one queue.
@@ -38,11 +37,11 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no tensors, tensors of different queues, or more bytes than the address space.
-    pub fn new(tensors: impl IntoIterator<Item: Into<WireTensor<'a, M>>>) -> Result<Self> {
-        let tensors: Vec<WireTensor<'a, M>> = tensors.into_iter().map(Into::into).collect();
-        let specs: Vec<TensorSpec> = tensors.iter().map(WireTensor::spec).collect();
+    pub fn new(tensors: impl IntoIterator<Item: Into<TensorView<'a, M>>>) -> Result<Self> {
+        let tensors: Vec<TensorView<'a, M>> = tensors.into_iter().map(Into::into).collect();
+        let specs: Vec<TensorSpec> = tensors.iter().map(|tensor| spec(tensor.dtype(), tensor.shape())).collect();
         let layout = layout(&specs)?;
-        let tensors: Vec<M::Slice<'a>> = tensors.iter().map(WireTensor::data).collect();
+        let tensors: Vec<M::Slice<'a>> = tensors.iter().map(TensorView::data).collect();
         tensors.iter().try_for_each(|tensor| M::check_same_queue(OPERATION, tensors[0], *tensor))?;
         let content = M::contiguous(&tensors, &layout.places).map_or(Content::Apart(tensors), Content::Contiguous);
         Ok(Self { tag: None, specs: specs.into(), layout: Cow::Owned(layout), content })
@@ -187,14 +186,14 @@ impl<M: BundleMemory> Received<M> {
     }
 
     /// Tensor `index`, in place, at a multiple of 256 bytes; panics beyond the last.
-    pub fn tensor(&self, index: usize) -> WireTensor<'_, M> {
+    pub fn tensor(&self, index: usize) -> TensorView<'_, M> {
         let TensorSpec { dtype, dims } = &self.specs[index];
         let data = M::part(M::buffer(&self.payload), self.layout.places[index].clone(), *dtype);
-        WireTensor::of_wire(data, Cow::Borrowed(dims)).expect("the layout gave the tensor its shape's bytes")
+        TensorView::of(data, Cow::Borrowed(dims)).expect("the layout gave the tensor its shape's bytes")
     }
 
     /// The tensors, in order.
-    pub fn tensors(&self) -> impl ExactSizeIterator<Item = WireTensor<'_, M>> {
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorView<'_, M>> {
         (0..self.len()).map(|index| self.tensor(index))
     }
 
@@ -203,7 +202,7 @@ impl<M: BundleMemory> Received<M> {
     }
 
     /// Copies the tensors to their destinations, which have the same lengths.
-    pub(super) fn unpack(&self, tensors: Vec<&mut M::SliceMut<'_>>) -> Result<()> {
+    pub(super) fn unpack(&self, tensors: Vec<M::SliceMut<'_>>) -> Result<()> {
         M::unpack(&self.payload, &self.layout.places, tensors)
     }
 }
@@ -233,6 +232,10 @@ impl<M: BundleMemory> std::fmt::Debug for Received<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Received").field("specs", &self.specs).finish_non_exhaustive()
     }
+}
+
+pub(super) fn spec(dtype: DType, shape: &[usize]) -> TensorSpec {
+    TensorSpec { dtype, dims: shape.to_vec() }
 }
 
 /// The layout of tensors in a payload.

@@ -127,3 +127,17 @@ fn elements_that_are_only_moved() {
     assert!(cpu::all_finite(Slice::from(&integers)));
     assert_eq!((unaligned.typed::<f32>(), unaligned.to_vec::<f32>().unwrap().len()), (None, 4));
 }
+
+/// No elements may have any address.
+#[test]
+fn no_elements_are_aligned_everywhere() {
+    let bytes = [0u8; 9];
+    let mut written = bytes;
+    for begin in 0..9 {
+        let none = Slice::of_bytes(DType::F64, &bytes[begin..begin]);
+        let place = SliceMut::of_bytes(DType::F64, &mut written[begin..begin]);
+        assert_eq!(none.typed::<f64>(), Some(&[][..]));
+        cpu::accumulate(place, none).unwrap();
+        assert!(cpu::all_finite(none));
+    }
+}

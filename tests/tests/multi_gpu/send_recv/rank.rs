@@ -4,8 +4,8 @@ use gradsync::comm::Communicator;
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::kernels::cuda;
 use gradsync::memory::{Cuda, Memory};
-use gradsync::ops::send_recv::{Received, SendRecv, WireTensor, WireTensorMut};
-use gradsync::{DType, GradientBuffer};
+use gradsync::ops::send_recv::{Received, SendRecv};
+use gradsync::{DType, GradientBuffer, TensorView, TensorViewMut};
 use gradsync_tests::transfers::{Owned, Rank};
 
 const GUARD: u8 = 0x66;
@@ -73,8 +73,8 @@ impl Rank for DeviceRank<'_> {
         Tensor::of(DeviceBuffer::zeroed(self.queue, DType::F64, len).unwrap())
     }
 
-    fn scaled(&self, tensor: WireTensor<'_, Cuda>, factor: f64) -> Tensor {
-        let data = tensor.slice().expect("f64");
+    fn scaled(&self, tensor: TensorView<'_, Cuda>, factor: f64) -> Tensor {
+        let data = tensor.data();
         let mut product = DeviceBuffer::zeroed(self.queue, DType::F64, data.len()).unwrap();
         cuda::scale(product.as_mut_slice(), data, factor).unwrap();
         Tensor::of(product)
@@ -93,16 +93,16 @@ impl Rank for DeviceRank<'_> {
         received.to_host().unwrap().tensors().map(Owned::from).collect()
     }
 
-    fn view(tensor: &Tensor) -> WireTensor<'_, Cuda> {
-        WireTensor::on_device(tensor.slice(), &tensor.shape[..]).unwrap()
+    fn view(tensor: &Tensor) -> TensorView<'_, Cuda> {
+        TensorView::on_device(tensor.slice(), &tensor.shape[..]).unwrap()
     }
 
-    fn view_mut(tensor: &mut Tensor) -> WireTensorMut<'_, Cuda> {
+    fn view_mut(tensor: &mut Tensor) -> TensorViewMut<'_, Cuda> {
         let slice = tensor.slice();
         let (queue, address, dtype, len) = (slice.queue(), slice.address(), slice.dtype(), slice.len());
         // SAFETY: a part of the buffer, which is borrowed mutably.
         let data = unsafe { DeviceSliceMut::from_raw_parts(queue, address, dtype, len) };
-        WireTensorMut::on_device(data, &tensor.shape[..]).unwrap()
+        TensorViewMut::on_device(data, &tensor.shape[..]).unwrap()
     }
 
     fn gradients(&self, dtype: DType, shards: usize, shapes: &[(&str, Vec<usize>)]) -> GradientBuffer<Cuda> {

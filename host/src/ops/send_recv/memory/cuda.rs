@@ -41,10 +41,10 @@ impl BundleMemory for Cuda {
         Some(unsafe { DeviceSlice::from_raw_parts(tensors.first()?.queue(), address, DType::U8, len) })
     }
 
-    fn contiguous_mut<'a, 't>(
-        tensors: Vec<&'a mut Self::SliceMut<'t>>,
+    fn contiguous_mut<'a>(
+        tensors: Vec<Self::SliceMut<'a>>,
         places: &[Range<usize>],
-    ) -> Result<Self::SliceMut<'a>, Vec<&'a mut Self::SliceMut<'t>>> {
+    ) -> Result<Self::SliceMut<'a>, Vec<Self::SliceMut<'a>>> {
         let bytes: Vec<Bytes> = tensors.iter().map(|tensor| Bytes::of(tensor.as_slice())).collect();
         match (payload_of(&bytes, places), tensors.first()) {
             (Some(Bytes { address, len }), Some(first)) => {
@@ -82,7 +82,7 @@ impl BundleMemory for Cuda {
         pack(payload.as_mut_slice(), &offsets, &words.iter().map(source).collect::<Vec<_>>())
     }
 
-    fn unpack(payload: &DeviceBuffer, places: &[Range<usize>], tensors: Vec<&mut Self::SliceMut<'_>>) -> Result<()> {
+    fn unpack(payload: &DeviceBuffer, places: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()> {
         let (payload, queue) = (payload.as_slice(), payload.as_slice().queue());
         let (words, rest) = split(tensors.iter().map(|tensor| tensor.as_slice()), places);
         for (place, tensor) in rest {

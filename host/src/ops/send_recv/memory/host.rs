@@ -30,12 +30,12 @@ impl BundleMemory for Host {
         Some(only.as_bytes().into())
     }
 
-    fn contiguous_mut<'a, 't>(
-        mut tensors: Vec<&'a mut Self::SliceMut<'t>>,
+    fn contiguous_mut<'a>(
+        mut tensors: Vec<Self::SliceMut<'a>>,
         _: &[Range<usize>],
-    ) -> Result<Self::SliceMut<'a>, Vec<&'a mut Self::SliceMut<'t>>> {
+    ) -> Result<Self::SliceMut<'a>, Vec<Self::SliceMut<'a>>> {
         match (tensors.len(), tensors.pop()) {
-            (1, Some(only)) => Ok(only.reborrow().as_bytes_mut().into()),
+            (1, Some(only)) => Ok(only.as_bytes_mut().into()),
             (_, last) => Err(tensors.into_iter().chain(last).collect()),
         }
     }
@@ -54,12 +54,9 @@ impl BundleMemory for Host {
         Ok(())
     }
 
-    fn unpack(payload: &HostBuffer, places: &[Range<usize>], tensors: Vec<&mut Self::SliceMut<'_>>) -> Result<()> {
+    fn unpack(payload: &HostBuffer, places: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()> {
         let bytes = payload.as_slice().as_bytes();
-        places
-            .iter()
-            .zip(tensors)
-            .for_each(|(place, data)| data.reborrow().as_bytes_mut().copy_from_slice(&bytes[place.clone()]));
+        places.iter().zip(tensors).for_each(|(place, data)| data.as_bytes_mut().copy_from_slice(&bytes[place.clone()]));
         Ok(())
     }
 

@@ -39,10 +39,10 @@ pub trait BundleMemory: Memory {
     ///
     /// # Errors
     /// The tensors.
-    fn contiguous_mut<'a, 't>(
-        tensors: Vec<&'a mut Self::SliceMut<'t>>,
+    fn contiguous_mut<'a>(
+        tensors: Vec<Self::SliceMut<'a>>,
         places: &[Range<usize>],
-    ) -> Result<Self::SliceMut<'a>, Vec<&'a mut Self::SliceMut<'t>>>;
+    ) -> Result<Self::SliceMut<'a>, Vec<Self::SliceMut<'a>>>;
 
     /// Allocates a payload of `bytes` bytes, aligned to 256 bytes.
     ///
@@ -63,7 +63,7 @@ pub trait BundleMemory: Memory {
     ///
     /// # Errors
     /// `Error::Cuda`.
-    fn unpack(payload: &Self::Buffer, places: &[Range<usize>], tensors: Vec<&mut Self::SliceMut<'_>>) -> Result<()>;
+    fn unpack(payload: &Self::Buffer, places: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()>;
 
     /// Makes the workspace large enough for exchanges that send and receive `words` words together.
     ///
