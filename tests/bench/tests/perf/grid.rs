@@ -126,6 +126,7 @@ fn all_means_all() {
         "all_to_all",
         "send_recv",
         "adasum",
+        "reducer",
     ];
     let found: Vec<&str> = rows(&document).iter().filter_map(|row| row["operation"].as_str()).collect();
     assert_eq!(found, names);
