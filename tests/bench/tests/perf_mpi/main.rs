@@ -153,7 +153,7 @@ fn what_the_job_cannot_do_is_refused() {
         (
             2,
             &["all_gather", "--shared-buffers"],
-            "only all_reduce and adasum with --transport mpi or process have them",
+            "only all_reduce, adasum and reducer with --transport mpi or process have them",
         ),
         (2, &["all_reduce", "-b", "1K", "--json", "missing/out.json"], "missing/out.json: its folder does not exist"),
     ];
