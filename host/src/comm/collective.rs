@@ -149,7 +149,8 @@ impl<M: Memory> Collective<'_, M> {
         Call::new(self.operation(), len, dtype)
     }
 
-    /// Refuses operands that do not fit each other, reductions of other elements than floating-point numbers, factors and weights that are not valid, and a root that does not exist.
+    /// Refuses operands that do not fit each other, reductions of other elements than floating-point numbers, factors and weights that are
+    /// not valid, and a root that does not exist.
     pub(crate) fn check(&self, rank: usize, world_size: usize) -> Result<()> {
         let shards = |name, whole, shard| check_shards(name, world_size, whole, shard);
         match self {

@@ -141,8 +141,8 @@ impl<'a> TensorView<'a> {
     /// The elements as a slice of their Rust type.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`] unless `T` is the type of the elements; [`Error::InvalidArgument`] for elements that are not aligned, and for
-    /// bytes that are no `bool`.
+    /// [`Error::DTypeMismatch`] unless `T` is the type of the elements; [`Error::InvalidArgument`] for elements that are not aligned, and
+    /// for bytes that are no `bool`.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         typed("as_slice", self.data)
     }

@@ -119,8 +119,9 @@ vectorized! {
 /// Computes `dst[i] = D(src[i])`: exact if `D` can represent the value, otherwise rounded once to nearest, ties to even.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths, [`Error::InvalidArgument`](crate::Error::InvalidArgument) for
-/// elements that are no floating-point numbers or not aligned; nothing is written.
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths, and
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for elements that are no floating-point numbers or not aligned. Nothing is
+/// written then.
 pub fn cast(dst: SliceMut<'_>, src: Slice<'_>) -> Result<()> {
     same_len("cast", ("destination", dst.len()), ("source", src.len()))?;
     check_pair("cast", dst.as_slice(), src)?;
@@ -162,8 +163,9 @@ pub(crate) fn cast_checked(dst: SliceMut<'_>, src: Slice<'_>) -> Result<bool> {
 /// Computes `sum[i] = T(sum[i] + value[i])`: both are widened to the working precision, added, and rounded once.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths, [`Error::InvalidArgument`](crate::Error::InvalidArgument) for
-/// elements that are no floating-point numbers or not aligned; nothing is written.
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths, and
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for elements that are no floating-point numbers or not aligned. Nothing is
+/// written then.
 pub fn accumulate(sum: SliceMut<'_>, value: Slice<'_>) -> Result<()> {
     same_len("accumulate", ("sum", sum.len()), ("value", value.len()))?;
     check_pair("accumulate", sum.as_slice(), value)?;
@@ -179,8 +181,9 @@ pub fn accumulate(sum: SliceMut<'_>, value: Slice<'_>) -> Result<()> {
 /// if that is the working precision.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths, [`Error::InvalidArgument`](crate::Error::InvalidArgument) for
-/// elements that are no floating-point numbers or not aligned; nothing is written.
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths, and
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for elements that are no floating-point numbers or not aligned. Nothing is
+/// written then.
 pub fn scale(dst: SliceMut<'_>, src: Slice<'_>, factor: f64) -> Result<()> {
     same_len("scale", ("destination", dst.len()), ("source", src.len()))?;
     check_pair("scale", dst.as_slice(), src)?;

@@ -566,9 +566,8 @@ impl SegmentWorkspace {
 
     fn check_destination(&self, operation: &'static str, dst: &DeviceSliceMut<'_>) -> Result<()> {
         let view = dst.as_slice();
-        check_float(operation, view.dtype())?;
         same_len(operation, ("destination", view.len()), ("each vector", self.len))?;
-        view.queue().check_same(operation, &self.queue)
+        check_float(operation, view.dtype()).and_then(|()| view.queue().check_same(operation, &self.queue))
     }
 
     /// Checks vectors and returns their dtype.
@@ -582,8 +581,7 @@ impl SegmentWorkspace {
                 return Err(Error::DTypeMismatch { operation, what, left: dtype, right: vector.dtype() });
             }
         }
-        check_float(operation, dtype)?;
-        Ok(dtype)
+        check_float(operation, dtype).map(|()| dtype)
     }
 
     /// Checks one vector per rank; returns their dtype, and their addresses on the device, for a launch by a call that holds the queue.
