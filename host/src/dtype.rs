@@ -19,21 +19,20 @@ pub trait Element: sealed::Sealed + bytemuck::NoUninit + bytemuck::CheckedBitPat
     const DTYPE: DType;
 }
 
-/// A type of elements that gradients have and kernels compute with: `f64`, `f32`, [`struct@f16`] or [`bf16`]. Slices can have elements of
-/// any type, to send them; reductions refuse other types than these:
+/// A type of elements that gradients have and kernels compute with: `f64`, `f32`, [`struct@f16`] or [`bf16`]. Calls that compute take slices
+/// of these types ([`Floats`](crate::slice::Floats)), so that Adasum of integers does not compile:
 ///
-/// ```
+/// ```compile_fail,E0277
 /// use gradsync::prelude::*;
 ///
-/// local::run(2, |comm| {
-///     let error = adasum(&comm, &mut [1i32, 2]).expect_err("integers");
-///     assert!(matches!(&error, Error::InvalidArgument { .. }) && error.to_string().contains("elements of i32"), "{error}");
-///     let error = comm.all_reduce(&mut [1u8, 2], ReduceOp::Sum).expect_err("integers");
-///     assert!(matches!(&error, Error::InvalidArgument { .. }) && error.to_string().contains("elements of u8"), "{error}");
-///     Ok(())
-/// })?;
-/// # Ok::<(), Error>(())
+/// fn step(comm: &dyn Communicator, gradients: &mut [i32]) {
+///     adasum(comm, gradients);
+/// }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no floating-point type",
+    note = "elements of other types can be sent, gathered and broadcast, but not added or cast"
+)]
 pub trait Float: Element + bytemuck::Pod + Default + PartialEq + PartialOrd + fmt::Debug + Send + Sync {
     /// The type with the same bits that the kernels use.
     #[doc(hidden)]

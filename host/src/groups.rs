@@ -1,12 +1,10 @@
 //! A rank's communicators of every kind of parallel group: data, horizontal and pipeline, and the two parts of the data group within and
 //! across nodes.
 //!
-//! [`plan::groups`](crate::plan::groups) determines which ranks form a group; this module makes and keeps the communicators. It does not
-//! reduce data.
+//! [`Topology`] determines which ranks form a group, and [`Groups`] makes and keeps the communicators. Nothing here reduces data.
 //!
 //! ```
-//! use gradsync::groups::Groups;
-//! use gradsync::plan::groups::{GroupKind, Sizes};
+//! use gradsync::groups::{GroupKind, Groups, Sizes};
 //! use gradsync::prelude::*;
 //!
 //! // Two stages, each of which sees different data on two ranks: ranks 0 and 1 are the first, ranks 2 and 3 the second.
@@ -37,7 +35,8 @@ use crate::call::Value;
 use crate::call::scope;
 use crate::comm::{Ranks, Split};
 use crate::error::{Error, Operation, Result};
-use crate::plan::groups::{GroupKind, Sizes, Topology};
+
+pub use crate::plan::groups::{Group, GroupKind, Sizes, Topology};
 
 const OPERATION: &str = "groups";
 
@@ -108,7 +107,7 @@ impl<C: Ranks + Split> Groups<C> {
         let operation = Operation::Group(kind);
         let _scope = scope::within(operation);
         agree(&self.world, &Plan::of(operation), Result::<()>::Ok(()))?;
-        // There are at most `plan::groups::MOST_RANKS` ranks, so both numbers fit.
+        // There are at most `MOST_RANKS` ranks (`plan::groups`), so both numbers fit.
         let comm = self.world.split(Some(group.id as u64), group.index as i64)?.ok_or_else(|| {
             let reason = format!("the split of the world gave rank {} no {kind} group", self.topology.rank());
             Error::InvalidArgument { operation: OPERATION, reason }

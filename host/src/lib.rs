@@ -12,7 +12,7 @@
 //! | many tensors in one allocation | [`GradientBuffer`] |
 //! | one tensor, as a view with a shape | [`TensorView`], [`TensorViewMut`] |
 //! | host memory and CUDA memory as a type parameter | [`memory`] |
-//! | clearing and accumulating gradients | [`ops::zero_gradient`], [`ops::in_place_accumulate`], [`ops::in_place_accumulate_v2`] |
+//! | clearing and accumulating gradients | [`ops::zero_gradient`], [`ops::accumulate`], [`ops::overwrite`] |
 //! | sums and means over ranks | of a buffer [`ops::all_reduce`](ops::all_reduce()), of tensors [`ops::all_reduce_tensors`], of a `Vec` or slice [`comm::Collectives::all_reduce`] |
 //! | Adasum over ranks | of a buffer [`ops::adasum_all_reduce`], [`ops::Adasum`], of a `Vec` or slice [`ops::adasum`](ops::adasum()), on nodes [`ops::hierarchical_adasum_all_reduce`] |
 //! | sums in rank order on GPUs | `ops::OrderedAllReduce` |
@@ -29,11 +29,10 @@
 //! | how ranks find each other, launchers, secrets | [`bootstrap`], [`docs::deployment`] |
 //! | the arithmetic on the memory of one rank | [`kernels::cpu`], `kernels::cuda` |
 //! | GPUs, queues, device memory, graphs | `driver` |
-//! | layouts, schedules, groups and costs as pure functions | [`plan`] |
 //! | everything that can go wrong | [`error`] |
 //! | ranges that a profiler shows | [`nvtx`] |
 //! | the last calls of each rank, for finding out why a job hangs | [`trace`] |
-//! | from ONNX Runtime, TransformerEngine, Horovod or PyTorch | [`docs::coming_from`] |
+//! | from ONNX Runtime, TransformerEngine, Horovod or PyTorch | [`docs::coming_from`], [`onnx`] |
 //! | when to use Adasum, and at which learning rate | [`docs::choosing`], [`docs::convergence`] |
 //! | how fast it is, how it is tested, how its kernels are made | [`docs::performance`], [`docs::testing`], [`docs::device_code`] |
 //!
@@ -52,7 +51,7 @@
 //!         let tensors = [("weight", vec![2, 3]), ("bias", vec![3])];
 //!         let mut gradients = GradientBuffer::new(DType::F32, comm.world_size(), tensors)?;
 //!         let micro_batch = vec![comm.rank() as f32; 3]; // what `backward()` gave for "bias"
-//!         in_place_accumulate_v2(gradients.tensor_mut(1), &micro_batch, false)?;
+//!         accumulate(gradients.tensor_mut(1), &micro_batch)?;
 //!         adasum_all_reduce(&comm, &mut gradients, AdasumOptions::default())?;
 //!         gradients.tensor(1).to_vec::<f32>()
 //!     })?;
@@ -101,7 +100,10 @@ pub mod groups;
 pub mod kernels;
 pub mod memory;
 pub mod nvtx;
+pub mod onnx;
 pub mod ops;
+// Hidden, and not private: the tests simulate every rank of a plan, and the measuring programs predict times by the costs.
+#[doc(hidden)]
 pub mod plan;
 pub mod prelude;
 pub mod slice;
@@ -115,8 +117,11 @@ pub mod driver;
 pub mod sys;
 
 pub use buffer::GradientBuffer;
-pub use dtype::{DType, Element, Float};
+#[doc(no_inline)]
+pub use dtype::DType;
+pub use dtype::{Element, Float};
 pub use error::{CommError, Error, Result};
+#[doc(no_inline)]
 pub use half::{bf16, f16};
 pub use memory::{TensorView, TensorViewMut};
 pub use slice::{Slice, SliceMut};

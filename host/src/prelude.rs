@@ -24,12 +24,13 @@
 //! | [`DeltaOptimizer`], [`Sgd`] | the trait of optimizers, and one of them |
 //! | [`local`] | ranks as threads |
 //! | [`ops`], [`train`] | the modules, for operations and training steps by their names there |
-//! | [`adasum`], [`adasum_all_reduce`], [`in_place_accumulate_v2`], [`zero_gradient`] | operations of every loop |
+//! | [`accumulate`], [`adasum`], [`adasum_all_reduce`], [`zero_gradient`] | operations of every loop |
 //! | [`GradientBuffer`], [`DType`], [`ReduceOp`], [`AdasumOptions`], [`Error`] | their arguments and errors |
 
 pub use crate::buffer::GradientBuffer;
 pub use crate::comm::{Collectives, Communicator, Ranks, ReduceOp, Split, local};
+#[doc(no_inline)]
 pub use crate::dtype::DType;
 pub use crate::error::Error;
-pub use crate::ops::{self, AdasumOptions, adasum, adasum_all_reduce, in_place_accumulate_v2, zero_gradient};
+pub use crate::ops::{self, AdasumOptions, accumulate, adasum, adasum_all_reduce, zero_gradient};
 pub use crate::train::{self, DeltaOptimizer, Sgd};

@@ -7,15 +7,18 @@ use std::ops::Range;
 use crate::dtype::{DType, Element, Float, with_float};
 use crate::error::{Error, Result, check_float};
 
-/// A borrowed slice of elements of any type, to read or send. The bytes may have any address. Operations that compute refuse other types
-/// than floating-point ones, and elements that are not aligned.
+/// A borrowed slice of elements of a type known at run time, in host memory: the argument of collectives and of kernels that only read it.
+///
+/// Slices, arrays and vectors of any [`Element`] convert to it. Calls that compute take those of a [`Float`] only ([`Floats`]); they refuse a
+/// `Slice` of other elements, or of elements that are not aligned, with an error.
 #[derive(Clone, Copy)]
 pub struct Slice<'a> {
     dtype: DType,
     bytes: &'a [u8],
 }
 
-/// A mutably borrowed slice of elements of any type, to write or receive into, with the rules of [`Slice`].
+/// A mutably borrowed slice of elements of a type known at run time, in host memory: the argument of collectives and of kernels that write
+/// it. The rules of [`Slice`] apply.
 pub struct SliceMut<'a> {
     dtype: DType,
     bytes: &'a mut [u8],
@@ -197,6 +200,34 @@ pub(crate) fn check_dtype<T: Element>(operation: &'static str, dtype: DType) -> 
     Err(Error::DTypeMismatch { operation, what, left: dtype, right: T::DTYPE })
 }
 
+/// Memory with which a call may compute: its elements are of a [`Float`], or have a type that the call checks when it runs.
+///
+/// It is a bound of every argument that is added, multiplied or cast, so that such a call with integers does not compile:
+///
+/// ```compile_fail,E0277
+/// use gradsync::prelude::*;
+///
+/// local::run(2, |comm| adasum(&comm, &mut [1i32, 2]));
+/// ```
+///
+/// A [`SliceMut`] or [`TensorViewMut`](crate::TensorViewMut) may have elements of any type, and is refused with an error:
+///
+/// ```
+/// use gradsync::prelude::*;
+///
+/// local::run(2, |comm| {
+///     let error = adasum(&comm, gradsync::SliceMut::from(&mut [1i32, 2])).expect_err("integers").to_string();
+///     assert!(error.contains("elements of i32"), "{error}");
+/// })?;
+/// # Ok::<(), Error>(())
+/// ```
+pub trait Floats {}
+
+impl<F: Floats + ?Sized> Floats for &F {}
+impl<F: Floats + ?Sized> Floats for &mut F {}
+impl Floats for Slice<'_> {}
+impl Floats for SliceMut<'_> {}
+
 impl std::fmt::Debug for Slice<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.dtype.is_float() {
@@ -234,6 +265,8 @@ macro_rules! from_elements {
                 Self { dtype: T::DTYPE, bytes: bytemuck::cast_slice_mut(&mut data[..]) }
             }
         }
+
+        impl<T: Float, $($generics)*> Floats for $type {}
     )*};
 }
 from_elements!([] [T], [const N: usize] [T; N], [] Vec<T>);

@@ -4,9 +4,10 @@
 //! All ranks of a communicator run a case, which leaves the communicator usable.
 
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
+use gradsync::onnx::{nccl_all_gather_into, nccl_reduce_scatter_into};
 use gradsync::ops::{
-    Adasum, AdasumOptions, ZeroPartition, adasum_all_reduce, all_gather_owned_into, all_reduce_tensors,
-    all_reduce_tensors_into, pack, reduce_scatter_owned_into, reduce_scatter_tensors, unpack,
+    Adasum, AdasumOptions, ZeroPartition, adasum_all_reduce, all_reduce_tensors, all_reduce_tensors_into, pack,
+    reduce_scatter_tensors, unpack,
 };
 use gradsync::{DType, Error, GradientBuffer, Slice, SliceMut};
 
@@ -150,9 +151,9 @@ fn outputs_that_do_not_fit(comm: &dyn Communicator) {
         ("all_reduce_tensors_into", |comm, inputs, outputs| {
             all_reduce_tensors_into(comm, inputs, outputs, ReduceOp::Sum, Scaling::NONE)
         }),
-        ("all_gather_owned_into", |comm, inputs, outputs| all_gather_owned_into(comm, inputs, outputs)),
-        ("reduce_scatter_owned_into", |comm, inputs, outputs| {
-            reduce_scatter_owned_into(comm, inputs, outputs, ReduceOp::Sum)
+        ("nccl_all_gather_into", |comm, inputs, outputs| nccl_all_gather_into(comm, inputs, outputs)),
+        ("nccl_reduce_scatter_into", |comm, inputs, outputs| {
+            nccl_reduce_scatter_into(comm, inputs, outputs, ReduceOp::Sum)
         }),
     ];
     let inputs = unwritten(Format::F32, &[2, 3]);

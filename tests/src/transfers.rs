@@ -4,9 +4,7 @@
 //! makes its communicator unusable, and so needs a separate one. Cases never start ranks.
 
 use gradsync::memory::Memory;
-use gradsync::ops::send_recv::{Bundle, Expected, Received, TransferHandler, run_schedule};
-use gradsync::plan::bundle::Limits;
-use gradsync::plan::schedule::Schedule;
+use gradsync::ops::send_recv::{Bundle, Expected, Limits, Received, Schedule, TransferHandler, run_schedule};
 use gradsync::{DType, Result, TensorViewMut};
 
 mod pipeline;

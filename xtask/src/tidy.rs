@@ -14,7 +14,7 @@ const MEMBERS: [&str; 7] = ["host", "host/cli", "host/candle", "device", "xtask"
 const LONGEST: usize = 600;
 
 /// The layers of the library, from the lowest up: a module uses only modules before it in the list.
-const ROOMS: [&str; 20] = [
+const ROOMS: [&str; 21] = [
     "dtype", // the names of element types
     "sys",   // CUDA and NCCL as they are in C
     "nvtx",  // ranges for profilers
@@ -32,6 +32,7 @@ const ROOMS: [&str; 20] = [
     "agreement", // ranks compare their calls
     "groups",    // communicators of parallel groups
     "ops",       // operations of a training loop
+    "onnx",      // operators in ONNX Runtime's signatures
     "train",     // whole steps
     "prelude",   // the names of a first program
     "docs",

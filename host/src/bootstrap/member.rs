@@ -34,9 +34,8 @@ pub(super) enum Uplink {
 
 /// One rank's endpoint of a group's control channel, as [`Rendezvous::join`](super::Rendezvous::join) returns it.
 ///
-/// Any thread may call any method at any time, but a rank makes one [`agree`](Self::agree), [`all_gather`](Self::all_gather) or
-/// [`split`](Self::split) at a time: the call of a second thread waits for the first to end, and its deadline begins then. Dropping a
-/// member calls [`leave`](Self::leave).
+/// Any thread may call any method at any time, but a rank makes one [`all_gather`](Self::all_gather) or [`split`](Self::split) at a time:
+/// the call of a second thread waits for the first to end, and its deadline begins then. Dropping a member calls [`leave`](Self::leave).
 ///
 /// The first failure is permanent, as [`CommError`] says. The coordinator runs in rank 0's process: in a group that spans processes,
 /// calls that need the coordinator fail once rank 0 has left.
@@ -56,6 +55,7 @@ pub struct Member {
     pub(super) splits: Mutex<u64>,
 }
 
+// Hidden methods are the verbs of transports and of the tests of the control channel.
 impl Member {
     /// Makes a member of a group in one process.
     pub(super) fn in_process(
@@ -154,6 +154,7 @@ impl Member {
     ///   case nothing is posted, and the group does not fail;
     /// * [`CommError::InvalidCall`], on every rank, if one rank makes more than 16384 calls at once;
     /// * the earlier failure of this group, if it has one.
+    #[doc(hidden)]
     pub fn agree(&self, calls: &[Call], deadline: Duration) -> Result<(), CommError> {
         if self.check(calls)?.is_none() {
             return Ok(());
@@ -169,6 +170,7 @@ impl Member {
     ///
     /// # Errors
     /// The errors of `agree`, except that a mismatch is not known yet: a later call returns it.
+    #[doc(hidden)]
     pub fn announce(&self, calls: &[Call], deadline: Duration) -> Result<(), CommError> {
         let Some(operation) = self.check(calls)? else { return Ok(()) };
         let _announcing = self.announcing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -185,18 +187,20 @@ impl Member {
 
     /// Asks the coordinator to report when all calls that this rank has announced so far have been matched, so that a
     /// [`confirm`](Self::confirm) soon afterwards need not wait for the answer. Returns at once.
+    #[doc(hidden)]
     pub fn ask_to_confirm(&self) {
         self.ask_about(self.announced());
     }
 
     /// The number of calls that this rank has announced.
-    pub fn announced(&self) -> u64 {
+    pub(crate) fn announced(&self) -> u64 {
         self.announced.load(Ordering::Acquire)
     }
 
     /// Whether the first `calls` calls that this rank has announced are known to be matched; asks the coordinator to report when they
     /// are. Returns at once.
-    pub fn is_confirmed(&self, calls: u64) -> bool {
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_confirmed(&self, calls: u64) -> bool {
         self.ask_about(calls);
         self.endpoint.matched() >= calls
     }
@@ -207,6 +211,7 @@ impl Member {
     /// # Errors
     /// [`CommError::Mismatch`] if some calls do not match, [`CommError::Timeout`] after `deadline`, naming the ranks that have not
     /// announced their calls, [`CommError::PeerGone`], and an earlier failure of this group; all on every rank.
+    #[doc(hidden)]
     pub fn confirm(&self, deadline: Duration) -> Result<(), CommError> {
         self.confirm_first(self.announced(), deadline)
     }
@@ -215,18 +220,20 @@ impl Member {
     ///
     /// # Errors
     /// As [`confirm`](Self::confirm).
-    pub fn confirm_first(&self, calls: u64, deadline: Duration) -> Result<(), CommError> {
+    pub(crate) fn confirm_first(&self, calls: u64, deadline: Duration) -> Result<(), CommError> {
         self.wait_matched(calls.min(self.announced()), None, deadline)
     }
 
     /// Records that this rank starts a call, and returns the number of collectives that it has started, including this one. Transfers are
     /// recorded under the number of the collective before them. Sends no message.
+    #[doc(hidden)]
     pub fn posted(&self, call: Call) -> u64 {
         self.recorder().post(call, self.announced()).0
     }
 
     /// The calls of [`posted`](Self::posted) among this rank's last 32 calls, with their numbers, oldest first. They are also written to
     /// the files of [`trace`](crate::trace).
+    #[doc(hidden)]
     pub fn recent(&self) -> Vec<(u64, Call)> {
         self.recorder().posted()
     }
@@ -240,6 +247,7 @@ impl Member {
     /// [`CommError::Timeout`] that names the ranks which have not reached this collective. All ranks are queried, and count as missing if
     /// they have not answered after 500 ms; if the coordinator is silent for 1 s, only rank 0 counts as missing. Returns the failure of
     /// the group, which may be another one that came first.
+    #[doc(hidden)]
     pub fn late(&self, sequence: u64, operation: Operation, deadline: Duration) -> CommError {
         if let Some(refusal) = self.endpoint.refusal(operation) {
             return refusal;
@@ -271,11 +279,13 @@ impl Member {
     }
 
     /// Waits at most `timeout` for this group to fail, and not at all once this rank has left.
+    #[doc(hidden)]
     pub fn wait_failure(&self, timeout: Duration) -> Option<CommError> {
         self.endpoint.wait_failure(timeout)
     }
 
     /// The first rank that has left in good order before it reached collective number `sequence`.
+    #[doc(hidden)]
     pub fn gone_before(&self, sequence: u64) -> Option<(usize, Departure)> {
         self.endpoint.gone_before(sequence)
     }

@@ -22,7 +22,7 @@ use crate::slice::SliceMut;
 /// One contiguous arena of one dtype for many tensors.
 ///
 /// Tensors start at multiples of 256 bytes. The arena is padded so that it divides into `world_size` equal shards, which also start at such
-/// multiples ([`Layout`](crate::plan::layout::Layout)). The gaps belong to no tensor: collectives run over the whole arena without packing,
+/// multiples. The gaps belong to no tensor: collectives run over the whole arena without packing,
 /// and values written to the gaps change no result. They are zero in a new buffer, every operation of this crate keeps zeros zero, and
 /// Adasum clears them, because zeros change no inner product.
 ///

@@ -51,7 +51,7 @@ impl fmt::Display for ReduceOp {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// By [`plan::cost`](crate::plan::cost), for nodes of 8 ranks: [`Gram`](Self::Gram), and [`Tree`](Self::Tree) for powers of two of
+    /// By a model of costs, for nodes of 8 ranks: [`Gram`](Self::Gram), and [`Tree`](Self::Tree) for powers of two of
     /// ranks, once the products of all pairs and the bytes between nodes take noticeable time: from 16, 32 or 64 ranks on, by size. Ranks
     /// that share memory on a host send only products, and stay with Gram. A switch is logged with its reason. Given the nodes,
     /// [`hierarchical_adasum_all_reduce`](crate::ops::hierarchical_adasum_all_reduce) chooses between one Gram matrix of all ranks, one

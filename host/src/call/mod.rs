@@ -180,7 +180,7 @@ pub enum Operation {
     Position,
     /// [`mean_over_ranks`](crate::train::mean_over_ranks).
     MeanOverRanks,
-    /// The making of a [`ZeroPartition`](crate::plan::zero).
+    /// The making of a [`ZeroPartition`](crate::ops::ZeroPartition).
     ZeroPartition,
     AllReduceTensors(ReduceOp),
     AllGatherTensors,

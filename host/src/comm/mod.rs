@@ -129,6 +129,7 @@ pub trait Ranks {
 
 /// The plans that all ranks of a group have agreed on, and that need not be compared again; equal on every rank of the group. All ranks
 /// make their agreements in the same order, so the number of an agreement identifies its plan on every rank.
+#[doc(hidden)]
 #[derive(Debug, Default)]
 pub struct Agreements(RefCell<HashMap<Digest, u64>>);
 

@@ -11,7 +11,7 @@ use super::recording::Memory;
 use super::{CudaError, Queue, check};
 use crate::dtype::DType;
 use crate::error::{Error, Result, check_float, same_len};
-use crate::slice::{Slice, SliceMut};
+use crate::slice::{Floats, Slice, SliceMut};
 use crate::sys::cuda;
 
 /// Owned device memory of one dtype, aligned to 256 bytes.
@@ -276,6 +276,10 @@ impl<'a> DeviceSliceMut<'a> {
         Ok(())
     }
 }
+
+impl Floats for DeviceBuffer {}
+impl Floats for DeviceSlice<'_> {}
+impl Floats for DeviceSliceMut<'_> {}
 
 impl<'a> From<&'a DeviceBuffer> for DeviceSlice<'a> {
     fn from(buffer: &'a DeviceBuffer) -> Self {

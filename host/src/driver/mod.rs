@@ -24,7 +24,8 @@ mod recording;
 mod residency;
 mod retired;
 
-pub use crate::sys::CudaError;
+#[doc(no_inline)]
+pub use crate::error::CudaError;
 use crate::sys::cuda::{self, Status};
 
 pub use device::{Device, DeviceAttribute};

@@ -1,7 +1,7 @@
 //! Kernels on the memory of one rank: [`cpu`] on slices, `cuda` (feature `cuda`) on device memory.
 //!
 //! Both apply the formulas of `gradsync_device::math`. [`KernelMemory`] has the kernels that operations use on either memory. Nothing here
-//! communicates.
+//! communicates. The operations `zero_gradient`, `accumulate` and `overwrite` in `ops` are these kernels on one tensor of a shape.
 
 pub mod cpu;
 #[cfg(feature = "cuda")]

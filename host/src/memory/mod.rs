@@ -8,7 +8,6 @@
 //! | [`Host`], `Cuda` | the two kinds of memory |
 //! | [`TensorView`], [`TensorViewMut`] | elements of one type, integers included, with a shape |
 //! | [`HostBuffer`] | owned elements in host memory; on a GPU `driver::DeviceBuffer` |
-//! | [`SharedWindows`], `PeerMemory` | access to the memory of other ranks |
 //!
 //! Nothing here communicates or does arithmetic.
 
@@ -27,15 +26,18 @@ pub use self::buffer::HostBuffer;
 #[cfg(feature = "cuda")]
 pub use self::cuda::Cuda;
 pub use self::host::Host;
+// Hidden: what a transport offers to operations on memory that ranks share.
 #[cfg(feature = "cuda")]
+#[doc(hidden)]
 pub use self::sharing::{PeerMemory, SharedMemory};
+#[doc(hidden)]
 pub use self::sharing::{SharedWindows, Work};
 #[cfg(feature = "cuda")]
 pub(crate) use self::sharing::{expose, share};
 pub use self::tensor::{TensorView, TensorViewMut};
 use crate::dtype::{DType, Element};
 use crate::error::Result;
-use crate::slice::Slice;
+use crate::slice::{Floats, Slice};
 
 mod sealed {
     pub trait Sealed {}
@@ -101,9 +103,9 @@ use slice_functions;
 /// The types are the arguments and results of operations; the functions serve code that is written once for both memories.
 pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     /// Elements of a type known at run time, to read or send.
-    type Slice<'a>: Copy + Debug;
+    type Slice<'a>: Copy + Debug + Floats;
     /// Elements of a type known at run time, to write or receive into.
-    type SliceMut<'a>: Debug;
+    type SliceMut<'a>: Debug + Floats;
     /// Owned elements of one dtype.
     type Buffer: Debug;
     /// The type of queue that orders work in this memory; `()` for host memory.

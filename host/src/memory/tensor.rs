@@ -11,7 +11,7 @@ use super::{Host, Memory};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use crate::dtype::{DType, Element, Float};
 use crate::error::{Error, Result, same_len};
-use crate::slice::{Slice, SliceMut, check_aligned, check_dtype, shape_len};
+use crate::slice::{Floats, Slice, SliceMut, check_aligned, check_dtype, shape_len};
 
 /// A tensor to read or send: elements in row-major order and their shape. `[]` is a scalar, with one element. The elements have any type;
 /// operations that compute refuse other types than floating-point ones.
@@ -253,6 +253,9 @@ fn check_bytes(dtype: DType, shape: &[usize], bytes: usize) -> Result<()> {
     let reason = format!("{dtype} {shape:?} has {needed} bytes, and the data have {bytes}");
     Err(Error::InvalidArgument { operation: "tensor view", reason })
 }
+
+impl<M: Memory> Floats for TensorView<'_, M> {}
+impl<M: Memory> Floats for TensorViewMut<'_, M> {}
 
 /// Converts a slice, an array or a vector of elements to a tensor of one dimension.
 macro_rules! from_elements {

@@ -2,9 +2,8 @@
 //!
 //! | operation | modelled on |
 //! |---|---|
-//! | [`zero_gradient`], [`in_place_accumulate`], [`in_place_accumulate_v2`] | ONNX Runtime's ZeroGradient, InPlaceAccumulator, InPlaceAccumulatorV2 |
+//! | [`zero_gradient`], [`accumulate`], [`overwrite`] | ONNX Runtime's ZeroGradient, InPlaceAccumulator, InPlaceAccumulatorV2 |
 //! | [`all_reduce`](all_reduce()) of a buffer, [`all_reduce_tensors`] | ONNX Runtime's NcclAllReduce, Horovod's allreduce, PyTorch's DDP |
-//! | [`all_gather_owned`], [`reduce_scatter_owned`] | ONNX Runtime's NcclAllGather, NcclReduceScatter |
 //! | [`all_gather_tensors`], [`reduce_scatter_tensors`] | ncclAllGather and ncclReduceScatter of several tensors |
 //! | [`Adasum`], [`adasum_all_reduce`], [`adasum`](adasum()) of a vector, [`hierarchical_adasum_all_reduce`] | ONNX Runtime's AdasumAllReduce, Horovod's `op=Adasum` |
 //! | `OrderedAllReduce` (feature `cuda`) | Megatron-LM's reduce-scatter with wide sums |
@@ -13,8 +12,8 @@
 //! | [`send_recv`] | ONNX Runtime's Send, Recv and pipeline schedules |
 //! | [`tensor_parallel`] | TransformerEngine's AllReduce, AllGather, ReduceScatter |
 //!
-//! [`docs::coming_from`](crate::docs::coming_from) describes how they differ from these. The collectives themselves, which NCCL and MPI
-//! have too, are in [`comm::Collectives`](crate::comm::Collectives).
+//! [`docs::coming_from`](crate::docs::coming_from) describes how they differ from these, and [`onnx`](crate::onnx) has those of ONNX Runtime
+//! with its signatures. The collectives themselves, which NCCL and MPI have too, are in [`comm::Collectives`](crate::comm::Collectives).
 //!
 //! An operation checks its operands, makes the ranks compare their calls, then runs kernels and collectives. No operation calls another.
 
@@ -38,11 +37,14 @@ pub use adasum::{
 };
 pub(crate) use all_reduce::reduce_in_windows;
 pub use all_reduce::{all_reduce, all_reduce_scaled};
-pub use gradient::{in_place_accumulate, in_place_accumulate_v2, zero_gradient};
+pub(crate) use gradient::same_shape;
+pub use gradient::{accumulate, overwrite, zero_gradient};
 #[cfg(feature = "cuda")]
 pub use ordered::OrderedAllReduce;
 pub use tensors::{
-    all_gather_owned, all_gather_owned_into, all_gather_tensors, all_reduce_tensors, all_reduce_tensors_into, pack,
-    reduce_scatter_owned, reduce_scatter_owned_into, reduce_scatter_tensors, unpack,
+    all_gather_tensors, all_reduce_tensors, all_reduce_tensors_into, pack, reduce_scatter_tensors, unpack,
 };
+pub(crate) use tensors::{check_outputs, one_dtype, views};
 pub use zero::ZeroPartition;
+
+pub use crate::plan::zero::ZeroPart;

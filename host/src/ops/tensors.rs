@@ -1,9 +1,7 @@
-//! Collectives on separate tensors, in either memory: ONNX Runtime's NcclAllReduce, NcclAllGather and NcclReduceScatter, and the usual
-//! meaning of the latter two.
+//! Collectives on separate tensors, in either memory: all-reduce, all-gather and reduce-scatter.
 //!
 //! Contiguous tensors of a GPU are reduced in place, by one collective. Others are packed without gaps, on a GPU in one launch, so that a
 //! rank whose tensors are scattered sends the same number of elements as a rank whose tensors are contiguous.
-//! [`plan::ownership`](crate::plan::ownership) decides which rank owns which tensor.
 
 use crate::buffer::GradientBuffer;
 use crate::call::scope;
@@ -11,10 +9,9 @@ use crate::comm::{Collective, Collectives, Communicator, Operands, ReduceOp, Sca
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result, same_len};
 use crate::kernels::KernelMemory;
-use crate::plan::ownership::{Move, Moves, Ownership};
 
 /// The dtype of all tensors, which must belong to one queue; `None` for no tensors.
-fn one_dtype<M: KernelMemory>(operation: &'static str, tensors: &[M::Slice<'_>]) -> Result<Option<DType>> {
+pub(crate) fn one_dtype<M: KernelMemory>(operation: &'static str, tensors: &[M::Slice<'_>]) -> Result<Option<DType>> {
     let Some(&first) = tensors.first() else { return Ok(None) };
     for (index, &tensor) in tensors.iter().enumerate().skip(1) {
         check_like_first::<M>(operation, first, (&format!("tensor {index}"), tensor))?;
@@ -36,7 +33,7 @@ fn check_like_first<M: KernelMemory>(
 }
 
 /// Refuses outputs that differ from the inputs in number, length, dtype or queue.
-fn check_outputs<M: KernelMemory>(
+pub(crate) fn check_outputs<M: KernelMemory>(
     operation: &'static str,
     inputs: &[M::Slice<'_>],
     outputs: &[M::SliceMut<'_>],
@@ -50,7 +47,7 @@ fn check_outputs<M: KernelMemory>(
     Ok(())
 }
 
-fn views<'a, M: KernelMemory>(tensors: &'a [M::SliceMut<'_>]) -> Vec<M::Slice<'a>> {
+pub(crate) fn views<'a, M: KernelMemory>(tensors: &'a [M::SliceMut<'_>]) -> Vec<M::Slice<'a>> {
     tensors.iter().map(M::as_slice).collect()
 }
 
@@ -166,141 +163,6 @@ pub fn pack<M: KernelMemory>(buffer: &mut GradientBuffer<M>, tensors: &[M::Slice
 pub fn unpack<M: KernelMemory>(buffer: &GradientBuffer<M>, tensors: &mut [M::SliceMut<'_>]) -> Result<()> {
     buffer.table().check_lens("unpack", "tensor", views::<M>(tensors).into_iter().map(M::len))?;
     M::unpack(tensors, buffer.as_slice(), &buffer.table().offsets())
-}
-
-/// Replaces every rank's tensors by the tensors of their owners (ONNX Runtime's NcclAllGather). Tensors are laid out one after another and
-/// padded, and a tensor belongs to the rank in whose `1 / world_size` of that length it lies ([`plan::ownership`](crate::plan::ownership)).
-///
-/// # Errors
-/// [`Error::InvalidArgument`] naming a tensor in two ranks' windows, and the errors of [`all_reduce_tensors`].
-#[doc(alias = "NcclAllGather")]
-pub fn all_gather_owned<M: KernelMemory>(comm: &dyn Communicator<M>, tensors: &mut [M::SliceMut<'_>]) -> Result<()> {
-    const OPERATION: &str = "all_gather_owned";
-    let _scope = scope::within(Operation::AllGatherTensors).with_tensors(tensors.len());
-    let Some(Bundle { moves, scratch, .. }) = gathered(OPERATION, comm, &views::<M>(tensors))? else { return Ok(()) };
-    copy_out::<M>(tensors, &scratch, &moves.copy_out)
-}
-
-/// Like [`all_gather_owned`], but writes to separate outputs: `outputs[i]` becomes `inputs[i]` of the rank that owns tensor `i`, on the
-/// owner as well.
-///
-/// # Errors
-/// The errors of [`all_gather_owned`], and [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] naming an output that does not match.
-pub fn all_gather_owned_into<M: KernelMemory>(
-    comm: &dyn Communicator<M>,
-    inputs: &[M::Slice<'_>],
-    outputs: &mut [M::SliceMut<'_>],
-) -> Result<()> {
-    const OPERATION: &str = "all_gather_owned_into";
-    let _scope = scope::within(Operation::AllGatherTensors).with_tensors(inputs.len());
-    check_outputs::<M>(OPERATION, inputs, outputs)?;
-    let Some(Bundle { ownership, scratch, .. }) = gathered(OPERATION, comm, inputs)? else { return Ok(()) };
-    copy_out::<M>(outputs, &scratch, &ownership.all_moves())
-}
-
-/// All tensors of a bundle, gathered from their owners into its workspace.
-fn gathered<M: KernelMemory>(
-    operation: &'static str,
-    comm: &dyn Communicator<M>,
-    tensors: &[M::Slice<'_>],
-) -> Result<Option<Bundle<M>>> {
-    let moves = |ownership: &Ownership| ownership.gather_moves(comm.rank());
-    let Some(mut bundle) = Bundle::of(operation, comm, tensors, moves)? else { return Ok(None) };
-    comm.all_gather_in_place(M::buffer_mut(&mut bundle.scratch))?;
-    Ok(Some(bundle))
-}
-
-/// Replaces the tensors that this rank owns by their reduction over ranks, and leaves all others unchanged (ONNX Runtime's
-/// NcclReduceScatter).
-///
-/// # Errors
-/// The errors of [`all_gather_owned`].
-#[doc(alias = "NcclReduceScatter")]
-pub fn reduce_scatter_owned<M: KernelMemory>(
-    comm: &dyn Communicator<M>,
-    tensors: &mut [M::SliceMut<'_>],
-    op: ReduceOp,
-) -> Result<()> {
-    const OPERATION: &str = "reduce_scatter_owned";
-    let _scope = scope::within(Operation::ReduceScatterTensors(op)).with_tensors(tensors.len());
-    let Some(Bundle { moves, scratch, .. }) = scattered(OPERATION, comm, &views::<M>(tensors), op)? else {
-        return Ok(());
-    };
-    copy_out::<M>(tensors, &scratch, &moves.copy_out)
-}
-
-/// Like [`reduce_scatter_owned`], but writes to separate outputs: `outputs[i]` becomes the reduction of all ranks' `inputs[i]` on the rank
-/// that owns tensor `i`, and is left unchanged on the others.
-///
-/// # Errors
-/// The errors of [`all_gather_owned_into`].
-pub fn reduce_scatter_owned_into<M: KernelMemory>(
-    comm: &dyn Communicator<M>,
-    inputs: &[M::Slice<'_>],
-    outputs: &mut [M::SliceMut<'_>],
-    op: ReduceOp,
-) -> Result<()> {
-    const OPERATION: &str = "reduce_scatter_owned_into";
-    let _scope = scope::within(Operation::ReduceScatterTensors(op)).with_tensors(inputs.len());
-    check_outputs::<M>(OPERATION, inputs, outputs)?;
-    let Some(Bundle { moves, scratch, .. }) = scattered(OPERATION, comm, inputs, op)? else { return Ok(()) };
-    copy_out::<M>(outputs, &scratch, &moves.copy_out)
-}
-
-/// The reduction of this rank's tensors, in the workspace of the bundle.
-fn scattered<M: KernelMemory>(
-    operation: &'static str,
-    comm: &dyn Communicator<M>,
-    tensors: &[M::Slice<'_>],
-    op: ReduceOp,
-) -> Result<Option<Bundle<M>>> {
-    let moves = |ownership: &Ownership| ownership.scatter_moves(comm.rank());
-    let Some(mut bundle) = Bundle::of(operation, comm, tensors, moves)? else { return Ok(None) };
-    comm.reduce_scatter_in_place(M::buffer_mut(&mut bundle.scratch), op)?;
-    Ok(Some(bundle))
-}
-
-/// Tensors with their owners: the plan, and the workspace of the collective.
-struct Bundle<M: KernelMemory> {
-    ownership: Ownership,
-    moves: Moves,
-    scratch: M::Buffer,
-}
-
-impl<M: KernelMemory> Bundle<M> {
-    /// The bundle of these tensors, copied into zeroed workspace according to the plan; `None` for no tensors.
-    fn of(
-        operation: &'static str,
-        comm: &dyn Communicator<M>,
-        tensors: &[M::Slice<'_>],
-        moves: impl FnOnce(&Ownership) -> Moves,
-    ) -> Result<Option<Self>> {
-        if one_dtype::<M>(operation, tensors)?.is_none() {
-            return Ok(None);
-        }
-        let lens: Vec<usize> = tensors.iter().map(|tensor| M::len(*tensor)).collect();
-        let ownership = Ownership::new(operation, comm.world_size(), &lens)?;
-        let mut scratch = M::zeros_like(operation, tensors[0], ownership.padded_len())?;
-        let moves = moves(&ownership);
-        let sources: Vec<M::Slice<'_>> = moves.copy_in.iter().map(|one| tensors[one.tensor]).collect();
-        let offsets: Vec<usize> = moves.copy_in.iter().map(|one| one.place.start).collect();
-        M::pack(M::buffer_mut(&mut scratch), &offsets, &sources)?;
-        Ok(Some(Self { ownership, moves, scratch }))
-    }
-}
-
-fn copy_out<M: KernelMemory>(tensors: &mut [M::SliceMut<'_>], scratch: &M::Buffer, moves: &[Move]) -> Result<()> {
-    let mut wanted = moves.iter().peekable();
-    let mut destinations = Vec::with_capacity(moves.len());
-    let mut offsets = Vec::with_capacity(moves.len());
-    // Moves are in the order of tensors.
-    for (index, tensor) in tensors.iter_mut().enumerate() {
-        if let Some(one) = wanted.next_if(|one| one.tensor == index) {
-            offsets.push(one.place.start);
-            destinations.push(M::reborrow(tensor));
-        }
-    }
-    M::unpack(&mut destinations, M::buffer(scratch), &offsets)
 }
 
 /// Concatenates every rank's tensor along its first dimension, for each tensor of a bundle, at once: `outputs[i]` has `world_size` times

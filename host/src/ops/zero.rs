@@ -1,7 +1,7 @@
 //! [`ZeroPartition`]: gradients and parameters divided among ranks, so that each rank keeps the optimizer's state of its shard only (ZeRO,
 //! Rajbhandari et al., arXiv 1910.02054).
 //!
-//! [`plan::zero`](crate::plan::zero) assigns the elements to ranks; the optimizer is the caller's.
+//! `plan::zero` assigns the elements to ranks; the optimizer is the caller's.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::call::scope;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Operation, Result};
 use crate::memory::{Host, Memory};
-use crate::plan::zero::{View, partition, views_of};
+use crate::plan::zero::{ZeroPart, partition, views_of};
 
 const OPERATION: Operation = Operation::ZeroPartition;
 
@@ -22,7 +22,7 @@ const OPERATION: Operation = Operation::ZeroPartition;
 pub struct ZeroPartition<'c, M: Memory = Host> {
     comm: &'c dyn Communicator<M>,
     made_for: Arc<TensorTable>,
-    views: Vec<View>,
+    views: Vec<ZeroPart>,
 }
 
 impl<'c, M: Memory> ZeroPartition<'c, M> {
@@ -39,12 +39,12 @@ impl<'c, M: Memory> ZeroPartition<'c, M> {
     }
 
     /// The parts of tensors that this rank updates, in order.
-    pub fn views(&self) -> &[View] {
+    pub fn views(&self) -> &[ZeroPart] {
         views_of(&self.views, self.comm.rank())
     }
 
     /// The parts of all tensors, in order, with the ranks that update them.
-    pub fn all_views(&self) -> &[View] {
+    pub fn all_views(&self) -> &[ZeroPart] {
         &self.views
     }
 

@@ -6,11 +6,11 @@
 /// Gradients that are reduced together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Bucket<K> {
+pub(crate) struct Bucket<K> {
     /// The kind of the gradients, such as their dtype.
-    pub kind: K,
+    pub(crate) kind: K,
     /// The numbers of the gradients, in the order in which they appear.
-    pub members: Vec<usize>,
+    pub(crate) members: Vec<usize>,
 }
 
 /// Assigns gradients to buckets. `order` has the numbers of gradients in the order in which they appear, each with its kind and its size in
@@ -18,16 +18,7 @@ pub struct Bucket<K> {
 ///
 /// A bucket is closed as soon as its size reaches its limit: `first_bytes` for the first bucket of each kind, `bytes` for all others.
 /// Buckets are in the order in which their last gradients appear, which is the order in which they can be reduced.
-///
-/// ```
-/// use gradsync::DType::{BF16, F32};
-/// use gradsync::plan::buckets::assign;
-///
-/// let gradients = [(4, F32, 100), (3, BF16, 900), (2, F32, 100), (1, F32, 500), (0, F32, 500)];
-/// let buckets = assign(gradients, 150, 800);
-/// assert_eq!(buckets.iter().map(|bucket| &bucket.members[..]).collect::<Vec<_>>(), [&[3][..], &[4, 2], &[1, 0]]);
-/// ```
-pub fn assign<K: Copy + PartialEq>(
+pub(crate) fn assign<K: Copy + PartialEq>(
     order: impl IntoIterator<Item = (usize, K, usize)>,
     first_bytes: usize,
     bytes: usize,
@@ -67,6 +58,14 @@ mod tests {
 
     use super::*;
     use crate::dtype::DType;
+
+    #[test]
+    fn a_bucket_is_closed_at_its_limit_and_the_first_of_each_kind_earlier() {
+        let (bf16, f32) = (DType::BF16, DType::F32);
+        let gradients = [(4, f32, 100), (3, bf16, 900), (2, f32, 100), (1, f32, 500), (0, f32, 500)];
+        let buckets = assign(gradients, 150, 800);
+        assert_eq!(buckets.iter().map(|bucket| &bucket.members[..]).collect::<Vec<_>>(), [&[3][..], &[4, 2], &[1, 0]]);
+    }
 
     proptest! {
         #[test]

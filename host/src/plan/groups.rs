@@ -6,7 +6,7 @@
 //! and 23:
 //!
 //! ```
-//! use gradsync::plan::groups::{GroupKind, Sizes, Topology};
+//! use gradsync::groups::{GroupKind, Sizes, Topology};
 //!
 //! let sizes = Sizes { world: 24, local: 4, data: 2, horizontal: 3, pipeline: 4 };
 //! let group = Topology::new(17, sizes)?.group(GroupKind::Pipeline)?;

@@ -15,7 +15,7 @@ use super::segments;
 /// The table of their sums has a row for each layer, followed by a row for each chunk of every layer that several windows divide. A rank
 /// fills the rows of the chunks in its window, and leaves the other rows zero: adding zeros is exact in any order.
 #[derive(Clone, Debug)]
-pub struct DividedLayers {
+pub(crate) struct DividedLayers {
     tensors: Vec<Range<usize>>,
     table: SumTable,
     /// For each layer the first row of its chunks, or `None` if the layer is not divided.
@@ -26,19 +26,19 @@ pub struct DividedLayers {
 /// The chunks of a window, with their assignment to blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Window {
+pub(crate) struct Window {
     /// The part of each tensor inside the window.
-    pub spans: Vec<ChunkedSpan>,
+    pub(crate) spans: Vec<ChunkedSpan>,
     /// The number of blocks.
-    pub blocks: u64,
+    pub(crate) blocks: u64,
     /// The number of chunks.
-    pub chunks: u64,
+    pub(crate) chunks: u64,
 }
 
 impl DividedLayers {
     /// Creates the table for `layers` layers of equally many consecutive tensors, in an arena that is divided into windows of `window_len`
     /// elements, or undivided for 0.
-    pub fn new(tensors: &[Range<usize>], layers: usize, window_len: usize) -> Self {
+    pub(crate) fn new(tensors: &[Range<usize>], layers: usize, window_len: usize) -> Self {
         let table = SumTable::new(tensors, layers, window_len);
         let mut rows = layers;
         let mut rows_of_chunks = |layer: usize| {
@@ -54,34 +54,36 @@ impl DividedLayers {
     }
 
     /// The number of layers.
-    pub fn layers(&self) -> usize {
+    pub(crate) fn layers(&self) -> usize {
         self.table.layers()
     }
 
     /// The number of tensors.
-    pub fn tensors(&self) -> usize {
+    #[cfg(feature = "cuda")]
+    pub(crate) fn tensors(&self) -> usize {
         self.tensors.len()
     }
 
     /// The length of each layer in elements, over all windows, without gaps.
-    pub fn lens(&self) -> Vec<usize> {
+    #[cfg(feature = "cuda")]
+    pub(crate) fn lens(&self) -> Vec<usize> {
         let each = self.tensors.len().checked_div(self.layers()).unwrap_or(0);
         let of_layer = |layer: usize| self.tensors[layer * each..(layer + 1) * each].iter().map(Range::len).sum();
         (0..self.layers()).map(of_layer).collect()
     }
 
     /// The number of rows: rows of layers and rows of divided layers' chunks.
-    pub fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
     /// The layers that have rows for their chunks.
-    pub fn divided(&self) -> impl Iterator<Item = usize> + '_ {
+    pub(crate) fn divided(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.layers()).filter(|&layer| self.first_rows[layer].is_some())
     }
 
     /// The part of each tensor inside a window, counted from the window's start; empty for tensors outside.
-    pub fn parts(&self, window: Range<usize>) -> Vec<Range<usize>> {
+    pub(crate) fn parts(&self, window: Range<usize>) -> Vec<Range<usize>> {
         segments::clip(&self.tensors, window)
     }
 
@@ -100,7 +102,7 @@ impl DividedLayers {
 
     /// The chunks in a window. A block takes consecutive chunks of one tensor with `block_len` elements, and at least `least` chunks.
     /// Panics if a chunk crosses the window's edges.
-    pub fn window(&self, window: Range<usize>, block_len: usize, least: usize) -> Window {
+    pub(crate) fn window(&self, window: Range<usize>, block_len: usize, least: usize) -> Window {
         let own = self.table.within(window.clone());
         let (mut chunks, mut blocks) = (0, 0);
         let each = self.tensors.len().checked_div(self.layers()).unwrap_or(0);

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+#[cfg(any(feature = "cuda", test))]
 use gradsync_device::abi::Span;
 
 use crate::error::{Error, Result};
@@ -10,7 +11,7 @@ use crate::error::{Error, Result};
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] naming the first segment that violates this.
-pub fn check(operation: &'static str, segments: &[Range<usize>], len: usize) -> Result<()> {
+pub(crate) fn check(operation: &'static str, segments: &[Range<usize>], len: usize) -> Result<()> {
     let mut end = 0;
     for (index, segment) in segments.iter().enumerate() {
         if segment.start < end || segment.end < segment.start || segment.end > len {
@@ -24,13 +25,13 @@ pub fn check(operation: &'static str, segments: &[Range<usize>], len: usize) -> 
 
 /// The part of each segment inside `window`, counted from the window's start; empty for segments outside. Panics if the window ends before
 /// it begins.
-pub fn clip(segments: &[Range<usize>], window: Range<usize>) -> Vec<Range<usize>> {
+pub(crate) fn clip(segments: &[Range<usize>], window: Range<usize>) -> Vec<Range<usize>> {
     let place = |index: usize| index.clamp(window.start, window.end) - window.start;
     segments.iter().map(|segment| place(segment.start)..place(segment.end)).collect()
 }
 
 /// The gaps between ascending segments of an arena of `len` elements; never empty ranges.
-pub fn gaps(segments: &[Range<usize>], len: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+pub(crate) fn gaps(segments: &[Range<usize>], len: usize) -> impl Iterator<Item = Range<usize>> + '_ {
     let ends = segments.iter().map(|segment| segment.end);
     let starts = segments.iter().map(|segment| segment.start).chain([len]);
     [0].into_iter().chain(ends).zip(starts).map(|(end, start)| end..start).filter(|gap| !gap.is_empty())
@@ -43,7 +44,7 @@ pub(crate) fn pieces(range: Range<usize>, len: usize) -> impl Iterator<Item = Ra
 }
 
 /// The segments divided into chunks of at most `chunk_len` elements: `(segment, range)`, in order. Panics if that is 0.
-pub fn chunks(segments: &[Range<usize>], chunk_len: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+pub(crate) fn chunks(segments: &[Range<usize>], chunk_len: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
     segments
         .iter()
         .enumerate()
@@ -52,7 +53,8 @@ pub fn chunks(segments: &[Range<usize>], chunk_len: usize) -> impl Iterator<Item
 
 /// The table in which a kernel looks up its segment, and the number of blocks, with one block for each chunk. Panics if chunks have length
 /// 0.
-pub fn spans(segments: &[Range<usize>], chunk_len: usize) -> (Vec<Span>, u64) {
+#[cfg(any(feature = "cuda", test))]
+pub(crate) fn spans(segments: &[Range<usize>], chunk_len: usize) -> (Vec<Span>, u64) {
     let mut blocks = 0;
     let spans = segments.iter().map(|segment| {
         let span = Span { begin: segment.start as u64, len: segment.len() as u64, first_block: blocks };

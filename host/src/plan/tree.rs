@@ -9,22 +9,22 @@ use std::ops::Range;
 /// One exchange of one rank in the halving phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Step {
+pub(crate) struct Step {
     /// The rank to exchange with.
-    pub peer: usize,
+    pub(crate) peer: usize,
     /// The elements that this rank keeps.
-    pub keep: Range<usize>,
+    pub(crate) keep: Range<usize>,
     /// The elements that this rank sends to the peer.
-    pub give: Range<usize>,
+    pub(crate) give: Range<usize>,
     /// Whether this rank's vector is the left one of the pair.
-    pub is_left: bool,
+    pub(crate) is_left: bool,
     /// The ranks with slices of the pair's two vectors: `2 × distance` ranks, this one included.
-    pub group: Range<usize>,
+    pub(crate) group: Range<usize>,
 }
 
 /// The steps of `rank` in a world of `world_size` ranks, a power of two, over `len` elements. Panics for any other world size, or a rank
 /// beyond it.
-pub fn steps(rank: usize, world_size: usize, len: usize) -> Vec<Step> {
+pub(crate) fn steps(rank: usize, world_size: usize, len: usize) -> Vec<Step> {
     assert!(world_size.is_power_of_two() && rank < world_size, "rank {rank} of {world_size} has no steps");
     let mut held = 0..len;
     (0..world_size.trailing_zeros())
@@ -41,22 +41,25 @@ pub fn steps(rank: usize, world_size: usize, len: usize) -> Vec<Step> {
         .collect()
 }
 
-/// One exchange of one rank in the gather phase.
+/// One exchange of one rank in the gather phase, which reductions of GPUs have.
+#[cfg(any(feature = "cuda", test))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Gather {
+pub(crate) struct Gather {
     /// The elements that the rank has, and sends to every peer.
-    pub held: Range<usize>,
+    pub(crate) held: Range<usize>,
     /// The peers, with the elements that each of them has and sends.
-    pub peers: Vec<(usize, Range<usize>)>,
+    pub(crate) peers: Vec<(usize, Range<usize>)>,
 }
 
 /// The number of levels that the gather phase combines, in groups of four consecutive ranks: on one machine, simultaneous transfers to
 /// three peers are up to twice as fast as sequential ones. Higher levels usually cross machines, where level-by-level exchanges send least.
+#[cfg(any(feature = "cuda", test))]
 const NEAR_LEVELS: usize = 2;
 
 /// The gather phase after [`steps`]: afterwards every rank has all elements. Panics in the same cases.
-pub fn gathers(rank: usize, world_size: usize, len: usize) -> Vec<Gather> {
+#[cfg(any(feature = "cuda", test))]
+pub(crate) fn gathers(rank: usize, world_size: usize, len: usize) -> Vec<Gather> {
     let steps = self::steps(rank, world_size, len);
     let near = steps.len().min(NEAR_LEVELS);
     let far = steps[near..].iter().rev();

@@ -14,7 +14,7 @@ const OPERATION: &str = "ZeRO partition";
 /// The part of one tensor in one rank's window. Never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct View {
+pub struct ZeroPart {
     /// The tensor's index.
     pub tensor: usize,
     /// The part's elements, counted from the tensor's start.
@@ -32,7 +32,7 @@ pub struct View {
 /// # Errors
 /// [`Error::InvalidArgument`] for a world of 0 ranks, more elements than `usize` counts, or segments that do not ascend
 /// within the shards.
-pub fn partition(segments: &[Range<usize>], shard_len: usize, world_size: usize) -> Result<Vec<View>> {
+pub fn partition(segments: &[Range<usize>], shard_len: usize, world_size: usize) -> Result<Vec<ZeroPart>> {
     let refused = |reason| Error::InvalidArgument { operation: OPERATION, reason };
     if world_size == 0 {
         return Err(refused("the world size is 0".into()));
@@ -48,7 +48,12 @@ pub fn partition(segments: &[Range<usize>], shard_len: usize, world_size: usize)
             // There are elements, so shards are not empty, and the edge is at most `len`.
             let rank = begin / shard_len;
             let end = segment.end.min((rank + 1) * shard_len);
-            views.push(View { tensor, within: begin - segment.start..end - segment.start, place: begin..end, rank });
+            views.push(ZeroPart {
+                tensor,
+                within: begin - segment.start..end - segment.start,
+                place: begin..end,
+                rank,
+            });
             begin = end;
         }
     }
@@ -63,13 +68,13 @@ pub fn partition(segments: &[Range<usize>], shard_len: usize, world_size: usize)
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a world of 0 ranks, or more elements than `usize` counts.
-pub fn partition_padded(world_size: usize, lens: &[usize]) -> Result<Vec<View>> {
+pub fn partition_padded(world_size: usize, lens: &[usize]) -> Result<Vec<ZeroPart>> {
     let layout = PaddedLayout::new(OPERATION, world_size, lens)?;
     partition(&layout.segments, layout.window_len, world_size)
 }
 
 /// The views in the window of `rank`, from a list in the order of [`partition`] and [`partition_padded`].
-pub fn views_of(views: &[View], rank: usize) -> &[View] {
+pub fn views_of(views: &[ZeroPart], rank: usize) -> &[ZeroPart] {
     let begin = views.partition_point(|view| view.rank < rank);
     let end = views.partition_point(|view| view.rank <= rank);
     &views[begin..end]
@@ -84,12 +89,12 @@ mod tests {
     use crate::plan::layout::Layout;
     use crate::plan::ownership::Ownership;
 
-    fn view(tensor: usize, within: Range<usize>, place: Range<usize>, rank: usize) -> View {
-        View { tensor, within, place, rank }
+    fn view(tensor: usize, within: Range<usize>, place: Range<usize>, rank: usize) -> ZeroPart {
+        ZeroPart { tensor, within, place, rank }
     }
 
     /// Checks that views in order cover each segment exactly once and stay in their windows.
-    fn check(views: &[View], segments: &[Range<usize>], shard_len: usize, world_size: usize) {
+    fn check(views: &[ZeroPart], segments: &[Range<usize>], shard_len: usize, world_size: usize) {
         let mut rest = views.iter().peekable();
         for (tensor, segment) in segments.iter().enumerate() {
             let mut covered = 0;

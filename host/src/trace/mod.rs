@@ -39,13 +39,18 @@ use serde::{Deserialize, Serialize};
 use crate::error::Departure;
 
 pub(crate) use self::current::CurrentCall;
+// The launcher names the files and reads them; the types below are hidden for the same reason.
+#[doc(hidden)]
 pub use self::file::file_name;
-pub use self::process::{DIRECTORY, JOB, LAUNCHER, RANK_VARIABLES, start};
+pub use self::process::start;
+#[doc(hidden)]
+pub use self::process::{DIRECTORY, JOB, LAUNCHER, RANK_VARIABLES};
 pub(crate) use self::recorder::{Kind, Recorded, Recorder};
 #[cfg(feature = "cuda")]
 pub(crate) use self::waits::waiting_for_device;
 
 /// The content of a rank's trace file.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RankTrace {
@@ -72,6 +77,7 @@ pub struct RankTrace {
 }
 
 /// The wait of a thread for enqueued work that has not completed.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DeviceWait {
@@ -82,6 +88,7 @@ pub struct DeviceWait {
 }
 
 /// A rank's calls in one communicator.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct GroupTrace {
@@ -110,6 +117,7 @@ pub struct GroupTrace {
 }
 
 /// A recorded call.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TracedCall {
@@ -141,6 +149,7 @@ pub struct TracedCall {
 }
 
 /// The state of a call on one rank.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]

@@ -51,7 +51,7 @@ impl SplitMix64 {
 /// the version of this crate.
 ///
 /// ```
-/// use gradsync::plan::groups::{GroupKind, Sizes, Topology};
+/// use gradsync::groups::{GroupKind, Sizes, Topology};
 /// use gradsync::train::RankSeeds;
 ///
 /// let seeds = RankSeeds::new(42);

@@ -15,7 +15,7 @@ use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result, check_float};
 use crate::kernels::cpu::{self, Fingerprint};
-use crate::ops::{AdasumOptions, AdasumReport, Nodes, adasum_all_reduce, check_nodes, in_place_accumulate};
+use crate::ops::{AdasumOptions, AdasumReport, Nodes, accumulate, adasum_all_reduce, check_nodes};
 
 const OPERATION: &str = "training step";
 
@@ -255,7 +255,7 @@ impl<'c> Stepper<'c> {
             check_same_bits(OPERATION, self.all, DELTAS, &deltas, Fingerprint::of_finite)?;
         }
         for index in 0..weights.tensor_count() {
-            in_place_accumulate(weights.tensor_mut(index), deltas.tensor(index), None)?;
+            accumulate(weights.tensor_mut(index), deltas.tensor(index))?;
         }
         Ok(StepReport { outcome: StepOutcome::Applied, adasum })
     }

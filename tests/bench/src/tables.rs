@@ -104,7 +104,11 @@ const TABLES: [Table; 8] = [
         name: "kernels",
         first: "kernel",
         files: &[("one-h200-2026-11-29/kernels", ""), ("one-h200-2026-11-29/kernels-of-two-dtypes", "")],
-        cells: |row, _| only(row.ranks != 4, || vec![cell_of(row, (0, kernel(row)), by_bytes(row), rate)]),
+        cells: |row, _| {
+            only(row.ranks != 4 && (row.operation != "cast" || row.dtype != row.from_dtype), || {
+                vec![cell_of(row, (0, kernel(row)), by_bytes(row), rate)]
+            })
+        },
     },
     Table {
         name: "tensors",
@@ -155,9 +159,7 @@ const TABLES: [Table; 8] = [
             ("one-h200-2026-11-29/adasum-4-ranks-graphs", "4 ranks of one H200"),
             ("one-h200-2026-11-29/adasum-8-ranks-graphs", "8 ranks of one H200"),
         ],
-        cells: |row, machine| {
-            only(is_shown(row) && (row.layers > 1 || row.size_bytes <= 1 << 10), || by_size(row, machine))
-        },
+        cells: |row, machine| only(is_shown(row) && row.layers == 32, || by_size(row, machine)),
     },
     Table {
         name: "gloo",

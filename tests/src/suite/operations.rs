@@ -1,8 +1,7 @@
 //! Operations on any communicator: Send and Recv, collectives of many tensors, reducers, and the groups of a topology.
 
 use gradsync::comm::{Ranks, Split};
-use gradsync::groups::Groups;
-use gradsync::plan::groups::{GroupKind, Sizes, Topology};
+use gradsync::groups::{GroupKind, Groups, Sizes, Topology};
 
 use super::groups::members;
 use super::operands::OnHost;

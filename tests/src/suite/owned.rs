@@ -1,7 +1,7 @@
-//! all_gather_owned and reduce_scatter_owned, in any memory, against section 1.2 of the specification, which defines windows.
+//! nccl_all_gather and nccl_reduce_scatter, in any memory, against section 1.2 of the specification, which defines windows.
 
 use gradsync::comm::{ReduceOp, Scaling};
-use gradsync::ops::{all_gather_owned, all_gather_owned_into, reduce_scatter_owned, reduce_scatter_owned_into};
+use gradsync::onnx::{nccl_all_gather, nccl_all_gather_into, nccl_reduce_scatter, nccl_reduce_scatter_into};
 use gradsync::{Error, Result};
 
 use super::Report;
@@ -128,8 +128,8 @@ fn assert_same<O: Operands>(operands: &O, format: Format, inputs: &[O::Placed], 
 
 fn check_gather<O: Operands>(operands: &O, format: Format, lens: &[usize], owners: &Result<Vec<usize>, usize>) {
     let ranks = tensors(operands, format, lens, 6);
-    let run = |tensors: &mut [SliceMut<'_, O>]| all_gather_owned(operands.comm(), tensors);
-    let operation: (&str, &Operation<'_, O>) = ("all_gather_owned", &run);
+    let run = |tensors: &mut [SliceMut<'_, O>]| nccl_all_gather(operands.comm(), tensors);
+    let operation: (&str, &Operation<'_, O>) = ("nccl_all_gather", &run);
     let mut checks = Checks::new(operands.comm());
     if let (Some(placed), Ok(owners)) =
         (run_on(operands, format, &ranks[operands.comm().rank()], owners, operation), owners)
@@ -141,7 +141,7 @@ fn check_gather<O: Operands>(operands: &O, format: Format, lens: &[usize], owner
         }
         let inputs = place(operands, format, &ranks[operands.comm().rank()]);
         let mut outputs = unwritten(operands, format, lens);
-        all_gather_owned_into(operands.comm(), &slices::<O>(&inputs), &mut slices_mut::<O>(&mut outputs)).unwrap();
+        nccl_all_gather_into(operands.comm(), &slices::<O>(&inputs), &mut slices_mut::<O>(&mut outputs)).unwrap();
         for (index, (tensor, &owner)) in outputs.iter().zip(owners).enumerate() {
             let expected = Expected::bits(Array::new(format, &ranks[owner][index]));
             checks.same(format!("output {index} of {lens:?}"), operands.read(tensor), &expected);
@@ -159,8 +159,8 @@ fn check_scatter<O: Operands>(
     op: ReduceOp,
 ) {
     let ranks = tensors(operands, format, lens, 7);
-    let run = |tensors: &mut [SliceMut<'_, O>]| reduce_scatter_owned(operands.comm(), tensors, op);
-    let operation: (&str, &Operation<'_, O>) = ("reduce_scatter_owned", &run);
+    let run = |tensors: &mut [SliceMut<'_, O>]| nccl_reduce_scatter(operands.comm(), tensors, op);
+    let operation: (&str, &Operation<'_, O>) = ("nccl_reduce_scatter", &run);
     let mut checks = Checks::new(operands.comm());
     let own = &ranks[operands.comm().rank()];
     if let (Some(placed), Ok(owners)) = (run_on(operands, format, own, owners, operation), owners) {
@@ -175,7 +175,7 @@ fn check_scatter<O: Operands>(
         }
         let inputs = place(operands, format, own);
         let mut outputs = unwritten(operands, format, lens);
-        reduce_scatter_owned_into(operands.comm(), &slices::<O>(&inputs), &mut slices_mut::<O>(&mut outputs), op)
+        nccl_reduce_scatter_into(operands.comm(), &slices::<O>(&inputs), &mut slices_mut::<O>(&mut outputs), op)
             .unwrap();
         for (index, (tensor, &owner)) in outputs.iter().zip(owners).enumerate() {
             let expected = if owner == operands.comm().rank() {

@@ -3,8 +3,9 @@
 //! All numbers are integers that f64 represents exactly, so that every result is exact. On a GPU the host waits only for described
 //! activations.
 
-use gradsync::ops::send_recv::{Bundle, Expected, Received, StageWork, TransferHandler, run_stage};
-use gradsync::plan::schedule::{Payload, one_forward_one_backward};
+use gradsync::ops::send_recv::{
+    Bundle, Expected, Payload, Received, StageWork, TransferHandler, one_forward_one_backward, run_stage,
+};
 use gradsync::{DType, Result, TensorView};
 
 use super::{Owned, Rank};

@@ -2,8 +2,9 @@
 
 use std::fmt::Debug;
 
-use gradsync::ops::send_recv::{Bundle, BundleMemory, Completion, Expected, recv, recv_described, run_schedule, send};
-use gradsync::plan::bundle::{Limits, TensorSpec, encode};
+use gradsync::onnx::{recv, recv_described, send};
+use gradsync::ops::send_recv::{Bundle, BundleMemory, Completion, Expected, Limits, TensorSpec, run_schedule};
+use gradsync::plan::bundle::encode;
 use gradsync::{CommError, DType, Error, Result, TensorView};
 
 use super::{Owned, Rank, Rounds, bundles, known, over, ring};

@@ -3,7 +3,8 @@
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::kernels::{cpu, cuda};
 use gradsync::memory::{TensorView, TensorViewMut};
-use gradsync::ops::{in_place_accumulate, in_place_accumulate_v2, zero_gradient};
+use gradsync::onnx::{in_place_accumulator, in_place_accumulator_v2};
+use gradsync::ops::zero_gradient;
 use gradsync::{DType, Error, Slice, SliceMut, bf16, f16};
 
 use crate::{LENS, any_bits, assert_same, download, host, queue, uniform, upload};
@@ -135,8 +136,8 @@ fn gradient_control_on_loose_memory_matches_the_cpu() {
             let mut device = upload(queue, before.tensor(0).data(), shift_sum);
             let mut expected = any_bits(sum, len, 4);
             let destination = device.as_mut_slice().range_mut(shift_sum..shift_sum + len);
-            in_place_accumulate(destination, source, do_update).unwrap();
-            in_place_accumulate(expected.tensor_mut(0), values.tensor(0), do_update).unwrap();
+            in_place_accumulator(destination, source, do_update).unwrap();
+            in_place_accumulator(expected.tensor_mut(0), values.tensor(0), do_update).unwrap();
             let case = format!("step {step}: {sum} += {value}, {len} elements, shifts {shift_sum} and {shift_value}");
             assert_same(download(&device, shift_sum).tensor(0).data(), expected.tensor(0).data(), &case);
         }
@@ -144,8 +145,8 @@ fn gradient_control_on_loose_memory_matches_the_cpu() {
             let mut device = upload(queue, before.tensor(0).data(), shift_sum);
             let mut expected = any_bits(sum, len, 4);
             let destination = device.as_mut_slice().range_mut(shift_sum..shift_sum + len);
-            assert!(in_place_accumulate_v2(destination, source, overwrite).unwrap());
-            in_place_accumulate_v2(expected.tensor_mut(0), values.tensor(0), overwrite).unwrap();
+            assert!(in_place_accumulator_v2(destination, source, overwrite).unwrap());
+            in_place_accumulator_v2(expected.tensor_mut(0), values.tensor(0), overwrite).unwrap();
             let case = format!("{sum}, {value}, {len} elements, shifts {shift_sum}, {shift_value}, {overwrite}");
             assert_same(download(&device, shift_sum).tensor(0).data(), expected.tensor(0).data(), &case);
         }
@@ -161,17 +162,17 @@ fn gradient_control_on_device_buffers_checks_shapes_and_clears() {
         let before = download(&sum, 0);
         for do_update in [Some(true), Some(false), None] {
             let wide = TensorView::on_device(&value, &[2, 3]).unwrap();
-            let refused = in_place_accumulate(&mut sum, wide, do_update).unwrap_err();
+            let refused = in_place_accumulator(&mut sum, wide, do_update).unwrap_err();
             assert!(matches!(&refused, Error::ShapeMismatch { left, right, .. } if left == &[6] && right == &[2, 3]));
         }
         for overwrite in [false, true] {
             let tall = TensorViewMut::on_device(&mut sum, &[3, 2]).unwrap();
-            let refused = in_place_accumulate_v2(tall, &value, overwrite).unwrap_err();
+            let refused = in_place_accumulator_v2(tall, &value, overwrite).unwrap_err();
             assert!(matches!(&refused, Error::ShapeMismatch { left, right, .. } if left == &[3, 2] && right == &[6]));
         }
         assert_same(download(&sum, 0).tensor(0).data(), before.tensor(0).data(), "nothing is written");
         let (tall, same) = (TensorViewMut::on_device(&mut sum, &[3, 2]), TensorView::on_device(&value, &[3, 2]));
-        in_place_accumulate_v2(tall.unwrap(), same.unwrap(), true).unwrap();
+        in_place_accumulator_v2(tall.unwrap(), same.unwrap(), true).unwrap();
         let mut expected = host(dtype, 6);
         cpu::cast(expected.tensor_mut(0).into_data(), uniform(DType::F32, 6, 2).tensor(0).data()).unwrap();
         assert_same(download(&sum, 0).tensor(0).data(), expected.tensor(0).data(), "overwritten");

@@ -5,6 +5,7 @@
 //! lines that begin with `@` are results. It never starts ranks in other processes itself, and never decides whether the whole run passed.
 
 mod adasum;
+mod ballast;
 mod bundles;
 mod checks;
 mod collectives;

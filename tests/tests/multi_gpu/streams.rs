@@ -9,6 +9,7 @@ use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::kernels::cuda;
 use gradsync_tests::suite::checks::Checks;
 
+use crate::ballast::Ballast;
 use crate::context::Context;
 use crate::report::Report;
 
@@ -40,25 +41,6 @@ fn total(world_size: usize, factor: usize) -> Vec<f32> {
 /// The elements of one of the results in a buffer.
 fn slot(index: usize) -> std::ops::Range<usize> {
     index * LEN..(index + 1) * LEN
-}
-
-/// Work that keeps a queue busy for some milliseconds, so that later work in the queue starts only after the host has gone on.
-struct Ballast {
-    from: DeviceBuffer,
-    to: DeviceBuffer,
-}
-
-impl Ballast {
-    fn new(queue: &Queue) -> Self {
-        let zeros = || DeviceBuffer::zeroed(queue, DType::F32, 64 << 20).unwrap();
-        Ballast { from: zeros(), to: zeros() }
-    }
-
-    fn put(&mut self) {
-        for _ in 0..100 {
-            self.to.as_mut_slice().copy_from_device(self.from.as_slice()).unwrap();
-        }
-    }
 }
 
 struct Streams<'c> {
@@ -151,7 +133,7 @@ impl Streams<'_> {
         let mut results = self.results(a, ROUNDS + 1);
         let mut ballast = Ballast::new(a);
         for round in 0..ROUNDS {
-            ballast.put();
+            ballast.put(100);
             cuda::scale(data.as_mut_slice(), base.as_slice(), (round + 1) as f64).unwrap();
             b.wait_for(&a.record().unwrap()).unwrap();
             // SAFETY: The memory outlives the wait below. B waits for A's earlier work on the memory, and A's later work on it waits for B.
@@ -175,7 +157,7 @@ impl Streams<'_> {
         let base = self.base(queue);
         let (mut input, mut results) = (self.results(queue, 1), self.results(queue, ROUNDS));
         let mut ballast = Ballast::new(queue);
-        ballast.put();
+        ballast.put(100);
         for round in 0..ROUNDS {
             cuda::scale(input.as_mut_slice(), base.as_slice(), (round + 1) as f64).unwrap();
             let output = results.as_mut_slice().range_mut(slot(round));
@@ -195,7 +177,7 @@ impl Streams<'_> {
         let base = self.base(queue);
         let mut results = self.results(queue, ROUNDS);
         let mut ballast = Ballast::new(queue);
-        ballast.put();
+        ballast.put(100);
         for round in 0..ROUNDS {
             let mut input = self.results(queue, 1);
             cuda::scale(input.as_mut_slice(), base.as_slice(), (round + 1) as f64).unwrap();
@@ -221,7 +203,7 @@ impl Streams<'_> {
         let mut ballast = Ballast::new(queue);
         // The first call connects the ranks, during which the host may wait; so it precedes the ballast and the other calls.
         comm.all_reduce(results.as_mut_slice().range_mut(slot(0)), SUM).unwrap();
-        ballast.put();
+        ballast.put(100);
         for round in 0..ROUNDS {
             let mut place = results.as_mut_slice().range_mut(slot(round));
             cuda::scale(place.reborrow(), base.as_slice(), (round + 1) as f64).unwrap();
@@ -246,7 +228,7 @@ impl Streams<'_> {
         let mut own = self.results(&wrapper, 1);
         let mut ballast = Ballast::new(queue);
         for round in 0..ROUNDS {
-            ballast.put();
+            ballast.put(100);
             cuda::scale(data.as_mut_slice(), base.as_slice(), (round + 1) as f64).unwrap();
             // SAFETY: the memory outlives the wait below, and both queues' work on it is in one stream.
             let input = unsafe { DeviceSlice::from_raw_parts(&wrapper, data.as_slice().address(), DType::F32, LEN) };

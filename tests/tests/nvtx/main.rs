@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use gradsync::TensorViewMut;
 use gradsync::comm::Ranks;
 use gradsync::nvtx;
-use gradsync::ops::send_recv::{Bundle, Expected, SendRecv, recv, recv_described, send};
-use gradsync::plan::bundle::Limits;
+use gradsync::onnx::{recv, recv_described, send};
+use gradsync::ops::send_recv::{Bundle, Expected, Limits, SendRecv};
 use gradsync_tests::programs::shared_library;
 use gradsync_tests::ranks::on_ranks;
 

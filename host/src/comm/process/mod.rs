@@ -39,8 +39,9 @@
 //! # Several machines
 //!
 //! Ranks of different machines connect by TCP, at the addresses from which they have connected to the control channel. All data are
-//! encrypted and authenticated, as on the control channel. A call may have 1 MiB ([`NETWORK_BYTES`]), for metrics, counts and settings. A longer call is [`Error::InvalidArgument`](crate::Error::InvalidArgument) on every rank: use NCCL or MPI for gradients
-//! between machines. Ranks with different values of `GRADSYNC_HOSTID` behave as if on different machines.
+//! encrypted and authenticated, as on the control channel. A call may have 1 MiB, for metrics, counts and settings. A longer call is
+//! [`Error::InvalidArgument`](crate::Error::InvalidArgument) on every rank: use NCCL or MPI for gradients between machines.
+//! Ranks with different values of `GRADSYNC_HOSTID` behave as if on different machines.
 //!
 //! # Failures
 //!
@@ -73,6 +74,7 @@ use crate::error::Result;
 const MESSAGES_ONLY: &str = "GRADSYNC_PROCESS_MESSAGES_ONLY";
 
 /// The most bytes of a call between machines: of its longer operand, or of one transfer.
+#[doc(hidden)]
 pub const NETWORK_BYTES: usize = link::NETWORK_BYTES;
 
 /// One rank, which is a process or a thread of one. It may move to another thread, but only one thread at a time can use it.

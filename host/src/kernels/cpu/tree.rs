@@ -410,7 +410,7 @@ pub(crate) fn add_tree_dots(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &
 /// coefficients of all pairs must be set.
 ///
 /// # Errors
-/// The errors of [`combine`](super::combine), and [`Error::LengthMismatch`] for trees of another number of ranks or layers.
+/// The errors of `combine`, and [`Error::LengthMismatch`] for trees of another number of ranks or layers.
 pub fn tree_combine(
     dst: SliceMut<'_>,
     vectors: &[Slice<'_>],

@@ -20,8 +20,8 @@ pub(super) const OPERATION: &str = "hierarchical_adasum_all_reduce";
 
 /// The groups of a rank in a hierarchical reduction.
 ///
-/// [`plan::groups`](crate::plan::groups) computes them: all ranks of a data group, its ranks on this rank's node, and its ranks with this
-/// rank's position on every node. The size of `all` is the product of the sizes of `node` and `across`.
+/// [`Groups`](crate::groups::Groups) makes them: all ranks of a data group, its ranks on this rank's node, and its ranks with this rank's
+/// position on every node. The size of `all` is the product of the sizes of `node` and `across`.
 #[derive(Clone, Copy, Debug)]
 pub struct Nodes<'a, M: Memory = Host> {
     /// All ranks.
@@ -118,7 +118,7 @@ pub(super) enum Levels {
 }
 
 impl Levels {
-    /// The requested levels, or for [`Algorithm::Auto`] the levels that [`plan::cost`](crate::plan::cost) finds fastest among the levels
+    /// The requested levels, or for [`Algorithm::Auto`] the levels that [`cost`] finds fastest among the levels
     /// with the same result; a switch is logged. `positions` has the positions of all ranks. The result is the same on every rank.
     ///
     /// # Errors
@@ -162,7 +162,7 @@ impl Levels {
 /// rank per node it is Adasum. Between nodes each rank sends its shard once in either direction.
 ///
 /// The options name the algorithm across nodes: inside nodes, Adasum uses a Gram matrix. [`Algorithm::Auto`] selects the Gram matrix of
-/// nodes, or the tree over a power of two of nodes where [`plan::cost`](crate::plan::cost) finds it faster; with [`WithinNode::Adasum`] it
+/// nodes, or the tree over a power of two of nodes where a model of costs finds it faster; with [`WithinNode::Adasum`] it
 /// selects one Gram matrix over all ranks where its result differs by one rounding only and it is as fast. In that case the report has
 /// weights of ranks. Otherwise it has weights of nodes, or none for the tree, and counts the layers that were recomputed across nodes, not
 /// inside them.

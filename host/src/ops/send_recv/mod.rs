@@ -38,19 +38,20 @@ use crate::call::scope;
 use crate::comm::Communicator;
 #[cfg(feature = "cuda")]
 use crate::driver::Queue;
-use crate::error::{Error, Operation, Result};
+use crate::error::{Operation, Result};
 #[cfg(feature = "cuda")]
 use crate::memory::Cuda;
 use crate::memory::{Host, TensorViewMut};
-use crate::plan::bundle::Limits;
+
+pub use crate::plan::bundle::{Limits, TensorSpec};
+pub use crate::plan::schedule::{Payload, RankSchedule, Schedule, Stage, Step, one_forward_one_backward};
 
 /// The transfers of a communicator; on a GPU, transfers of tensors of one queue.
 ///
 /// ```
 /// use gradsync::comm::{Ranks, local};
 /// use gradsync::TensorView;
-/// use gradsync::ops::send_recv::{Bundle, SendRecv};
-/// use gradsync::plan::bundle::Limits;
+/// use gradsync::ops::send_recv::{Bundle, Limits, SendRecv};
 ///
 /// local::run(2, |comm| -> gradsync::Result<()> {
 ///     let transfers = SendRecv::new(&comm);
@@ -103,6 +104,8 @@ impl<'c, M: BundleMemory> SendRecv<'c, M> {
     /// [`Error::OutOfMemory`], or [`Error::Cuda`] with code 2, for the copy, before anything is sent: the receiver of a described bundle is
     /// notified, and with known shapes the call can be repeated; the errors of [`Communicator::exchange`].
     ///
+    /// [`Error::InvalidArgument`]: crate::Error::InvalidArgument
+    /// [`Error::OutOfMemory`]: crate::Error::OutOfMemory
     /// [`Error::Cuda`]: crate::Error
     pub fn send(&self, peer: usize, bundle: &Bundle<'_, M>) -> Result<Completion<'c, M>> {
         let _scope = scope::within(Operation::Send { peer });
@@ -115,6 +118,8 @@ impl<'c, M: BundleMemory> SendRecv<'c, M> {
     /// # Errors
     /// The errors of [`send`](Self::send), and [`Error::InvalidArgument`] for no tensors. The tensors are
     /// unchanged then, except that a single tensor may have been partly received.
+    ///
+    /// [`Error::InvalidArgument`]: crate::Error::InvalidArgument
     pub fn recv(&self, peer: usize, tensors: &mut [TensorViewMut<'_, M>]) -> Result<Completion<'c, M>> {
         let _scope = scope::within(Operation::Recv { peer });
         self.transfer("recv", &[], vec![(peer, Place::Given(tensors))])?;
@@ -127,6 +132,9 @@ impl<'c, M: BundleMemory> SendRecv<'c, M> {
     /// The errors of [`send`](Self::send), and [`Error::InvalidArgument`] if the message is no header, after
     /// which the two ranks are out of step; if it exceeds the limits or has another tag, of which the sender is notified, as it is of
     /// missing memory ([`Error::OutOfMemory`], or `Error::Cuda` with code 2); or if the sender has no memory for the payload.
+    ///
+    /// [`Error::InvalidArgument`]: crate::Error::InvalidArgument
+    /// [`Error::OutOfMemory`]: crate::Error::OutOfMemory
     pub fn recv_described(&self, peer: usize, tag: u64, limits: &Limits) -> Result<(Completion<'c, M>, Received<M>)> {
         let _scope = scope::within(Operation::Recv { peer });
         let expected = Expected::Described { tag, limits: *limits };
@@ -180,56 +188,4 @@ impl<M: BundleMemory> std::fmt::Debug for SendRecv<'_, M> {
         let (rank, world_size) = (self.comm.rank(), self.comm.world_size());
         f.debug_struct("SendRecv").field("rank", &rank).field("world_size", &world_size).finish_non_exhaustive()
     }
-}
-
-/// ONNX Runtime's Send: [`SendRecv::send`] with an input signal, which must be true. The output signal is the completion's.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] if the input signal is false; the errors of that method.
-pub fn send<'c, M: BundleMemory>(
-    transfers: &SendRecv<'c, M>,
-    signal: bool,
-    peer: usize,
-    bundle: &Bundle<'_, M>,
-) -> Result<Completion<'c, M>> {
-    check_signal("send", signal)?;
-    transfers.send(peer, bundle)
-}
-
-/// ONNX Runtime's Recv: [`SendRecv::recv`] with an input signal, which must be true. The output signal is the completion's.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] if the input signal is false; the errors of that method.
-pub fn recv<'c, M: BundleMemory>(
-    transfers: &SendRecv<'c, M>,
-    signal: bool,
-    peer: usize,
-    tensors: &mut [TensorViewMut<'_, M>],
-) -> Result<Completion<'c, M>> {
-    check_signal("recv", signal)?;
-    transfers.recv(peer, tensors)
-}
-
-/// ONNX Runtime's Recv of tensors of unknown shapes: [`SendRecv::recv_described`] with an input signal, which must be true.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] if the input signal is false; the errors of that method.
-pub fn recv_described<'c, M: BundleMemory>(
-    transfers: &SendRecv<'c, M>,
-    signal: bool,
-    peer: usize,
-    tag: u64,
-    limits: &Limits,
-) -> Result<(Completion<'c, M>, Received<M>)> {
-    check_signal("recv", signal)?;
-    transfers.recv_described(peer, tag, limits)
-}
-
-/// Refuses a false signal, before any other check, as ONNX Runtime does.
-fn check_signal(operation: &'static str, signal: bool) -> Result<()> {
-    if signal {
-        return Ok(());
-    }
-    let reason = "the input signal is false, and nothing is transferred unless it is true".into();
-    Err(Error::InvalidArgument { operation, reason })
 }

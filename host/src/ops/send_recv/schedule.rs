@@ -60,7 +60,7 @@ pub trait StageWork<M: BundleMemory = Host>: TransferHandler<Payload, M> {
 
 /// Runs all transfers that a schedule has for this rank, slot by slot (ONNX Runtime's NcclService).
 ///
-/// All ranks that a slot connects must run it; with the parts of one [`Schedule`](crate::plan::schedule::Schedule) they cannot deadlock.
+/// All ranks that a slot connects must run it; with the parts of one [`Schedule`](super::Schedule) they cannot deadlock.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if the schedule is for another rank or world size than the communicator's; the first error of a transfer or

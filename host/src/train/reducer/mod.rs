@@ -12,7 +12,7 @@
 //! | `report` | the outcome of a step |
 //! | `times` | when its buckets were reduced |
 //!
-//! [`plan::buckets`](crate::plan::buckets) assigns gradients to buckets; the reductions are operations of [`ops`](crate::ops).
+//! `plan::buckets` assigns gradients to buckets; the reductions are operations of [`ops`](crate::ops).
 
 mod begin;
 mod bucket;

@@ -2,11 +2,11 @@
 
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Ranks, ReduceOp, Split};
+use gradsync::groups::{GroupKind, Sizes, Topology};
 use gradsync::ops::{
     AdasumOptions, Algorithm, Granularity, Nodes, WithinNode, adasum_all_reduce, all_reduce,
     hierarchical_adasum_all_reduce,
 };
-use gradsync::plan::groups::{GroupKind, Sizes, Topology};
 use gradsync::{DType, GradientBuffer};
 use gradsync_tests::array::patterns_of;
 use gradsync_tests::inputs::Kind;

@@ -26,9 +26,9 @@ fn reductions_refuse_integers_and_unaligned_numbers() {
                 assert!(matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains(word), "{error}");
             };
             let mut integers = [3u16; 4];
-            refused(comm.all_reduce(&mut integers, ReduceOp::Sum), "elements of u16");
-            refused(comm.all_reduce_weighted(&mut integers, &[1.0, 1.0]), "elements of u16");
-            refused(comm.reduce_scatter_in_place(&mut integers, ReduceOp::Max), "elements of u16");
+            refused(comm.all_reduce(SliceMut::from(&mut integers), ReduceOp::Sum), "elements of u16");
+            refused(comm.all_reduce_weighted(SliceMut::from(&mut integers), &[1.0, 1.0]), "elements of u16");
+            refused(comm.reduce_scatter_in_place(SliceMut::from(&mut integers), ReduceOp::Max), "elements of u16");
             assert_eq!(integers, [3; 4]);
             let mut numbers = [0.5f64; 5];
             let bytes = &mut SliceMut::from(&mut numbers).as_bytes_mut()[4..36];
@@ -38,7 +38,7 @@ fn reductions_refuse_integers_and_unaligned_numbers() {
         on_ranks(2, |comm| {
             let (mut integers, mut numbers) = ([3u16; 4], [0.5f64; 4]);
             let error = match comm.rank() {
-                0 => comm.all_reduce(&mut integers, ReduceOp::Sum).expect_err("integers"),
+                0 => comm.all_reduce(SliceMut::from(&mut integers), ReduceOp::Sum).expect_err("integers"),
                 _ => comm.all_reduce(&mut numbers, ReduceOp::Sum).expect_err("the other rank has integers"),
             };
             assert!(error.to_string().contains("elements of u16"), "{error}");

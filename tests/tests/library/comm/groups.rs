@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Collectives, CommError, Ranks, ReduceOp, Split};
-use gradsync::groups::Groups;
-use gradsync::plan::groups::{GroupKind, Sizes};
+use gradsync::groups::{GroupKind, Groups, Sizes};
 use gradsync::{Error, Result};
 use gradsync_tests::ranks::{guarded, on_ranks};
 use gradsync_tests::suite::groups::members as gathered;

@@ -1,6 +1,7 @@
-//! zero_gradient, in_place_accumulate and in_place_accumulate_v2: numbers, the two switches, and refusals.
+//! zero_gradient, accumulate, overwrite, in_place_accumulator and in_place_accumulator_v2: numbers, the two switches, and refusals.
 
-use gradsync::ops::{in_place_accumulate, in_place_accumulate_v2, zero_gradient};
+use gradsync::onnx::{in_place_accumulator, in_place_accumulator_v2};
+use gradsync::ops::{accumulate, overwrite, zero_gradient};
 use gradsync::{Error, TensorView, TensorViewMut};
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::{edges, vector};
@@ -24,7 +25,7 @@ fn upstream_accumulator_case() {
             for update in [None, Some(true)] {
                 let mut sum = Array::new(to, &[1.0, 2.0, 3.0]);
                 let value = Array::new(from, &[4.0, 5.0, 6.0]);
-                in_place_accumulate(view_mut(&mut sum, &[3]), view(&value, &[3]), update).unwrap();
+                in_place_accumulator(view_mut(&mut sum, &[3]), view(&value, &[3]), update).unwrap();
                 assert_eq!(sum.values(), [5.0, 7.0, 9.0], "{to:?} += {from:?}, {update:?}");
             }
         }
@@ -39,7 +40,7 @@ fn an_update_that_is_off_changes_no_bit() {
             let mut sum = before.clone();
             let value = Array::new(from, &vec![f64::NAN; before.len()]);
             let shape = [before.len()];
-            in_place_accumulate(view_mut(&mut sum, &shape), view(&value, &shape), Some(false)).unwrap();
+            in_place_accumulator(view_mut(&mut sum, &shape), view(&value, &shape), Some(false)).unwrap();
             assert_eq!(sum, before, "{to:?} += {from:?}");
         }
     }
@@ -52,9 +53,9 @@ fn upstream_v2_cases() {
         for from in Format::ALL {
             let value = Array::new(from, &[4.0, 5.0, 6.0]);
             let mut buffer = Array::new(to, &[1.0, 2.0, 3.0]);
-            let updated = in_place_accumulate_v2(view_mut(&mut buffer, &[3]), view(&value, &[3]), false).unwrap();
+            let updated = in_place_accumulator_v2(view_mut(&mut buffer, &[3]), view(&value, &[3]), false).unwrap();
             assert!(updated && buffer.values() == [5.0, 7.0, 9.0], "{to:?} += {from:?}: {buffer:?}");
-            let updated = in_place_accumulate_v2(view_mut(&mut buffer, &[3]), view(&value, &[3]), true).unwrap();
+            let updated = in_place_accumulator_v2(view_mut(&mut buffer, &[3]), view(&value, &[3]), true).unwrap();
             assert!(updated && buffer.values() == [4.0, 5.0, 6.0], "{to:?} = {from:?}: {buffer:?}");
         }
     }
@@ -68,7 +69,7 @@ fn overwrite_casts_every_edge_value() {
             let value = Array::new(from, &edges(from));
             let mut buffer = Array::new(to, &vec![f64::NAN; value.len()]);
             let shape = [value.len()];
-            in_place_accumulate_v2(view_mut(&mut buffer, &shape), view(&value, &shape), true).unwrap();
+            in_place_accumulator_v2(view_mut(&mut buffer, &shape), view(&value, &shape), true).unwrap();
             let expected: Vec<f64> = value.values().into_iter().map(|x| elementwise::cast(to, x)).collect();
             assert_equal(&format!("{to:?} = {from:?}"), &buffer.values(), &expected);
         }
@@ -101,9 +102,9 @@ fn shapes_have_to_be_equal() {
         let value = Array::new(Format::F16, &vector(Format::F16, len(right), 2));
         let mut sum = before.clone();
         let mut errors =
-            vec![in_place_accumulate(view_mut(&mut sum, left), view(&value, right), None).expect_err("shapes differ")];
+            vec![in_place_accumulator(view_mut(&mut sum, left), view(&value, right), None).expect_err("shapes differ")];
         for overwrite in [false, true] {
-            let outcome = in_place_accumulate_v2(view_mut(&mut sum, left), view(&value, right), overwrite);
+            let outcome = in_place_accumulator_v2(view_mut(&mut sum, left), view(&value, right), overwrite);
             errors.push(outcome.expect_err("shapes differ"));
         }
         for error in errors {
@@ -135,7 +136,7 @@ fn the_value_is_not_rounded_to_the_accumulators_dtype_first() {
     // 2048 + 1.25 + ... in f16 has steps of 2: 2048 + 1.0009765625 rounds up, 2048 + 1 is a tie and goes down.
     let mut sum = Array::new(Format::F16, &[2048.0]);
     let value = Array::new(Format::F32, &[1.0 + 2.0_f64.powi(-12)]);
-    in_place_accumulate(view_mut(&mut sum, &[1]), view(&value, &[1]), None).unwrap();
+    in_place_accumulator(view_mut(&mut sum, &[1]), view(&value, &[1]), None).unwrap();
     assert_eq!(sum.values(), [2050.0]);
 }
 
@@ -146,7 +147,7 @@ proptest! {
     fn any_f32_pair_accumulates_like_the_hardware(pairs in proptest::collection::vec(any::<(f32, f32)>(), 0..100)) {
         let (mut sum, value): (Vec<f32>, Vec<f32>) = pairs.into_iter().unzip();
         let expected: Vec<f64> = sum.iter().zip(&value).map(|(a, b)| f64::from(a + b)).collect();
-        in_place_accumulate(&mut sum[..], &value[..], None).unwrap();
+        in_place_accumulator(&mut sum[..], &value[..], None).unwrap();
         assert_equal("f32 += f32", &Array::F32(sum).values(), &expected);
     }
 
@@ -163,7 +164,28 @@ proptest! {
             .zip(value.values())
             .map(|(a, b)| elementwise::accumulate(to, a, from, b))
             .collect();
-        in_place_accumulate(view_mut(&mut sum, &shape), view(&value, &shape), Some(true)).unwrap();
+        in_place_accumulator(view_mut(&mut sum, &shape), view(&value, &shape), Some(true)).unwrap();
         assert_equal("sum", &sum.values(), &expected);
+    }
+}
+
+#[test]
+fn accumulate_and_overwrite_are_the_operators_without_their_switches() {
+    for (dtype, other) in [(Format::F32, Format::F16), (Format::BF16, Format::F64)] {
+        let (before, value) = (Array::new(dtype, &vector(dtype, 6, 1)), Array::new(other, &vector(other, 6, 2)));
+        let (mut sum, mut expected) = (before.clone(), before.clone());
+        accumulate(view_mut(&mut sum, &[2, 3]), view(&value, &[2, 3])).unwrap();
+        in_place_accumulator(view_mut(&mut expected, &[2, 3]), view(&value, &[2, 3]), None).unwrap();
+        assert_eq!(sum, expected);
+        overwrite(view_mut(&mut sum, &[6]), view(&value, &[6])).unwrap();
+        assert!(in_place_accumulator_v2(view_mut(&mut expected, &[6]), view(&value, &[6]), true).unwrap());
+        assert_eq!(sum, expected);
+        for error in [
+            accumulate(view_mut(&mut sum, &[2, 3]), view(&value, &[6])).unwrap_err(),
+            overwrite(view_mut(&mut sum, &[2, 3]), view(&value, &[6])).unwrap_err(),
+        ] {
+            assert!(matches!(&error, Error::ShapeMismatch { left, right, .. } if left == &[2, 3] && right == &[6]));
+        }
+        assert_eq!(sum, expected, "nothing is written");
     }
 }

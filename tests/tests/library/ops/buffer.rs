@@ -92,7 +92,7 @@ fn a_tensor_is_its_segment() {
             let tensor: TensorView<'_> = buffer.tensor(i);
             let shape = buffer.shape(i).to_vec();
             let target = gradsync::TensorViewMut::new(copy.slice_mut(), &shape).unwrap();
-            gradsync::ops::in_place_accumulate_v2(target, tensor, true).unwrap();
+            gradsync::ops::overwrite(target, tensor).unwrap();
             assert_eq!(copy.values(), vector(format, segment.len(), i as u64), "{format:?}, tensor {i}");
         }
         gradsync::ops::zero_gradient(buffer.tensor_mut(0)).unwrap();

@@ -2,9 +2,9 @@
 
 use gradsync::comm::{Ranks, local};
 use gradsync::ops::send_recv::{
-    Bundle, Expected, Received, SendRecv, StageWork, TransferHandler, run_schedule, run_stage,
+    Bundle, Expected, Payload, RankSchedule, Received, SendRecv, StageWork, TransferHandler, one_forward_one_backward,
+    run_schedule, run_stage,
 };
-use gradsync::plan::schedule::{Payload, RankSchedule, one_forward_one_backward};
 use gradsync::{CommError, Error, Result};
 use gradsync_tests::ranks::{guarded, on_ranks};
 use gradsync_tests::transfers::{HostRank, pipeline};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gradsync::plan::groups::{Group, GroupKind, Sizes, Topology};
+use gradsync::groups::{Group, GroupKind, Sizes, Topology};
 use proptest::prelude::*;
 
 fn sizes(local: usize, data: usize, horizontal: usize, pipeline: usize) -> Sizes {

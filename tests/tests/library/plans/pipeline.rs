@@ -1,6 +1,6 @@
 //! The schedule of a pipeline, run by the simulator with passes of several lengths.
 
-use gradsync::plan::schedule::{Payload, RankSchedule, Schedule, Stage, Step, one_forward_one_backward};
+use gradsync::ops::send_recv::{Payload, RankSchedule, Schedule, Stage, Step, one_forward_one_backward};
 use proptest::prelude::*;
 
 use super::schedule::{Action, Event, run};

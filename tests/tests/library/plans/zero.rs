@@ -3,7 +3,7 @@
 use gradsync::DType;
 use gradsync::plan::layout::Layout;
 use gradsync::plan::ownership::Ownership;
-use gradsync::plan::zero::{View, partition, partition_padded, views_of};
+use gradsync::plan::zero::{ZeroPart, partition, partition_padded, views_of};
 use gradsync_tests::inputs::Random;
 use proptest::prelude::*;
 
@@ -50,7 +50,7 @@ impl Job {
 }
 
 /// The state for the views of every rank; no other state is kept.
-fn states(views: &[View], world_size: usize) -> Vec<Vec<Vec<f32>>> {
+fn states(views: &[ZeroPart], world_size: usize) -> Vec<Vec<Vec<f32>>> {
     let state = |rank| views_of(views, rank).iter().map(|view| vec![0.0; view.within.len()]).collect::<Vec<_>>();
     let states: Vec<_> = (0..world_size).map(state).collect();
     let elements: usize = states.iter().flatten().map(Vec::len).sum();
@@ -59,7 +59,7 @@ fn states(views: &[View], world_size: usize) -> Vec<Vec<Vec<f32>>> {
 }
 
 /// Updates one view, whose elements are in `gradient`, `momentum` and `parameter`.
-fn update_view(view: &View, gradient: &[f32], momentum: &mut [f32], parameter: &mut [f32]) {
+fn update_view(view: &ZeroPart, gradient: &[f32], momentum: &mut [f32], parameter: &mut [f32]) {
     assert!([gradient.len(), momentum.len(), parameter.len()] == [view.within.len(); 3], "{view:?}");
     for (i, index) in view.within.clone().enumerate() {
         update(view.tensor, index, gradient[i], &mut momentum[i], &mut parameter[i]);
@@ -157,7 +157,7 @@ fn check_padded(world_size: usize, lens: &[usize], random: &mut Random) {
 }
 
 /// Checks that each element is in exactly one view, at its offset, in the window that contains it.
-fn check_cover(views: &[View], offsets: &[usize], lens: &[usize], window: usize) {
+fn check_cover(views: &[ZeroPart], offsets: &[usize], lens: &[usize], window: usize) {
     let mut wanted = Vec::new();
     for (tensor, (&offset, &len)) in offsets.iter().zip(lens).enumerate() {
         wanted.extend((0..len).map(|index| (tensor, index, offset + index, (offset + index) / window)));
@@ -170,7 +170,7 @@ fn check_cover(views: &[View], offsets: &[usize], lens: &[usize], window: usize)
     }
     assert_eq!(found, wanted);
     // Tensors are cut only at the edges of windows.
-    let same = |pair: &[View]| pair[0].tensor == pair[1].tensor && pair[0].rank == pair[1].rank;
+    let same = |pair: &[ZeroPart]| pair[0].tensor == pair[1].tensor && pair[0].rank == pair[1].rank;
     assert!(!views.windows(2).any(same), "{views:?}");
 }
 

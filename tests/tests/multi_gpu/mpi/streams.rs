@@ -6,6 +6,7 @@ use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, Queue};
 
 use super::Cases;
+use crate::ballast::Ballast;
 use crate::report::Report;
 
 /// The length exceeds one window.
@@ -50,22 +51,6 @@ fn assert_all(data: &DeviceBuffer, expected: f32, what: &str) {
     assert_eq!(wrong.map(|index| (index, values[index])), None, "{what}, where {expected} is expected");
 }
 
-/// Work that keeps a queue busy for some milliseconds.
-struct Ballast([DeviceBuffer; 2]);
-
-impl Ballast {
-    fn new(queue: &Queue) -> Self {
-        Ballast([(); 2].map(|()| DeviceBuffer::zeroed(queue, DType::F32, 64 << 20).unwrap()))
-    }
-
-    fn put(&mut self) {
-        let [from, to] = &mut self.0;
-        for _ in 0..50 {
-            to.as_mut_slice().copy_from_device(from.as_slice()).unwrap();
-        }
-    }
-}
-
 /// In every round the input is written late, and overwritten as soon as the call has returned; the result is copied away, and its memory is
 /// overwritten.
 fn ordered(cases: &Cases<'_>, queue: &Queue) {
@@ -84,7 +69,7 @@ fn ordered(cases: &Cases<'_>, queue: &Queue) {
             kept.as_mut_slice().copy_from_device(data.as_slice()).unwrap();
             kept
         };
-        ballast.put();
+        ballast.put(50);
         input.as_mut_slice().copy_from_device(source.as_slice()).unwrap();
         comm.all_reduce_into(input.as_slice(), output.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
         overwrite(&mut input);
@@ -92,7 +77,7 @@ fn ordered(cases: &Cases<'_>, queue: &Queue) {
         overwrite(&mut output);
 
         if world_size > 1 {
-            ballast.put();
+            ballast.put(50);
             input.as_mut_slice().copy_from_device(source.as_slice()).unwrap();
             crate::transfers::exchange(comm, vec![(next, input.as_slice())], vec![(last, output.as_mut_slice())])
                 .unwrap();
@@ -101,7 +86,7 @@ fn ordered(cases: &Cases<'_>, queue: &Queue) {
             overwrite(&mut output);
         }
 
-        ballast.put();
+        ballast.put(50);
         input.as_mut_slice().copy_from_device(source.as_slice()).unwrap();
         comm.broadcast(input.as_mut_slice(), 0).unwrap();
         first.push(kept(&input));

@@ -8,6 +8,7 @@ use gradsync::{DType, TensorView};
 use gradsync_tests::transfers::{Case, Owned, Rank, over, refused};
 
 use super::DeviceRank;
+use crate::ballast::Ballast;
 
 pub(super) fn cases<'c>() -> [Case<DeviceRank<'c>>; 4] {
     [
@@ -48,25 +49,6 @@ fn contiguous(rank: &DeviceRank<'_>) {
     }
 }
 
-/// Work that keeps a queue busy for some milliseconds, so that later work in the queue starts only after the host has gone on.
-struct Ballast {
-    from: DeviceBuffer,
-    to: DeviceBuffer,
-}
-
-impl Ballast {
-    fn new(queue: &Queue) -> Self {
-        let zeros = || DeviceBuffer::zeroed(queue, DType::F32, 64 << 20).unwrap();
-        Ballast { from: zeros(), to: zeros() }
-    }
-
-    fn put(&mut self) {
-        for _ in 0..50 {
-            self.to.as_mut_slice().copy_from_device(self.from.as_slice()).unwrap();
-        }
-    }
-}
-
 const LEN: usize = 100_003;
 
 /// Tensors are written late, sent, overwritten and dropped at once; the scratch memory of one bundle is reused by the next.
@@ -79,7 +61,7 @@ fn reused(rank: &DeviceRank<'_>) {
     // The ranks connect before, as the host may wait for the connection.
     over(rank, &[Owned::new(DType::U8, &[1], 0)], "before");
     let mut ballast = Ballast::new(queue);
-    ballast.put();
+    ballast.put(50);
     let mut results = Vec::new();
     for round in 1..=ROUNDS {
         match rank.rank() {
@@ -125,13 +107,13 @@ fn two_queues(rank: &DeviceRank<'_>) {
     match rank.rank() {
         0 => {
             let data = DeviceBuffer::from_host(queue, (&values).into()).unwrap();
-            ballast.put();
+            ballast.put(50);
             let bundle = Bundle::new([TensorView::on_device(data.as_slice(), vec![LEN, 1]).unwrap()]).unwrap();
             assert!(transfers.send(1, &bundle).unwrap().wait().unwrap());
         }
         1 => {
             let other = Queue::new(queue.ordinal()).unwrap();
-            ballast.put();
+            ballast.put(50);
             let (completion, new) =
                 transfers.exchange(&[], &[(0, Expected::known([(DType::F32, vec![LEN, 1])]))]).unwrap();
             other.wait_for(completion.event()).unwrap();

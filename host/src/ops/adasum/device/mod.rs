@@ -61,7 +61,7 @@ impl AdasumMemory for Cuda {
 /// reference and not made for speed: it always exchanges vectors over the transport, also where kernels can access the peers' memory.
 ///
 /// The workspace is the arena without a rank's own shard (Gram, and kernels over peers' memory) or half of it (Tree), and up to 36 numbers
-/// of 8 bytes for each chunk ([`plan::chunks`](crate::plan::chunks)) of a rank's shard and of tensors that shards divide; kernels over
+/// of 8 bytes for each chunk of a rank's shard and of tensors that shards divide; kernels over
 /// peers' memory need up to 120 for the latter. On nodes it is at most the shard of one rank of a node and the products, or as much as the
 /// arena with Adasum inside nodes.
 impl<'c> Adasum<'c, Cuda> {
