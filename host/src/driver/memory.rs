@@ -14,7 +14,8 @@ use crate::error::{Error, Result, check_float, same_len};
 use crate::slice::{Floats, Slice, SliceMut};
 use crate::sys::cuda;
 
-/// Owned device memory of one dtype, aligned to 256 bytes.
+/// Owned memory of a GPU, of one floating-point dtype and aligned to 256 bytes: a program allocates it for one vector or tensor, and passes it
+/// on as a [`DeviceSlice`], with a shape as a [`TensorView`](crate::TensorView).
 #[derive(Debug)]
 pub struct DeviceBuffer {
     memory: Arc<Memory>,
@@ -22,8 +23,10 @@ pub struct DeviceBuffer {
     len: usize,
 }
 
-/// A borrowed range of device memory with elements of any type, to read or send. Operations that compute refuse other types than
-/// floating-point ones.
+/// A borrowed slice of elements in a GPU's memory, whose type is known at run time: the argument of collectives and kernels that only read
+/// it. It is the counterpart of [`Slice`](crate::Slice), which is host memory; neither converts to the other.
+///
+/// Elements of any type can be sent; operations that compute refuse other types than floating-point ones.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceSlice<'a> {
     queue: &'a Queue,
@@ -32,7 +35,8 @@ pub struct DeviceSlice<'a> {
     len: usize,
 }
 
-/// A borrowed range of device memory with elements of any type, to read, write or receive into.
+/// A mutably borrowed slice of elements in a GPU's memory: the argument of collectives and kernels that write it. The rules of
+/// [`DeviceSlice`] apply.
 #[derive(Debug)]
 pub struct DeviceSliceMut<'a> {
     view: DeviceSlice<'a>,

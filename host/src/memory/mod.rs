@@ -7,7 +7,6 @@
 //! |---|---|
 //! | [`Host`], `Cuda` | the two kinds of memory |
 //! | [`TensorView`], [`TensorViewMut`] | elements of one type, integers included, with a shape |
-//! | [`HostBuffer`] | owned elements in host memory; on a GPU `driver::DeviceBuffer` |
 //!
 //! Nothing here communicates or does arithmetic.
 
@@ -22,7 +21,7 @@ mod tensor;
 use std::fmt::Debug;
 use std::ops::Range;
 
-pub use self::buffer::HostBuffer;
+pub(crate) use self::buffer::HostBuffer;
 #[cfg(feature = "cuda")]
 pub use self::cuda::Cuda;
 pub use self::host::Host;

@@ -13,15 +13,15 @@ use crate::dtype::{DType, Element, Float};
 use crate::error::{Error, Result, same_len};
 use crate::slice::{Floats, Slice, SliceMut, check_aligned, check_dtype, shape_len};
 
-/// A tensor to read or send: elements in row-major order and their shape. `[]` is a scalar, with one element. The elements have any type;
-/// operations that compute refuse other types than floating-point ones.
+/// A borrowed tensor, in either memory: a slice of elements in row-major order with a shape, for operations that compare shapes. `[]` is a
+/// scalar, with one element. The elements have any type; operations that compute refuse other types than floating-point ones.
 #[derive(Clone, Debug)]
 pub struct TensorView<'a, M: Memory = Host> {
     data: M::Slice<'a>,
     shape: Cow<'a, [usize]>,
 }
 
-/// A tensor to write or receive into, with the layout of [`TensorView`].
+/// A mutably borrowed tensor, to write or receive into. The rules of [`TensorView`] apply.
 #[derive(Debug)]
 pub struct TensorViewMut<'a, M: Memory = Host> {
     data: M::SliceMut<'a>,

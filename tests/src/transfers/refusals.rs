@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 
 use gradsync::onnx::{recv, recv_described, send};
-use gradsync::ops::send_recv::{Bundle, BundleMemory, Completion, Expected, Limits, TensorSpec, run_schedule};
-use gradsync::plan::bundle::encode;
+use gradsync::ops::send_recv::{Bundle, BundleMemory, Completion, Expected, Limits, run_schedule};
+use gradsync::plan::bundle::{TensorSpec, encode};
 use gradsync::{CommError, DType, Error, Result, TensorView};
 
 use super::{Owned, Rank, Rounds, bundles, known, over, ring};

@@ -11,7 +11,8 @@ use crate::error::{Error, Result};
 use crate::memory::{Host, Memory, TensorView};
 use crate::plan::bundle::{BundleLayout, Limits, TensorSpec};
 
-/// One or more tensors that are sent as one payload, each at a multiple of 256 bytes; on a GPU all of one queue.
+/// One or more borrowed tensors that are sent as one payload, each at a multiple of 256 bytes: the argument of a send. On a GPU all belong to
+/// one queue.
 ///
 /// A single tensor and [`Received`] tensors are sent without a copy, and so are a [`GradientBuffer`] with the payload's offsets, and
 /// tensors in device memory that are contiguous and begin at such multiples; others are packed.
@@ -70,7 +71,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
     }
 
     /// The types and shapes of the tensors.
-    pub fn specs(&self) -> &[TensorSpec] {
+    pub(super) fn specs(&self) -> &[TensorSpec] {
         &self.specs
     }
 
@@ -127,7 +128,7 @@ impl<'a, M: BundleMemory> From<&'a Received<M>> for Bundle<'a, M> {
 #[non_exhaustive]
 pub enum Expected {
     /// The receiver expects these types and shapes, which must be the sender's: only the length of the payload is compared.
-    Known(Vec<TensorSpec>),
+    Known(Vec<(DType, Vec<usize>)>),
     /// The receiver expects only a tag. The sender describes the tensors, and a bundle beyond the limits is refused.
     Described {
         /// The sender's tag.
@@ -140,7 +141,7 @@ pub enum Expected {
 impl Expected {
     /// Expects these types and shapes.
     pub fn known(tensors: impl IntoIterator<Item = (DType, Vec<usize>)>) -> Self {
-        Expected::Known(tensors.into_iter().map(|(dtype, dims)| TensorSpec { dtype, dims }).collect())
+        Expected::Known(tensors.into_iter().collect())
     }
 
     /// Expects any tensors within the default [`Limits`].
@@ -149,8 +150,8 @@ impl Expected {
     }
 }
 
-/// Tensors received from a peer, on a GPU possibly still pending in the order of their queue. Owns the payload, with the tensors in its
-/// layout.
+/// Owned tensors that came from a peer as one payload: the result of a receive. On a GPU they may still be pending in the order of their
+/// queue.
 #[must_use = "it owns the tensors that have come"]
 pub struct Received<M: BundleMemory = Host> {
     specs: Vec<TensorSpec>,
@@ -178,11 +179,6 @@ impl<M: BundleMemory> Received<M> {
     /// Always false: there is at least one tensor.
     pub fn is_empty(&self) -> bool {
         self.specs.is_empty()
-    }
-
-    /// The types and shapes.
-    pub fn specs(&self) -> &[TensorSpec] {
-        &self.specs
     }
 
     /// Tensor `index`, in place, at a multiple of 256 bytes; panics beyond the last.

@@ -43,7 +43,7 @@ use crate::error::{Operation, Result};
 use crate::memory::Cuda;
 use crate::memory::{Host, TensorViewMut};
 
-pub use crate::plan::bundle::{Limits, TensorSpec};
+pub use crate::plan::bundle::Limits;
 pub use crate::plan::schedule::{Payload, RankSchedule, Schedule, Stage, Step, one_forward_one_backward};
 
 /// The transfers of a communicator; on a GPU, transfers of tensors of one queue.

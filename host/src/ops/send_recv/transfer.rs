@@ -113,9 +113,10 @@ impl<M: BundleMemory> SendRecv<'_, M> {
     fn land<'p, 't>(&self, peer: usize, place: Place<'p, 't, M>) -> Result<Landing<'p, M>> {
         match place {
             Place::New(Expected::Described { tag, limits }) => Ok(Landing::Described(Want::new(peer, *tag, *limits))),
-            Place::New(Expected::Known(specs)) => {
-                let layout = layout(specs)?;
-                Ok(Landing::New(Received::reserve("recv", self.queue, specs.clone(), layout)?))
+            Place::New(Expected::Known(tensors)) => {
+                let specs: Vec<_> = tensors.iter().map(|(dtype, shape)| spec(*dtype, shape)).collect();
+                let layout = layout(&specs)?;
+                Ok(Landing::New(Received::reserve("recv", self.queue, specs, layout)?))
             }
             Place::Given(tensors) => {
                 let specs: Vec<_> = tensors.iter().map(|tensor| spec(tensor.dtype(), tensor.shape())).collect();

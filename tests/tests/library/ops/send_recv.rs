@@ -1,8 +1,8 @@
 //! Send and Recv between threads: cases that only this transport allows.
 
 use gradsync::comm::{Collectives, Ranks};
-use gradsync::ops::send_recv::{Bundle, Limits, SendRecv, TensorSpec};
-use gradsync::plan::bundle::encode;
+use gradsync::ops::send_recv::{Bundle, Limits, SendRecv};
+use gradsync::plan::bundle::{TensorSpec, encode};
 use gradsync::{DType, Error, TensorView, TensorViewMut, bf16};
 use gradsync_tests::ranks::{guarded, on_ranks};
 use gradsync_tests::transfers::refused;
