@@ -19,8 +19,8 @@ pub trait Element: sealed::Sealed + bytemuck::NoUninit + bytemuck::CheckedBitPat
     const DTYPE: DType;
 }
 
-/// A type of elements that gradients have and kernels compute with: `f64`, `f32`, [`struct@f16`] or [`bf16`]. Calls that compute take slices
-/// of these types ([`Floats`](crate::slice::Floats)), so that Adasum of integers does not compile:
+/// A type of elements that gradients have and kernels compute with: `f64`, `f32`, [`struct@f16`] or [`bf16`]. Calls that compute take
+/// slices of these types ([`Floats`](crate::slice::Floats)), so that Adasum of integers does not compile:
 ///
 /// ```compile_fail,E0277
 /// use gradsync::prelude::*;

@@ -14,8 +14,8 @@ use crate::error::{Error, Result, check_float, same_len};
 use crate::slice::{Floats, Slice, SliceMut};
 use crate::sys::cuda;
 
-/// Owned memory of a GPU, of one floating-point dtype and aligned to 256 bytes: a program allocates it for one vector or tensor, and passes it
-/// on as a [`DeviceSlice`], with a shape as a [`TensorView`](crate::TensorView).
+/// Owned memory of a GPU, of one floating-point dtype and aligned to 256 bytes: a program allocates it for one vector or tensor, and passes
+/// it on as a [`DeviceSlice`], with a shape as a [`TensorView`](crate::TensorView).
 #[derive(Debug)]
 pub struct DeviceBuffer {
     memory: Arc<Memory>,
