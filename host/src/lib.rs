@@ -95,6 +95,7 @@ mod call;
 pub mod comm;
 pub mod docs;
 pub mod dtype;
+mod engine;
 pub mod error;
 pub mod groups;
 pub mod kernels;

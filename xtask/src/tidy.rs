@@ -14,12 +14,13 @@ const MEMBERS: [&str; 7] = ["host", "host/cli", "host/candle", "device", "xtask"
 const LONGEST: usize = 600;
 
 /// The layers of the library, from the lowest up: a module uses only modules before it in the list.
-const ROOMS: [&str; 21] = [
+const ROOMS: [&str; 22] = [
     "dtype", // the names of element types
     "sys",   // CUDA and NCCL as they are in C
     "nvtx",  // ranges for profilers
     "call",  // operations with their arguments, as ranks compare them
     "error",
+    "engine",    // the matching of calls, as pure state
     "trace",     // the last calls of each rank, for finding out why a job hangs
     "slice",     // elements of the host's memory
     "plan",      // who holds and sends which elements, as pure functions

@@ -11,8 +11,8 @@ use super::connection::{Connections, Link};
 use super::coordinator::{Coordinator, Route};
 use super::endpoint::Endpoint;
 use super::gathering::Subgroups;
-use super::matching::check;
 use super::message::{ANNOUNCED_LIMIT, CALLS_LIMIT, CONTRIBUTION_LIMIT, Network, Request, bounded};
+use crate::engine::check;
 use crate::error::{Call, CommError, Departure, Operation};
 use crate::trace::Recorder;
 

@@ -49,6 +49,7 @@
 //!
 //! This module does not depend on CUDA, NCCL or MPI, and never moves gradients.
 
+mod announcements;
 mod client;
 mod connection;
 mod coordinator;
@@ -58,7 +59,6 @@ mod frame;
 mod gathering;
 #[cfg(unix)]
 mod local;
-mod matching;
 mod member;
 mod message;
 mod names;
@@ -66,7 +66,6 @@ mod noise;
 mod notice;
 #[cfg(unix)]
 mod peers;
-mod pending;
 mod poll;
 mod primitives;
 #[cfg(feature = "mpi")]

@@ -1,12 +1,12 @@
 //! Ranks as threads of one process: every collective without intermediate copies, for tests, demos and CPU training.
 //!
-//! All ranks of a call synchronise in shared memory (`rendezvous`), compare their pending calls (`pending`), and only then move data
+//! All ranks of a call synchronise in shared memory (`rendezvous`), compare their calls by the engine, and only then move data
 //! (`transfer`): each rank computes its share of the result directly from the other ranks' buffers. Ranks can also expose windows of
 //! their memory to each other (`windows`). A rank that panics, leaves or is late turns every other rank's call into an error within the
 //! deadline, so no call hangs. Never spans processes.
 
+mod operands;
 mod output;
-mod pending;
 mod rendezvous;
 mod signal;
 mod split;
@@ -19,8 +19,8 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use self::operands::{CollectiveCall, Region, Transfer};
 pub use self::output::RankOutput;
-use self::pending::{CollectiveCall, Region, Transfer};
 use self::rendezvous::Rendezvous;
 use super::collective::{check_peer, check_shards};
 use super::reduction::Reduction;
@@ -256,7 +256,7 @@ impl Communicator for LocalCommunicator {
     fn exchange(&self, sends: &[(usize, Slice<'_>)], receives: &mut [(usize, SliceMut<'_>)]) -> Result<()> {
         let transfer = |operation, peer, data: Slice<'_>, memory| {
             check_peer(operation, peer, self.rank, self.world_size())?;
-            Ok(Transfer { peer, call: Call::new(operation, data.len(), data.dtype()), memory })
+            Ok(Transfer { call: Call::new(operation, data.len(), data.dtype()), memory })
         };
         let send = |&(peer, data): &(usize, Slice<'_>)| {
             transfer(Operation::Send { peer }, peer, data, Region::of_bytes(data.as_bytes()))
@@ -265,12 +265,10 @@ impl Communicator for LocalCommunicator {
             let memory = Region::of_bytes_mut(data.reborrow().as_bytes_mut());
             transfer(Operation::Recv { peer: *peer }, *peer, data.as_slice(), memory)
         };
-        let outgoing = sends.iter().map(send).collect::<Result<Vec<_>>>()?;
-        let incoming = receives.iter_mut().map(recv).collect::<Result<Vec<_>>>()?;
+        let transfers = sends.iter().map(send).chain(receives.iter_mut().map(recv)).collect::<Result<Vec<_>>>()?;
         // Errors name the exchange by its first transfer.
-        let Some(first) = outgoing.first().or(incoming.first()) else { return Ok(()) };
-        let operation = first.call.operation;
-        self.shared.exchange(self.rank, operation, outgoing, incoming)
+        let Some(first) = transfers.first() else { return Ok(()) };
+        self.shared.exchange(self.rank, first.call.operation, transfers)
     }
 
     fn sharing(&self) -> Option<&(dyn SharedWindows + 'static)> {
