@@ -239,12 +239,12 @@ pub(super) fn unpack<M: ReducerMemory>(
 mod tests {
     use super::super::{Reducer, ReducerOptions};
     use super::*;
-    use crate::comm::{Ranks, local};
+    use crate::comm::local;
     use crate::plan::chunks::chunk_len;
 
     const LENS: [usize; 6] = [1, 700, 40_000, 300_000, 0, 1_500_000];
 
-    /// Steps with and without micro-batches; returns the bytes of buckets and of sums, after each checking them against the documentation.
+    /// The bytes of buckets and of sums after some steps, with micro-batches or without, checked against the documented formula.
     fn bytes_of(wire: Option<DType>, ranks: usize, accumulates: bool) -> (usize, usize) {
         let taken = local::run(ranks, |comm| {
             let parameters = LENS.map(|len| Parameter::new(format!("of {len}"), [len], DType::F32));
@@ -259,13 +259,11 @@ mod tests {
                 gradients.iter().enumerate().try_for_each(|(index, gradient)| step.ready(index, gradient))?;
                 step.finish()?;
             }
-            let bytes = |buffer: &Option<GradientBuffer>| {
-                buffer.as_ref().map_or(0, |buffer| buffer.len() * buffer.dtype().size_bytes())
-            };
-            let total = |of: fn(&Bucket<'_, crate::memory::Host>) -> &Option<GradientBuffer>| {
-                reducer.buckets.iter().map(|bucket| bytes(of(bucket))).sum::<usize>()
-            };
-            Ok((total(|bucket| &bucket.buffer), total(|bucket| &bucket.sums), reducer.buckets.len()))
+            let bytes =
+                |buffer: Option<&GradientBuffer>| buffer.map_or(0, |buffer| buffer.len() * buffer.dtype().size_bytes());
+            let buckets: usize = reducer.buckets.iter().map(|bucket| bytes(bucket.buffer.as_ref())).sum();
+            let sums: usize = reducer.buckets.iter().map(|bucket| bytes(bucket.sums.as_ref())).sum();
+            Ok((buckets, sums, reducer.buckets.len()))
         });
         let taken = taken.unwrap();
         assert!(taken.iter().all(|of| *of == taken[0]), "{taken:?}");
