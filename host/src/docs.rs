@@ -15,6 +15,11 @@ pub mod coming_from {}
 #[doc = include_str!("../docs/deployment.md")]
 pub mod deployment {}
 
+/// The errors that a program or its build can meet, with their causes and remedies, and how to see the library's messages.
+///
+#[doc = include_str!("../docs/errors.md")]
+pub mod errors {}
+
 /// When to use Adasum, a mean or a sum, and at which learning rate.
 ///
 #[doc = include_str!("../docs/choosing.md")]

@@ -3,6 +3,36 @@
 //! The crate covers everything that a training program on more than one rank does with its gradients between `backward()` and
 //! `optimizer.step()`: it accumulates, casts and clears them in mixed precision, and reduces them over ranks by sum, mean or Adasum.
 //!
+//! | for | take |
+//! |---|---|
+//! | a candle model on several CPUs or GPUs | [`gradsync-candle`](https://docs.rs/gradsync-candle), whose `backward` reduces gradients |
+//! | gradients in your own slices, or in the memory of another framework | this crate |
+//! | starting ranks, explaining hangs, checking machines, reducing checkpoints | the program of [`gradsync-cli`](https://docs.rs/gradsync-cli) |
+//!
+//! Ranks are threads, processes, MPI processes or GPUs. Every call compares what ranks do, ends within a deadline, and returns an error that
+//! names the ranks: [`docs::errors`] has the remedies. Messages are events of the crate `tracing`.
+//!
+//! # A program
+//!
+//! Ranks that are threads; processes, MPI processes and GPUs differ in the communicator alone ([`comm`]).
+//!
+//! ```
+//! use gradsync::prelude::*;
+//!
+//! fn main() -> Result<(), Error> {
+//!     let results = local::run(4, |comm| {
+//!         let tensors = [("weight", vec![2, 3]), ("bias", vec![3])];
+//!         let mut gradients = GradientBuffer::new(DType::F32, comm.world_size(), tensors)?;
+//!         let micro_batch = vec![comm.rank() as f32; 3]; // what `backward()` gave for "bias"
+//!         accumulate(gradients.tensor_mut(1), &micro_batch)?;
+//!         adasum_all_reduce(&comm, &mut gradients, AdasumOptions::default())?;
+//!         gradients.tensor(1).to_vec::<f32>()
+//!     })?;
+//!     assert!(results.iter().all(|result| *result == [1.75; 3])); // the same bits on every rank
+//!     Ok(())
+//! }
+//! ```
+//!
 //! # Contents
 //!
 //! | concept | where |
@@ -29,7 +59,7 @@
 //! | how ranks find each other, launchers, secrets | [`bootstrap`], [`docs::deployment`] |
 //! | the arithmetic on the memory of one rank | [`kernels::cpu`], `kernels::cuda` |
 //! | GPUs, queues, device memory, graphs | `driver` |
-//! | everything that can go wrong | [`error`] |
+//! | everything that can go wrong | [`error`]; causes, remedies and logs [`docs::errors`] |
 //! | ranges that a profiler shows | [`nvtx`] |
 //! | the last calls of each rank, for finding out why a job hangs | [`trace`] |
 //! | from ONNX Runtime, TransformerEngine, Horovod or PyTorch | [`docs::coming_from`], [`onnx`] |
@@ -39,36 +69,15 @@
 //! Modules in plain type need the feature `cuda` or `mpi`; `comm::process` needs Unix, and Linux for calls of more
 //! than 1 MiB.
 //!
-//! # A program
-//!
-//! Ranks that are threads; processes, MPI processes and GPUs differ in the communicator alone ([`comm`]).
-//!
-//! ```
-//! use gradsync::prelude::*;
-//!
-//! fn main() -> Result<(), Error> {
-//!     let results = local::run(4, |comm| {
-//!         let tensors = [("weight", vec![2, 3]), ("bias", vec![3])];
-//!         let mut gradients = GradientBuffer::new(DType::F32, comm.world_size(), tensors)?;
-//!         let micro_batch = vec![comm.rank() as f32; 3]; // what `backward()` gave for "bias"
-//!         accumulate(gradients.tensor_mut(1), &micro_batch)?;
-//!         adasum_all_reduce(&comm, &mut gradients, AdasumOptions::default())?;
-//!         gradients.tensor(1).to_vec::<f32>()
-//!     })?;
-//!     assert!(results.iter().all(|result| *result == [1.75; 3])); // the same bits on every rank
-//!     Ok(())
-//! }
-//! ```
-//!
 //! # Features
 //!
-//! None is on by default. Programs that compute with candle take the crate `gradsync-candle`. The program `gradsync`, which starts
-//! ranks, explains hangs, checks machines and reduces checkpoints, is the crate `gradsync-cli`.
+//! None is on by default.
 //!
 //! * `cuda`: the CUDA backend through `cust`, with kernels as PTX in the crate. Building takes no CUDA toolkit, and programs start on
 //!   machines without a driver too; [`docs::deployment`] has the one line of configuration that `cust` wants where there is no toolkit.
 //! * `mpi`: ranks as the processes of an MPI job, through `mpi` (rsmpi). Links the system's MPI; building needs its headers, a C
 //!   compiler and libclang.
+//! * `log`: messages as records of the crate `log`, for programs with a logger of that crate.
 //! * `nvtx`: ranges of sends and receives, for profilers such as Nsight Systems.
 
 // The compiler proves that the examples need no unsafe code.

@@ -105,6 +105,8 @@ pub(crate) enum Stage {
     Dialect,
     /// Documentation, warnings as errors
     Docs,
+    /// Licences, sources and versions of dependencies, by deny.toml
+    Deny,
     /// Unit, property, rank and documentation tests
     Tests,
     /// The MPI transport, under mpirun with 2, 3, 4 and 8 ranks
@@ -113,7 +115,7 @@ pub(crate) enum Stage {
     Nodes,
     /// The demo's own tests and a short training
     Demo,
-    /// The published crates are packed, and a crate outside the workspace builds on them with nothing installed, also with `cuda`
+    /// The published crates are packed, and a crate outside the workspace builds on them with each feature
     Downstream,
     /// The GPU tests: the tests on one GPU, then test-multi-gpu
     Gpu,

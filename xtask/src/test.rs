@@ -42,12 +42,13 @@ struct Row {
 }
 
 impl Stage {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Fmt,
         Self::Tidy,
         Self::Ptx,
         Self::Ptxas,
         Self::Dialect,
+        Self::Deny,
         Self::Tests,
         Self::Mpi,
         Self::Nodes,
@@ -62,6 +63,7 @@ impl Stage {
         match self {
             Self::Fmt => &[Need::Rustfmt],
             Self::Dialect => &[Need::Clippy],
+            Self::Deny => &[Need::CargoDeny],
             Self::Ptx => &[Need::DeviceCompiler],
             Self::Ptxas => &[Need::Ptxas],
             Self::Clippy => &[Need::Clippy, Need::CCompiler, Need::Mpi],
@@ -93,6 +95,7 @@ impl Stage {
             Self::Ptxas => Ok(Outcome::Passed(ptxas::assemble_all()?)),
             Self::Clippy => clippy(),
             Self::Dialect => dialect(),
+            Self::Deny => deny(),
             Self::Docs => passed(docs().iter().try_for_each(Cmd::run)),
             Self::Tests => tests(later, compiler),
             Self::Mpi => Ok(Outcome::Passed(mpi::run(compiler)?)),
@@ -256,6 +259,15 @@ fn dialect() -> Result<Outcome> {
         cmd.args(["--", "-Dwarnings"]).run()?;
     }
     Ok(Outcome::Passed("every kernel, for both kinds of GPU, against the cuda_std of Cargo.lock".to_owned()))
+}
+
+/// The database of advisories is downloaded from no registry, so a registry alone does not suffice for them.
+fn deny() -> Result<Outcome> {
+    let cmd = Cmd::new(toolchain::cargo_deny()).args(["--workspace", "check", "--deny", "warnings"]);
+    cmd.args(["licenses", "bans", "sources"]).run()?;
+    Ok(Outcome::Passed(
+        "licences, duplicates and sources; advisories are not checked, as their database is not here".to_owned(),
+    ))
 }
 
 fn docs() -> Vec<Cmd> {

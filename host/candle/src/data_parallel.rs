@@ -61,6 +61,10 @@ const BACKWARD: &str = "backward";
 /// zeros; a rank without any, while others have some, is an error ([`AbsentGradients`](gradsync::train::AbsentGradients)). A variable with
 /// two names is one variable. [`NonFinite`](gradsync::train::NonFinite) says what becomes of gradients with NaN or infinities.
 ///
+/// # Memory
+///
+/// Besides candle's gradients, the buckets and sums of a reducer: see [`Reducer`], "Memory".
+///
 /// # Variables of the graph
 ///
 /// A loss may depend on variables that were [declared](Variables), and on variables of other `DataParallel`s of this process, whose

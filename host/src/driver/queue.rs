@@ -10,7 +10,7 @@ use super::device::{Device, DeviceAttribute};
 use super::event::{Event, Timing};
 use super::gate::{Changing, Gate, Held};
 use super::launch::{Argument, EarlyLaunch, Grid};
-use super::module::{Kernel, Library, LoadedKernel};
+use super::module::{Kernel, LOWEST_CAPABILITY, Library, LoadedKernel};
 use super::pool::{self, Pool, Staging, Table, Tables};
 use super::recording::Recording;
 use super::{CudaError, check, exposure, retired};
@@ -110,7 +110,7 @@ impl Queue {
         let library = Library::for_capability(major, minor, EarlyLaunch::of_driver).ok_or_else(|| CudaError {
             call: format!("device {ordinal}"),
             code: Status::NO_BINARY_FOR_GPU.0,
-            text: format!("compute capability {major}.{minor}, and the kernels need 7.5"),
+            text: format!("compute capability {major}.{minor}, and the kernels need {LOWEST_CAPABILITY}"),
         })?;
         let library = library.as_told();
         let context = Primary::retain(device)?;

@@ -9,6 +9,7 @@
 mod allocations;
 mod data_parallel;
 mod declared;
+mod fused;
 mod gpt;
 mod refused;
 mod replicas;
