@@ -6,6 +6,7 @@ mod downstream;
 mod mpi;
 mod nodes;
 mod package;
+mod systems;
 
 use std::{
     io,
@@ -55,6 +56,7 @@ impl Stage {
         Self::Demo,
         Self::Clippy,
         Self::Docs,
+        Self::Systems,
         Self::Downstream,
         Self::Gpu,
     ];
@@ -64,7 +66,7 @@ impl Stage {
             Self::Fmt => &[Need::Rustfmt],
             Self::Dialect => &[Need::Clippy],
             Self::Deny => &[Need::CargoDeny],
-            Self::Ptx => &[Need::DeviceCompiler],
+            Self::Ptx | Self::Systems => &[Need::DeviceCompiler],
             Self::Ptxas => &[Need::Ptxas],
             Self::Clippy => &[Need::Clippy, Need::CCompiler, Need::Mpi],
             Self::Gpu if multi_gpu::gpus().is_ok() => &[Need::CCompiler, Need::Mpi],
@@ -101,6 +103,7 @@ impl Stage {
             Self::Mpi => Ok(Outcome::Passed(mpi::run(compiler)?)),
             Self::Nodes => nodes::run(),
             Self::Demo => demo(),
+            Self::Systems => Ok(Outcome::Passed(systems::check()?)),
             Self::Downstream => Ok(Outcome::Passed(downstream::build_and_run()?)),
             Self::Gpu => gpu(),
         }
@@ -127,6 +130,7 @@ impl flags::Test {
                 (Stage::Ptx, Unavailable { device_compiler: Some(why), .. }) => {
                     Stage::Ptx.run(later, &mut compiler).map(|_| Outcome::NotRun(why.clone()))
                 }
+                (Stage::Systems, Unavailable { device_compiler: Some(why), .. }) => Ok(Outcome::NotRun(why.clone())),
                 (Stage::Mpi | Stage::Nodes, Unavailable { mpi: Some(why), .. }) => Ok(Outcome::NotRun(why.clone())),
                 _ => stage.run(later, &mut compiler),
             };
