@@ -111,6 +111,8 @@ pub(crate) enum Stage {
     Mpi,
     /// The MPI transport on several machines, which are simulated by Linux namespaces
     Nodes,
+    /// The MPI transport built for MPI's standard ABI, on MPICH, on one machine and on several; runs only if it is named
+    MpiAbi,
     /// The demo's own tests and a short training
     Demo,
     /// The published crates are packed, and a crate outside the workspace builds on them with nothing installed, also with `cuda`

@@ -1,4 +1,4 @@
-//! Files from PyPI by pip: NVIDIA's assembler and `nccl.h`, packages that read gradsync's output, training data, and Horovod's sources.
+//! Files from PyPI by pip: NVIDIA's assembler and `nccl.h`, MPICH, packages that read gradsync's output, training data, and Horovod's sources.
 //!
 //! Every version is fixed, and all files stay under target/; no Python environment of the user is changed.
 
@@ -17,6 +17,8 @@ pub(crate) const NCCL_VARIABLE: &str = "GRADSYNC_NCCL_INCLUDE";
 pub(super) const NCCL_VERSION: &str = "2.27.7";
 /// The version for bundles: it supports several ranks on one GPU, as NCCL does from 2.30 on.
 pub(super) const NCCL_LIBRARY_VERSION: &str = "2.32.3";
+/// The first release series of MPICH with MPI's standard ABI is 5.0.
+pub(super) const MPICH_VERSION: &str = "5.0.2";
 /// Its file of digits is the UCI "Optical Recognition of Handwritten Digits" test set (CC BY 4.0), which has not changed for years.
 pub(super) const SCIKIT_LEARN_VERSION: &str = "1.7.2";
 pub(super) const DIGITS_SHA256: &str = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22";
@@ -126,12 +128,21 @@ pub(super) fn packages_work() -> bool {
 }
 
 pub(super) fn fetch_packages() -> Cmd {
-    Cmd::new("python3")
-        // When run as root, pip warns about the system's packages, which --target does not change.
-        .env("PIP_ROOT_USER_ACTION", "ignore")
-        .args(["-m", "pip", "install", "--quiet", "--upgrade", "--only-binary=:all:", "--no-deps", "--target"])
-        .arg(packages_folder())
-        .args(PACKAGES)
+    pip_install(&packages_folder()).args(PACKAGES)
+}
+
+/// The folder of MPICH, with its subfolders `bin` and `lib`, whether it has been downloaded or not.
+pub(crate) fn mpich() -> PathBuf {
+    target("tools").join(format!("mpich-{MPICH_VERSION}"))
+}
+
+/// The compiler of MPICH for MPI's standard ABI.
+pub(crate) fn mpicc_abi() -> PathBuf {
+    mpich().join("bin/mpicc_abi")
+}
+
+pub(super) fn fetch_mpich() -> Vec<Cmd> {
+    vec![pip_install(&mpich()).arg(format!("mpich=={MPICH_VERSION}"))]
 }
 
 /// The demo's data.
@@ -182,6 +193,14 @@ pub(super) fn fetch_horovod() -> Vec<Cmd> {
         // The folder is moved when it is complete, so that an existing folder is always usable.
         Cmd::new("mv").arg(unpacked.join(format!("horovod-{HOROVOD_VERSION}"))).arg(horovod()),
     ]
+}
+
+fn pip_install(folder: &Path) -> Cmd {
+    Cmd::new("python3")
+        // When run as root, pip warns about the system's packages, which --target does not change.
+        .env("PIP_ROOT_USER_ACTION", "ignore")
+        .args(["-m", "pip", "install", "--quiet", "--upgrade", "--only-binary=:all:", "--no-deps", "--target"])
+        .arg(folder)
 }
 
 fn pip_download(folder: &Path) -> Cmd {

@@ -7,7 +7,8 @@ use gradsync::bootstrap::{BootstrapError, Launch, Member, Rendezvous};
 
 use super::diagnosis::Problem;
 
-pub(super) fn join(deadline: Duration) -> Result<(Launch, Member), Problem> {
+/// Joins the other ranks, as `gradsync::join` does; also tells whether MPI connects them.
+pub(super) fn join(deadline: Duration) -> Result<(Launch, bool, Member), Problem> {
     let launch = Launch::from_env().map_err(explained)?;
     #[cfg(feature = "mpi")]
     if launch.master.is_none() && is_under_mpi() {
@@ -15,7 +16,7 @@ pub(super) fn join(deadline: Duration) -> Result<(Launch, Member), Problem> {
     }
     let rendezvous = Rendezvous::from_env(&launch).map_err(explained)?.with_deadline(deadline);
     let member = rendezvous.join(launch.rank, launch.world_size).map_err(explained)?;
-    Ok((launch, member))
+    Ok((launch, false, member))
 }
 
 /// Whether a launcher of MPI has started this process.
@@ -25,7 +26,7 @@ fn is_under_mpi() -> bool {
 }
 
 #[cfg(feature = "mpi")]
-fn join_by_mpi(launch: Launch, deadline: Duration) -> Result<(Launch, Member), Problem> {
+fn join_by_mpi(launch: Launch, deadline: Duration) -> Result<(Launch, bool, Member), Problem> {
     use gradsync::comm::Ranks as _;
     let world = gradsync::comm::mpi::MpiCommunicator::world_within(deadline).map_err(explained)?;
     if (world.rank(), world.world_size()) != (launch.rank, launch.world_size) {
@@ -41,7 +42,7 @@ fn join_by_mpi(launch: Launch, deadline: Duration) -> Result<(Launch, Member), P
         });
     }
     let member = world.member(deadline).map_err(explained)?;
-    Ok((launch, member))
+    Ok((launch, true, member))
 }
 
 fn explained(error: Error) -> Problem {
@@ -103,7 +104,8 @@ fn missing(variable: &str) -> &'static str {
             "export GRADSYNC_SECRET=$(gradsync secret) where the launcher is started, and have it passed on (mpirun -x GRADSYNC_SECRET); gradsync launch does both"
         }
         "MASTER_ADDR" | "MASTER_PORT" => {
-            "export MASTER_ADDR and MASTER_PORT, the name of rank 0's machine and a free port there, and have them passed on (mpirun -x); gradsync launch and torchrun set them"
+            "export MASTER_ADDR and MASTER_PORT, the name of rank 0's machine and a free port there, and have them passed on (mpirun -x); gradsync launch and torchrun set them; with the \
+             feature `mpi`, mpirun and mpiexec need neither"
         }
         _ => {
             "a launcher sets a rank and a world size together: set both, as RANK and WORLD_SIZE, or unset the other one"
