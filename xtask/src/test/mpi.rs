@@ -64,7 +64,7 @@ fn build_abi() -> Cmd {
         .env("MPICC", python::mpicc_abi())
 }
 
-fn launcher() -> Result<Mpirun> {
+pub(super) fn launcher() -> Result<Mpirun> {
     Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))
 }
 

@@ -47,5 +47,6 @@ END
 chmod +x "$here/enter"
 # Every node uses all cores as if they were its own, so ranks are not bound to cores.
 export OMPI_MCA_plm_rsh_agent="$here/enter" OMPI_MCA_hwloc_base_binding_policy=none
-export HYDRA_LAUNCHER=rsh HYDRA_LAUNCHER_EXEC="$here/enter"
+# UCX, over which MPICH communicates between machines, warns of the messages that a failed communicator leaves.
+export HYDRA_LAUNCHER=rsh HYDRA_LAUNCHER_EXEC="$here/enter" UCX_LOG_LEVEL=error
 "$@"

@@ -38,6 +38,10 @@ const EXTRACT: &str = "import glob, os, sys, zipfile; wheel = glob.glob(sys.argv
                        [open(to, 'wb').write(zipfile.ZipFile(wheel).read(name)) \
                        for name, to in zip(sys.argv[2::2], sys.argv[3::2])]; os.remove(wheel)";
 
+/// Unpacks the wheel that matches the first argument into the second.
+const UNPACK: &str =
+    "import glob, sys, zipfile; zipfile.ZipFile(glob.glob(sys.argv[1])[0]).extractall(sys.argv[2])";
+
 /// The assembler, if it is present.
 pub(crate) fn ptxas() -> Option<PathBuf> {
     let path = variable(PTXAS_VARIABLE).map_or_else(fetched_ptxas, PathBuf::from);
@@ -128,7 +132,12 @@ pub(super) fn packages_work() -> bool {
 }
 
 pub(super) fn fetch_packages() -> Cmd {
-    pip_install(&packages_folder()).args(PACKAGES)
+    Cmd::new("python3")
+        // When run as root, pip warns about the system's packages, which --target does not change.
+        .env("PIP_ROOT_USER_ACTION", "ignore")
+        .args(["-m", "pip", "install", "--quiet", "--upgrade", "--only-binary=:all:", "--no-deps", "--target"])
+        .arg(packages_folder())
+        .args(PACKAGES)
 }
 
 /// The folder of MPICH, with its subfolders `bin` and `lib`, whether it has been downloaded or not.
@@ -142,7 +151,17 @@ pub(crate) fn mpicc_abi() -> PathBuf {
 }
 
 pub(super) fn fetch_mpich() -> Vec<Cmd> {
-    vec![pip_install(&mpich()).arg(format!("mpich=={MPICH_VERSION}"))]
+    // pip's own --target leaves out the wheel's folder `lib`.
+    let folder = target("tools").join("mpich-wheel");
+    let data = folder.join(format!("mpich-{MPICH_VERSION}.data/data"));
+    vec![
+        pip_download(&folder).arg(format!("mpich=={MPICH_VERSION}")),
+        Cmd::new("python3").args(["-c", UNPACK]).arg(folder.join("mpich-*.whl")).arg(&folder),
+        Cmd::new("chmod").args(["-R", "+x"]).arg(data.join("bin")),
+        // The folder is moved when it is complete, so that an existing folder is always usable.
+        Cmd::new("mv").arg(&data).arg(mpich()),
+        Cmd::new("rm").arg("-r").arg(folder),
+    ]
 }
 
 /// The demo's data.
@@ -193,14 +212,6 @@ pub(super) fn fetch_horovod() -> Vec<Cmd> {
         // The folder is moved when it is complete, so that an existing folder is always usable.
         Cmd::new("mv").arg(unpacked.join(format!("horovod-{HOROVOD_VERSION}"))).arg(horovod()),
     ]
-}
-
-fn pip_install(folder: &Path) -> Cmd {
-    Cmd::new("python3")
-        // When run as root, pip warns about the system's packages, which --target does not change.
-        .env("PIP_ROOT_USER_ACTION", "ignore")
-        .args(["-m", "pip", "install", "--quiet", "--upgrade", "--only-binary=:all:", "--no-deps", "--target"])
-        .arg(folder)
 }
 
 fn pip_download(folder: &Path) -> Cmd {
