@@ -6,6 +6,7 @@ mod downstream;
 mod mpi;
 mod nodes;
 mod package;
+mod systems;
 
 use std::{
     io,
@@ -56,6 +57,7 @@ impl Stage {
         Self::Demo,
         Self::Clippy,
         Self::Docs,
+        Self::Systems,
         Self::Downstream,
         Self::Gpu,
     ];
@@ -64,7 +66,7 @@ impl Stage {
         match self {
             Self::Fmt => &[Need::Rustfmt],
             Self::Dialect => &[Need::Clippy],
-            Self::Ptx => &[Need::DeviceCompiler],
+            Self::Ptx | Self::Systems => &[Need::DeviceCompiler],
             Self::Ptxas => &[Need::Ptxas],
             Self::Clippy => &[Need::Clippy, Need::CCompiler, Need::Mpi],
             Self::Gpu if multi_gpu::gpus().is_ok() => &[Need::CCompiler, Need::Mpi],
@@ -107,6 +109,7 @@ impl Stage {
             Self::Nodes => nodes::run(&mpi::launcher()?, &mpi::program()?),
             Self::MpiAbi => Ok(Outcome::Passed(mpi::run_abi(compiler)?)),
             Self::Demo => demo(),
+            Self::Systems => Ok(Outcome::Passed(systems::check()?)),
             Self::Downstream => Ok(Outcome::Passed(downstream::build_and_run()?)),
             Self::Gpu => gpu(),
         }
@@ -134,6 +137,7 @@ impl flags::Test {
                 (Stage::Ptx, Unavailable { device_compiler: Some(why), .. }) => {
                     Stage::Ptx.run(later, &mut compiler).map(|_| Outcome::NotRun(why.clone()))
                 }
+                (Stage::Systems, Unavailable { device_compiler: Some(why), .. }) => Ok(Outcome::NotRun(why.clone())),
                 (Stage::Mpi | Stage::Nodes, Unavailable { mpi: Some(why), .. }) => Ok(Outcome::NotRun(why.clone())),
                 _ => match left_out(stage) {
                     Some(why) => Ok(Outcome::NotRun(why.to_owned())),
