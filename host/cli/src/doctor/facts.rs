@@ -64,7 +64,7 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    pub(super) fn gather(launch: &Launch, uses_mpi: bool, rank: usize, world_size: usize) -> Self {
+    pub(super) fn gather(launch: &Launch, rank: usize, world_size: usize) -> Self {
         let machine = Machine::look();
         let version_of = |found: &crate::info::Found| found.version.clone().or_else(|| found.name.clone());
         let cores = machine.cpu.threads;
@@ -88,7 +88,7 @@ impl Facts {
             unreachable_gpus: unreachable_gpus(machine.gpus.len()),
             nccl: version_of(&machine.nccl),
             mpi: version_of(&machine.mpi),
-            uses_mpi,
+            uses_mpi: launch.is_mpi_job(),
             mpi_launcher: mpi_launcher().map(str::to_owned),
             interface: std::env::var("NCCL_SOCKET_IFNAME").ok(),
             interfaces: names("/sys/class/net"),

@@ -7,26 +7,20 @@ use gradsync::bootstrap::{BootstrapError, Launch, Member, Rendezvous};
 
 use super::diagnosis::Problem;
 
-/// Joins the other ranks, as `gradsync::join` does; also tells whether MPI connects them.
-pub(super) fn join(deadline: Duration) -> Result<(Launch, bool, Member), Problem> {
+/// Joins the other ranks in the way of [`gradsync::join`].
+pub(super) fn join(deadline: Duration) -> Result<(Launch, Member), Problem> {
     let launch = Launch::from_env().map_err(explained)?;
     #[cfg(feature = "mpi")]
-    if launch.master.is_none() && is_under_mpi() {
+    if launch.is_mpi_job() {
         return join_by_mpi(launch, deadline);
     }
     let rendezvous = Rendezvous::from_env(&launch).map_err(explained)?.with_deadline(deadline);
     let member = rendezvous.join(launch.rank, launch.world_size).map_err(explained)?;
-    Ok((launch, false, member))
-}
-
-/// Whether a launcher of MPI has started this process.
-#[cfg(feature = "mpi")]
-fn is_under_mpi() -> bool {
-    ["OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK"].iter().any(|name| std::env::var_os(name).is_some())
+    Ok((launch, member))
 }
 
 #[cfg(feature = "mpi")]
-fn join_by_mpi(launch: Launch, deadline: Duration) -> Result<(Launch, bool, Member), Problem> {
+fn join_by_mpi(launch: Launch, deadline: Duration) -> Result<(Launch, Member), Problem> {
     use gradsync::comm::Ranks as _;
     let world = gradsync::comm::mpi::MpiCommunicator::world_within(deadline).map_err(explained)?;
     if (world.rank(), world.world_size()) != (launch.rank, launch.world_size) {
@@ -42,7 +36,7 @@ fn join_by_mpi(launch: Launch, deadline: Duration) -> Result<(Launch, bool, Memb
         });
     }
     let member = world.member(deadline).map_err(explained)?;
-    Ok((launch, true, member))
+    Ok((launch, member))
 }
 
 fn explained(error: Error) -> Problem {

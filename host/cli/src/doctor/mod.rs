@@ -64,7 +64,7 @@ impl Doctor {
             return self.launch(ranks);
         }
         let deadline = Duration::from_secs_f64(self.deadline);
-        let (launch, uses_mpi, member) = match join::join(deadline) {
+        let (launch, member) = match join::join(deadline) {
             Ok(joined) => joined,
             Err(Problem { problem, remedy }) => {
                 complain(format_args!("{problem}\n  remedy: {remedy}"));
@@ -72,7 +72,7 @@ impl Doctor {
             }
         };
         let told = |error: gradsync::CommError| format!("after all ranks had joined: {error}");
-        let own = Facts::gather(&launch, uses_mpi, member.rank(), member.world_size());
+        let own = Facts::gather(&launch, member.rank(), member.world_size());
         let bytes = postcard::to_stdvec(&own).map_err(|error| error.to_string())?;
         let all = member.all_gather(&bytes, deadline).map_err(told)?;
         let ranks = all.iter().map(|bytes| postcard::from_bytes(bytes)).collect::<Result<Vec<Facts>, _>>();
