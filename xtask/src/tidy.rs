@@ -14,7 +14,7 @@ const MEMBERS: [&str; 7] = ["host", "host/cli", "host/candle", "device", "xtask"
 const LONGEST: usize = 600;
 
 /// The layers of the library, from the lowest up: a module uses only modules before it in the list.
-const ROOMS: [&str; 21] = [
+const ROOMS: [&str; 22] = [
     "dtype", // the names of element types
     "sys",   // CUDA and NCCL as they are in C
     "nvtx",  // ranges for profilers
@@ -35,6 +35,7 @@ const ROOMS: [&str; 21] = [
     "onnx",      // operators in ONNX Runtime's signatures
     "train",     // whole steps
     "prelude",   // the names of a first program
+    "internal",  // hidden names for the other crates of the repository
     "docs",
 ];
 

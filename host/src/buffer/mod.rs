@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(crate) use self::scratch::Scratch;
-pub use self::table::TensorTable;
+pub(crate) use self::table::TensorTable;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::{Host, HostBuffer, Memory, TensorView, TensorViewMut, Work};
@@ -121,7 +121,7 @@ impl GradientBuffer {
 
 impl<M: Memory> GradientBuffer<M> {
     /// The tensors of the buffer, with their offsets.
-    pub fn table(&self) -> &TensorTable {
+    pub(crate) fn table(&self) -> &TensorTable {
         &self.table
     }
 

@@ -17,25 +17,20 @@ mod buffer;
 mod cuda;
 pub(crate) mod file;
 mod host;
-mod sharing;
+pub(crate) mod sharing;
 mod tensor;
 mod wire;
 
 use std::fmt::Debug;
 use std::ops::Range;
 
-pub use self::buffer::HostBuffer;
+pub(crate) use self::buffer::HostBuffer;
 #[cfg(feature = "cuda")]
 pub use self::cuda::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
 pub use self::host::Host;
-// Hidden: what a transport offers to operations on memory that ranks share.
 #[cfg(feature = "cuda")]
-#[doc(hidden)]
-pub use self::sharing::{PeerMemory, SharedMemory};
-#[doc(hidden)]
-pub use self::sharing::{SharedWindows, Work};
-#[cfg(feature = "cuda")]
-pub(crate) use self::sharing::{expose, share};
+pub(crate) use self::sharing::{PeerMemory, SharedMemory, expose, share};
+pub(crate) use self::sharing::{SharedWindows, Work};
 pub use self::tensor::{TensorView, TensorViewMut};
 pub use self::wire::{WireSlice, WireSliceMut};
 use crate::dtype::{DType, Float};

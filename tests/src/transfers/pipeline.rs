@@ -4,7 +4,7 @@
 //! activations.
 
 use gradsync::ops::send_recv::{
-    Bundle, Expected, Payload, Received, StageWork, TransferHandler, WireTensor, one_forward_one_backward, run_stage,
+    Bundle, Expected, Payload, Received, Stage, StageWork, TransferHandler, WireTensor, run_stage,
 };
 use gradsync::{DType, Result};
 
@@ -149,7 +149,7 @@ fn label(micro_batch: usize, stage: usize) -> Owned {
 /// Runs a pipeline with one stage per rank, twice, and compares the vectors of every stage with the expected ones.
 pub fn pipeline<R: Rank>(rank: &R) {
     let (stage, stages) = (rank.rank(), rank.world_size());
-    let plan = one_forward_one_backward(stage, stages, MICRO_BATCHES).unwrap();
+    let plan = Stage::one_forward_one_backward(stage, stages, MICRO_BATCHES).unwrap();
     let none = || (0..MICRO_BATCHES).map(|_| None).collect::<Vectors<R>>();
     let product = |stages: std::ops::Range<usize>| stages.map(weight).product::<f64>();
     for _ in 0..2 {

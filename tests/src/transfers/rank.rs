@@ -1,8 +1,9 @@
 //! [`Rank`]: a rank of a case, with its communicator and the memory of its tensors; and [`HostRank`], for tensors in host memory.
 
 use gradsync::comm::Communicator;
+use gradsync::internal::BundleMemory;
 use gradsync::memory::Host;
-use gradsync::ops::send_recv::{Bundle, BundleMemory, Expected, Received, SendRecv, WireTensor, WireTensorMut};
+use gradsync::ops::send_recv::{Bundle, Expected, Received, SendRecv, WireTensor, WireTensorMut};
 use gradsync::{DType, GradientBuffer};
 
 use crate::inputs::Random;

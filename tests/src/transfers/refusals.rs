@@ -2,11 +2,10 @@
 
 use std::fmt::Debug;
 
+use gradsync::internal::BundleMemory;
+use gradsync::internal::plan::bundle::encode;
 use gradsync::onnx::{recv, recv_described, send};
-use gradsync::ops::send_recv::{
-    Bundle, BundleMemory, Completion, Expected, Limits, TensorSpec, WireTensor, run_schedule,
-};
-use gradsync::plan::bundle::encode;
+use gradsync::ops::send_recv::{Bundle, Completion, Expected, Limits, TensorSpec, WireTensor, run_schedule};
 use gradsync::{CommError, DType, Error, Result};
 
 use super::{Owned, Rank, Rounds, bundles, known, over, ring};

@@ -165,7 +165,7 @@ fn gpu_identifier(_: u32) -> Option<String> {
 fn unreachable_gpus(count: usize) -> Vec<(u32, u32)> {
     let pairs = (0..count as u32).flat_map(|device| (0..count as u32).map(move |peer| (device, peer)));
     let others = pairs.filter(|(device, peer)| device != peer);
-    others.filter(|&(device, peer)| gradsync::driver::can_access_peer(device, peer) == Ok(false)).collect()
+    others.filter(|&(device, peer)| gradsync::internal::driver::can_access_peer(device, peer) == Ok(false)).collect()
 }
 
 #[cfg(not(feature = "cuda"))]

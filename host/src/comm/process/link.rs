@@ -10,7 +10,7 @@ use crate::comm::message_passing::{Buffers, Incoming, Link, LinkError, Outgoing,
 use crate::error::{Departure, Result};
 
 /// The longest message between machines.
-pub(super) const NETWORK_BYTES: usize = 1 << 20;
+pub const NETWORK_BYTES: usize = 1 << 20;
 
 /// This process's end of a group.
 #[derive(Debug)]

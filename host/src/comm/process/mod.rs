@@ -56,7 +56,7 @@
 
 mod connection;
 mod lane;
-mod link;
+pub(crate) mod link;
 mod making;
 mod mesh;
 mod message;
@@ -73,10 +73,6 @@ use crate::error::Result;
 /// The environment variable that makes ranks use sockets even if they could share memory, with any value but `0`.
 const MESSAGES_ONLY: &str = "GRADSYNC_PROCESS_MESSAGES_ONLY";
 
-/// The most bytes of a call between machines: of its longer operand, or of one transfer.
-#[doc(hidden)]
-pub const NETWORK_BYTES: usize = link::NETWORK_BYTES;
-
 /// One rank, which is a process or a thread of one. It may move to another thread, but only one thread at a time can use it.
 #[derive(Debug)]
 pub struct ProcessCommunicator {
@@ -86,7 +82,7 @@ pub struct ProcessCommunicator {
 
 impl ProcessCommunicator {
     /// Connects the ranks of a group that a [`Rendezvous`](crate::bootstrap::Rendezvous) has formed. All of them have to call it.
-    /// The deadline of its calls is `GRADSYNC_DEADLINE` or [`DEFAULT_DEADLINE`](crate::comm::DEFAULT_DEADLINE), whatever the rendezvous had.
+    /// The deadline of its calls is `GRADSYNC_DEADLINE` or 10 minutes, whatever the rendezvous had.
     ///
     /// # Errors
     /// [`CommError::Timeout`](crate::CommError::Timeout) and [`CommError::PeerGone`](crate::CommError::PeerGone) for ranks that do not

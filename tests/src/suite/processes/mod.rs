@@ -15,7 +15,7 @@ pub mod stopped;
 #[cfg(target_os = "linux")]
 mod windows;
 
-use gradsync::memory::SharedWindows;
+use gradsync::internal::memory::SharedWindows;
 
 use super::adasum::as_threads;
 use super::{Suite, Transport, collectives, exchange, failures, groups, mismatches, operations, point_to_point, words};

@@ -1,7 +1,7 @@
 //! Calls that a kernel refuses: typed errors that name both lengths, and no element written.
 
 use gradsync::Error;
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 

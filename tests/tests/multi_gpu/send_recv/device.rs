@@ -2,7 +2,7 @@
 
 use gradsync::DType;
 use gradsync::driver::{DeviceBuffer, Queue};
-use gradsync::kernels::cuda;
+use gradsync::internal::kernels::cuda;
 use gradsync::memory::{Cuda, DeviceWireSlice, RawSlice};
 use gradsync::ops::send_recv::{Bundle, Expected, WireTensor};
 use gradsync_tests::transfers::{Case, Owned, Rank, over, refused};

@@ -2,7 +2,7 @@
 
 use gradsync::comm::Communicator;
 use gradsync::driver::{DeviceBuffer, Queue};
-use gradsync::kernels::cuda;
+use gradsync::internal::kernels::cuda;
 use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, Memory, RawSlice};
 use gradsync::ops::send_recv::{Received, SendRecv, WireTensor, WireTensorMut};
 use gradsync::{DType, GradientBuffer};
