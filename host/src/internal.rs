@@ -4,18 +4,19 @@
 
 use std::time::Duration;
 
-use crate::bootstrap::Member;
+use crate::bootstrap::{Launch, Member};
 #[cfg(feature = "cuda")]
 use crate::comm::nccl;
 use crate::error::{Call, CommError, Departure, Operation};
 
 pub use crate::agreement::all_prepared;
 pub use crate::comm::local::run::{run_each, run_each_with_deadline};
-#[cfg(unix)]
-pub use crate::comm::process::link::NETWORK_BYTES;
 pub use crate::ops::adasum::AdasumMemory;
 pub use crate::ops::send_recv::memory::BundleMemory;
 pub use crate::train::reducer::ReducerMemory;
+
+/// The most bytes of a call between machines.
+pub const NETWORK_BYTES: usize = crate::comm::process::NETWORK_BYTES;
 
 /// The arithmetic of plans.
 pub mod plan {
@@ -85,6 +86,11 @@ pub mod driver {
 #[cfg(feature = "cuda")]
 pub fn nccl_group<'c, 'd>(comm: &'c nccl::NcclCommunicator) -> nccl::group::Group<'c, 'd> {
     comm.group()
+}
+
+/// The ordinal of the GPU for the rank of a launch, among those that the process sees.
+pub fn device_of(launch: &Launch) -> u32 {
+    launch.device()
 }
 
 /// The calls of a member by which transports compare their calls and report late ranks.

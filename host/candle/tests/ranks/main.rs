@@ -19,6 +19,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use candle_core::{Device, Var};
+use gradsync::bootstrap::Launch;
 use gradsync::comm::Communicator;
 use gradsync::memory::Host;
 use gradsync_candle::{TensorMemory, Variables};
@@ -123,7 +124,7 @@ fn layers_divided_over_ranks() {
 #[cfg(feature = "mpi")]
 #[test]
 fn rank_of_an_mpi_job() {
-    let comm = gradsync::comm::mpi::MpiCommunicator::world().unwrap();
+    let comm = Launch::from_env().and_then(|launch| launch.join_host()).unwrap();
     for case in on_host().chain([gpt::of_gradients()]) {
         (case.run)(&comm, &Device::Cpu);
     }
@@ -144,7 +145,7 @@ fn rank_of_an_nccl_job() {
         println!("not run: no launcher has started this process");
         return;
     }
-    let (comm, device) = gpt::join().unwrap();
+    let (comm, device) = gradsync_candle::join().unwrap();
     let mut failed = Vec::new();
     let mut run = |name: &'static str, body: &dyn Fn()| {
         println!("{name}");
@@ -168,15 +169,23 @@ fn rank_of_an_nccl_job() {
     assert!(failed.is_empty(), "failed: {failed:?}");
 }
 
-/// README's first program, as its reader starts it.
+/// README's first program, as its reader starts it: by the launcher, and by itself. Half of a launcher's variables never mean one rank.
 #[test]
 fn the_first_example_learns() {
     let (launcher, first) =
         (built("gradsync-cli", "--bin", "gradsync", &[]), built("gradsync-candle", "--example", "first", &[]));
     let mut launch = Command::new(launcher);
-    let job = Finished::of(launch.args(["launch", "-n", "4", "--"]).arg(first)).succeeded("four ranks");
-    let (_, loss) = job.stdout.split_once("[0] step 100: loss ").expect("rank 0 tells its last loss");
-    let loss: f32 = loss.trim().parse().expect("a number");
-    // The examples' sums have a variance of 8 / 3, the loss of a model that has learnt nothing.
-    assert!(loss < 0.1, "{loss}");
+    launch.args(["launch", "-n", "4", "--"]).arg(&first);
+    let mut alone = Command::new(&first);
+    Launch::variables().for_each(|variable| _ = alone.env_remove(variable));
+    for (mut command, start) in [(launch, "[0] step 100: loss "), (alone, "step 100: loss ")] {
+        let job = Finished::of(&mut command).succeeded("the example");
+        let (_, loss) = job.stdout.split_once(start).expect("rank 0 tells its last loss");
+        let loss: f32 = loss.trim().parse().expect("a number");
+        // The examples' sums have a variance of 8 / 3, the loss of a model that has learnt nothing.
+        assert!(loss < 0.1, "{loss}");
+    }
+    let mut half = Command::new(&first);
+    Launch::variables().for_each(|variable| _ = half.env_remove(variable));
+    Finished::of(half.env("LOCAL_RANK", "1")).refused("half of a launcher", &["LOCAL_RANK", "WORLD_SIZE"]);
 }
