@@ -8,7 +8,6 @@
 //! | [`Host`], `Cuda` | the two kinds of memory |
 //! | [`TensorView`], [`TensorViewMut`] | elements of one dtype with a shape |
 //! | [`WireSlice`], [`WireSliceMut`] | elements of any type that transports carry, integers included |
-//! | [`HostBuffer`] | owned elements in host memory; on a GPU `driver::DeviceBuffer` |
 //!
 //! Nothing here communicates or does arithmetic.
 

@@ -60,7 +60,7 @@ fn each_launcher_by_itself() {
         let found = launch(&set(names)).unwrap();
         assert_eq!((found.rank, found.world_size, found.local_rank), (5, 8, Some(1)), "{names:?}");
         assert_eq!(found.local_world_size, (names.len() == 4).then_some(4), "{names:?}");
-        assert_eq!((found.device(), found.master), (1, None), "{names:?}");
+        assert_eq!((device_of(&found), found.master), (1, None), "{names:?}");
         let least = launch(&set(&names[..2])).unwrap();
         assert_eq!((least.rank, least.world_size, least.local_rank, least.local_world_size), (5, 8, None, None));
     }
@@ -159,7 +159,7 @@ fn a_single_visible_gpu_is_device_0() {
     }
     let mut found = launch(&set(&TORCHRUN)).unwrap();
     found.local_rank = Some(1 << 32);
-    assert_eq!(found.device(), u32::MAX, "a number beyond the range is not another GPU's");
+    assert_eq!(device_of(&found), u32::MAX, "a number beyond the range is not another GPU's");
 }
 
 #[test]
