@@ -111,6 +111,8 @@ pub(crate) enum Stage {
     Mpi,
     /// The MPI transport on several machines, which are simulated by Linux namespaces
     Nodes,
+    /// The MPI transport built for MPI's standard ABI, on MPICH, on one machine and on several; runs only if it is named
+    MpiAbi,
     /// The demo's own tests and a short training
     Demo,
     /// The crates are checked for macOS, Windows and Linux on aarch64, warnings as errors

@@ -17,6 +17,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum as _;
 
 use crate::{
     bundle, demo,
@@ -43,7 +44,7 @@ struct Row {
 }
 
 impl Stage {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Fmt,
         Self::Tidy,
         Self::Ptx,
@@ -52,6 +53,7 @@ impl Stage {
         Self::Tests,
         Self::Mpi,
         Self::Nodes,
+        Self::MpiAbi,
         Self::Demo,
         Self::Clippy,
         Self::Docs,
@@ -71,9 +73,15 @@ impl Stage {
             Self::Tests => &[Need::CCompiler, Need::PythonPackages, Need::NcclHeader],
             Self::Mpi => &[Need::CCompiler, Need::Mpi],
             Self::Nodes => &[Need::CCompiler, Need::Mpi, Need::Namespaces],
+            Self::MpiAbi => &[Need::CCompiler, Need::Libclang, Need::Mpich, Need::Namespaces],
             Self::Demo => &[Need::CCompiler, Need::Images],
             Self::Tidy | Self::Docs | Self::Downstream | Self::Gpu => &[],
         }
+    }
+
+    /// The reason why the stage runs only if it is named.
+    fn only_if_named(self) -> Option<&'static str> {
+        (self == Self::MpiAbi).then_some("it takes ten minutes; `cargo xtask test --only mpi-abi` runs it")
     }
 
     /// The commands by which cargo compiles what the stage needs, if an earlier stage can run them while its tests wait.
@@ -98,7 +106,8 @@ impl Stage {
             Self::Docs => passed(docs().iter().try_for_each(Cmd::run)),
             Self::Tests => tests(later, compiler),
             Self::Mpi => Ok(Outcome::Passed(mpi::run(compiler)?)),
-            Self::Nodes => nodes::run(),
+            Self::Nodes => nodes::run(&mpi::launcher()?, &mpi::program()?),
+            Self::MpiAbi => Ok(Outcome::Passed(mpi::run_abi(compiler)?)),
             Self::Demo => demo(),
             Self::Systems => Ok(Outcome::Passed(systems::check()?)),
             Self::Downstream => Ok(Outcome::Passed(downstream::build_and_run()?)),
@@ -111,8 +120,9 @@ impl flags::Test {
     pub(crate) fn run(self) -> Result<()> {
         let stages: Vec<Stage> =
             Stage::ALL.into_iter().filter(|stage| self.only.is_empty() || self.only.contains(stage)).collect();
+        let left_out = |stage: Stage| stage.only_if_named().filter(|_| self.only.is_empty());
         let toolchain = Toolchain::new(&self.setup);
-        let unavailable = set_up(&toolchain, &stages)?;
+        let unavailable = set_up(&toolchain, stages.iter().copied().filter(|&stage| left_out(stage).is_none()))?;
 
         let (mut rows, mut compiler) = (Vec::new(), Compiler::default());
         for (index, &stage) in stages.iter().enumerate() {
@@ -129,7 +139,10 @@ impl flags::Test {
                 }
                 (Stage::Systems, Unavailable { device_compiler: Some(why), .. }) => Ok(Outcome::NotRun(why.clone())),
                 (Stage::Mpi | Stage::Nodes, Unavailable { mpi: Some(why), .. }) => Ok(Outcome::NotRun(why.clone())),
-                _ => stage.run(later, &mut compiler),
+                _ => match left_out(stage) {
+                    Some(why) => Ok(Outcome::NotRun(why.to_owned())),
+                    None => stage.run(later, &mut compiler),
+                },
             };
             if let Err(error) = &outcome {
                 println!("FAILED: {error:#}");
@@ -151,9 +164,9 @@ struct Unavailable {
 
 /// Provides the stages' needs. A distribution may have no compiler for device code, and MPI may be impossible to install: these are
 /// returned as reasons. Any other missing need is an error.
-fn set_up(toolchain: &Toolchain, stages: &[Stage]) -> Result<Unavailable> {
+fn set_up(toolchain: &Toolchain, stages: impl Iterator<Item = Stage>) -> Result<Unavailable> {
     let mut needs: Vec<Need> = Vec::new();
-    for need in stages.iter().flat_map(|stage| stage.needs()) {
+    for need in stages.flat_map(Stage::needs) {
         if !needs.contains(need) {
             needs.push(*need);
         }
@@ -213,7 +226,7 @@ fn report(rows: &[Row]) -> Result<()> {
 }
 
 fn name(stage: Stage) -> String {
-    format!("{stage:?}").to_lowercase()
+    stage.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 fn passed(result: Result<()>) -> Result<Outcome> {

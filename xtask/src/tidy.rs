@@ -241,6 +241,15 @@ fn readme_has_the_first_example() {
     );
 }
 
+/// Projects that depend on the crate copy these lines from the page.
+#[test]
+fn deployment_has_the_configuration_for_the_abi_of_mpi() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let (page, file) = (read("host/docs/deployment.md"), read("host/mpi-abi.toml"));
+    let lines = &file[file.find("[env]\n").expect("a table of variables")..];
+    assert!(page.contains(&format!("```toml\n{lines}```")), "host/docs/deployment.md and host/mpi-abi.toml differ");
+}
+
 #[test]
 fn both_licences_are_here() {
     for (file, words) in [("LICENSE-MIT", "Permission is hereby granted"), ("LICENSE-APACHE", "Apache License")] {

@@ -40,6 +40,9 @@ pub(crate) enum Need {
     Xz,
     /// Headers, launcher and libclang, for the feature `mpi`.
     Mpi,
+    /// MPICH with MPI's standard ABI.
+    Mpich,
+    Libclang,
     /// `unshare`, `nsenter` and `ip`, which simulate several machines on one.
     Namespaces,
 }
@@ -81,7 +84,12 @@ impl Toolchain {
             let Some(found) = self.missing(need)? else { continue };
             // Pip is needed only if there is something to download.
             let fetches = match need {
-                Need::Ptxas | Need::PythonPackages | Need::NcclHeader | Need::NcclLibrary | Need::Horovod => true,
+                Need::Ptxas
+                | Need::PythonPackages
+                | Need::NcclHeader
+                | Need::NcclLibrary
+                | Need::Horovod
+                | Need::Mpich => true,
                 Need::Images => !found.updates_apt,
                 _ => false,
             };
@@ -214,6 +222,14 @@ impl Toolchain {
             Need::Mpi => {
                 (mpi::is_here(), "Open MPI and libclang, from the distribution".into(), self.apt(&mpi::PACKAGES))
             }
+            Need::Mpich => (
+                Cmd::new(python::mpicc_abi()).arg("-show").probe().0,
+                format!("MPICH {} from PyPI, into target/tools", python::MPICH_VERSION),
+                python::fetch_mpich(),
+            ),
+            Need::Libclang => {
+                (mpi::has_libclang(), "libclang, from the distribution".into(), self.apt(&[mpi::LIBCLANG]))
+            }
             Need::Xz => {
                 (Cmd::new("xz").arg("--version").probe().0, "xz, from the distribution".into(), self.apt(&["xz-utils"]))
             }
@@ -232,6 +248,7 @@ impl Toolchain {
                     | Need::DeviceCompiler
                     | Need::Xz
                     | Need::Mpi
+                    | Need::Libclang
                     | Need::Namespaces
             );
         Ok((!here).then_some(Missing { description, commands, updates_apt }))

@@ -82,7 +82,9 @@ impl Machine {
                 &nccl_names(),
                 c_version(c"ncclGetVersion", |v| (v / 10_000, v / 100 % 100, Some(v % 100))),
             ),
-            mpi: Found::library(&["libmpi.so.40", "libmpi_abi.so.0", "libmpi.so.12", "libmpi.so"], mpi_version),
+            mpi: linked_mpi().unwrap_or_else(|| {
+                Found::library(&["libmpi.so.40", "libmpi_abi.so.1", "libmpi.so.12", "libmpi.so"], mpi_version)
+            }),
         }
     }
 
@@ -157,6 +159,12 @@ fn c_version(
         let patch = patch.map(|patch| format!(".{patch}")).unwrap_or_default();
         (status == 0).then(|| format!("{major}.{minor}{patch}"))
     }
+}
+
+/// The MPI library that this program has been linked with, if it has the feature `mpi`: others of the machine do not matter then.
+fn linked_mpi() -> Option<Found> {
+    let version = mpi_version(&libloading::os::unix::Library::this().into())?;
+    Some(Found { found: true, name: Some("linked".into()), version: Some(version), tried: Vec::new() })
 }
 
 /// `MPI_Get_library_version`, which may be called before `MPI_Init` (MPI-4.1, 9.1.1).

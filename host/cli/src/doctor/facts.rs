@@ -41,6 +41,8 @@ pub(super) struct Facts {
     pub(super) unreachable_gpus: Vec<(u32, u32)>,
     pub(super) nccl: Option<String>,
     pub(super) mpi: Option<String>,
+    /// Whether MPI connects the ranks.
+    pub(super) uses_mpi: bool,
     /// The flavour of MPI whose launcher has started this rank.
     pub(super) mpi_launcher: Option<String>,
     /// `NCCL_SOCKET_IFNAME`.
@@ -87,6 +89,7 @@ impl Facts {
             unreachable_gpus: unreachable_gpus(machine.gpus.len()),
             nccl: version_of(&machine.nccl),
             mpi: version_of(&machine.mpi),
+            uses_mpi: launch.is_mpi_job(),
             mpi_launcher: mpi_launcher().map(str::to_owned),
             interface: std::env::var("NCCL_SOCKET_IFNAME").ok(),
             interfaces: names("/sys/class/net"),

@@ -146,15 +146,16 @@ impl Launch {
         })
     }
 
-    /// Whether the ranks are the processes of an MPI job, as far as the launcher's variables tell. A scheduler's are if nothing says where
-    /// rank 0 listens: they have no other way to find each other.
-    #[cfg(feature = "mpi")]
-    pub(crate) fn is_mpi_job(&self) -> bool {
-        match self.launcher {
+    /// Whether the ranks are the processes of an MPI job, as far as the launcher's variables tell, and this program has the feature `mpi`. A
+    /// scheduler's are if nothing says where rank 0 listens: they have no other way to find each other.
+    #[doc(hidden)]
+    pub fn is_mpi_job(&self) -> bool {
+        let is_launcher_of_mpi = match self.launcher {
             Launcher::Plain => false,
             Launcher::Mpi => true,
             Launcher::Scheduler => self.master.is_none(),
-        }
+        };
+        cfg!(feature = "mpi") && is_launcher_of_mpi
     }
 
     /// Whether all ranks are known to be on this machine.
