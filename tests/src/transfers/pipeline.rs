@@ -3,10 +3,8 @@
 //! All numbers are integers that f64 represents exactly, so that every result is exact. On a GPU the host waits only for described
 //! activations.
 
-use gradsync::ops::send_recv::{
-    Bundle, Expected, Payload, Received, Stage, StageWork, TransferHandler, WireTensor, run_stage,
-};
-use gradsync::{DType, Result};
+use gradsync::ops::send_recv::{Bundle, Expected, Payload, Received, Stage, StageWork, TransferHandler, run_stage};
+use gradsync::{DType, Result, TensorView};
 
 use super::{Owned, Rank};
 
@@ -29,7 +27,7 @@ enum Vector<R: Rank> {
 }
 
 impl<R: Rank> Vector<R> {
-    fn view(&self) -> WireTensor<'_, R::Memory> {
+    fn view(&self) -> TensorView<'_, R::Memory> {
         match self {
             Vector::Own(tensor) => R::view(tensor),
             Vector::Came(received) => received.tensor(0),

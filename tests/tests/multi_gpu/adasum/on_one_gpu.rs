@@ -11,10 +11,10 @@ use cust::device::{Device, DeviceAttribute};
 use gradsync::Result;
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Call, Collective, Communicator, Ranks, ReduceOp};
-use gradsync::driver::{DeviceSlice, Queue};
+use gradsync::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::internal::driver::KernelSource;
 use gradsync::internal::memory::{PeerMemory, SharedMemory};
-use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut};
+use gradsync::memory::Cuda;
 use gradsync::ops::{Algorithm, Granularity, OrderedAllReduce};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
@@ -151,7 +151,7 @@ impl Communicator<Cuda> for OneGpu {
         moved()
     }
 
-    fn exchange(&self, _: &[(usize, DeviceWireSlice<'_>)], _: &mut [(usize, DeviceWireSliceMut<'_>)]) -> Result<()> {
+    fn exchange(&self, _: &[(usize, DeviceSlice<'_>)], _: &mut [(usize, DeviceSliceMut<'_>)]) -> Result<()> {
         moved()
     }
 
