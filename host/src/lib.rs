@@ -58,7 +58,7 @@
 //! | ranks as threads; as processes; as MPI processes; with a GPU each | [`comm::local`]; [`comm::process`]; `comm::mpi`; `comm::nccl` |
 //! | groups of ranks for data, tensor and pipeline parallelism | [`groups`] |
 //! | how ranks find each other, launchers, secrets | [`bootstrap`], [`docs::deployment`] |
-//! | the arithmetic on the memory of one rank | [`kernels::cpu`], `kernels::cuda` |
+//! | the arithmetic on the memory of one rank | [`kernels`] |
 //! | GPUs, queues, device memory, graphs | `driver` |
 //! | everything that can go wrong | [`error`]; causes, remedies and logs [`docs::errors`] |
 //! | ranges that a profiler shows | [`nvtx`] |
@@ -108,14 +108,15 @@ pub mod dtype;
 mod engine;
 pub mod error;
 pub mod groups;
+// Hidden, and not private: the other crates of the repository use it.
+#[doc(hidden)]
+pub mod internal;
 pub mod kernels;
 pub mod memory;
 pub mod nvtx;
 pub mod onnx;
 pub mod ops;
-// Hidden, and not private: the tests simulate every rank of a plan, and the measuring programs predict times by the costs.
-#[doc(hidden)]
-pub mod plan;
+mod plan;
 pub mod prelude;
 pub mod slice;
 pub mod trace;
@@ -124,8 +125,7 @@ pub mod train;
 #[cfg(feature = "cuda")]
 pub mod driver;
 #[cfg(feature = "cuda")]
-#[doc(hidden)]
-pub mod sys;
+mod sys;
 
 pub use buffer::GradientBuffer;
 pub use comm::join::{join, join_or_alone};

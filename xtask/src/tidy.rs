@@ -37,6 +37,7 @@ const ROOMS: [&str; 22] = [
     "onnx",      // operators in ONNX Runtime's signatures
     "train",     // whole steps
     "prelude",   // the names of a first program
+    "internal",  // hidden names for the other crates of the repository
     "docs",
 ];
 

@@ -6,10 +6,10 @@ use candle_core::backprop::GradStore;
 use candle_core::{Storage, Tensor, TensorId, Var};
 use gradsync::TensorView;
 use gradsync::comm::{Communicator, Operation};
+use gradsync::internal::all_prepared;
 use gradsync::memory::Host;
 use gradsync::train::{
     AbsentGradients, GradientState, NonFinite, NonFiniteGradient, Parameter, Reduced, Reducer, Start, StepTimes,
-    all_prepared,
 };
 
 use crate::declared::{Declared, shared_by_threads};

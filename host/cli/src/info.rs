@@ -199,7 +199,7 @@ fn cpu_features() -> Vec<&'static str> {
 
 #[cfg(feature = "cuda")]
 fn gpus() -> Result<Vec<String>, String> {
-    gradsync::driver::devices().map_err(|error| error.to_string())
+    gradsync::internal::driver::devices().map_err(|error| error.to_string())
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -79,7 +79,7 @@ impl Launch {
     /// | of one rank without `MASTER_ADDR` | none |
     /// | every other | [`comm::process`](super::process), at the [rendezvous](crate::bootstrap::Rendezvous::from_env) of the variables |
     ///
-    /// Deadlines are `GRADSYNC_JOIN_DEADLINE` and `GRADSYNC_DEADLINE`, or [`DEFAULT_DEADLINE`](super::DEFAULT_DEADLINE);
+    /// Deadlines are `GRADSYNC_JOIN_DEADLINE` and `GRADSYNC_DEADLINE`, or 10 minutes;
     /// [`HostCommunicator::with_deadline`] sets another one for calls.
     ///
     /// # Errors
@@ -96,7 +96,8 @@ impl Launch {
         Ok(HostCommunicator { ranks })
     }
 
-    /// Joins the other ranks of this launch, for data in the memory of this rank's GPU, [`device`](Self::device), by NCCL. Returns the
+    /// Joins the other ranks of this launch, for data in the memory of this rank's GPU, by NCCL: the GPU of its local rank, or 0
+    /// where `CUDA_VISIBLE_DEVICES` names a single GPU. Returns the
     /// communicator and a queue of the GPU. The control channel is found as in [`join_host`](Self::join_host).
     ///
     /// Where a machine has more ranks than GPUs, ranks take the GPUs in turn, with

@@ -223,7 +223,7 @@ impl Queue {
     }
 
     /// The kernels that this queue and its clones have loaded, by name, each with its source and its load time.
-    pub fn loaded_kernels(&self) -> Vec<LoadedKernel> {
+    pub(crate) fn loaded_kernels(&self) -> Vec<LoadedKernel> {
         let kernels = self.inner.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         let mut loaded: Vec<LoadedKernel> = kernels.values().map(|kernel| kernel.loaded).collect();
         loaded.sort_by_key(|kernel| kernel.name);

@@ -64,7 +64,7 @@ impl<'p> World<'p> {
     }
 
     fn is_free(&self, rank: usize) -> bool {
-        self.engine.departure(rank).is_none() && !self.engine.is_waiting(rank)
+        self.engine.ranks[rank].departure.is_none() && !self.engine.is_waiting(rank)
     }
 
     /// The list that `rank` has in progress, as the program has it.
@@ -154,7 +154,7 @@ impl<'p> World<'p> {
             if has_failed && self.engine.is_waiting(rank) && !is_running {
                 add(&|world| world.engine.withdraw(rank));
             }
-            if self.engine.departure(rank).is_some() {
+            if self.engine.ranks[rank].departure.is_some() {
                 continue;
             }
             match self.disturbance {
@@ -223,7 +223,7 @@ fn explore(program: &Program, disturbance: Disturbance) -> (usize, [bool; 2]) {
             let is_over = |rank: usize| has_ended(rank) && world.engine.current(rank).is_none();
             let has_failed = world.engine.failure().is_some();
             assert!(
-                world.running.is_empty() && world.ranks().all(|rank| world.engine.departure(rank).is_some()),
+                world.running.is_empty() && world.ranks().all(|rank| world.engine.ranks[rank].departure.is_some()),
                 "{world:?}"
             );
             assert!(has_failed || world.ranks().all(is_over), "{world:?}");

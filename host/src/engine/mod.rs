@@ -193,11 +193,6 @@ impl Engine {
         self.look_for_departed();
     }
 
-    /// How a rank has left, if it has.
-    pub(crate) fn departure(&self, rank: usize) -> Option<Departure> {
-        self.ranks[rank].departure
-    }
-
     /// Notes that the deadline of the oldest list of `rank` has passed: a failure if the list needs further calls. Calls that are being carried
     /// out have no deadline here.
     pub(crate) fn expire(&mut self, rank: usize, deadline: Duration) {

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub use self::bootstrap::{BootstrapError, Strangers};
 #[cfg(feature = "mpi")]
 pub use self::mpi::MpiError;
-pub use crate::call::{Call, Factor, Operation, Pass};
+pub use crate::call::{Call, Operation, Pass};
 use crate::call::{scope, two_calls};
 use crate::dtype::DType;
 #[cfg(feature = "cuda")]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use gradsync::Error;
 use gradsync::comm::{Call, CommError, Operation, Ranks, ReduceOp, Split};
 use gradsync::dtype::DType;
+use gradsync::internal::MemberCalls;
 use gradsync_tests::suite::{Suite, processes};
 
 use crate::transport::Job;

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use gradsync::Error;
-use gradsync::comm::process::NETWORK_BYTES;
 use gradsync::comm::{Collectives, CommError, Communicator, ReduceOp};
+use gradsync::internal::NETWORK_BYTES;
 use gradsync_tests::suite::{DEADLINE, Suite, collectives, failures, groups, mismatches, words};
 
 use crate::launch::{Launch, turn};

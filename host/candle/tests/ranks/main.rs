@@ -17,14 +17,18 @@ mod steps;
 mod tensor_parallel;
 
 use std::process::Command;
+use std::time::Duration;
 
 use candle_core::{Device, Var};
 use gradsync::bootstrap::Launch;
-use gradsync::comm::{Communicator, DEFAULT_DEADLINE};
+use gradsync::comm::Communicator;
 use gradsync::memory::Host;
 use gradsync_candle::{TensorMemory, Variables};
 use gradsync_tests::programs::{Finished, built};
 use gradsync_tests::ranks::{guarded, on_processes, on_ranks};
+
+/// The deadline of every call.
+const DEADLINE: Duration = Duration::from_secs(600);
 
 /// A case that all ranks run, with tensors on this device, which is of the communicator's memory.
 pub(crate) struct Case<M: TensorMemory = Host> {
@@ -102,9 +106,9 @@ fn ranks_that_connect_as_processes() {
     guarded(240, || {
         for case in on_host() {
             println!("{}", case.name);
-            on_processes(2, DEFAULT_DEADLINE, |comm| (case.run)(&comm, &Device::Cpu));
+            on_processes(2, DEADLINE, |comm| (case.run)(&comm, &Device::Cpu));
         }
-        on_processes(2, DEFAULT_DEADLINE, |comm| tensor_parallel::on_host(Box::new(comm)));
+        on_processes(2, DEADLINE, |comm| tensor_parallel::on_host(Box::new(comm)));
     });
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gradsync::comm::process::NETWORK_BYTES;
+use gradsync::internal::NETWORK_BYTES;
 use serde::Serialize;
 
 use super::clock::Offset;

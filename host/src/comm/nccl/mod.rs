@@ -46,7 +46,7 @@
 //! Between two to eight ranks of one machine whose kernels can access each other's memory, an all-reduce (`Sum` or `Mean`, scaled or not)
 //! of a small tensor is one launch of this crate's kernels, which send packets to the mailboxes of their peers, without any work of the
 //! host. That takes a quarter to three quarters of NCCL's time ([performance](crate::docs::performance)), also in a recorded
-//! graph. The sum is that of [`OrderedAllReduce`](crate::ops::OrderedAllReduce): in rank order, in `f64`, times the factors, rounded once.
+//! graph. The sum has the bits of [`OrderedAllReduce`](crate::ops::OrderedAllReduce): in rank order, in `f64`, times the factors, rounded once.
 //!
 //! Up to a threshold every rank sends all data to all others (one shot: half a round trip); above it each rank sums up one window, and
 //! sends the result to all (two shots: less traffic), as vLLM's custom all-reduce and PyTorch's symmetric memory do. The largest small
@@ -104,7 +104,7 @@
 
 mod all_reduce;
 mod companions;
-mod group;
+pub(crate) mod group;
 mod host;
 mod low_latency;
 mod options;
@@ -121,7 +121,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use self::group::Group;
+use self::group::Group;
 use self::low_latency::LowLatency;
 pub use self::options::NcclOptions;
 use self::primitive::{Primitive, RawSlice};
@@ -269,7 +269,7 @@ impl NcclCommunicator {
     }
 
     /// Begins a group of operations that run at once.
-    pub fn group<'d>(&self) -> Group<'_, 'd> {
+    pub(crate) fn group<'d>(&self) -> Group<'_, 'd> {
         Group::new(self)
     }
 

@@ -89,8 +89,7 @@ use crate::error::Result;
 const MESSAGES_ONLY: &str = "GRADSYNC_PROCESS_MESSAGES_ONLY";
 
 /// The most bytes of a call between machines: of its longer operand, or of one transfer.
-#[doc(hidden)]
-pub const NETWORK_BYTES: usize = 1 << 20;
+pub(crate) const NETWORK_BYTES: usize = 1 << 20;
 
 /// One rank, which is a process or a thread of one. It may move to another thread, but only one thread at a time can use it.
 #[derive(Debug)]
@@ -101,7 +100,7 @@ pub struct ProcessCommunicator {
 
 impl ProcessCommunicator {
     /// Connects the ranks of a group that a [`Rendezvous`](crate::bootstrap::Rendezvous) has formed. All of them have to call it.
-    /// The deadline of its calls is `GRADSYNC_DEADLINE` or [`DEFAULT_DEADLINE`](crate::comm::DEFAULT_DEADLINE), whatever the rendezvous had.
+    /// The deadline of its calls is `GRADSYNC_DEADLINE` or 10 minutes, whatever the rendezvous had.
     ///
     /// # Errors
     /// [`CommError::Timeout`](crate::CommError::Timeout) and [`CommError::PeerGone`](crate::CommError::PeerGone) for ranks that do not

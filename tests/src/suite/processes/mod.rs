@@ -17,7 +17,7 @@ mod windows;
 
 use gradsync::bootstrap::Launch;
 use gradsync::comm::{Collectives, Ranks, ReduceOp, Split};
-use gradsync::memory::SharedWindows;
+use gradsync::internal::memory::SharedWindows;
 
 use super::adasum::as_threads;
 use super::{Suite, Transport, collectives, exchange, failures, groups, mismatches, operations, point_to_point, words};
