@@ -214,8 +214,8 @@ fn readme_is_short_and_names_every_page() {
     let lines = readme.lines().count();
     assert!(lines <= 130, "README.md has {lines} lines, more than 130");
     let wide =
-        readme.lines().enumerate().filter(|(_, line)| line.chars().count() > 100).map(|(at, _)| (at + 1).to_string());
-    forbid(&wide.collect::<Vec<_>>(), "lines of README.md have at most 100 characters");
+        readme.lines().enumerate().filter(|(_, line)| line.chars().count() > 110).map(|(at, _)| (at + 1).to_string());
+    forbid(&wide.collect::<Vec<_>>(), "lines of README.md have at most 110 characters");
     let pages: Vec<_> = fs::read_dir(root().join("host/docs")).unwrap().map(|page| page.unwrap().file_name()).collect();
     let pages = pages.iter().map(|page| page.to_string_lossy().into_owned());
     let modules = fs::read_to_string(root().join("host/src/docs.rs")).unwrap();

@@ -10,6 +10,7 @@ mod allocations;
 mod data_parallel;
 mod declared;
 mod gpt;
+mod lora;
 mod refused;
 mod replicas;
 mod steps;
@@ -58,7 +59,7 @@ fn on_ranks_of(world_sizes: &'static [usize], cases: Vec<Case>) {
 /// All cases of several ranks on the host.
 fn on_host() -> impl Iterator<Item = Case> {
     let cases = data_parallel::on_host().into_iter().chain(replicas::on_host());
-    cases.chain(declared::all()).chain(steps::all()).chain(refused::all())
+    cases.chain(declared::all()).chain(steps::all()).chain(refused::all()).chain([lora::of_losses()])
 }
 
 /// An owned communicator, the argument of groups.
@@ -93,6 +94,11 @@ fn the_same_variables_on_all_ranks() {
 fn a_gpt_on_several_ranks() {
     on_ranks_of(&[2, 4], vec![gpt::of_gradients()]);
     on_ranks_of(&[2], vec![gpt::of_learning()]);
+}
+
+#[test]
+fn a_lora_on_several_ranks() {
+    on_ranks_of(&[1, 2, 3, 4], vec![lora::of_losses()]);
 }
 
 #[test]
@@ -150,7 +156,7 @@ fn rank_of_an_nccl_job() {
     };
     let mut cases = data_parallel::all();
     cases.extend(replicas::all().into_iter().chain(declared::all()).chain(steps::all()));
-    cases.extend([gpt::of_gradients(), gpt::of_learning()]);
+    cases.extend([gpt::of_gradients(), gpt::of_learning(), lora::of_losses()]);
     if comm.world_size() > 1 {
         cases.extend(refused::all()); // which need ranks that differ
     }
@@ -164,15 +170,33 @@ fn rank_of_an_nccl_job() {
     assert!(failed.is_empty(), "failed: {failed:?}");
 }
 
-/// README's first program, as its reader starts it.
+/// The lines that four ranks of an example print, as its reader starts it.
+fn printed_by_four(example: &str) -> String {
+    let (launcher, example) =
+        (built("gradsync-cli", "--bin", "gradsync", &[]), built("gradsync-candle", "--example", example, &[]));
+    let mut launch = Command::new(launcher);
+    Finished::of(launch.args(["launch", "-n", "4", "--"]).arg(example)).succeeded("four ranks").stdout
+}
+
+/// The loss behind these words, in the output of rank 0.
+fn loss_behind(words: &str, printed: &str) -> f32 {
+    let (_, loss) = printed.split_once(words).unwrap_or_else(|| panic!("no {words:?}: {printed}"));
+    loss.split_whitespace().next().and_then(|loss| loss.parse().ok()).unwrap_or_else(|| panic!("no number: {loss}"))
+}
+
+/// README's first program.
 #[test]
 fn the_first_example_learns() {
-    let (launcher, first) =
-        (built("gradsync-cli", "--bin", "gradsync", &[]), built("gradsync-candle", "--example", "first", &[]));
-    let mut launch = Command::new(launcher);
-    let job = Finished::of(launch.args(["launch", "-n", "4", "--"]).arg(first)).succeeded("four ranks");
-    let (_, loss) = job.stdout.split_once("[0] step 100: loss ").expect("rank 0 tells its last loss");
-    let loss: f32 = loss.trim().parse().expect("a number");
+    let loss = loss_behind("[0] step 100: loss ", &printed_by_four("first"));
     // The examples' sums have a variance of 8 / 3, the loss of a model that has learnt nothing.
     assert!(loss < 0.1, "{loss}");
+}
+
+#[test]
+fn the_lora_example_learns() {
+    let printed = printed_by_four("lora");
+    assert!(printed.contains("[0] 148 numbers are trained, and 321 are frozen\n"), "{printed}");
+    // As above: numbers from -1 to 1.
+    let loss = loss_behind("[0] step 200: loss ", &printed);
+    assert!(loss < 0.5, "{loss}");
 }
