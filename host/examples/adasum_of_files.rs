@@ -1,7 +1,7 @@
 //! Adasum by one process of what several ranks have written to files, while no rank runs.
 //!
-//! `cargo run --example adasum_of_files` writes the steps of four ranks to a temporary folder, combines them, and prints the weight of each
-//! rank. Equal tensors are averaged, unrelated ones are added, and each tensor has weights of its own:
+//! `cargo run --example adasum_of_files` writes two tensors of four ranks to files, combines them, and prints the
+//! weights of the ranks. Equal tensors are averaged, unrelated ones are added:
 //!
 //! ```text
 //! equal: [1.0, 2.0, 3.0, 4.0] with the weights [0.25, 0.25, 0.25, 0.25]
@@ -9,8 +9,8 @@
 //! four ranks that run have the same bits
 //! ```
 //!
-//! Files are read piece by piece, so that memory does not grow with them. For checkpoints of safetensors there is the program:
-//! `gradsync reduce --op adasum --output out.safetensors rank0.safetensors rank1.safetensors`.
+//! Files are read piece by piece, so that memory does not grow with them. For checkpoints as safetensors there is the
+//! program `gradsync reduce`.
 
 #![forbid(unsafe_code)]
 
@@ -34,15 +34,12 @@ impl RankTensors for Files {
     fn ranks(&self) -> usize {
         self.0.len()
     }
-
     fn tensor_count(&self) -> usize {
         TENSORS.len()
     }
-
     fn tensor(&self, _: usize) -> (DType, usize) {
         (DType::F32, LEN)
     }
-
     fn read(&self, index: usize, elements: Range<usize>, work: &mut dyn FnMut(&[Slice<'_>])) -> Result<(), Error> {
         let (mut bytes, mut vectors) = (vec![0; elements.len() * size_of::<f32>()], Vec::new());
         for mut file in &self.0 {
@@ -64,7 +61,7 @@ fn step(rank: usize) -> [Vec<f32>; 2] {
     [vec![1.0, 2.0, 3.0, 4.0], unrelated]
 }
 
-/// What ranks do that do not leave the reduction to one process.
+/// The same by ranks that run.
 fn reduced_by(comm: &dyn Communicator) -> Result<Vec<Vec<f32>>, Error> {
     let mut buffer = GradientBuffer::new(DType::F32, RANKS, TENSORS.map(|name| (name, [LEN])))?;
     for ((_, mut tensor), elements) in buffer.tensors_mut().zip(step(comm.rank())) {
@@ -93,9 +90,7 @@ fn reduce(folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
         println!("{name}: {result:?} with the weights {weights:?}");
         results.push(result);
     }
-    for of_rank in local::run(RANKS, |comm| reduced_by(&comm))? {
-        assert_eq!(of_rank, results);
-    }
+    local::run(RANKS, |comm| reduced_by(&comm))?.iter().for_each(|of_rank| assert_eq!(*of_rank, results));
     println!("four ranks that run have the same bits");
     Ok(())
 }
@@ -103,7 +98,5 @@ fn reduce(folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = std::env::temp_dir().join(format!("adasum_of_files-{}", std::process::id()));
     fs::create_dir(&folder)?;
-    let reduced = reduce(&folder);
-    fs::remove_dir_all(&folder)?;
-    reduced
+    reduce(&folder).and(Ok(fs::remove_dir_all(&folder)?))
 }

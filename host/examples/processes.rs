@@ -1,12 +1,12 @@
-//! Data parallelism on plain slices: processes train one model, each on its part of the data, with the mean of their gradients.
+//! Data parallelism on plain slices: processes train one model on parts of the data, with the mean of their gradients.
 //!
 //! ```sh
 //! cargo build --release --example processes
 //! gradsync launch -n 4 -- target/release/examples/processes
 //! ```
 //!
-//! Any number of ranks takes the same steps, since the mean of the ranks' gradients is the gradient of all data. The launcher prints the rank
-//! before each line:
+//! Any number of ranks takes the same steps, since the mean of the ranks' gradients is the gradient of all data. The
+//! launcher prints the rank before each line:
 //!
 //! ```text
 //! [0] step  20: loss 0.1012
@@ -17,7 +17,7 @@
 //! [0] 4 ranks have learnt y = 3.00 x - 1.00
 //! ```
 //!
-//! `comm::process` is for the CPUs of one machine. Threads, MPI processes and GPUs take the same `train` with another communicator.
+//! `comm::process` is for the CPUs of one machine. Threads and MPI processes run the same `train`.
 
 #![forbid(unsafe_code)]
 
@@ -25,8 +25,8 @@ use gradsync::bootstrap::Launch;
 use gradsync::comm::process::ProcessCommunicator;
 use gradsync::prelude::*;
 
-/// The number of points, which 1, 2, 4, 8 or 16 ranks share evenly. For uneven shares, `all_reduce_weighted` takes the ranks' numbers of
-/// points.
+/// The number of points, which 1, 2, 4, 8 or 16 ranks share evenly. For uneven shares, `all_reduce_weighted` takes the
+/// ranks' numbers of points.
 const POINTS: usize = 64;
 const RATE: f32 = 0.1;
 
@@ -57,7 +57,7 @@ fn train(comm: &dyn Communicator) -> Result<(), Error> {
     comm.broadcast(&mut weights, 0)?;
     for step in 1..=100 {
         let (loss, mut gradients) = gradient(&weights, &own);
-        // One call for all gradients, which lie in one vector. Every rank gets the same bits, so the weights stay equal.
+        // One call for all gradients. Every rank gets the same bits, so the weights stay equal.
         comm.all_reduce(&mut gradients, ReduceOp::Mean)?;
         weights.iter_mut().zip(&gradients).for_each(|(weight, gradient)| *weight -= RATE * gradient);
         let loss = comm.all_reduce_scalar(loss, ReduceOp::Mean)?;

@@ -1,4 +1,4 @@
-//! Gradients that another library has computed on a GPU, reduced in place: its stream and its addresses are all that gradsync takes.
+//! Gradients that another library has computed on a GPU, reduced in place by its stream and its addresses.
 //!
 //! ```sh
 //! cargo build --release --features cuda --example raw_stream
@@ -18,8 +18,8 @@
 //! | tch | null, the default stream | `tensor.data_ptr()` of a contiguous tensor |
 //! | cudarc | `stream.cu_stream()`, not the per-thread default stream | `slice.device_ptr_mut(&stream)`, whose guard lives until the call has returned |
 //!
-//! Work of both libraries is in one stream, so neither waits for the other, and the host waits once, before it reads results. Under candle this
-//! is what gradsync-candle does.
+//! Work of both libraries is in one stream, so neither waits for the other, and the host waits once, before it reads
+//! results. Under candle this is what gradsync-candle does.
 
 use cust::context::Context;
 use cust::memory::{AsyncCopyDestination, DeviceBuffer};
@@ -34,7 +34,7 @@ use gradsync::{DType, Error, ops};
 /// Replaces gradients, which are `f32`s at these addresses, by their means over all ranks.
 ///
 /// # Safety
-/// The gradients are on the device of `queue`, and only work of its stream uses them until that stream has passed the reduction.
+/// The gradients are on the device of `queue`, and only work of its stream uses them until it has passed the reduction.
 unsafe fn mean_over_ranks(
     comm: &dyn Communicator<Cuda>,
     queue: &Queue,
@@ -45,21 +45,21 @@ unsafe fn mean_over_ranks(
         unsafe { DeviceSliceMut::from_raw_parts(queue, address, DType::F32, len) }
     };
     let mut tensors: Vec<DeviceSliceMut<'_>> = gradients.iter().map(tensor).collect();
-    // One collective for all tensors, which a kernel packs and another one unpacks. `train::Reducer` does it in buckets.
+    // One collective for all tensors. `train::Reducer` reduces them in buckets.
     ops::all_reduce_tensors(comm, &mut tensors, ReduceOp::Mean, Scaling::NONE)
 }
 
-/// Computes gradients on a GPU by another library, and returns their means over all ranks. `connect` makes the communicator of a queue.
+/// Computes gradients by another library, and returns their means. `connect` makes the communicator of a queue.
 pub(crate) fn run(
     device: u32,
     connect: impl FnOnce(&Queue) -> Result<NcclCommunicator, Error>,
 ) -> Result<[Vec<f32>; 2], Box<dyn std::error::Error>> {
-    // The other library: its context is the device's primary context, as everywhere but in few programs, and its stream is not gradsync's.
+    // The other library, in the device's primary context, with a stream of its own.
     cust::init(cust::CudaFlags::empty())?;
     let _context = Context::new(cust::device::Device::get_device(device)?)?;
     let stream = Stream::new(StreamFlags::NON_BLOCKING, None)?;
 
-    // SAFETY: the stream is of the primary context, and is dropped after the queue and the communicator, which are made later.
+    // SAFETY: the stream is of the primary context, and is dropped after the queue and the communicator.
     let queue = unsafe { Queue::from_raw_stream(device, stream.as_inner().cast()) }?;
     let comm = connect(&queue)?;
 
@@ -67,7 +67,8 @@ pub(crate) fn run(
     let one = comm.rank() as f32 + 1.0;
     let mut means = [vec![one; 1000], vec![10.0 * one; 3]];
     let gradient = |values: &Vec<f32>| {
-        // SAFETY: the copy writes all elements before they are read. The vector is not pinned, so the driver has read it when the call returns.
+        // SAFETY: the copy writes all elements before they are read. The vector is not pinned, so the driver has read
+        // it when the call returns.
         unsafe {
             let mut tensor = DeviceBuffer::uninitialized(values.len())?;
             tensor.async_copy_from(values, &stream)?;

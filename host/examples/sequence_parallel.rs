@@ -6,10 +6,11 @@
 //! 4 ranks with 2 of 8 tokens each: loss 104448 and all gradients as on one rank
 //! ```
 //!
-//! The block is `tokens + down(relu(up(scale × tokens)))`; `scale` is in the place of a norm, dropout or another function of single tokens. The
-//! two layers in the middle are those of the example `tensor_parallel`. The all-reduce behind `down` becomes a reduce-scatter of tokens, and
-//! an all-gather of tokens comes before `up`: the same bytes, but whatever lies outside takes a part of the memory and time on each rank.
-//! `AllGather` and `ReduceScatter` are each other's adjoints, along dimension 0. All numbers are integers, so no sum is rounded.
+//! The block is `tokens + down(relu(up(scale × tokens)))`; `scale` is in the place of a norm, dropout or another
+//! function of single tokens. The two layers in the middle are those of the example `tensor_parallel`. The all-reduce
+//! behind `down` becomes a reduce-scatter of tokens, and an all-gather of tokens comes before `up`: the same bytes, but
+//! whatever lies outside takes a part of the memory and time on each rank. `AllGather` and `ReduceScatter` are each
+//! other's adjoints, along dimension 0. All numbers are integers, so no sum is rounded.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +32,8 @@ fn own(comm: &dyn Communicator, matrix: Vec<f64>) -> Vec<f64> {
     matrix[comm.rank() * len..][..len].to_vec()
 }
 
-/// The product of two matrices in row-major order; `inner` is the number of columns of the first one and of rows of the second one.
+/// The product of two matrices in row-major order; `inner` is the number of columns of the first one and of rows of the
+/// second one.
 fn product(left: &[f64], inner: usize, right: &[f64]) -> Vec<f64> {
     let columns = right.len() / inner;
     let element = |row: &[f64], column: usize| (0..inner).map(|k| row[k] * right[k * columns + column]).sum();
@@ -42,8 +44,9 @@ fn transposed(matrix: &[f64], columns: usize) -> Vec<f64> {
     (0..columns).flat_map(|column| matrix.iter().skip(column).step_by(columns).copied()).collect()
 }
 
-fn scaled(tokens: &[f64], scale: &[f64]) -> Vec<f64> {
-    tokens.iter().zip(scale.iter().cycle()).map(|(value, scale)| value * scale).collect()
+/// The products of elements; a row on the right serves all rows on the left.
+fn times(left: &[f64], right: &[f64]) -> Vec<f64> {
+    left.iter().zip(right.iter().cycle()).map(|(left, right)| left * right).collect()
 }
 
 fn tensor(tokens: Vec<f64>) -> Result<HostTensor, Error> {
@@ -51,7 +54,8 @@ fn tensor(tokens: Vec<f64>) -> Result<HostTensor, Error> {
     HostTensor::new(tokens, [count, WIDTH])
 }
 
-/// The loss, and its gradients: of `scale`, which is whole on every rank, of this rank's tokens, and of its parts of both weights.
+/// The loss, and its gradients: of `scale`, which is whole on every rank, of this rank's tokens, and of its parts of
+/// both weights.
 struct Pass {
     loss: f64,
     scale: Vec<f64>,
@@ -65,13 +69,12 @@ fn pass(comm: &dyn Communicator) -> Result<Pass, Error> {
     // Each rank has the weights of some hidden units.
     let (up, down) = (own(comm, integers(HIDDEN, WIDTH, 1)), own(comm, integers(HIDDEN, WIDTH, 2)));
 
-    let all = AllGather.forward(tensor(scaled(&tokens, &scale))?, comm)?.into_vec()?;
+    let all = AllGather.forward(tensor(times(&tokens, &scale))?, comm)?.into_vec()?;
     let mut hidden = product(&all, WIDTH, &transposed(&up, WIDTH));
     hidden.iter_mut().for_each(|value| *value = value.max(0.0));
     let output = ReduceScatter.forward(tensor(product(&hidden, units, &down))?, comm)?.into_vec::<f64>()?;
     let output: Vec<f64> = output.iter().zip(&tokens).map(|(output, token)| output + token).collect();
-    let own_loss = output.iter().map(|value| value * value).sum::<f64>() / 2.0;
-    let loss = comm.all_reduce_scalar(own_loss, ReduceOp::Sum)?;
+    let loss = comm.all_reduce_scalar(times(&output, &output).iter().sum::<f64>() / 2.0, ReduceOp::Sum)?;
 
     // The gradient of the loss with respect to an output is that output.
     let of_all = ReduceScatter.backward(tensor(output.clone())?, comm)?.into_vec()?;
@@ -80,10 +83,10 @@ fn pass(comm: &dyn Communicator) -> Result<Pass, Error> {
     of_hidden.iter_mut().zip(&hidden).filter(|(_, hidden)| **hidden == 0.0).for_each(|(gradient, _)| *gradient = 0.0);
     let of_up = product(&transposed(&of_hidden, units), TOKENS, &all);
     let of_scaled = AllGather.backward(tensor(product(&of_hidden, units, &up))?, comm)?.into_vec::<f64>()?;
-    let of_tokens: Vec<f64> =
-        scaled(&of_scaled, &scale).iter().zip(&output).map(|(inner, outer)| inner + outer).collect();
-    // Every rank has `scale`, and has seen its own tokens alone. The gradients of such parameters are summed over the ranks.
-    let products: Vec<f64> = of_scaled.iter().zip(&tokens).map(|(gradient, token)| gradient * token).collect();
+    let mut of_tokens = times(&of_scaled, &scale);
+    of_tokens.iter_mut().zip(&output).for_each(|(gradient, direct)| *gradient += direct);
+    // Each rank has seen its own tokens alone, so gradients of parameters that all ranks have are summed over them.
+    let products = times(&of_scaled, &tokens);
     let mut of_scale: Vec<f64> = (0..WIDTH).map(|column| products.iter().skip(column).step_by(WIDTH).sum()).collect();
     comm.all_reduce(&mut of_scale, ReduceOp::Sum)?;
     Ok(Pass { loss, scale: of_scale, parts: [of_tokens, of_up, of_down] })

@@ -11,11 +11,12 @@
 //! | `up`, column-parallel | each rank has some of the outputs | nothing | the sum of the ranks' gradients of the input |
 //! | `down`, row-parallel | each rank has the same of the inputs | the sum of the ranks' outputs | nothing |
 //!
-//! So one block takes one all-reduce in each direction (Megatron-LM's *f* and *g*), and a rank holds a part of the weights, of their gradients
-//! and of the optimizer's state. All numbers are integers over powers of two: no sum is rounded, and results are equal, not close.
+//! So one block takes one all-reduce in each direction (Megatron-LM's *f* and *g*), and a rank holds a part of the
+//! weights, of their gradients and of the optimizer's state. All numbers are integers over powers of two: no sum is
+//! rounded, and results are equal, not close.
 //!
-//! `ops::tensor_parallel` has the two collectives as pairs of a forward and a backward pass, on GPUs too, and gradsync-candle has
-//! both layers for candle's autograd.
+//! `ops::tensor_parallel` has the two collectives as pairs of a forward and a backward pass, on GPUs too, and
+//! gradsync-candle has both layers for candle's autograd.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +32,8 @@ fn integers(rows: usize, columns: usize, seed: usize) -> Vec<f32> {
     (0..rows * columns).map(|index| ((index * 5 + index / 3 + seed) % 7) as f32 - 3.0).collect()
 }
 
-/// The product of two matrices in row-major order; `inner` is the number of columns of the first one and of rows of the second one.
+/// The product of two matrices in row-major order; `inner` is the number of columns of the first one and of rows of the
+/// second one.
 fn product(left: &[f32], inner: usize, right: &[f32]) -> Vec<f32> {
     let columns = right.len() / inner;
     let element = |row: &[f32], column: usize| (0..inner).map(|k| row[k] * right[k * columns + column]).sum();
@@ -51,8 +53,8 @@ struct Pass {
 }
 
 fn pass(comm: &dyn Communicator) -> Result<Pass, Error> {
-    // A row of `up` and a row of `down` belong to one hidden unit, and each rank has some of these rows: all inputs of its units, and their
-    // contributions to all outputs.
+    // A row of `up` and a row of `down` belong to one hidden unit, and each rank has some of these rows: all inputs of
+    // its units, and their contributions to all outputs.
     let units = HIDDEN / comm.world_size();
     let own = |whole: Vec<f32>, columns: usize| whole[comm.rank() * units * columns..][..units * columns].to_vec();
     let (up, down) = (own(integers(HIDDEN, INPUTS, 1), INPUTS), own(integers(HIDDEN, OUTPUTS, 2), OUTPUTS));

@@ -1,4 +1,4 @@
-//! LoRA on any number of ranks: the weights of a base stay frozen, and adapters are trained on the gradients of all ranks.
+//! LoRA on any number of ranks: the weights of a base stay frozen, and all ranks together train adapters.
 //!
 //! ```sh
 //! cargo build --release --example lora # with `--features cuda` for GPUs
@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Only the gradients of the adapters are reduced, and the optimizer has no state for the base. A base from
-//! `VarBuilder::from_mmaped_safetensors` consists of tensors, not of variables: then nothing has to be declared as frozen.
+//! `VarBuilder::from_mmaped_safetensors` consists of tensors, not of variables: then nothing has to be declared.
 
 #![forbid(unsafe_code)]
 
