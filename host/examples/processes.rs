@@ -9,9 +9,9 @@
 //! launcher prints the rank before each line:
 //!
 //! ```text
-//! [0] step  20: loss 0.1012
-//! [0] step  40: loss 0.0084
-//! [0] step  60: loss 0.0007
+//! [0] step  20: loss 0.2150
+//! [0] step  40: loss 0.0136
+//! [0] step  60: loss 0.0009
 //! [0] step  80: loss 0.0001
 //! [0] step 100: loss 0.0000
 //! [0] 4 ranks have learnt y = 3.00 x - 1.00

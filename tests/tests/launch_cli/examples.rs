@@ -46,7 +46,7 @@ fn examples_print_the_text_of_their_headers() {
 }
 
 #[test]
-fn every_example_is_run_by_a_test() {
+fn every_example_is_run_by_a_test_and_is_a_recipe() {
     let mut found: Vec<String> = fs::read_dir(folder())
         .expect("the examples' folder")
         .map(|entry| entry.expect("an entry").path())
@@ -56,4 +56,6 @@ fn every_example_is_run_by_a_test() {
     let mut run = [&ALONE[..], &LAUNCHED, &ON_GPUS].concat();
     run.sort_unstable();
     assert_eq!(found, run);
+    let recipes = fs::read_to_string(folder().join("../docs/recipes.md")).expect("the page");
+    found.iter().for_each(|name| assert!(recipes.contains(&format!("/host/examples/{name}.rs")), "{name}"));
 }
