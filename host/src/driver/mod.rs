@@ -38,7 +38,6 @@ pub use queue::Queue;
 pub(crate) use exposure::{Exposure, FlagList};
 pub(crate) use gate::Held;
 pub(crate) use launch::{Argument, Grid};
-pub(crate) use memory::is_aligned;
 pub(crate) use order::LaunchOrder;
 pub(crate) use peer::{HostFlag, Mapping, Offer, process_number};
 pub(crate) use pinned::Pinned;
