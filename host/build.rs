@@ -23,7 +23,9 @@ fn main() {
     // Elsewhere the calling conventions may be others than those that forwarders rely on: there `cust` links NVIDIA's library.
     let is_known =
         target_has("CARGO_CFG_TARGET_OS", &["linux"]) && target_has("CARGO_CFG_TARGET_ARCH", &["x86_64", "aarch64"]);
-    if env::var_os("CARGO_FEATURE_CUDA").is_none() || !is_known {
+    // Without machine code (`cargo check` for a system that has no standard library here) nothing is linked.
+    let has_code = !env::var("CARGO_ENCODED_RUSTFLAGS").is_ok_and(|flags| flags.contains("no-codegen"));
+    if env::var_os("CARGO_FEATURE_CUDA").is_none() || !is_known || !has_code {
         return;
     }
 

@@ -17,12 +17,10 @@
 //! [0] 4 ranks have learnt y = 3.00 x - 1.00
 //! ```
 //!
-//! `comm::process` is for the CPUs of one machine. Threads and MPI processes run the same `train`.
+//! Without the launcher it is one rank. Threads run the same `train`, and processes of MPI with the feature `mpi`.
 
 #![forbid(unsafe_code)]
 
-use gradsync::bootstrap::Launch;
-use gradsync::comm::process::ProcessCommunicator;
 use gradsync::prelude::*;
 
 /// The number of points, which 1, 2, 4, 8 or 16 ranks share evenly. For uneven shares, `all_reduce_weighted` takes the
@@ -72,6 +70,5 @@ fn train(comm: &dyn Communicator) -> Result<(), Error> {
 }
 
 fn main() -> Result<(), Error> {
-    let member = Launch::from_env()?.join()?; // which rank this process is, among which others
-    train(&ProcessCommunicator::new(member)?)
+    train(&gradsync::join_or_alone()?) // with the ranks of the launcher, or as the only rank
 }

@@ -14,7 +14,7 @@
 
 #![forbid(unsafe_code)]
 
-use gradsync::ops::tensor_parallel::{AllGather, HostTensor, ReduceScatter, TensorOp};
+use gradsync::ops::tensor_parallel::{AllGather, OwnedTensor, ReduceScatter, TensorOp};
 use gradsync::prelude::*;
 
 const TOKENS: usize = 8;
@@ -49,9 +49,9 @@ fn times(left: &[f64], right: &[f64]) -> Vec<f64> {
     left.iter().zip(right.iter().cycle()).map(|(left, right)| left * right).collect()
 }
 
-fn tensor(tokens: Vec<f64>) -> Result<HostTensor, Error> {
+fn tensor(tokens: Vec<f64>) -> Result<OwnedTensor, Error> {
     let count = tokens.len() / WIDTH;
-    HostTensor::new(tokens, [count, WIDTH])
+    OwnedTensor::new(tokens, [count, WIDTH])
 }
 
 /// The loss, and its gradients: of `scale`, which is whole on every rank, of this rank's tokens, and of its parts of

@@ -24,8 +24,9 @@
 //! | gradients reduced in buckets while they are computed (DDP) | [`train::Reducer`] |
 //! | equal initial parameters on all ranks; the examples of each rank | [`train::broadcast_parameters`], [`train::ShardedIndices`] |
 //! | whole training steps | [`train`] |
+//! | joining the ranks that a launcher has started | [`join()`], [`join_or_alone`], [`bootstrap::Launch`] |
 //! | ranks, communicators, collectives, deadlines | [`comm`] |
-//! | ranks as threads; as processes; as MPI processes; with a GPU each | [`comm::local`]; `comm::process`; `comm::mpi`; `comm::nccl` |
+//! | ranks as threads; as processes; as MPI processes; with a GPU each | [`comm::local`]; [`comm::process`]; `comm::mpi`; `comm::nccl` |
 //! | groups of ranks for data, tensor and pipeline parallelism | [`groups`] |
 //! | how ranks find each other, launchers, secrets | [`bootstrap`], [`docs::deployment`] |
 //! | the arithmetic on the memory of one rank | [`kernels::cpu`], `kernels::cuda` |
@@ -37,8 +38,8 @@
 //! | when to use Adasum, and at which learning rate | [`docs::choosing`], [`docs::convergence`] |
 //! | how fast it is, how it is tested, how its kernels are made | [`docs::performance`], [`docs::testing`], [`docs::device_code`] |
 //!
-//! Modules in plain type need the feature `cuda` or `mpi`; `comm::process` needs Unix, and Linux for calls of more
-//! than 1 MiB.
+//! Modules in plain type need the feature `cuda` or `mpi`. `cuda` and `mpi` are for Linux; [`comm::process`] needs Unix, and Linux for calls
+//! of more than 1 MiB; everything else is for Linux, macOS and Windows.
 //!
 //! # A program
 //!
@@ -118,6 +119,7 @@ pub mod driver;
 pub mod sys;
 
 pub use buffer::GradientBuffer;
+pub use comm::join::{join, join_or_alone};
 #[doc(no_inline)]
 pub use dtype::DType;
 pub use dtype::{Element, Float};

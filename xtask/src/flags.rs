@@ -113,6 +113,8 @@ pub(crate) enum Stage {
     Nodes,
     /// The demo's own tests and a short training
     Demo,
+    /// The crates are checked for macOS, Windows and Linux on aarch64, warnings as errors
+    Systems,
     /// The published crates are packed, and a crate outside the workspace builds on them with nothing installed, also with `cuda`
     Downstream,
     /// The GPU tests: the tests on one GPU, then test-multi-gpu

@@ -6,6 +6,7 @@ mod downstream;
 mod mpi;
 mod nodes;
 mod package;
+mod systems;
 
 use std::{
     io,
@@ -42,7 +43,7 @@ struct Row {
 }
 
 impl Stage {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Fmt,
         Self::Tidy,
         Self::Ptx,
@@ -54,6 +55,7 @@ impl Stage {
         Self::Demo,
         Self::Clippy,
         Self::Docs,
+        Self::Systems,
         Self::Downstream,
         Self::Gpu,
     ];
@@ -62,7 +64,7 @@ impl Stage {
         match self {
             Self::Fmt => &[Need::Rustfmt],
             Self::Dialect => &[Need::Clippy],
-            Self::Ptx => &[Need::DeviceCompiler],
+            Self::Ptx | Self::Systems => &[Need::DeviceCompiler],
             Self::Ptxas => &[Need::Ptxas],
             Self::Clippy => &[Need::Clippy, Need::CCompiler, Need::Mpi],
             Self::Gpu if multi_gpu::gpus().is_ok() => &[Need::CCompiler, Need::Mpi],
@@ -98,6 +100,7 @@ impl Stage {
             Self::Mpi => Ok(Outcome::Passed(mpi::run(compiler)?)),
             Self::Nodes => nodes::run(),
             Self::Demo => demo(),
+            Self::Systems => Ok(Outcome::Passed(systems::check()?)),
             Self::Downstream => Ok(Outcome::Passed(downstream::build_and_run()?)),
             Self::Gpu => gpu(),
         }
@@ -124,6 +127,7 @@ impl flags::Test {
                 (Stage::Ptx, Unavailable { device_compiler: Some(why), .. }) => {
                     Stage::Ptx.run(later, &mut compiler).map(|_| Outcome::NotRun(why.clone()))
                 }
+                (Stage::Systems, Unavailable { device_compiler: Some(why), .. }) => Ok(Outcome::NotRun(why.clone())),
                 (Stage::Mpi | Stage::Nodes, Unavailable { mpi: Some(why), .. }) => Ok(Outcome::NotRun(why.clone())),
                 _ => stage.run(later, &mut compiler),
             };

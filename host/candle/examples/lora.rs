@@ -20,14 +20,11 @@
 
 #![forbid(unsafe_code)]
 
-#[allow(dead_code)] // the model without the program
-pub(crate) mod join;
-
 use candle_core::{DType, Tensor};
 use candle_nn::{AdamW, Init, Linear, Module, Optimizer, VarBuilder, VarMap, init, linear, loss::mse};
 use gradsync::comm::Communicator;
 use gradsync::train::{Reduction, mean_over_ranks};
-use gradsync_candle::{DataParallel, Result, TensorMemory, Variables};
+use gradsync_candle::{DataParallel, Result, TensorMemory, Variables, join_or_alone};
 
 const INPUTS: usize = 8;
 const HIDDEN: usize = 32;
@@ -109,7 +106,7 @@ pub(crate) fn train<M: TensorMemory>(
 }
 
 fn main() -> Result<()> {
-    let (comm, device) = join::join()?; // as the rank that the launcher tells
+    let (comm, device) = join_or_alone()?;
     let variables = VarMap::new();
     train(&comm, VarBuilder::from_varmap(&variables, DType::F32, &device), &variables, 200).map(drop)
 }

@@ -103,7 +103,9 @@ impl Rendezvous {
     /// generation that is not a number; the errors of [`Secret::from_env`].
     pub fn from_env(launch: &Launch) -> Result<Self> {
         let Some(master) = launch.master.clone() else {
-            let reason = "it and MASTER_PORT say where rank 0 listens".into();
+            let reason = "it and MASTER_PORT say where rank 0 listens: `gradsync launch` and torchrun set both; ranks that mpirun or srun \
+                          starts take both, or join by MPI with the feature `mpi`"
+                .into();
             return Err(BootstrapError::MissingVariable { variable: "MASTER_ADDR".into(), reason }.into());
         };
         Ok(Rendezvous::at_master(master, launch, Secret::from_env()?, environment::generation()?))

@@ -10,10 +10,13 @@
 //! | transport | ranks | memory |
 //! |---|---|---|
 //! | [`local`] | threads of one process | [`Host`] |
-//! | `process` (Unix; more than 1 MiB in a call on Linux alone) | processes of one machine, without MPI; small data between machines | [`Host`] |
+//! | [`process`] (Unix; more than 1 MiB in a call on Linux alone) | processes of one machine, without MPI; small data between machines | [`Host`] |
 //! | `mpi` (feature) | processes of an MPI job | [`Host`] |
 //! | `mpi::device` (features `mpi` and `cuda`) | processes of an MPI job | `Cuda`, through the host's memory where MPI takes no other |
 //! | `nccl` (feature `cuda`) | processes or threads, each with a GPU | `Cuda` |
+//!
+//! A process that a launcher has started need not name one: [`join`](crate::join()) and `Launch::join_gpu` take the transport that suits the
+//! launcher.
 //!
 //! Each transport implements the traits itself; the two transports between processes, with and without MPI, share their handshake and
 //! data movement. [`groups`](crate::groups) divides the ranks of any transport into data, tensor-parallel and pipeline groups.
@@ -29,6 +32,7 @@
 //! | made by | with another deadline |
 //! |---|---|
 //! | [`local::run`], [`local::try_run`], [`local::group`] | [`local::run_each_with_deadline`], [`local::group_with_deadline`] |
+//! | [`join`](crate::join()), [`Launch::join_host`](crate::bootstrap::Launch::join_host) | [`HostCommunicator::with_deadline`] |
 //! | `process::ProcessCommunicator::new` | `ProcessCommunicator::new_within`, `with_deadline` |
 //! | `mpi::MpiCommunicator::world`, `from_rsmpi` | `MpiCommunicator::world_within`, `with_deadline` |
 //! | `nccl::NcclCommunicator::new` | `NcclOptions::with_deadline` |
@@ -36,8 +40,12 @@
 
 mod collective;
 mod collectives;
+pub(crate) mod join;
 pub mod local;
-#[cfg(any(unix, feature = "mpi"))]
+#[cfg_attr(
+    not(any(unix, feature = "mpi")),
+    expect(dead_code, unused_imports, reason = "no transport between processes is there")
+)]
 mod message_passing;
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -45,7 +53,6 @@ pub mod mpi;
 pub mod nccl;
 #[cfg(feature = "cuda")]
 mod packets;
-#[cfg(unix)]
 pub mod process;
 mod reduction;
 
@@ -55,6 +62,7 @@ use std::fmt;
 
 pub use self::collective::{Collective, Operands, Scaling};
 pub use self::collectives::Collectives;
+pub use self::join::HostCommunicator;
 #[cfg(feature = "cuda")]
 pub(crate) use self::packets::PacketConnection;
 pub(crate) use self::reduction::reduce_windows;

@@ -104,6 +104,14 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
+    /// This system lacks what the transport needs.
+    #[error("{operation}: {} {lacks}", std::env::consts::OS)]
+    UnsupportedSystem {
+        /// The operation that was refused.
+        operation: &'static str,
+        /// What is missing, and what to use instead.
+        lacks: &'static str,
+    },
     /// The requested algorithm does not support this number of ranks or nodes.
     #[error("{operation}: the {algorithm} algorithm needs {needs}, and there are {world_size}")]
     UnsupportedWorldSize {

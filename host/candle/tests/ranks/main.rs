@@ -16,9 +16,11 @@ mod replicas;
 mod steps;
 mod tensor_parallel;
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use candle_core::{Device, Var};
+use gradsync::bootstrap::Launch;
 use gradsync::comm::{Communicator, DEFAULT_DEADLINE};
 use gradsync::memory::Host;
 use gradsync_candle::{TensorMemory, Variables};
@@ -125,7 +127,7 @@ fn layers_divided_over_ranks() {
 #[cfg(feature = "mpi")]
 #[test]
 fn rank_of_an_mpi_job() {
-    let comm = gradsync::comm::mpi::MpiCommunicator::world().unwrap();
+    let comm = Launch::from_env().and_then(|launch| launch.join_host()).unwrap();
     for case in on_host().chain([gpt::of_gradients()]) {
         (case.run)(&comm, &Device::Cpu);
     }
@@ -146,7 +148,7 @@ fn rank_of_an_nccl_job() {
         println!("not run: no launcher has started this process");
         return;
     }
-    let (comm, device) = gpt::join().unwrap();
+    let (comm, device) = gradsync_candle::join().unwrap();
     let mut failed = Vec::new();
     let mut run = |name: &'static str, body: &dyn Fn()| {
         println!("{name}");
@@ -170,31 +172,42 @@ fn rank_of_an_nccl_job() {
     assert!(failed.is_empty(), "failed: {failed:?}");
 }
 
-/// The lines that four ranks of an example print, as its reader starts it.
-fn printed_by_four(example: &str) -> String {
-    let (launcher, example) =
-        (built("gradsync-cli", "--bin", "gradsync", &[]), built("gradsync-candle", "--example", example, &[]));
-    let mut launch = Command::new(launcher);
-    Finished::of(launch.args(["launch", "-n", "4", "--"]).arg(example)).succeeded("four ranks").stdout
+fn example(name: &str) -> PathBuf {
+    built("gradsync-candle", "--example", name, &[])
+}
+
+/// The launcher with four ranks of this program.
+fn four_of(program: &Path) -> Command {
+    let mut launch = Command::new(built("gradsync-cli", "--bin", "gradsync", &[]));
+    launch.args(["launch", "-n", "4", "--"]).arg(program);
+    launch
 }
 
 /// The loss behind these words, in the output of rank 0.
 fn loss_behind(words: &str, printed: &str) -> f32 {
     let (_, loss) = printed.split_once(words).unwrap_or_else(|| panic!("no {words:?}: {printed}"));
-    loss.split_whitespace().next().and_then(|loss| loss.parse().ok()).unwrap_or_else(|| panic!("no number: {loss}"))
+    loss.trim().parse().unwrap_or_else(|_| panic!("no number: {loss}"))
 }
 
-/// README's first program.
+/// README's first program, as its reader starts it: by the launcher, and by itself. Half of a launcher's variables never mean one rank.
 #[test]
 fn the_first_example_learns() {
-    let loss = loss_behind("[0] step 100: loss ", &printed_by_four("first"));
-    // The examples' sums have a variance of 8 / 3, the loss of a model that has learnt nothing.
-    assert!(loss < 0.1, "{loss}");
+    let first = example("first");
+    let mut alone = Command::new(&first);
+    Launch::variables().for_each(|variable| _ = alone.env_remove(variable));
+    for (mut command, start) in [(four_of(&first), "[0] step 100: loss "), (alone, "step 100: loss ")] {
+        let loss = loss_behind(start, &Finished::of(&mut command).succeeded("the example").stdout);
+        // The examples' sums have a variance of 8 / 3, the loss of a model that has learnt nothing.
+        assert!(loss < 0.1, "{loss}");
+    }
+    let mut half = Command::new(&first);
+    Launch::variables().for_each(|variable| _ = half.env_remove(variable));
+    Finished::of(half.env("LOCAL_RANK", "1")).refused("half of a launcher", &["LOCAL_RANK", "WORLD_SIZE"]);
 }
 
 #[test]
 fn the_lora_example_learns() {
-    let printed = printed_by_four("lora");
+    let printed = Finished::of(&mut four_of(&example("lora"))).succeeded("four ranks").stdout;
     assert!(printed.contains("[0] 146 numbers are trained, and 321 are frozen\n"), "{printed}");
     // As above: numbers from -1 to 1.
     let loss = loss_behind("[0] step 200: loss ", &printed);

@@ -7,16 +7,12 @@
 //!
 //! ```no_run
 //! use gradsync::bootstrap::Launch;
-//! use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+//! use gradsync::comm::nccl::NcclOptions;
 //! use gradsync::comm::{Communicator, Ranks};
-//! use gradsync::driver::Queue;
 //! use gradsync::ops::{Adasum, AdasumOptions};
 //! use gradsync::{DType, GradientBuffer};
 //!
-//! let launch = Launch::from_env()?;
-//! let member = launch.join()?;
-//! let queue = Queue::new(launch.device())?;
-//! let comm = NcclCommunicator::new(member, &queue, &NcclOptions::default())?;
+//! let (comm, queue) = Launch::from_env()?.join_gpu(&NcclOptions::default())?;
 //!
 //! let tensors = [("weight", vec![1024, 1024]), ("bias", vec![1024])];
 //! let mut gradients = GradientBuffer::on_queue(&queue, DType::BF16, comm.world_size(), tensors)?;
@@ -109,7 +105,6 @@
 mod all_reduce;
 mod companions;
 mod group;
-#[cfg(unix)]
 mod host;
 mod low_latency;
 mod options;
@@ -121,7 +116,7 @@ mod setup;
 mod share;
 mod watch;
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -134,6 +129,7 @@ use self::recorded::Recorded;
 use self::session::{Failure, Session};
 use self::watch::End;
 use super::collective::one_queue;
+use super::process::ProcessCommunicator;
 use super::{Agreements, Collective, Communicator, Ledger, Operands, Ranks, Split};
 use crate::bootstrap::Member;
 use crate::call::scope;
@@ -162,8 +158,7 @@ pub struct NcclCommunicator {
     /// Sums of small tensors by this crate's kernels, if they can access the memory of all ranks.
     low_latency: Option<LowLatency>,
     /// The communicator for host memory, once it was requested.
-    #[cfg(unix)]
-    host: std::cell::OnceCell<super::process::ProcessCommunicator>,
+    host: OnceCell<ProcessCommunicator>,
     one_thread: PhantomData<Cell<()>>,
 }
 
@@ -205,8 +200,7 @@ impl NcclCommunicator {
             end,
             agreements: Agreements::default(),
             low_latency: None,
-            #[cfg(unix)]
-            host: std::cell::OnceCell::new(),
+            host: OnceCell::new(),
             one_thread: PhantomData,
         };
         comm.low_latency = LowLatency::connect(&comm, limits)?;
