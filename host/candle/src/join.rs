@@ -16,13 +16,13 @@ pub type JoinedCommunicator = gradsync::comm::HostCommunicator;
 ///
 /// | feature | device | ranks |
 /// |---|---|---|
-/// | `cuda` | the GPU of this rank's number on the machine; in turn where the machine has more ranks than GPUs | over NCCL: [`Launch::join_gpu`] |
+/// | `cuda` | the GPU of this rank's number on the machine; in turn where the machine has more ranks than GPUs | over NCCL: `Launch::join_gpu` |
 /// | none | the CPU | processes, or with the feature `mpi` those of an MPI job: [`Launch::join_host`] |
 ///
 /// For other options than the default ones, such as a deadline, do the same by these methods.
 ///
 /// # Errors
-/// As [`Launch::from_env`], [`Launch::join_host`] and [`Launch::join_gpu`], and candle's error if it cannot use the GPU. Without a launcher it
+/// As [`Launch::from_env`], [`Launch::join_host`] or `Launch::join_gpu`, and candle's error if it cannot use the GPU. Without a launcher it
 /// is [`BootstrapError::NoLauncher`](gradsync::bootstrap::BootstrapError::NoLauncher), since an unknown launcher would otherwise start a job
 /// for each rank; [`join_or_alone`] takes such a process for the only rank.
 pub fn join() -> Result<(JoinedCommunicator, Device)> {

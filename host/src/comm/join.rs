@@ -19,7 +19,8 @@ use crate::error::MpiError;
 use crate::error::Result;
 #[cfg(feature = "cuda")]
 use crate::error::{CommError, Operation};
-use crate::memory::{SharedWindows, WireSlice, WireSliceMut};
+use crate::memory::SharedWindows;
+use crate::slice::{Slice, SliceMut};
 
 /// Joins the other ranks that the launcher of this process has started, for data in host memory: [`Launch::join_host`] of the environment.
 ///
@@ -82,7 +83,7 @@ impl Launch {
     /// [`HostCommunicator::with_deadline`] sets another one for calls.
     ///
     /// # Errors
-    /// The errors of [`Launch::join`] and of making the communicator; [`MpiError::OtherRanks`](crate::error::Error::Mpi) if MPI and the
+    /// The errors of [`Launch::join`] and of making the communicator; `MpiError::OtherRanks` if MPI and the
     /// launcher count ranks differently; [`Error::UnsupportedSystem`](crate::Error::UnsupportedSystem) for several ranks where
     /// [`comm::process`](super::process) has no transport.
     pub fn join_host(&self) -> Result<HostCommunicator> {
@@ -207,7 +208,7 @@ impl Communicator for HostCommunicator {
         self.transport().run(collective)
     }
 
-    fn exchange(&self, sends: &[(usize, WireSlice<'_>)], receives: &mut [(usize, WireSliceMut<'_>)]) -> Result<()> {
+    fn exchange(&self, sends: &[(usize, Slice<'_>)], receives: &mut [(usize, SliceMut<'_>)]) -> Result<()> {
         self.transport().exchange(sends, receives)
     }
 
