@@ -38,6 +38,7 @@
 //! | concept | where |
 //! |---|---|
 //! | the traits and names of a first program, by one `use` | [`prelude`] |
+//! | an example or function for every use | [`docs::recipes`] |
 //! | the whole: modules, traits, transports | [`docs::architecture`] |
 //! | many tensors in one allocation | [`GradientBuffer`] |
 //! | one tensor, as a view with a shape | [`TensorView`], [`TensorViewMut`] |

@@ -340,9 +340,13 @@ fn workspace(subcommand: &str) -> Cmd {
 /// The program, and the tests that wait for much of their time: for deadlines, and for ranks that are stopped.
 const WAITING: [&str; 6] = ["--bin", "gradsync", "--test", "process", "--test", "launch_cli"];
 
+/// The examples of the library that these tests run.
+const EXAMPLES: [&str; 4] = ["adasum_of_files", "processes", "sequence_parallel", "tensor_parallel"];
+
 fn tests(later: &[Stage], compiler: &mut Compiler) -> Result<Outcome> {
     let all = || workspace("build").args(["--lib", "--bins", "--tests"]);
-    let built = bundle::executables(workspace("build").args(WAITING))?;
+    let examples = EXAMPLES.into_iter().flat_map(|name| ["--example", name]);
+    let built = bundle::executables(workspace("build").args(WAITING).args(examples))?;
     let folder = programs(&built)?;
     let with_variables = |cmd: Cmd| {
         cmd.env("GRADSYNC_PYTHONPATH", python::packages_folder())
@@ -408,7 +412,7 @@ fn programs(built: &[bundle::Built]) -> Result<PathBuf> {
 /// The commands that build the programs of the demo's stage: the launcher, examples, the tests that use candle, and one example's own tests, which
 /// have its name.
 fn demo_programs() -> [Cmd; 2] {
-    let programs = ["--bin", "gradsync", "--example", "first", "--example", "convergence"];
+    let programs = ["--bin", "gradsync", "--example", "first", "--example", "lora", "--example", "convergence"];
     let tests = ["--test", "linear_layers", "--test", "ranks"];
     [workspace("build").args(programs).args(tests), workspace("test").args(["--no-run", "--example", "convergence"])]
 }

@@ -15,7 +15,7 @@
 //! 4. [`DataParallel::backward`] in the place of `loss.backward()`; candle's optimizers take its result.
 //! 5. Losses and metrics: [`mean_over_ranks`](gradsync::train::mean_over_ranks).
 //!
-//! The example `gpt` in this crate's repository trains a small GPT.
+//! The examples `gpt` and `lora` in this crate's repository train a small GPT, and adapters of a frozen model.
 //!
 //! # Numerics
 //!

@@ -11,11 +11,13 @@ mod data_parallel;
 mod declared;
 mod fused;
 mod gpt;
+mod lora;
 mod refused;
 mod replicas;
 mod steps;
 mod tensor_parallel;
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -64,7 +66,7 @@ fn on_ranks_of(world_sizes: &'static [usize], cases: Vec<Case>) {
 /// All cases of several ranks on the host.
 fn on_host() -> impl Iterator<Item = Case> {
     let cases = data_parallel::on_host().into_iter().chain(replicas::on_host());
-    cases.chain(declared::all()).chain(steps::all()).chain(refused::all())
+    cases.chain(declared::all()).chain(steps::all()).chain(refused::all()).chain([lora::of_losses()])
 }
 
 /// An owned communicator, the argument of groups.
@@ -99,6 +101,11 @@ fn the_same_variables_on_all_ranks() {
 fn a_gpt_on_several_ranks() {
     on_ranks_of(&[2, 4], vec![gpt::of_gradients()]);
     on_ranks_of(&[2], vec![gpt::of_learning()]);
+}
+
+#[test]
+fn a_lora_on_several_ranks() {
+    on_ranks_of(&[1, 2, 3, 4], vec![lora::of_losses()]);
 }
 
 #[test]
@@ -156,7 +163,7 @@ fn rank_of_an_nccl_job() {
     };
     let mut cases = data_parallel::all();
     cases.extend(replicas::all().into_iter().chain(declared::all()).chain(steps::all()));
-    cases.extend([gpt::of_gradients(), gpt::of_learning()]);
+    cases.extend([gpt::of_gradients(), gpt::of_learning(), lora::of_losses()]);
     if comm.world_size() > 1 {
         cases.extend(refused::all()); // which need ranks that differ
     }
@@ -170,23 +177,44 @@ fn rank_of_an_nccl_job() {
     assert!(failed.is_empty(), "failed: {failed:?}");
 }
 
+fn example(name: &str) -> PathBuf {
+    built("gradsync-candle", "--example", name, &[])
+}
+
+/// The launcher with four ranks of this program.
+fn four_of(program: &Path) -> Command {
+    let mut launch = Command::new(built("gradsync-cli", "--bin", "gradsync", &[]));
+    launch.args(["launch", "-n", "4", "--"]).arg(program);
+    launch
+}
+
+/// The loss behind these words, in the output of rank 0.
+fn loss_behind(words: &str, printed: &str) -> f32 {
+    let (_, loss) = printed.split_once(words).unwrap_or_else(|| panic!("no {words:?}: {printed}"));
+    loss.trim().parse().unwrap_or_else(|_| panic!("no number: {loss}"))
+}
+
 /// README's first program, as its reader starts it: by the launcher, and by itself. Half of a launcher's variables never mean one rank.
 #[test]
 fn the_first_example_learns() {
-    let (launcher, first) =
-        (built("gradsync-cli", "--bin", "gradsync", &[]), built("gradsync-candle", "--example", "first", &[]));
-    let mut launch = Command::new(launcher);
-    launch.args(["launch", "-n", "4", "--"]).arg(&first);
+    let first = example("first");
     let mut alone = Command::new(&first);
     Launch::variables().for_each(|variable| _ = alone.env_remove(variable));
-    for (mut command, start) in [(launch, "[0] step 100: loss "), (alone, "step 100: loss ")] {
-        let job = Finished::of(&mut command).succeeded("the example");
-        let (_, loss) = job.stdout.split_once(start).expect("rank 0 tells its last loss");
-        let loss: f32 = loss.trim().parse().expect("a number");
+    for (mut command, start) in [(four_of(&first), "[0] step 100: loss "), (alone, "step 100: loss ")] {
+        let loss = loss_behind(start, &Finished::of(&mut command).succeeded("the example").stdout);
         // The examples' sums have a variance of 8 / 3, the loss of a model that has learnt nothing.
         assert!(loss < 0.1, "{loss}");
     }
     let mut half = Command::new(&first);
     Launch::variables().for_each(|variable| _ = half.env_remove(variable));
     Finished::of(half.env("LOCAL_RANK", "1")).refused("half of a launcher", &["LOCAL_RANK", "WORLD_SIZE"]);
+}
+
+#[test]
+fn the_lora_example_learns() {
+    let printed = Finished::of(&mut four_of(&example("lora"))).succeeded("four ranks").stdout;
+    assert!(printed.contains("[0] 146 numbers are trained, and 321 are frozen\n"), "{printed}");
+    // As above: numbers from -1 to 1.
+    let loss = loss_behind("[0] step 200: loss ", &printed);
+    assert!(loss < 0.5, "{loss}");
 }
