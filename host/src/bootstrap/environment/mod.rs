@@ -49,7 +49,7 @@ pub struct Launch {
 impl Launch {
     /// The ordinal of the GPU for this rank, among those that this process sees: its local rank; 0 where the launcher does not set one, and
     /// where `CUDA_VISIBLE_DEVICES` names a single GPU, as schedulers set it that give every task its own.
-    pub(crate) fn device(&self) -> u32 {
+    pub fn device(&self) -> u32 {
         if self.has_one_gpu {
             return 0;
         }
