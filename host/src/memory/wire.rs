@@ -1,6 +1,6 @@
 //! [`WireSlice`]: elements of any type that transports carry; these are more types than reductions support.
 
-use crate::dtype::{DType, Element};
+use crate::dtype::{DType, Element, elements};
 use crate::slice::{Slice, SliceMut};
 
 /// Elements of one type in host memory to send, as bytes in the machine's order.
@@ -26,7 +26,7 @@ impl<'a> WireSlice<'a> {
 
     /// The number of elements.
     pub fn len(&self) -> usize {
-        self.bytes.len() / self.dtype.size_bytes()
+        elements(self.bytes.len(), self.dtype)
     }
 
     /// Whether there are no elements.
