@@ -9,10 +9,11 @@ use crate::error::Result;
 #[cfg(feature = "cuda")]
 use crate::memory::Cuda;
 use crate::memory::{Host, HostBuffer, Memory};
+use crate::slice::{Slice, check_floats};
 
 /// The element-wise kernels on one kind of memory, [`Host`] or `Cuda`, for operations that are written once for both.
 ///
-/// Each function runs the kernel of its name in [`cpu`] or `cuda`. On a GPU the kernel is enqueued into the queue of its operands, one
+/// On a GPU the kernel is enqueued into the queue of its operands, one
 /// launch serves all tensors of a list with the same dtypes, and functions may also return `Error::Cuda`, or
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of different queues. Lengths and offsets are in elements.
 /// Operands may have any dtypes; where these differ, or where numbers are added or multiplied, the working precision is `f64` if one of the
@@ -134,6 +135,11 @@ macro_rules! kernels_of {
     };
 }
 
+/// Refuses floating-point numbers that are not aligned; integers are all finite.
+fn check_numbers(operation: &'static str, src: Slice<'_>) -> Result<()> {
+    if src.dtype().is_float() { check_floats(operation, src) } else { Ok(()) }
+}
+
 impl KernelMemory for Host {
     kernels_of!(cpu);
 
@@ -143,6 +149,7 @@ impl KernelMemory for Host {
     }
 
     fn all_finite(src: Self::Slice<'_>) -> Result<bool> {
+        check_numbers("all_finite", src)?;
         Ok(cpu::all_finite(src))
     }
 
@@ -152,6 +159,7 @@ impl KernelMemory for Host {
     }
 
     fn fingerprint(src: Self::Slice<'_>) -> Result<Fingerprint> {
+        check_numbers("fingerprint", src)?;
         Ok(Fingerprint::of(src))
     }
 

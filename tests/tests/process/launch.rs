@@ -88,6 +88,7 @@ fn rank() {
         #[cfg(target_os = "linux")]
         "unreadable" => crate::namespaces::run_unreadable(),
         "no descriptor" => crate::set_up::run(),
+        "join" => gradsync_tests::suite::processes::join(),
         other => crate::faults::run(other),
     }
 }

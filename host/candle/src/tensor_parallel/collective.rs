@@ -5,7 +5,7 @@ use std::ops::Range;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType, bail};
 use gradsync::Float;
-use gradsync::ops::tensor_parallel::{AllGather, AllReduce, HostTensor, ReduceScatter, TensorOp};
+use gradsync::ops::tensor_parallel::{AllGather, AllReduce, OwnedTensor, ReduceScatter, TensorOp};
 
 use super::{Shared, TensorParallel, locked};
 use crate::memory::with_float;
@@ -72,7 +72,7 @@ impl Collective {
         }
         let comm = locked(comm);
         let run = || {
-            let tensor = HostTensor::new(data.to_vec(), dims)?;
+            let tensor = OwnedTensor::new(data.to_vec(), dims)?;
             match self.forward {
                 Step::Concatenate => AllGather.forward(tensor, &**comm),
                 Step::SumPart => ReduceScatter.forward(tensor, &**comm),

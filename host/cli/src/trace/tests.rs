@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gradsync::trace::RankTrace;
+use gradsync::internal::trace::RankTrace;
 use serde_json::{Value, json};
 
 use super::analysis::Analysis;

@@ -7,16 +7,12 @@
 //!
 //! ```no_run
 //! use gradsync::bootstrap::Launch;
-//! use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+//! use gradsync::comm::nccl::NcclOptions;
 //! use gradsync::comm::{Communicator, Ranks};
-//! use gradsync::driver::Queue;
 //! use gradsync::ops::{Adasum, AdasumOptions};
 //! use gradsync::{DType, GradientBuffer};
 //!
-//! let launch = Launch::from_env()?;
-//! let member = launch.join()?;
-//! let queue = Queue::new(launch.device())?;
-//! let comm = NcclCommunicator::new(member, &queue, &NcclOptions::default())?;
+//! let (comm, queue) = Launch::from_env()?.join_gpu(&NcclOptions::default())?;
 //!
 //! let tensors = [("weight", vec![1024, 1024]), ("bias", vec![1024])];
 //! let mut gradients = GradientBuffer::on_queue(&queue, DType::BF16, comm.world_size(), tensors)?;
@@ -50,7 +46,7 @@
 //! Between two to eight ranks of one machine whose kernels can access each other's memory, an all-reduce (`Sum` or `Mean`, scaled or not)
 //! of a small tensor is one launch of this crate's kernels, which send packets to the mailboxes of their peers, without any work of the
 //! host. That takes a quarter to three quarters of NCCL's time ([performance](crate::docs::performance)), also in a recorded
-//! graph. The sum is that of [`OrderedAllReduce`](crate::ops::OrderedAllReduce): in rank order, in `f64`, times the factors, rounded once.
+//! graph. The sum has the bits of [`OrderedAllReduce`](crate::ops::OrderedAllReduce): in rank order, in `f64`, times the factors, rounded once.
 //!
 //! Up to a threshold every rank sends all data to all others (one shot: half a round trip); above it each rank sums up one window, and
 //! sends the result to all (two shots: less traffic), as vLLM's custom all-reduce and PyTorch's symmetric memory do. The largest small
@@ -108,8 +104,7 @@
 
 mod all_reduce;
 mod companions;
-mod group;
-#[cfg(unix)]
+pub(crate) mod group;
 mod host;
 mod low_latency;
 mod options;
@@ -121,25 +116,26 @@ mod setup;
 mod share;
 mod watch;
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use self::group::Group;
+use self::group::Group;
 use self::low_latency::LowLatency;
 pub use self::options::NcclOptions;
-use self::primitive::Primitive;
+use self::primitive::{Primitive, RawSlice};
 use self::recorded::Recorded;
 use self::session::{Failure, Session};
 use self::watch::End;
 use super::collective::one_queue;
+use super::process::ProcessCommunicator;
 use super::{Agreements, Collective, Communicator, Ledger, Operands, Ranks, Split};
 use crate::bootstrap::Member;
 use crate::call::scope;
-use crate::driver::{DeviceBuffer, DeviceSlice, Graph, HostFlag, Queue, Sharers};
+use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Graph, HostFlag, Queue, Sharers};
 use crate::error::{Call, CommError, Error, Operation, Result};
-use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, PeerMemory, RawSlice, SharedMemory};
+use crate::memory::{Cuda, PeerMemory, SharedMemory};
 use crate::sys::nccl::Version;
 
 /// One rank of a group with a GPU each. It may move to another thread, but only one thread at a time can use it.
@@ -162,8 +158,7 @@ pub struct NcclCommunicator {
     /// Sums of small tensors by this crate's kernels, if they can access the memory of all ranks.
     low_latency: Option<LowLatency>,
     /// The communicator for host memory, once it was requested.
-    #[cfg(unix)]
-    host: std::cell::OnceCell<super::process::ProcessCommunicator>,
+    host: OnceCell<ProcessCommunicator>,
     one_thread: PhantomData<Cell<()>>,
 }
 
@@ -205,8 +200,7 @@ impl NcclCommunicator {
             end,
             agreements: Agreements::default(),
             low_latency: None,
-            #[cfg(unix)]
-            host: std::cell::OnceCell::new(),
+            host: OnceCell::new(),
             one_thread: PhantomData,
         };
         comm.low_latency = LowLatency::connect(&comm, limits)?;
@@ -275,7 +269,7 @@ impl NcclCommunicator {
     }
 
     /// Begins a group of operations that run at once.
-    pub fn group<'d>(&self) -> Group<'_, 'd> {
+    pub(crate) fn group<'d>(&self) -> Group<'_, 'd> {
         Group::new(self)
     }
 
@@ -395,10 +389,10 @@ impl Communicator<Cuda> for NcclCommunicator {
         let (rank, world_size) = (self.rank(), self.world());
         let operation = collective.operation();
         self.refused(operation, collective.check(rank, world_size))?;
-        // This rank's shard of a vector for input and output.
+        // The range of this rank's shard in a vector for input and output.
         let own = |data: DeviceSlice<'_>| {
             let len = data.len() / world_size;
-            RawSlice::from(data).range(rank * len, len)
+            rank * len..(rank + 1) * len
         };
         match collective {
             Collective::AllReduce { operands, op, scaling } => {
@@ -414,31 +408,30 @@ impl Communicator<Cuda> for NcclCommunicator {
             Collective::ReduceScatter { operands, op } => {
                 let is_in_place = matches!(operands, Operands::InPlace(_));
                 let (input, output) = operands.views();
-                let output = if is_in_place { own(output) } else { output.into() };
+                let output = if is_in_place { output.range(own(output)) } else { output };
                 // SAFETY: see above.
-                unsafe { self.reduce_scatter_raw(input.queue(), input.address(), output, op) }
+                unsafe { self.reduce_scatter_raw(input.address(), output, op) }
             }
             Collective::AllGather { operands } => {
                 let is_in_place = matches!(operands, Operands::InPlace(_));
                 let (input, output) = operands.views();
-                let part = if is_in_place { own(input) } else { input.into() };
+                let part = if is_in_place { input.range(own(input)) } else { input };
                 // SAFETY: see above.
-                unsafe { self.all_gather_raw(input.queue(), part, output.address()) }
+                unsafe { self.all_gather_raw(part, output.address()) }
             }
             Collective::AllToAll { operands: Operands::Apart { input, output } } => {
                 // SAFETY: see above.
-                unsafe { self.all_to_all_raw(input.queue(), input.into(), output.as_slice().address()) }
+                unsafe { self.all_to_all_raw(input, output.as_slice().address()) }
             }
             Collective::AllToAll { operands: Operands::InPlace(data) } => {
                 let data = data.as_slice();
                 let copy = self.refused(Operation::AllToAll, DeviceBuffer::copy_of(data))?;
                 // SAFETY: see above; the copy is freed in the order of the queue.
-                unsafe { self.all_to_all_raw(data.queue(), copy.as_slice().into(), data.address()) }
+                unsafe { self.all_to_all_raw(copy.as_slice(), data.address()) }
             }
             Collective::Broadcast { data, root } => {
-                let view = data.as_slice();
                 // SAFETY: see above.
-                unsafe { self.broadcast_raw(view.queue(), view.into(), root) }
+                unsafe { self.broadcast_raw(data.as_slice(), root) }
             }
         }
     }
@@ -461,21 +454,17 @@ impl Communicator<Cuda> for NcclCommunicator {
         group.submit()
     }
 
-    fn exchange(
-        &self,
-        sends: &[(usize, DeviceWireSlice<'_>)],
-        receives: &mut [(usize, DeviceWireSliceMut<'_>)],
-    ) -> Result<()> {
+    fn exchange(&self, sends: &[(usize, DeviceSlice<'_>)], receives: &mut [(usize, DeviceSliceMut<'_>)]) -> Result<()> {
         let Some(queue) = one_queue(sends, receives)? else { return Ok(()) };
         let (mut calls, mut primitives) = (Vec::new(), Vec::new());
         for &(peer, data) in sends {
-            let data = data.raw();
+            let data = RawSlice::from(data);
             self.check_peer(Operation::Send { peer }, peer)?;
             calls.push(Call::new(Operation::Send { peer }, data.len, data.dtype));
             primitives.push(Primitive::Send { data, peer });
         }
         for (peer, data) in receives {
-            let (peer, data) = (*peer, data.raw());
+            let (peer, data) = (*peer, RawSlice::from(data.as_slice()));
             self.check_peer(Operation::Recv { peer }, peer)?;
             calls.push(Call::new(Operation::Recv { peer }, data.len, data.dtype));
             primitives.push(Primitive::Recv { data, peer });
