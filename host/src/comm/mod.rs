@@ -62,7 +62,7 @@ use std::fmt;
 pub use self::collective::{Collective, Operands, Scaling};
 pub use self::collectives::Collectives;
 pub use self::join::HostCommunicator;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", test))]
 pub(crate) use self::ledger::Agreements;
 pub(crate) use self::ledger::Ledger;
 #[cfg(feature = "cuda")]
