@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::bootstrap::{Launch, Member};
+use crate::bootstrap::Member;
 #[cfg(feature = "cuda")]
 use crate::comm::nccl;
 use crate::error::{Call, CommError, Departure, Operation};
@@ -86,11 +86,6 @@ pub mod driver {
 #[cfg(feature = "cuda")]
 pub fn nccl_group<'c, 'd>(comm: &'c nccl::NcclCommunicator) -> nccl::group::Group<'c, 'd> {
     comm.group()
-}
-
-/// The ordinal of the GPU for the rank of a launch, among those that the process sees.
-pub fn device_of(launch: &Launch) -> u32 {
-    launch.device()
 }
 
 /// The calls of a member by which transports compare their calls and report late ranks.

@@ -96,9 +96,8 @@ impl Launch {
         Ok(HostCommunicator { ranks })
     }
 
-    /// Joins the other ranks of this launch, for data in the memory of this rank's GPU, by NCCL: the GPU of its local rank, or 0
-    /// where `CUDA_VISIBLE_DEVICES` names a single GPU. Returns the
-    /// communicator and a queue of the GPU. The control channel is found as in [`join_host`](Self::join_host).
+    /// Joins the other ranks of this launch, for data in the memory of this rank's GPU, by NCCL: [`device`](Self::device).
+    /// Returns the communicator and a queue of the GPU. The control channel is found as in [`join_host`](Self::join_host).
     ///
     /// Where a machine has more ranks than GPUs, ranks take the GPUs in turn, with
     /// [`NcclOptions::shared_gpu`] and [its requirements](super::nccl#many-ranks-on-one-gpu).

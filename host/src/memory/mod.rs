@@ -3,10 +3,19 @@
 //! Buffers, views, communicators and operations take it as `M`, which is [`Host`] by default and may be `Cuda` with the feature `cuda`. A
 //! call has the same arguments and checks in both: [`docs::architecture`](crate::docs::architecture) lists the differences.
 //!
-//! | here | contents |
-//! |---|---|
-//! | [`Host`], `Cuda` | the two kinds of memory |
-//! | [`TensorView`], [`TensorViewMut`] | elements of one type, integers included, with a shape |
+//! [`Host`] and `Cuda` are the two memories. Eight types join memory, element type and shape. A slice of GPU memory has a type of its own,
+//! since no safe code may take it for host memory; the types with `<M>` work in either memory:
+//!
+//! | type | contents | taken for |
+//! |---|---|---|
+//! | `Slice`, `SliceMut` | borrowed elements in host memory; their type is known at run time | collectives, kernels on the CPU |
+//! | `DeviceSlice`, `DeviceSliceMut` | the same in CUDA memory, with the queue that orders work on it | collectives, kernels on a GPU |
+//! | `TensorView<M>`, `TensorViewMut<M>` | a slice with a shape | operations that compare shapes; a tensor of any type below |
+//! | `OwnedTensor<M>` | owned elements with a shape | tensor parallelism, whose operations take a tensor and return one |
+//! | `GradientBuffer<M>` | owned elements of many tensors with names and shapes | gradients and weights that one call reduces |
+//! | `DeviceBuffer` | owned elements in CUDA memory | a vector on a GPU; host memory has `Vec` |
+//! | `Bundle<M>` | borrowed tensors of any types | a send of several tensors |
+//! | `Received<M>` | owned tensors of any types | the result of a receive |
 //!
 //! Nothing here communicates or does arithmetic.
 

@@ -5,7 +5,6 @@ use std::net::UdpSocket;
 use std::path::Path;
 
 use gradsync::bootstrap::Launch;
-use gradsync::internal::device_of;
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
@@ -79,13 +78,13 @@ impl Facts {
             host,
             pid_namespace: fs::read_link("/proc/self/ns/pid").ok().map(|link| link.display().to_string()),
             uses_messages_only: number("GRADSYNC_PROCESS_MESSAGES_ONLY").is_some_and(|value| value != 0),
-            device: device_of(launch) as usize,
+            device: launch.device() as usize,
             pid: std::process::id(),
             version: machine.version.into(),
             features: machine.features.iter().map(|&feature| feature.to_owned()).collect(),
             address: launch.master.as_ref().and_then(|(host, port)| own_address(host, *port)),
             gpus: visible_gpus(),
-            gpu_identifier: gpu_identifier(device_of(launch)),
+            gpu_identifier: gpu_identifier(launch.device()),
             unreachable_gpus: unreachable_gpus(machine.gpus.len()),
             nccl: version_of(&machine.nccl),
             mpi: version_of(&machine.mpi),
