@@ -44,7 +44,7 @@ struct Row {
 }
 
 impl Stage {
-    const ALL: [Self; 16] = [
+    const ALL: &'static [Self] = &[
         Self::Fmt,
         Self::Tidy,
         Self::Ptx,
@@ -122,7 +122,7 @@ impl Stage {
 impl flags::Test {
     pub(crate) fn run(self) -> Result<()> {
         let stages: Vec<Stage> =
-            Stage::ALL.into_iter().filter(|stage| self.only.is_empty() || self.only.contains(stage)).collect();
+            Stage::ALL.iter().copied().filter(|stage| self.only.is_empty() || self.only.contains(stage)).collect();
         let left_out = |stage: Stage| stage.only_if_named().filter(|_| self.only.is_empty());
         let toolchain = Toolchain::new(&self.setup);
         let unavailable = set_up(&toolchain, stages.iter().copied().filter(|&stage| left_out(stage).is_none()))?;
