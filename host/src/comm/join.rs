@@ -154,6 +154,7 @@ pub struct HostCommunicator {
     ranks: HostRanks,
 }
 
+#[allow(clippy::large_enum_variant, reason = "a process has few communicators")]
 #[derive(Debug)]
 enum HostRanks {
     Alone(LocalCommunicator),
