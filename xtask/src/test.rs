@@ -44,7 +44,7 @@ struct Row {
 }
 
 impl Stage {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 16] = [
         Self::Fmt,
         Self::Tidy,
         Self::Ptx,

@@ -15,7 +15,7 @@ const MEMBERS: [&str; 7] = ["host", "host/cli", "host/candle", "device", "xtask"
 const LONGEST: usize = 600;
 
 /// The layers of the library, from the lowest up: a module uses only modules before it in the list.
-const ROOMS: [&str; 22] = [
+const ROOMS: [&str; 23] = [
     "dtype", // the names of element types
     "sys",   // CUDA and NCCL as they are in C
     "nvtx",  // ranges for profilers

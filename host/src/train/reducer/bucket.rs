@@ -257,7 +257,7 @@ mod tests {
                 }
                 let mut step = reducer.step()?;
                 gradients.iter().enumerate().try_for_each(|(index, gradient)| step.ready(index, gradient))?;
-                step.finish()?;
+                assert_eq!(step.finish()?.skipped().count(), 0);
             }
             let bytes =
                 |buffer: Option<&GradientBuffer>| buffer.map_or(0, |buffer| buffer.len() * buffer.dtype().size_bytes());
