@@ -9,7 +9,7 @@ use std::ops::Range;
 use gradsync_device::math::adasum::{self, Criterion, product_index, products};
 use gradsync_device::math::{Element as Formula, elementwise};
 
-use super::elementwise::cast_chunk;
+use super::elementwise::cast_piece;
 use super::isa::{return_on_lanes, vectorized};
 use super::{BLOCK_LEN, for_each};
 use crate::dtype::{DType, Float, storage};
@@ -73,7 +73,7 @@ pub(super) fn lane_sum(lanes: [f64; LANES]) -> f64 {
 /// Widens a range of a vector, at most a block; the rest of the block becomes zero.
 pub(super) fn widen(block: &mut [f64; BLOCK_LEN], vector: Slice<'_>, range: Range<usize>) {
     block[range.len()..].fill(0.0);
-    with_typed!(vector.range(range), data => cast_chunk(block, storage(data), false));
+    with_typed!(vector.range(range), data => cast_piece(block, storage(data), false));
 }
 
 /// The number of elements, over all vectors, after which a thread takes no further chunk with the same workspace: two groups for each thread,

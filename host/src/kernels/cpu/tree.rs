@@ -16,7 +16,7 @@ use gradsync_device::math::wide::Wide;
 use super::elementwise::cast_near;
 use super::isa::vectorized;
 use super::products::{LANES, add_dot, blocks, check_vectors, check_world, lane_sum, sum_chunks, widen};
-use super::{BLOCK_LEN, elements, for_each, parts};
+use super::{BLOCK_LEN, elements, for_each, pieces};
 use crate::dtype::{storage, storage_mut};
 use crate::error::{Error, Result, same_len};
 use crate::plan::chunks::{Chunk, chunks_of_all};
@@ -420,13 +420,13 @@ pub fn tree_combine(
 ) -> Result<()> {
     trees.check("tree_combine", vectors, segments)?;
     same_len("tree_combine", ("destination", dst.len()), ("each vector", vectors[0].len()))?;
-    let mut parts = parts(dst, segments);
-    parts.retain(|(segment, ..)| trees.wanted[*segment]);
-    for_each(parts, elements(vectors.len(), segments), |(segment, range, part)| {
+    let mut of_dst = pieces(dst, segments);
+    of_dst.retain(|(segment, ..)| trees.wanted[*segment]);
+    for_each(of_dst, elements(vectors.len(), segments), |(segment, range, piece)| {
         let Some(tree) = trees.wanted(segment) else { return };
-        with_typed!(part, part => {
-            for (block, part) in blocks(range).zip(storage_mut(part).chunks_mut(BLOCK_LEN)) {
-                cast_near(part, &root(vectors, block, tree, factor));
+        with_typed!(piece, piece => {
+            for (block, piece) in blocks(range).zip(storage_mut(piece).chunks_mut(BLOCK_LEN)) {
+                cast_near(piece, &root(vectors, block, tree, factor));
             }
         });
     });

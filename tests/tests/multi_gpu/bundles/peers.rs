@@ -13,7 +13,7 @@ use super::World;
 use super::ordered::{inputs, oracle};
 use crate::report::Report;
 
-/// Layouts of one to three tensors; the last layout has windows without elements.
+/// Layouts of one to three tensors; the last layout has shards without elements.
 const SHAPES: [&[usize]; 5] = [&[1], &[4097], &[33, 0, 1000], &[100_003, 7], &[3]];
 
 pub(super) fn run(world: &World<'_>, report: &mut Report) {

@@ -169,8 +169,8 @@ impl Strategy<Cuda> for Alone {
     }
 }
 
-/// The layers of a buffer, divided into windows of `window_len` elements.
-fn layers(buffer: &GradientBuffer<Cuda>, granularity: Granularity, window_len: usize) -> DividedLayers {
+/// The layers of a buffer, divided into shards of `shard_len` elements.
+fn layers(buffer: &GradientBuffer<Cuda>, granularity: Granularity, shard_len: usize) -> DividedLayers {
     let tensors = buffer.table().segments();
-    DividedLayers::new(tensors, granularity.layer_count(tensors.len()), window_len)
+    DividedLayers::new(tensors, granularity.layer_count(tensors.len()), shard_len)
 }

@@ -12,7 +12,7 @@ use crate::comm::Communicator;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Operation, Result};
 use crate::memory::{Cuda, HostBuffer};
-use crate::ops::adasum::gram::{Cut, Extent, Gram, Part, Vector};
+use crate::ops::adasum::gram::{Cut, Extent, Gram, Shard, Vector};
 use crate::ops::adasum::tree::Tree;
 use crate::ops::adasum::{OPERATION, Strategy};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
@@ -36,7 +36,7 @@ pub(super) struct Staged<'c> {
 /// The algorithm, with its workspace besides pinned memory.
 #[derive(Debug)]
 enum Steps {
-    /// Uses a pinned block for each step in flight, which has the step's piece of every part; `own` is this rank's part of its vector, and of the
+    /// Uses a pinned block for each step in flight, which has the step's piece of every shard; `own` is this rank's shard of its vector, and of the
     /// result, and `received` this rank's part of the other vectors.
     Gram { own: HostBuffer, received: HostBuffer },
     /// Uses one pinned block for the vector.
@@ -82,7 +82,7 @@ impl Strategy<Cuda> for Staged<'_> {
     fn run(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         self.queue.check_same(OPERATION, buffer.queue())?;
         let (table, granularity, comm) = (buffer.table(), self.options.granularity, self.comm);
-        let (dtype, part_len, tensors) = (table.dtype(), table.shard_len(), table.segments().to_vec());
+        let (dtype, shard_len, tensors) = (table.dtype(), table.shard_len(), table.segments().to_vec());
         let Self { pinned, queue, steps, report, .. } = self;
         let (own, received) = match steps {
             Steps::Tree(scratch) => {
@@ -91,10 +91,10 @@ impl Strategy<Cuda> for Staged<'_> {
             }
             Steps::Gram { own, received } => (own, received),
         };
-        let window = comm.rank() * part_len..(comm.rank() + 1) * part_len;
-        let part = &Part::new(dtype, comm.world_size(), &tensors, granularity, window);
-        let gram = Gram { across: comm, all: comm, part, extent: Extent::All };
-        let (arena, cut) = (buffer.as_mut_slice(), part.cut);
+        let range = comm.rank() * shard_len..(comm.rank() + 1) * shard_len;
+        let shard = &Shard::new(dtype, comm.world_size(), &tensors, granularity, range);
+        let gram = Gram { across: comm, all: comm, shard, extent: Extent::All };
+        let (arena, cut) = (buffer.as_mut_slice(), shard.cut);
         let mut vector = StagedVector { arena, cut, rank: comm.rank(), pinned, queue };
         *report = gram.run(own.as_mut_slice(), &mut vector, received.as_mut_slice())?;
         Ok(())
