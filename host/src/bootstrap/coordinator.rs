@@ -7,12 +7,12 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::connection::Outbox;
+use super::control_channel::Outbox;
 use super::endpoint::Endpoint;
 use super::frame::{FRAME_LIMIT, encode};
 use super::matching::check;
-use super::message::{CALLS_LIMIT, CONTRIBUTION_LIMIT, Event, Network, Request, bounded, violation};
 use super::pending::{Pending, PendingCalls};
+use super::protocol::{CALLS_LIMIT, CONTRIBUTION_LIMIT, Event, Network, Request, bounded, violation};
 use crate::error::{CommError, Departure, Operation};
 
 /// The most bytes of contributions in one frame.

@@ -44,7 +44,7 @@ pub mod mpi;
 #[cfg(feature = "cuda")]
 pub mod nccl;
 #[cfg(feature = "cuda")]
-mod packets;
+mod packet_connection;
 #[cfg(unix)]
 pub mod process;
 mod reduction;
@@ -56,7 +56,7 @@ use std::fmt;
 pub use self::collective::{Collective, Operands, Scaling};
 pub use self::collectives::Collectives;
 #[cfg(feature = "cuda")]
-pub(crate) use self::packets::PacketConnection;
+pub(crate) use self::packet_connection::PacketConnection;
 pub(crate) use self::reduction::reduce_windows;
 pub use crate::bootstrap::DEFAULT_DEADLINE;
 use crate::call::Digest;

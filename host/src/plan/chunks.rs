@@ -2,7 +2,7 @@
 //!
 //! A chunk's offset and length depend only on its tensor, no shard of an arena begins inside a chunk ([`Layout`](super::layout::Layout)),
 //! and the sums over a tensor's chunks are added in their order. So inner products and norms have the same bits for any other contents of
-//! the arena and any number of ranks. This holds in both memories: kernels of GPUs use the same chunks (`plan::reduction`).
+//! the arena and any number of ranks. This holds in both memories: kernels of GPUs use the same chunks (`plan::divided_layers`).
 
 use std::ops::Range;
 

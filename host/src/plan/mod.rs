@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `layout`, `segments` | at which offset is each tensor of a [`GradientBuffer`](crate::GradientBuffer), and which part has each shard? |
 //! | `chunks` | over which ranges of a tensor are products added, so that their bits do not depend on buffers and shards? |
-//! | `reduction` | which blocks of a kernel add which chunks, and in which rows are the sums of divided layers? |
+//! | `divided_layers` | which blocks of a kernel add which chunks, and in which rows are the sums of divided layers? |
 //! | `tree` | which ranks exchange which halves in Adasum by the tree? |
 //! | `cost` | which algorithm of Adasum is the fastest for so many ranks and bytes? |
 //! | `buckets` | which gradients are reduced together, while others are still computed? |
@@ -45,7 +45,7 @@ pub mod layout;
 pub mod ownership;
 // Kernels of GPUs alone use it.
 #[cfg(any(feature = "cuda", test))]
-pub(crate) mod reduction;
+pub(crate) mod divided_layers;
 pub mod schedule;
 pub(crate) mod segments;
 pub(crate) mod tree;

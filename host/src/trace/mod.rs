@@ -45,7 +45,7 @@ pub use self::file::file_name;
 pub use self::process::start;
 #[doc(hidden)]
 pub use self::process::{DIRECTORY, JOB, LAUNCHER, RANK_VARIABLES};
-pub(crate) use self::recorder::{Kind, Recorded, Recorder};
+pub(crate) use self::recorder::{RankKind, Recorded, Recorder};
 #[cfg(feature = "cuda")]
 pub(crate) use self::waits::waiting_for_device;
 

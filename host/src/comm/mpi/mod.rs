@@ -62,15 +62,15 @@
 //!
 //! # Not implemented
 //!
-//! Windows of a reduction on host memory are processed one after another, and do not overlap. Memory is shared only if all ranks are on one
+//! The pieces of a reduction on host memory are processed one after another, and do not overlap. Memory is shared only if all ranks are on one
 //! machine, not among the ranks of one of several nodes. On several machines, each rank sends two records to every other rank in a
 //! collective, and not along a tree, which is noticeable from hundreds of ranks on.
 
 mod channel;
 #[cfg(feature = "cuda")]
 pub mod device;
+mod duplicate;
 mod library;
-mod making;
 mod member;
 
 use std::time::Duration;
@@ -114,7 +114,7 @@ impl MpiCommunicator {
     pub fn world_within(deadline: Duration) -> Result<Self> {
         library::Library::get()?;
         // SAFETY: MPI is initialised, so there is a world.
-        let channel = unsafe { making::duplicate(ffi::RSMPI_COMM_WORLD, deadline) }?;
+        let channel = unsafe { duplicate::duplicate(ffi::RSMPI_COMM_WORLD, deadline) }?;
         Self::over(channel, deadline)
     }
 
@@ -127,7 +127,7 @@ impl MpiCommunicator {
         library::Library::get()?;
         let deadline = call_deadline()?;
         // SAFETY: communicators of rsmpi are live for as long as they exist, and freed by `MPI_Comm_free`.
-        let channel = unsafe { making::duplicate(original.as_raw(), deadline) }?;
+        let channel = unsafe { duplicate::duplicate(original.as_raw(), deadline) }?;
         Self::over(channel, deadline)
     }
 

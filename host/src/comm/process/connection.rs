@@ -4,7 +4,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 
 use super::lane::Lane;
-use crate::bootstrap::{Peer, Session, Socket};
+use crate::bootstrap::{NoiseSession, Peer, Socket};
 
 /// The bytes before a payload: its length, the kind, and the group.
 const HEADER_BYTES: usize = 16;
@@ -88,7 +88,7 @@ impl Buffer {
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: Socket,
-    session: Option<Session>,
+    session: Option<NoiseSession>,
     /// Whether the other process is on this machine.
     is_here: bool,
     lanes: Option<Lanes>,

@@ -57,8 +57,8 @@
 mod connection;
 mod lane;
 mod link;
-mod making;
 mod mesh;
+mod mesh_setup;
 mod message;
 
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl ProcessCommunicator {
     /// As [`new`](Self::new).
     pub fn new_within(member: Member, deadline: Duration) -> Result<Self> {
         let memory = MemoryUse::unless(MESSAGES_ONLY);
-        let mesh = Arc::new(making::connect(member, deadline, memory)?);
+        let mesh = Arc::new(mesh_setup::connect(member, deadline, memory)?);
         let link = ProcessLink::world(mesh.clone());
         Ok(Self { ranks: MessagePassing::new(Box::new(link), deadline, memory)?, mesh })
     }
@@ -151,7 +151,7 @@ mod tests {
         let (deadline, rendezvous) = (Duration::from_secs(20), Rendezvous::in_process());
         let connect = |rank: usize| {
             let member = rendezvous.join(rank, 3).expect("all join");
-            let mesh = Arc::new(making::connect(member, deadline, MemoryUse::MessagesOnly).expect("all connect"));
+            let mesh = Arc::new(mesh_setup::connect(member, deadline, MemoryUse::MessagesOnly).expect("all connect"));
             MessagePassing::new(Box::new(ProcessLink::world(mesh)), deadline, MemoryUse::MessagesOnly)
         };
         let ranks = std::thread::scope(|scope| {

@@ -37,16 +37,16 @@ pub(super) struct Sums(pub(super) [f64; LANES]);
 /// A widened block, aligned to the widest registers.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
-struct Block([f64; BLOCK_LEN]);
+struct WideBlock([f64; BLOCK_LEN]);
 
-impl AsRef<[f64]> for Block {
+impl AsRef<[f64]> for WideBlock {
     fn as_ref(&self) -> &[f64] {
         &self.0
     }
 }
 
 /// Adds the products of a block of all vectors with each other.
-fn add_products(sums: &mut [Sums], wide: &[Block], fused: bool) {
+fn add_products(sums: &mut [Sums], wide: &[WideBlock], fused: bool) {
     return_on_lanes!(add_products(sums, wide, &(0..BLOCK_LEN), fused, true));
     let pairs = wide.iter().enumerate().flat_map(|(i, x)| wide[i..].iter().map(move |y| (x, y)));
     sums.iter_mut().zip(pairs).for_each(|(sums, (x, y))| add_dot(&mut sums.0, &x.0, &y.0));
@@ -180,7 +180,7 @@ pub(crate) fn add_gram(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &[Chun
 #[derive(Default)]
 struct Workspace {
     sums: Vec<Sums>,
-    wide: Vec<Block>,
+    wide: Vec<WideBlock>,
 }
 
 impl Workspace {
@@ -204,7 +204,7 @@ impl Workspace {
         if let Some(alike) = alike {
             return_on_lanes!(add_products_of_chunk(sums, alike, &chunk));
         }
-        wide.resize(vectors.len(), Block([0.0; BLOCK_LEN]));
+        wide.resize(vectors.len(), WideBlock([0.0; BLOCK_LEN]));
         for block in blocks(chunk) {
             for (wide, vector) in wide.iter_mut().zip(vectors) {
                 widen(&mut wide.0, *vector, block.clone());
@@ -303,10 +303,10 @@ mod tests {
     /// Tiles equal single products, for every shape of a tile, fused or not, on any machine.
     #[test]
     fn tiles_are_what_single_products_say() {
-        let wide = |digits: u32| -> Vec<Block> {
+        let wide = |digits: u32| -> Vec<WideBlock> {
             let value = |index: usize| (index as f64).sin() * 1e3;
             let kept = |value: f64| f64::from_bits(value.to_bits() & !0 << (53 - digits));
-            (0..9).map(|vector| Block(std::array::from_fn(|index| kept(value(index + 1000 * vector))))).collect()
+            (0..9).map(|vector| WideBlock(std::array::from_fn(|index| kept(value(index + 1000 * vector))))).collect()
         };
         isa::on_each(|| {
             for (digits, fused) in [(24, true), (24, false), (53, false)] {

@@ -8,7 +8,7 @@ use gradsync_device::abi::{
     PACKET_BYTES, PacketArena, PacketChunk, PacketChunks, THREADS, packet_adasum_threads, packet_tree,
 };
 
-use super::packets::{MailboxSize, PacketGroup, Shots};
+use super::packet_group::{MailboxSize, PacketGroup, Shots};
 use super::segments::{short_flags, width};
 use super::{pointer, pointer_mut, upload_words, words_of};
 use crate::driver::{Claim, DeviceBuffer, DeviceSliceMut, Grid, Queue};
@@ -16,7 +16,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cpu::Coefficients;
 use crate::plan::chunks::Chunk;
-use crate::plan::reduction::DividedLayers;
+use crate::plan::divided_layers::DividedLayers;
 
 /// The division of an arena among the ranks, before there is device memory.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use super::gram::{self, Extent, Gram, Shard};
 use super::hierarchical::{self, Levels, agree};
-use super::tree::{self, Tree};
+use super::tree::{self, HostTree};
 use super::{AdasumMemory, AdasumOptions, AdasumReport, Algorithm, Nodes, OPERATION, Strategy, WithinNode};
 use crate::agreement::same_plan;
 use crate::buffer::{BufferParts, GradientBuffer};
@@ -161,7 +161,7 @@ fn on_nodes(
     // The range of the nodes' results that this rank combines: its shard, which the tree divides further.
     let range = node.rank() * node_len..(node.rank() + 1) * node_len;
     let report = if is_tree {
-        Tree::new(across, Some(node), tensors, options.granularity, range).run(shard.as_mut_slice(), scratch)?;
+        HostTree::new(across, Some(node), tensors, options.granularity, range).run(shard.as_mut_slice(), scratch)?;
         AdasumReport::of_tree()
     } else {
         let len = node_len / across.world_size();

@@ -28,12 +28,12 @@ pub(super) fn in_place(
     granularity: Granularity,
 ) -> Result<AdasumReport> {
     let BufferParts { arena, tensors, scratch } = parts;
-    Tree::new(comm, None, tensors, granularity, 0..arena.len()).run(arena, scratch)?;
+    HostTree::new(comm, None, tensors, granularity, 0..arena.len()).run(arena, scratch)?;
     Ok(AdasumReport::of_tree())
 }
 
 /// One reduction.
-pub(super) struct Tree<'a> {
+pub(super) struct HostTree<'a> {
     /// The ranks with the vectors, one rank per vector.
     across: &'a dyn Communicator,
     /// The ranks with the other shards of the vectors, if they are divided: the same number of ranks for every vector.
@@ -46,7 +46,7 @@ pub(super) struct Tree<'a> {
     tensors: Vec<Range<usize>>,
 }
 
-impl<'a> Tree<'a> {
+impl<'a> HostTree<'a> {
     /// A reduction of the vectors of `across`, or where `node` has the ranks with their other shards, of the elements in `range` of an arena
     /// with these tensors.
     pub(super) fn new(
@@ -75,7 +75,7 @@ impl<'a> Tree<'a> {
 
     /// Replaces this rank's shard of its vector by its shard of the Adasum of all vectors.
     pub(super) fn run(&self, mut arena: SliceMut<'_>, scratch: &mut Scratch) -> Result<()> {
-        let Tree { across, table, begin, tensors, .. } = self;
+        let HostTree { across, table, begin, tensors, .. } = self;
         let [mut mine, mut theirs] = Self::halves(scratch, arena.dtype(), arena.len())?;
         let steps = tree::steps(across.rank(), across.world_size(), arena.len());
         let criterion = if arena.dtype() == DType::F64 { Criterion::Overflow } else { Criterion::Narrow };
@@ -119,7 +119,7 @@ impl<'a> Tree<'a> {
     /// their products over all ranks of its group. These ranks have the same products, and all call this or none.
     fn scaled(
         &self,
-        step: &tree::Step,
+        step: &tree::HalvingStep,
         vectors: &[Slice<'_>],
         products: &[f64],
         overflowed: Vec<bool>,

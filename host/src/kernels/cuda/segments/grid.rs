@@ -1,6 +1,6 @@
 //! [`Grids`]: the distribution of the segments of a shard among the blocks of kernels.
 //!
-//! Reductions divide tensors into chunks ([`reduction`](crate::plan::reduction)), a few per block. Weighted sums do not depend on the
+//! Reductions divide tensors into chunks ([`divided_layers`](crate::plan::divided_layers)), a few per block. Weighted sums do not depend on the
 //! division; they use blocks of equal length. The shard's length, the dtype and the number of vectors determine the work of a block.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +12,7 @@ use crate::driver::{Argument, DeviceBuffer, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cuda::{pointer, upload_words, words_of};
-use crate::plan::reduction::{DividedLayers, ShardBlocks};
+use crate::plan::divided_layers::{DividedLayers, ShardBlocks};
 use crate::plan::segments;
 
 /// Segments divided into blocks of equal length.

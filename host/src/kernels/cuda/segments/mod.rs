@@ -21,7 +21,7 @@ use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue, 
 use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};
 use crate::kernels::cpu::Coefficients;
-use crate::plan::reduction::DividedLayers;
+use crate::plan::divided_layers::DividedLayers;
 use crate::plan::segments;
 
 /// The segments ("layers") of arenas of one length, with device memory for their inner products and weights.

@@ -12,7 +12,7 @@ use crate::driver::{Argument, Claim, DeviceBuffer, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::cuda::{pointer, pointer_mut, upload_words, words_of};
-use crate::plan::reduction::DividedLayers;
+use crate::plan::divided_layers::DividedLayers;
 
 /// One rank's view of a group whose kernels access each other's memory, on the device.
 #[derive(Debug)]

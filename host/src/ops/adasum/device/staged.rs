@@ -13,7 +13,7 @@ use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Operation, Result};
 use crate::memory::{Cuda, HostBuffer};
 use crate::ops::adasum::gram::{Cut, Extent, Gram, Shard, Vector};
-use crate::ops::adasum::tree::Tree;
+use crate::ops::adasum::tree::HostTree;
 use crate::ops::adasum::{OPERATION, Strategy};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 use crate::slice::{Slice, SliceMut};
@@ -62,7 +62,7 @@ impl<'c> Staged<'c> {
         let bytes = table.arena_len() * dtype.size_bytes();
         let (pinned, steps, report) = if options.algorithm.chosen(comm.world_size(), bytes) == Algorithm::Tree {
             let mut scratch = Scratch::default();
-            Tree::prepare(&mut scratch, dtype, table.arena_len())?;
+            HostTree::prepare(&mut scratch, dtype, table.arena_len())?;
             (Pinned::new(queue, 1, bytes.max(1))?, Steps::Tree(scratch), AdasumReport::of_tree())
         } else {
             let cut = Cut::new(dtype, comm.world_size(), table.shard_len());
@@ -86,7 +86,7 @@ impl Strategy<Cuda> for Staged<'_> {
         let Self { pinned, queue, steps, report, .. } = self;
         let (own, received) = match steps {
             Steps::Tree(scratch) => {
-                let tree = Tree::new(comm, None, &tensors, granularity, 0..table.arena_len());
+                let tree = HostTree::new(comm, None, &tensors, granularity, 0..table.arena_len());
                 return in_block(pinned, queue, buffer.as_mut_slice(), |vector| tree.run(vector, scratch));
             }
             Steps::Gram { own, received } => (own, received),

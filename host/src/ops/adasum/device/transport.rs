@@ -1,6 +1,6 @@
 //! Both algorithms on the device, over a transport: whole vectors, or shards that are divided among a node's ranks.
 //!
-//! The Gram form has one exchange of the vectors, one small all-reduce of their products and one all-gather of the result; the tree is ONNX
+//! The DeviceGram form has one exchange of the vectors, one small all-reduce of their products and one all-gather of the result; the tree is ONNX
 //! Runtime's vector halving, distance doubling.
 
 use std::ops::Range;
@@ -21,9 +21,9 @@ use crate::ops::adasum::Strategy;
 use crate::ops::{AdasumReport, Granularity};
 use crate::plan::tree;
 
-/// Adasum by one Gram matrix.
+/// Adasum by one DeviceGram matrix.
 #[derive(Debug)]
-pub(super) struct Gram<'c> {
+pub(super) struct DeviceGram<'c> {
     /// The ranks with the vectors, one rank per vector.
     across: &'c dyn Communicator<Cuda>,
     /// The ranks over which products are added: all ranks that have a shard of the vectors.
@@ -34,7 +34,7 @@ pub(super) struct Gram<'c> {
     received: DeviceBuffer,
 }
 
-impl<'c> Gram<'c> {
+impl<'c> DeviceGram<'c> {
     /// Prepares Adasum of vectors with the buffer's elements in `range`, which is as many equal shards as `across` has ranks. Products are
     /// added over all ranks of `all`, whose shards have the same length.
     pub(super) fn new(
@@ -98,7 +98,7 @@ impl<'c> Gram<'c> {
     }
 }
 
-impl Strategy<Cuda> for Gram<'_> {
+impl Strategy<Cuda> for DeviceGram<'_> {
     fn run(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         self.reduce(buffer.as_mut_slice())
     }
@@ -108,7 +108,7 @@ impl Strategy<Cuda> for Gram<'_> {
     }
 }
 
-/// The report of Adasum by one Gram matrix, from the numbers that kernels have left on the device.
+/// The report of Adasum by one DeviceGram matrix, from the numbers that kernels have left on the device.
 pub(super) fn report_of(Coefficients { weights, cancelled }: Coefficients) -> Result<AdasumReport> {
     let recomputed = cancelled.iter().filter(|&&cancelled| cancelled).count();
     Ok(AdasumReport::of_gram(weights, cancelled.len(), recomputed))
@@ -116,12 +116,12 @@ pub(super) fn report_of(Coefficients { weights, cancelled }: Coefficients) -> Re
 
 /// Adasum by the tree.
 #[derive(Debug)]
-pub(super) struct Tree<'c> {
+pub(super) struct DeviceTree<'c> {
     /// The ranks with the vectors, one rank per vector.
     across: &'c dyn Communicator<Cuda>,
     /// The ranks with the other shards of the vectors, if they are divided: the same number of ranks for every vector.
     node: Option<&'c dyn Communicator<Cuda>>,
-    steps: Vec<(tree::Step, SegmentWorkspace)>,
+    steps: Vec<(tree::HalvingStep, SegmentWorkspace)>,
     gathers: Vec<tree::Gather>,
     /// The peer's half.
     theirs: DeviceBuffer,
@@ -129,7 +129,7 @@ pub(super) struct Tree<'c> {
     sums: DeviceBuffer,
 }
 
-impl<'c> Tree<'c> {
+impl<'c> DeviceTree<'c> {
     /// Prepares Adasum of vectors with the buffer's elements in `range`, one vector for each of a power of two of ranks. At the last level,
     /// the shards of all ranks have the same length, also of ranks with other ranges.
     pub(super) fn new(
@@ -142,7 +142,7 @@ impl<'c> Tree<'c> {
         let (queue, table) = (buffer.queue(), buffer.table());
         let steps = tree::steps(across.rank(), across.world_size(), range.len());
         let layers = layers(buffer, granularity, range.len() / across.world_size());
-        let with_layers = |step: tree::Step| {
+        let with_layers = |step: tree::HalvingStep| {
             let kept = range.start + step.keep.start..range.start + step.keep.end;
             Ok((step, SegmentWorkspace::of_shard(queue, &layers, kept, 2)?.of_tree()?))
         };
@@ -189,7 +189,7 @@ impl<'c> Tree<'c> {
     }
 }
 
-impl Strategy<Cuda> for Tree<'_> {
+impl Strategy<Cuda> for DeviceTree<'_> {
     fn run(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         self.reduce(buffer.as_mut_slice())
     }

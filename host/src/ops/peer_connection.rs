@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
-use crate::driver::{Claim, DeviceBuffer, Exposure, FlagList, HostFlag, Kernels, Memory, Queue};
+use crate::driver::{Claim, DeviceBuffer, DeviceMemory, Exposure, FlagList, HostFlag, Kernels, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 use crate::kernels::cuda::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
@@ -18,24 +18,24 @@ use crate::memory::{Cuda, PeerMemory, expose, share};
 /// It shares ownership of this rank's buffer with the user: if the buffer is dropped first, or this object while the peers continue, the
 /// memory stays in place until every rank has dropped its own connection ([`Exposure`]).
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct PeerConnection {
     pub(super) group: PeerGroup,
     /// This rank's arena, which the peers have mapped.
-    arena: Arc<Memory>,
+    arena: Arc<DeviceMemory>,
     /// The memory behind the group's addresses.
     _exposure: Exposure,
     _abort: Arc<HostFlag>,
 }
 
 /// The resources whose allocation can fail on one rank alone.
-struct Prepared<T> {
+struct PreparedPeer<T> {
     flags: FlagList,
     mailbox: DeviceBuffer,
     received: DeviceBuffer,
     rest: T,
 }
 
-impl Connection {
+impl PeerConnection {
     /// Whether there are at least two ranks and one element, and at most as many ranks as the kernels support; the same on every rank.
     pub(super) fn is_possible(comm: &dyn Communicator<Cuda>, buffer: &GradientBuffer<Cuda>) -> bool {
         (2..=MOST_RANKS).contains(&comm.world_size()) && buffer.table().arena_len() > 0
@@ -63,12 +63,12 @@ impl Connection {
             let flags = FlagList::new(queue, world_size)?;
             // The mailbox is cleared before any peer can write to it, since mapping comes later.
             queue.synchronize()?;
-            Ok(Prepared { flags, mailbox, received, rest })
+            Ok(PreparedPeer { flags, mailbox, received, rest })
         })();
-        let Prepared { flags, mailbox, received, rest } = all_prepared(operation, comm, prepared)?;
+        let PreparedPeer { flags, mailbox, received, rest } = all_prepared(operation, comm, prepared)?;
 
         let Some(mut exposure) = expose(peers, queue, rank, flags)? else { return Ok(None) };
-        let mut share = |memory: &Arc<Memory>, data| share(peers, &mut exposure, memory, data);
+        let mut share = |memory: &Arc<DeviceMemory>, data| share(peers, &mut exposure, memory, data);
         let Some((mailboxes, ..)) = share(mailbox.memory(), mailbox.as_slice())? else { return Ok(None) };
         let Some((slots, ..)) = share(received.memory(), received.as_slice())? else { return Ok(None) };
         let Some((arenas, abort, sharers)) = share(buffer.memory(), buffer.as_slice())? else { return Ok(None) };
