@@ -156,8 +156,8 @@ mod tests {
         let span = shard.spans[row];
         let first = (block - span.first_block) * span.chunks_of_block;
         let end = span.len.div_ceil(span.chunk_len).min(first + span.chunks_of_block);
-        let place = |chunk: u64| span.begin + (chunk * span.chunk_len).min(span.len);
-        (first..end).map(|chunk| (span.first_chunk + chunk, place(chunk)..place(chunk + 1))).collect()
+        let offset = |chunk: u64| span.begin + (chunk * span.chunk_len).min(span.len);
+        (first..end).map(|chunk| (span.first_chunk + chunk, offset(chunk)..offset(chunk + 1))).collect()
     }
 
     /// The rows of a layer's own chunks, in the order of their numbers, computed as in kernels.
@@ -217,7 +217,7 @@ mod tests {
 
         #[test]
         fn a_tensor_has_the_same_chunks_in_every_arena(
-            len in 1usize..600_000, others in lens(), world in 1usize..9, place in 0usize..12,
+            len in 1usize..600_000, others in lens(), world in 1usize..9, at in 0usize..12,
         ) {
             let chunks_in = |lens: &[usize], index: usize, world: usize| {
                 let Layout { segments, shard_len } = Layout::new(DType::F32, world, lens).unwrap();
@@ -230,9 +230,9 @@ mod tests {
                 }
                 lens
             };
-            let place = place.min(others.len());
-            let all = [&others[..place], &[len], &others[place..]].concat();
-            prop_assert_eq!(chunks_in(&all, place, world), chunks_in(&[len], 0, 1));
+            let at = at.min(others.len());
+            let all = [&others[..at], &[len], &others[at..]].concat();
+            prop_assert_eq!(chunks_in(&all, at, world), chunks_in(&[len], 0, 1));
         }
     }
 

@@ -106,7 +106,7 @@ mod tests {
             let gaps: Vec<_> = gaps(&segments, len).collect();
             prop_assert!(gaps.iter().all(|gap| !gap.is_empty()));
             let found: Vec<usize> = gaps.into_iter().flatten().collect();
-            let expected = (0..len).filter(|place| !segments.iter().any(|segment| segment.contains(place)));
+            let expected = (0..len).filter(|element| !segments.iter().any(|segment| segment.contains(element)));
             prop_assert_eq!(found, expected.collect::<Vec<_>>());
         }
 
