@@ -19,12 +19,20 @@ pub trait Element: sealed::Sealed + bytemuck::NoUninit + bytemuck::CheckedBitPat
     const DTYPE: DType;
 }
 
-/// A type of elements that gradients have and kernels compute with: `f64`, `f32`, [`struct@f16`] or [`bf16`]. Reductions take slices and
-/// tensors of such elements, so that Adasum of integers does not compile:
+/// A type of elements that gradients have and kernels compute with: `f64`, `f32`, [`struct@f16`] or [`bf16`]. Calls that compute take
+/// slices of these types ([`Floats`](crate::slice::Floats)), so that Adasum of integers does not compile:
 ///
 /// ```compile_fail,E0277
-/// let gradients = gradsync::SliceMut::from(&mut [1i32, 2]);
+/// use gradsync::prelude::*;
+///
+/// fn step(comm: &dyn Communicator, gradients: &mut [i32]) {
+///     adasum(comm, gradients);
+/// }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no floating-point type",
+    note = "elements of other types can be sent, gathered and broadcast, but not added or cast"
+)]
 pub trait Float: Element + bytemuck::Pod + Default + PartialEq + PartialOrd + fmt::Debug + Send + Sync {
     /// The type with the same bits that the kernels use.
     #[doc(hidden)]

@@ -4,17 +4,21 @@
 
 use std::ops::Range;
 
-use crate::dtype::{DType, Float, with_float};
-use crate::error::{Error, Result};
+use crate::dtype::{DType, Element, Float, with_float};
+use crate::error::{Error, Result, check_float};
 
-/// A borrowed slice of elements of a floating-point dtype.
+/// A borrowed slice of elements of a type known at run time, in host memory: the argument of collectives and of kernels that only read it.
+///
+/// Slices, arrays and vectors of any [`Element`] convert to it. Calls that compute take those of a [`Float`] only ([`Floats`]); they refuse a
+/// `Slice` of other elements, or of elements that are not aligned, with an error.
 #[derive(Clone, Copy)]
 pub struct Slice<'a> {
     dtype: DType,
     bytes: &'a [u8],
 }
 
-/// A mutably borrowed slice of elements of a floating-point dtype.
+/// A mutably borrowed slice of elements of a type known at run time, in host memory: the argument of collectives and of kernels that write
+/// it. The rules of [`Slice`] apply.
 pub struct SliceMut<'a> {
     dtype: DType,
     bytes: &'a mut [u8],
@@ -25,7 +29,7 @@ macro_rules! with_typed {
     ($slice:expr, $data:ident => $body:expr) => {{
         let slice = $slice;
         $crate::dtype::with_float!(slice.dtype(), Typed => {
-            let $data = slice.typed::<Typed>().expect("the slice's own type");
+            let $data = slice.typed::<Typed>().expect("aligned elements of the slice's own type");
             $body
         })
     }};
@@ -33,11 +37,10 @@ macro_rules! with_typed {
 pub(crate) use with_typed;
 
 impl<'a> Slice<'a> {
-    /// The bytes as elements of a dtype, without the bytes of a last, incomplete element; panics for an integer type, and if they are not
-    /// aligned for the dtype.
+    /// The bytes as elements of a type, without the bytes of a last, incomplete element.
     pub fn of_bytes(dtype: DType, bytes: &'a [u8]) -> Self {
         let whole = bytes.len() / dtype.size_bytes() * dtype.size_bytes();
-        with_float!(dtype, T => bytemuck::cast_slice::<u8, T>(&bytes[..whole]).into())
+        Self { dtype, bytes: &bytes[..whole] }
     }
 
     /// The number of elements.
@@ -65,23 +68,30 @@ impl<'a> Slice<'a> {
         self.bytes
     }
 
-    /// The elements, if `T` is their type.
-    pub fn typed<T: Float>(self) -> Option<&'a [T]> {
-        (self.dtype == T::DTYPE).then(|| bytemuck::cast_slice(self.bytes))
+    /// The elements, if `T` is their type, the bytes are aligned for `T`, and all of them are valid values; for `bool`, 0 and 1 are.
+    pub fn typed<T: Element>(self) -> Option<&'a [T]> {
+        match self.dtype == T::DTYPE {
+            true if self.is_empty() => Some(&[]),
+            true => bytemuck::checked::try_cast_slice(self.bytes).ok(),
+            false => None,
+        }
     }
 
     /// A copy of the elements.
     ///
     /// # Errors
     /// [`Error::DTypeMismatch`] unless `T` is the type of the elements.
-    pub fn to_vec<T: Float>(self) -> Result<Vec<T>> {
+    pub fn to_vec<T: Element + bytemuck::Pod>(self) -> Result<Vec<T>> {
         check_dtype::<T>("to_vec", self.dtype)?;
-        Ok(bytemuck::cast_slice(self.bytes).to_vec())
+        Ok(bytemuck::pod_collect_to_vec(self.bytes))
     }
 
-    /// All elements as `f64`; the conversion is exact.
+    /// All elements as `f64`; the conversion is exact. Panics for elements that are no floating-point numbers.
     pub fn to_f64_vec(self) -> Vec<f64> {
-        with_typed!(self, data => data.iter().map(|value| value.to_f64()).collect())
+        assert!(self.dtype.is_float(), "elements of {} are no floating-point numbers", self.dtype);
+        with_float!(self.dtype, T => {
+            self.bytes.chunks_exact(size_of::<T>()).map(|bytes| bytemuck::pod_read_unaligned::<T>(bytes).to_f64()).collect()
+        })
     }
 }
 
@@ -89,7 +99,7 @@ impl<'a> SliceMut<'a> {
     /// Like [`Slice::of_bytes`], to write.
     pub fn of_bytes(dtype: DType, bytes: &'a mut [u8]) -> Self {
         let whole = bytes.len() / dtype.size_bytes() * dtype.size_bytes();
-        with_float!(dtype, T => bytemuck::cast_slice_mut::<u8, T>(&mut bytes[..whole]).into())
+        Self { dtype, bytes: &mut bytes[..whole] }
     }
 
     /// The number of elements.
@@ -143,14 +153,19 @@ impl<'a> SliceMut<'a> {
         found
     }
 
-    /// The memory of the elements, in the machine's byte order. Every byte pattern is a value of every dtype.
+    /// The memory of the elements, in the machine's byte order. Every byte pattern may be written: the memory is never a
+    /// Rust `bool`'s.
     pub fn as_bytes_mut(self) -> &'a mut [u8] {
         self.bytes
     }
 
-    /// The elements, if `T` is their type.
+    /// The elements, if `T` is their type and the bytes are aligned for `T`.
     pub fn typed<T: Float>(self) -> Option<&'a mut [T]> {
-        (self.dtype == T::DTYPE).then(|| bytemuck::cast_slice_mut(self.bytes))
+        match self.dtype == T::DTYPE {
+            true if self.is_empty() => Some(&mut []),
+            true => bytemuck::try_cast_slice_mut(self.bytes).ok(),
+            false => None,
+        }
     }
 }
 
@@ -160,8 +175,24 @@ fn bytes_of(range: Range<usize>, len: usize, dtype: DType) -> Range<usize> {
     range.start * dtype.size_bytes()..range.end * dtype.size_bytes()
 }
 
+/// Refuses elements with which nothing can be computed: other types than floating-point ones, and elements that are not aligned.
+pub(crate) fn check_floats(operation: &'static str, data: Slice<'_>) -> Result<()> {
+    check_float(operation, data.dtype)?;
+    check_aligned(operation, data)
+}
+
+/// Refuses elements that are not aligned.
+pub(crate) fn check_aligned(operation: &'static str, data: Slice<'_>) -> Result<()> {
+    let (address, size) = (data.bytes.as_ptr().addr(), data.dtype.size_bytes());
+    if data.is_empty() || address % size == 0 {
+        return Ok(());
+    }
+    let reason = format!("elements of {} at {address:#x} are not aligned to {size} bytes", data.dtype);
+    Err(Error::InvalidArgument { operation, reason })
+}
+
 /// Refuses a vector or slice of another type than the elements.
-pub(crate) fn check_dtype<T: Float>(operation: &'static str, dtype: DType) -> Result<()> {
+pub(crate) fn check_dtype<T: Element>(operation: &'static str, dtype: DType) -> Result<()> {
     if dtype == T::DTYPE {
         return Ok(());
     }
@@ -169,9 +200,40 @@ pub(crate) fn check_dtype<T: Float>(operation: &'static str, dtype: DType) -> Re
     Err(Error::DTypeMismatch { operation, what, left: dtype, right: T::DTYPE })
 }
 
+/// Memory with which a call may compute: its elements are of a [`Float`], or have a type that the call checks when it runs.
+///
+/// It is a bound of every argument that is added, multiplied or cast, so that such a call with integers does not compile:
+///
+/// ```compile_fail,E0277
+/// use gradsync::prelude::*;
+///
+/// local::run(2, |comm| adasum(&comm, &mut [1i32, 2]));
+/// ```
+///
+/// A [`SliceMut`] or [`TensorViewMut`](crate::TensorViewMut) may have elements of any type, and is refused with an error:
+///
+/// ```
+/// use gradsync::prelude::*;
+///
+/// local::run(2, |comm| {
+///     let error = adasum(&comm, gradsync::SliceMut::from(&mut [1i32, 2])).expect_err("integers").to_string();
+///     assert!(error.contains("elements of i32"), "{error}");
+/// })?;
+/// # Ok::<(), Error>(())
+/// ```
+pub trait Floats {}
+
+impl<F: Floats + ?Sized> Floats for &F {}
+impl<F: Floats + ?Sized> Floats for &mut F {}
+impl Floats for Slice<'_> {}
+impl Floats for SliceMut<'_> {}
+
 impl std::fmt::Debug for Slice<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        with_typed!(*self, data => write!(f, "{}{data:?}", self.dtype))
+        match self.dtype.is_float() {
+            true => write!(f, "{}{:?}", self.dtype, self.to_f64_vec()),
+            false => write!(f, "{} in the bytes {:?}", self.dtype, self.bytes),
+        }
     }
 }
 
@@ -191,17 +253,20 @@ impl<'a> From<&'a mut SliceMut<'_>> for SliceMut<'a> {
 /// Converts a slice, an array or a vector of elements.
 macro_rules! from_elements {
     ($([$($generics:tt)*] $type:ty),*) => {$(
-        impl<'a, T: Float, $($generics)*> From<&'a $type> for Slice<'a> {
+        impl<'a, T: Element, $($generics)*> From<&'a $type> for Slice<'a> {
             fn from(data: &'a $type) -> Self {
                 Self { dtype: T::DTYPE, bytes: bytemuck::cast_slice(&data[..]) }
             }
         }
 
-        impl<'a, T: Float, $($generics)*> From<&'a mut $type> for SliceMut<'a> {
+        // Not for `bool`: a peer can send bytes that are no `bool`. They are received as bytes.
+        impl<'a, T: Element + bytemuck::Pod, $($generics)*> From<&'a mut $type> for SliceMut<'a> {
             fn from(data: &'a mut $type) -> Self {
                 Self { dtype: T::DTYPE, bytes: bytemuck::cast_slice_mut(&mut data[..]) }
             }
         }
+
+        impl<T: Float, $($generics)*> Floats for $type {}
     )*};
 }
 from_elements!([] [T], [const N: usize] [T; N], [] Vec<T>);

@@ -4,10 +4,8 @@
 //! makes its communicator unusable, and so needs a separate one. Cases never start ranks.
 
 use gradsync::memory::Memory;
-use gradsync::ops::send_recv::{
-    Bundle, Expected, Limits, Received, Schedule, TransferHandler, WireTensorMut, run_schedule,
-};
-use gradsync::{DType, Result};
+use gradsync::ops::send_recv::{Bundle, Expected, Limits, Received, Schedule, TransferHandler, run_schedule};
+use gradsync::{DType, Result, TensorViewMut};
 
 mod pipeline;
 mod rank;
@@ -83,7 +81,7 @@ pub fn over<R: Rank>(rank: &R, data: &[Owned], label: &str) {
         1 => {
             let mut given = rank.tensors(&data.iter().map(Owned::blank).collect::<Vec<_>>());
             {
-                let mut views: Vec<WireTensorMut<'_, R::Memory>> = given.iter_mut().map(R::view_mut).collect();
+                let mut views: Vec<TensorViewMut<'_, R::Memory>> = given.iter_mut().map(R::view_mut).collect();
                 assert!(transfers.recv(0, &mut views).unwrap().wait().unwrap());
             }
             assert_eq!(given.iter().map(R::read).collect::<Vec<_>>(), data, "{label}, into given tensors");

@@ -16,7 +16,7 @@
 
 use candle_core::{Device, Tensor, Var};
 use gradsync::comm::{Communicator, Ranks};
-use gradsync::ops::tensor_parallel::{AllReduce, AllReduceGradient, HostTensor, Pipeline, TensorOp};
+use gradsync::ops::tensor_parallel::{AllReduce, AllReduceGradient, OwnedTensor, Pipeline, TensorOp};
 use gradsync::{DType, Result};
 use gradsync_tests::inputs::vector;
 use gradsync_tests::oracle::Format;
@@ -95,7 +95,7 @@ fn candle_dtype(format: Format) -> candle_core::DType {
     }
 }
 
-fn to_candle(tensor: HostTensor) -> Tensor {
+fn to_candle(tensor: OwnedTensor) -> Tensor {
     let shape = tensor.shape().to_vec();
     match tensor.dtype() {
         DType::F64 => Tensor::from_vec(tensor.into_vec::<f64>().unwrap(), shape, &Device::Cpu),
@@ -104,11 +104,11 @@ fn to_candle(tensor: HostTensor) -> Tensor {
     .unwrap()
 }
 
-fn to_host(tensor: &Tensor) -> HostTensor {
+fn to_host(tensor: &Tensor) -> OwnedTensor {
     let flat = tensor.flatten_all().unwrap();
     match tensor.dtype() {
-        candle_core::DType::F64 => HostTensor::new(flat.to_vec1::<f64>().unwrap(), tensor.dims()),
-        _ => HostTensor::new(flat.to_vec1::<f32>().unwrap(), tensor.dims()),
+        candle_core::DType::F64 => OwnedTensor::new(flat.to_vec1::<f64>().unwrap(), tensor.dims()),
+        _ => OwnedTensor::new(flat.to_vec1::<f32>().unwrap(), tensor.dims()),
     }
     .unwrap()
 }
@@ -134,7 +134,7 @@ impl TensorOp for Linear {
         "Linear"
     }
 
-    fn forward(&mut self, input: HostTensor, _: &dyn Communicator) -> Result<HostTensor> {
+    fn forward(&mut self, input: OwnedTensor, _: &dyn Communicator) -> Result<OwnedTensor> {
         let input = Var::from_tensor(&to_candle(input)).unwrap();
         let output = input.matmul(&self.weight.t().unwrap()).unwrap();
         let host = to_host(&output);
@@ -142,7 +142,7 @@ impl TensorOp for Linear {
         Ok(host)
     }
 
-    fn backward(&mut self, gradient: HostTensor, _: &dyn Communicator) -> Result<HostTensor> {
+    fn backward(&mut self, gradient: OwnedTensor, _: &dyn Communicator) -> Result<OwnedTensor> {
         let (input, output) = self.saved.take().expect("the pipeline goes forward first");
         // By the chain rule, the gradient of ⟨y, g⟩ is the gradient that g propagates.
         let gradients = (output * to_candle(gradient)).unwrap().sum_all().unwrap().backward().unwrap();

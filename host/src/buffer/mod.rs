@@ -12,14 +12,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(crate) use self::scratch::Scratch;
-pub use self::table::TensorTable;
+pub(crate) use self::table::TensorTable;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::{Host, HostBuffer, Memory, TensorView, TensorViewMut, Work};
 use crate::plan::segments;
 use crate::slice::SliceMut;
 
-/// One contiguous arena of one dtype for many tensors.
+/// Owned memory for many tensors of one floating-point dtype, by name and shape: the gradients of a model, which one call reduces.
 ///
 /// Tensors start at multiples of 256 bytes. The arena is padded so that it divides into `world_size` equal shards, which also start at such
 /// multiples. The gaps belong to no tensor: collectives run over the whole arena without packing,
@@ -121,7 +121,7 @@ impl GradientBuffer {
 
 impl<M: Memory> GradientBuffer<M> {
     /// The tensors of the buffer, with their offsets.
-    pub fn table(&self) -> &TensorTable {
+    pub(crate) fn table(&self) -> &TensorTable {
         &self.table
     }
 

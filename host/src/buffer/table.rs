@@ -19,7 +19,7 @@ const OPERATION: &str = "gradient buffer";
 /// Tensors start at multiples of 256 bytes. The arena is padded so that it divides into `world_size` equal shards, which also start at such
 /// multiples ([`Layout`]).
 #[derive(Debug)]
-pub struct TensorTable {
+pub(crate) struct TensorTable {
     dtype: DType,
     world_size: usize,
     layout: Layout,
@@ -34,7 +34,7 @@ impl TensorTable {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an integer type, a world of 0 ranks, a name that occurs twice, or sizes beyond the address space.
-    pub fn new<N: Into<String>, S: Into<Vec<usize>>>(
+    pub(crate) fn new<N: Into<String>, S: Into<Vec<usize>>>(
         dtype: DType,
         world_size: usize,
         tensors: impl IntoIterator<Item = (N, S)>,
@@ -61,47 +61,47 @@ impl TensorTable {
     }
 
     /// The dtype of every tensor.
-    pub fn dtype(&self) -> DType {
+    pub(crate) fn dtype(&self) -> DType {
         self.dtype
     }
 
     /// The number of shards.
-    pub fn world_size(&self) -> usize {
+    pub(crate) fn world_size(&self) -> usize {
         self.world_size
     }
 
     /// The number of tensors.
-    pub fn tensor_count(&self) -> usize {
+    pub(crate) fn tensor_count(&self) -> usize {
         self.names.len()
     }
 
     /// The number of elements of the arena, gaps included: `world_size × shard_len`.
-    pub fn arena_len(&self) -> usize {
+    pub(crate) fn arena_len(&self) -> usize {
         self.layout.shard_len * self.world_size
     }
 
     /// The number of elements of one rank's shard.
-    pub fn shard_len(&self) -> usize {
+    pub(crate) fn shard_len(&self) -> usize {
         self.layout.shard_len
     }
 
     /// The name of tensor `index`. All accessors by index panic beyond the last tensor.
-    pub fn name(&self, index: usize) -> &str {
+    pub(crate) fn name(&self, index: usize) -> &str {
         &self.names[index]
     }
 
     /// The shape of tensor `index`.
-    pub fn shape(&self, index: usize) -> &[usize] {
+    pub(crate) fn shape(&self, index: usize) -> &[usize] {
         &self.shapes[index]
     }
 
     /// The index of the tensor with this name.
-    pub fn index_of(&self, name: &str) -> Option<usize> {
+    pub(crate) fn index_of(&self, name: &str) -> Option<usize> {
         self.index.get(name).copied()
     }
 
     /// The element range of each tensor in the arena.
-    pub fn segments(&self) -> &[Range<usize>] {
+    pub(crate) fn segments(&self) -> &[Range<usize>] {
         &self.layout.segments
     }
 

@@ -4,12 +4,12 @@
 
 use super::ReduceOp;
 #[cfg(feature = "cuda")]
-use crate::driver::{DeviceSlice, Queue};
+use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
 use crate::error::{Call, CommError, Error, Operation, Result, same_len};
 use crate::kernels::cpu::Fingerprint;
 #[cfg(feature = "cuda")]
-use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut};
+use crate::memory::Cuda;
 use crate::memory::{Host, Memory};
 
 /// Factors of an all-reduce: every rank's input is multiplied by `before`, and the reduction by `after`.
@@ -149,24 +149,28 @@ impl<M: Memory> Collective<'_, M> {
         Call::new(self.operation(), len, dtype)
     }
 
-    /// Refuses operands that do not fit each other, factors and weights that are not valid, and a root that does not exist.
+    /// Refuses operands that do not fit each other, reductions of other elements than floating-point numbers, factors and weights that are
+    /// not valid, and a root that does not exist.
     pub(crate) fn check(&self, rank: usize, world_size: usize) -> Result<()> {
         let shards = |name, whole, shard| check_shards(name, world_size, whole, shard);
         match self {
             Self::AllReduce { operands, scaling, .. } => {
                 scaling.check()?;
                 operands.check_same_queue("all_reduce")?;
-                operands.check_same_shape("all_reduce")
+                operands.check_same_shape("all_reduce")?;
+                operands.check_floats("all_reduce")
             }
             Self::WeightedMean { operands, weights } => {
                 check_weights(weights, world_size)?;
                 operands.check_same_queue("all_reduce")?;
-                operands.check_same_shape("all_reduce")
+                operands.check_same_shape("all_reduce")?;
+                operands.check_floats("all_reduce")
             }
             Self::ReduceScatter { operands, .. } => {
                 operands.check_same_queue("reduce_scatter")?;
                 let shard = operands.shard(world_size, |output, _| output);
-                shards("reduce_scatter", operands.input(), shard)
+                shards("reduce_scatter", operands.input(), shard)?;
+                operands.check_floats("reduce_scatter")
             }
             Self::AllGather { operands } => {
                 operands.check_same_queue("all_gather")?;
@@ -215,8 +219,16 @@ impl<M: Memory> Operands<'_, M> {
     fn check_same_queue(&self, operation: &'static str) -> Result<()> {
         match self {
             Self::InPlace(_) => Ok(()),
+            Self::Apart { input, output } => M::check_same_queue(operation, *input, M::as_slice(output)),
+        }
+    }
+
+    fn check_floats(&self, operation: &'static str) -> Result<()> {
+        match self {
+            Self::InPlace(data) => M::check_floats(operation, M::as_slice(data)),
             Self::Apart { input, output } => {
-                M::check_same_queue(operation, (*input).into(), M::as_slice(output).into())
+                M::check_floats(operation, *input)?;
+                M::check_floats(operation, M::as_slice(output))
             }
         }
     }
@@ -269,8 +281,8 @@ impl Operands<'_, Cuda> {
 /// The queue of all operands of an exchange; `None` if there are no operands.
 #[cfg(feature = "cuda")]
 pub(super) fn one_queue<'q>(
-    sends: &[(usize, DeviceWireSlice<'q>)],
-    receives: &[(usize, DeviceWireSliceMut<'q>)],
+    sends: &[(usize, DeviceSlice<'q>)],
+    receives: &[(usize, DeviceSliceMut<'q>)],
 ) -> Result<Option<&'q Queue>> {
     let mut queues = sends.iter().map(|(_, data)| data.queue()).chain(receives.iter().map(|(_, data)| data.queue()));
     let Some(queue) = queues.next() else { return Ok(None) };

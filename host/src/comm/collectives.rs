@@ -5,6 +5,7 @@ use crate::call::scope;
 use crate::dtype::Float;
 use crate::error::{Operation, Result};
 use crate::memory::{Host, Memory};
+use crate::slice::Floats;
 
 /// The collectives and transfers of a [`Communicator`], after MPI-4.1 chapters 3 and 6 and NCCL's API of the same names.
 ///
@@ -27,7 +28,7 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     ///
     /// # Errors
     /// The errors of every call.
-    fn all_reduce<'a>(&self, data: impl Into<M::SliceMut<'a>>, op: ReduceOp) -> Result<()> {
+    fn all_reduce<'a>(&self, data: impl Into<M::SliceMut<'a>> + Floats, op: ReduceOp) -> Result<()> {
         self.run(Collective::AllReduce { operands: Operands::InPlace(data.into()), op, scaling: Scaling::NONE })
     }
 
@@ -49,7 +50,12 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     ///
     /// # Errors
     /// As for that method, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for factors that are not finite.
-    fn all_reduce_scaled<'a>(&self, data: impl Into<M::SliceMut<'a>>, op: ReduceOp, scaling: Scaling) -> Result<()> {
+    fn all_reduce_scaled<'a>(
+        &self,
+        data: impl Into<M::SliceMut<'a>> + Floats,
+        op: ReduceOp,
+        scaling: Scaling,
+    ) -> Result<()> {
         self.run(Collective::AllReduce { operands: Operands::InPlace(data.into()), op, scaling })
     }
 
@@ -64,7 +70,7 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     /// # Errors
     /// The errors of every call, [`Error::LengthMismatch`](crate::Error::LengthMismatch) for another number of weights than ranks, and
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a negative weight, or a sum that is not positive and finite.
-    fn all_reduce_weighted<'a>(&self, data: impl Into<M::SliceMut<'a>>, weights: &'a [f64]) -> Result<()> {
+    fn all_reduce_weighted<'a>(&self, data: impl Into<M::SliceMut<'a>> + Floats, weights: &'a [f64]) -> Result<()> {
         self.run(Collective::WeightedMean { operands: Operands::InPlace(data.into()), weights })
     }
 
@@ -74,8 +80,8 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     /// As for that method.
     fn all_reduce_into<'a>(
         &self,
-        input: impl Into<M::Slice<'a>>,
-        output: impl Into<M::SliceMut<'a>>,
+        input: impl Into<M::Slice<'a>> + Floats,
+        output: impl Into<M::SliceMut<'a>> + Floats,
         op: ReduceOp,
         scaling: Scaling,
     ) -> Result<()> {
@@ -90,8 +96,8 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     /// The errors of every call.
     fn reduce_scatter<'a>(
         &self,
-        input: impl Into<M::Slice<'a>>,
-        output: impl Into<M::SliceMut<'a>>,
+        input: impl Into<M::Slice<'a>> + Floats,
+        output: impl Into<M::SliceMut<'a>> + Floats,
         op: ReduceOp,
     ) -> Result<()> {
         let operands = Operands::Apart { input: input.into(), output: output.into() };
@@ -103,7 +109,7 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     ///
     /// # Errors
     /// The errors of every call.
-    fn reduce_scatter_in_place<'a>(&self, data: impl Into<M::SliceMut<'a>>, op: ReduceOp) -> Result<()> {
+    fn reduce_scatter_in_place<'a>(&self, data: impl Into<M::SliceMut<'a>> + Floats, op: ReduceOp) -> Result<()> {
         self.run(Collective::ReduceScatter { operands: Operands::InPlace(data.into()), op })
     }
 
@@ -158,7 +164,7 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     ///
     /// # Errors
     /// As [`Communicator::exchange`].
-    fn send<'a>(&self, data: impl Into<M::Wire<'a>>, peer: usize) -> Result<()> {
+    fn send<'a>(&self, data: impl Into<M::Slice<'a>>, peer: usize) -> Result<()> {
         self.exchange(&[(peer, data.into())], &mut [])
     }
 
@@ -166,7 +172,7 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     ///
     /// # Errors
     /// As [`Communicator::exchange`].
-    fn recv<'a>(&self, data: impl Into<M::WireMut<'a>>, peer: usize) -> Result<()> {
+    fn recv<'a>(&self, data: impl Into<M::SliceMut<'a>>, peer: usize) -> Result<()> {
         self.exchange(&[], &mut [(peer, data.into())])
     }
 
@@ -176,9 +182,9 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     /// As [`Communicator::exchange`].
     fn send_recv<'a>(
         &self,
-        send: impl Into<M::Wire<'a>>,
+        send: impl Into<M::Slice<'a>>,
         to: usize,
-        recv: impl Into<M::WireMut<'a>>,
+        recv: impl Into<M::SliceMut<'a>>,
         from: usize,
     ) -> Result<()> {
         let _scope = scope::within(Operation::SendRecv { to, from });

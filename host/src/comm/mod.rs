@@ -185,7 +185,7 @@ pub trait Communicator<M: Memory = Host>: Ranks {
     ///
     /// # Errors
     /// The errors of every call, and [`CommError::InvalidPeer`] for this rank itself or a rank that does not exist.
-    fn exchange(&self, sends: &[(usize, M::Wire<'_>)], receives: &mut [(usize, M::WireMut<'_>)]) -> Result<()>;
+    fn exchange(&self, sends: &[(usize, M::Slice<'_>)], receives: &mut [(usize, M::SliceMut<'_>)]) -> Result<()>;
 
     /// The windows of shared or peer memory, if all ranks can reach each other's memory; `None`, on every rank, otherwise.
     fn sharing(&self) -> Option<&M::Sharing> {

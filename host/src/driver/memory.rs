@@ -11,10 +11,11 @@ use super::recording::DeviceMemory;
 use super::{CudaError, Queue, check};
 use crate::dtype::DType;
 use crate::error::{Error, Result, check_float, same_len};
-use crate::slice::{Slice, SliceMut};
+use crate::slice::{Floats, Slice, SliceMut};
 use crate::sys::cuda;
 
-/// Owned device memory of one dtype, aligned to 256 bytes.
+/// Owned memory of a GPU, of one floating-point dtype and aligned to 256 bytes: a program allocates it for one vector or tensor, and passes
+/// it on as a [`DeviceSlice`], with a shape as a [`TensorView`](crate::TensorView).
 #[derive(Debug)]
 pub struct DeviceBuffer {
     memory: Arc<DeviceMemory>,
@@ -22,7 +23,10 @@ pub struct DeviceBuffer {
     len: usize,
 }
 
-/// A borrowed range of device memory, to read.
+/// A borrowed slice of elements in a GPU's memory, whose type is known at run time: the argument of collectives and kernels that only read
+/// it. It is the counterpart of [`Slice`](crate::Slice), which is host memory; neither converts to the other.
+///
+/// Elements of any type can be sent; operations that compute refuse other types than floating-point ones.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceSlice<'a> {
     queue: &'a Queue,
@@ -31,7 +35,8 @@ pub struct DeviceSlice<'a> {
     len: usize,
 }
 
-/// A borrowed range of device memory, to read and write.
+/// A mutably borrowed slice of elements in a GPU's memory: the argument of collectives and kernels that write it. The rules of
+/// [`DeviceSlice`] apply.
 #[derive(Debug)]
 pub struct DeviceSliceMut<'a> {
     view: DeviceSlice<'a>,
@@ -106,15 +111,13 @@ impl DeviceBuffer {
 }
 
 impl<'a> DeviceSlice<'a> {
-    /// A view of device memory that another object owns: a tensor of another crate, for example. Panics for an integer type: views of
-    /// integers are [`DeviceWireSlice`](crate::memory::DeviceWireSlice)s.
+    /// A view of device memory that another object owns: a tensor of another crate, for example.
     ///
     /// # Safety
     /// There are `len` elements at `address` on `queue`'s device, and `address` is a multiple of the size of one. They are valid for `'a`,
     /// and until `queue` has passed all work that was enqueued with them, including launches of graphs that recorded such work. In that
     /// time only work ordered on `queue` writes to them.
     pub unsafe fn from_raw_parts(queue: &'a Queue, address: u64, dtype: DType, len: usize) -> Self {
-        assert!(dtype.is_float(), "elements of {dtype}");
         debug_assert!(
             is_aligned(address, dtype.size_bytes(), len),
             "{len} elements of {dtype} at {address:#x} are not aligned"
@@ -145,6 +148,11 @@ impl<'a> DeviceSlice<'a> {
     /// The queue on which work on this memory is ordered.
     pub fn queue(&self) -> &'a Queue {
         self.queue
+    }
+
+    /// The number of bytes. The product does not overflow, because the elements exist in memory.
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.len * self.dtype.size_bytes()
     }
 
     /// The elements of a range; panics as slicing does when it is out of bounds.
@@ -273,6 +281,10 @@ impl<'a> DeviceSliceMut<'a> {
     }
 }
 
+impl Floats for DeviceBuffer {}
+impl Floats for DeviceSlice<'_> {}
+impl Floats for DeviceSliceMut<'_> {}
+
 impl<'a> From<&'a DeviceBuffer> for DeviceSlice<'a> {
     fn from(buffer: &'a DeviceBuffer) -> Self {
         buffer.as_slice()
@@ -293,7 +305,7 @@ impl<'a> From<&'a mut DeviceSliceMut<'_>> for DeviceSliceMut<'a> {
 }
 
 /// Whether elements of `size` bytes may lie at an address; kernels rely on it. An empty range may have any address.
-pub(crate) fn is_aligned(address: u64, size: usize, len: usize) -> bool {
+fn is_aligned(address: u64, size: usize, len: usize) -> bool {
     len == 0 || address % size as u64 == 0
 }
 

@@ -39,7 +39,6 @@ pub(crate) use exposure::{Exposure, FlagList};
 pub(crate) use gate::Held;
 pub(crate) use launch::{Argument, Grid};
 pub(crate) use launch_order::LaunchOrder;
-pub(crate) use memory::is_aligned;
 pub(crate) use occupancy::{Claim, Kernels, Sharers};
 pub(crate) use peer::{HostFlag, Mapping, Offer, process_number};
 pub(crate) use pinned::Pinned;

@@ -9,6 +9,7 @@ use crate::error::Result;
 #[cfg(feature = "cuda")]
 use crate::memory::Cuda;
 use crate::memory::{Host, HostBuffer, Memory};
+use crate::slice::{Slice, check_floats};
 
 /// The element-wise kernels on one kind of memory, [`Host`] or `Cuda`, for operations that are written once for both.
 ///
@@ -134,6 +135,11 @@ macro_rules! kernels_of {
     };
 }
 
+/// Refuses floating-point numbers that are not aligned; integers are all finite.
+fn check_numbers(operation: &'static str, src: Slice<'_>) -> Result<()> {
+    if src.dtype().is_float() { check_floats(operation, src) } else { Ok(()) }
+}
+
 impl KernelMemory for Host {
     kernels_of!(cpu);
 
@@ -143,6 +149,7 @@ impl KernelMemory for Host {
     }
 
     fn all_finite(src: Self::Slice<'_>) -> Result<bool> {
+        check_numbers("all_finite", src)?;
         Ok(cpu::all_finite(src))
     }
 
@@ -152,6 +159,7 @@ impl KernelMemory for Host {
     }
 
     fn fingerprint(src: Self::Slice<'_>) -> Result<Fingerprint> {
+        check_numbers("fingerprint", src)?;
         Ok(Fingerprint::of(src))
     }
 

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::{HostBuffer, Memory, SharedWindows, WireSlice, WireSliceMut, Work};
-use crate::dtype::{DType, Float};
+use super::{HostBuffer, Memory, SharedWindows, Work};
+use crate::dtype::{DType, Element};
 use crate::error::{Error, Result, same_len};
-use crate::slice::{Slice, SliceMut};
+use crate::slice::{self, Slice, SliceMut};
 
 /// The memory of this process. Work on it is complete when a call returns.
 #[derive(Clone, Copy, Debug)]
@@ -14,8 +14,6 @@ pub enum Host {}
 impl Memory for Host {
     type Slice<'a> = Slice<'a>;
     type SliceMut<'a> = SliceMut<'a>;
-    type Wire<'a> = WireSlice<'a>;
-    type WireMut<'a> = WireSliceMut<'a>;
     type Buffer = HostBuffer;
     type Queue = ();
     type Sharing = dyn SharedWindows;
@@ -27,15 +25,11 @@ impl Memory for Host {
         Ok(())
     }
 
-    fn wire_shape(data: WireSlice<'_>) -> (usize, DType) {
-        (data.len(), data.dtype())
+    fn check_floats(operation: &'static str, data: Slice<'_>) -> Result<()> {
+        slice::check_floats(operation, data)
     }
 
-    fn as_wire<'a>(data: &'a WireSliceMut<'_>) -> WireSlice<'a> {
-        data.as_wire()
-    }
-
-    fn to_vec<T: Float>(data: Slice<'_>) -> Result<Vec<T>> {
+    fn to_vec<T: Element + bytemuck::Pod>(data: Slice<'_>) -> Result<Vec<T>> {
         data.to_vec()
     }
 
@@ -50,7 +44,7 @@ impl Memory for Host {
         Ok(())
     }
 
-    fn check_same_queue(_: &'static str, _: WireSlice<'_>, _: WireSlice<'_>) -> Result<()> {
+    fn check_same_queue(_: &'static str, _: Slice<'_>, _: Slice<'_>) -> Result<()> {
         Ok(())
     }
 

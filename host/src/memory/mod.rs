@@ -6,9 +6,7 @@
 //! | here | contents |
 //! |---|---|
 //! | [`Host`], `Cuda` | the two kinds of memory |
-//! | [`TensorView`], [`TensorViewMut`] | elements of one dtype with a shape |
-//! | [`WireSlice`], [`WireSliceMut`] | elements of any type that transports carry, integers included |
-//! | [`HostBuffer`] | owned elements in host memory; on a GPU `driver::DeviceBuffer` |
+//! | [`TensorView`], [`TensorViewMut`] | elements of one type, integers included, with a shape |
 //!
 //! Nothing here communicates or does arithmetic.
 
@@ -19,14 +17,13 @@ pub(crate) mod file;
 mod host;
 mod sharing;
 mod tensor;
-mod wire;
 
 use std::fmt::Debug;
 use std::ops::Range;
 
-pub use self::buffer::HostBuffer;
+pub(crate) use self::buffer::HostBuffer;
 #[cfg(feature = "cuda")]
-pub use self::cuda::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
+pub use self::cuda::Cuda;
 pub use self::host::Host;
 // Hidden: what a transport offers to operations on memory that ranks share.
 #[cfg(feature = "cuda")]
@@ -37,10 +34,9 @@ pub use self::sharing::{SharedWindows, Work};
 #[cfg(feature = "cuda")]
 pub(crate) use self::sharing::{expose, share};
 pub use self::tensor::{TensorView, TensorViewMut};
-pub use self::wire::{WireSlice, WireSliceMut};
-use crate::dtype::{DType, Float};
+use crate::dtype::{DType, Element};
 use crate::error::Result;
-use crate::slice::Slice;
+use crate::slice::{Floats, Slice};
 
 mod sealed {
     pub trait Sealed {}
@@ -105,14 +101,10 @@ use slice_functions;
 ///
 /// The types are the arguments and results of operations; the functions serve code that is written once for both memories.
 pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
-    /// Elements of a dtype known at run time, to read.
-    type Slice<'a>: Copy + Debug;
-    /// Elements of a dtype known at run time, to write.
-    type SliceMut<'a>: Debug;
-    /// Elements of any type that transports carry, to send.
-    type Wire<'a>: Copy + Debug + From<Self::Slice<'a>>;
-    /// Elements of any type that transports carry, to receive into.
-    type WireMut<'a>: Debug + From<Self::SliceMut<'a>>;
+    /// Elements of a type known at run time, to read or send.
+    type Slice<'a>: Copy + Debug + Floats;
+    /// Elements of a type known at run time, to write or receive into.
+    type SliceMut<'a>: Debug + Floats;
     /// Owned elements of one dtype.
     type Buffer: Debug;
     /// The type of queue that orders work in this memory; `()` for host memory.
@@ -157,18 +149,18 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     /// bounds.
     fn ranges_mut<'a>(data: Self::SliceMut<'a>, ranges: &[Range<usize>]) -> Vec<Self::SliceMut<'a>>;
 
-    /// The number and the type of the elements to send.
-    fn wire_shape(data: Self::Wire<'_>) -> (usize, DType);
-
-    /// The elements of a receive buffer, to read.
-    fn as_wire<'a>(data: &'a Self::WireMut<'_>) -> Self::Wire<'a>;
+    /// Refuses elements with which nothing can be computed: integers, `bool`, and elements that are not aligned.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming the type or the address.
+    fn check_floats(operation: &'static str, data: Self::Slice<'_>) -> Result<()>;
 
     /// Copies the elements to a vector in host memory; on a GPU the call waits for the queue.
     ///
     /// # Errors
     /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements; `Error::Cuda` for any work in the
     /// queue that failed.
-    fn to_vec<T: Float>(data: Self::Slice<'_>) -> Result<Vec<T>>;
+    fn to_vec<T: Element + bytemuck::Pod>(data: Self::Slice<'_>) -> Result<Vec<T>>;
 
     /// Copies elements of the same dtype and number from host memory; on a GPU the call waits for the queue.
     ///
@@ -181,7 +173,7 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming the operation.
-    fn check_same_queue(operation: &'static str, one: Self::Wire<'_>, other: Self::Wire<'_>) -> Result<()>;
+    fn check_same_queue(operation: &'static str, one: Self::Slice<'_>, other: Self::Slice<'_>) -> Result<()>;
 
     /// The kind of a buffer's memory, which ranks compare.
     #[doc(hidden)]

@@ -1,4 +1,4 @@
-//! [`TensorView`]: elements in either memory, with a shape.
+//! [`TensorView`]: elements of any type in either memory, with a shape.
 //!
 //! Views borrow; nothing here owns data, or knows an operation.
 
@@ -9,18 +9,19 @@ use super::Cuda;
 use super::{Host, Memory};
 #[cfg(feature = "cuda")]
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
-use crate::dtype::{DType, Float};
-use crate::error::{Result, same_len};
-use crate::slice::{Slice, SliceMut, check_dtype, shape_len};
+use crate::dtype::{DType, Element, Float};
+use crate::error::{Error, Result, same_len};
+use crate::slice::{Floats, Slice, SliceMut, check_aligned, check_dtype, shape_len};
 
-/// A tensor to read: elements in row-major order and their shape. `[]` is a scalar, with one element.
+/// A borrowed tensor, in either memory: a slice of elements in row-major order with a shape, for operations that compare shapes. `[]` is a
+/// scalar, with one element. The elements have any type; operations that compute refuse other types than floating-point ones.
 #[derive(Clone, Debug)]
 pub struct TensorView<'a, M: Memory = Host> {
     data: M::Slice<'a>,
     shape: Cow<'a, [usize]>,
 }
 
-/// A tensor to write, with the layout of [`TensorView`].
+/// A mutably borrowed tensor, to write or receive into. The rules of [`TensorView`] apply.
 #[derive(Debug)]
 pub struct TensorViewMut<'a, M: Memory = Host> {
     data: M::SliceMut<'a>,
@@ -57,7 +58,7 @@ impl<'a, M: Memory> TensorView<'a, M> {
     /// # Errors
     /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements; `Error::Cuda` for any work in the
     /// queue that failed.
-    pub fn to_vec<T: Float>(&self) -> Result<Vec<T>> {
+    pub fn to_vec<T: Element + bytemuck::Pod>(&self) -> Result<Vec<T>> {
         M::to_vec(self.data)
     }
 }
@@ -127,11 +128,22 @@ impl<'a> TensorView<'a> {
         Self::of(data.into(), shape.into())
     }
 
+    /// Combines bytes in the machine's order with a type and a shape. The bytes may have any address.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless the shape has as many bytes.
+    pub fn of_bytes(dtype: DType, shape: impl Into<Cow<'a, [usize]>>, bytes: &'a [u8]) -> Result<Self> {
+        let shape = shape.into();
+        check_bytes(dtype, &shape, bytes.len())?;
+        Ok(Self { data: Slice::of_bytes(dtype, bytes), shape })
+    }
+
     /// The elements as a slice of their Rust type.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements.
-    pub fn as_slice<T: Float>(&self) -> Result<&'a [T]> {
+    /// [`Error::DTypeMismatch`] unless `T` is the type of the elements; [`Error::InvalidArgument`] for elements that are not aligned, and
+    /// for bytes that are no `bool`.
+    pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         typed("as_slice", self.data)
     }
 }
@@ -143,6 +155,16 @@ impl<'a> TensorViewMut<'a> {
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the slice.
     pub fn new(data: impl Into<SliceMut<'a>>, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::of(data.into(), shape.into())
+    }
+
+    /// Combines bytes in the machine's order with a type and a shape. The bytes may have any address.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless the shape has as many bytes.
+    pub fn of_bytes(dtype: DType, shape: impl Into<Cow<'a, [usize]>>, bytes: &'a mut [u8]) -> Result<Self> {
+        let shape = shape.into();
+        check_bytes(dtype, &shape, bytes.len())?;
+        Ok(Self { data: SliceMut::of_bytes(dtype, bytes), shape })
     }
 
     /// The elements as a slice of their Rust type, to write for as long as the memory is borrowed; [`as_mut_slice`](Self::as_mut_slice)
@@ -159,7 +181,7 @@ impl<'a> TensorViewMut<'a> {
     /// ```
     ///
     /// # Panics
-    /// Unless `T` is the type of the elements; the message names both types.
+    /// Unless `T` is the type of the elements, which the message names, or if they are not aligned.
     #[track_caller]
     pub fn data_mut<T: Float>(self) -> &'a mut [T] {
         typed_mut("data_mut", self.data).unwrap_or_else(|error| panic!("{error}"))
@@ -168,28 +190,30 @@ impl<'a> TensorViewMut<'a> {
     /// The elements as a slice of their Rust type.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements.
-    pub fn as_slice<T: Float>(&self) -> Result<&[T]> {
+    /// The errors of [`TensorView::as_slice`].
+    pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         typed("as_slice", self.data.as_slice())
     }
 
     /// The elements as a slice of their Rust type, to write.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements.
+    /// The errors of [`TensorView::as_slice`].
     pub fn as_mut_slice<T: Float>(&mut self) -> Result<&mut [T]> {
         typed_mut("as_mut_slice", self.data.reborrow())
     }
 }
 
-fn typed<'a, T: Float>(operation: &'static str, data: Slice<'a>) -> Result<&'a [T]> {
+fn typed<'a, T: Element>(operation: &'static str, data: Slice<'a>) -> Result<&'a [T]> {
     check_dtype::<T>(operation, data.dtype())?;
-    Ok(data.typed().expect("elements of the checked type"))
+    check_aligned(operation, data)?;
+    data.typed().ok_or_else(|| Error::InvalidArgument { operation, reason: format!("bytes that are no {}", T::DTYPE) })
 }
 
 fn typed_mut<'a, T: Float>(operation: &'static str, data: SliceMut<'a>) -> Result<&'a mut [T]> {
     check_dtype::<T>(operation, data.dtype())?;
-    Ok(data.typed().expect("elements of the checked type"))
+    check_aligned(operation, data.as_slice())?;
+    Ok(data.typed().expect("aligned elements of the checked type"))
 }
 
 #[cfg(feature = "cuda")]
@@ -219,16 +243,31 @@ fn check_shape(len: usize, shape: &[usize]) -> Result<()> {
     same_len("tensor view", (&format!("shape {shape:?}"), expected), ("the data", len))
 }
 
+/// Refuses a shape whose elements do not have `bytes` bytes.
+fn check_bytes(dtype: DType, shape: &[usize], bytes: usize) -> Result<()> {
+    let needed = shape_len("tensor view", shape)?.checked_mul(dtype.size_bytes());
+    if needed == Some(bytes) {
+        return Ok(());
+    }
+    let needed = needed.map_or("more than memory has addresses for".into(), |needed| needed.to_string());
+    let reason = format!("{dtype} {shape:?} has {needed} bytes, and the data have {bytes}");
+    Err(Error::InvalidArgument { operation: "tensor view", reason })
+}
+
+impl<M: Memory> Floats for TensorView<'_, M> {}
+impl<M: Memory> Floats for TensorViewMut<'_, M> {}
+
 /// Converts a slice, an array or a vector of elements to a tensor of one dimension.
 macro_rules! from_elements {
     ($([$($generics:tt)*] $type:ty),*) => {$(
-        impl<'a, T: Float, $($generics)*> From<&'a $type> for TensorView<'a> {
+        impl<'a, T: Element, $($generics)*> From<&'a $type> for TensorView<'a> {
             fn from(data: &'a $type) -> Self {
                 Self { shape: Cow::Owned(vec![data.len()]), data: data.into() }
             }
         }
 
-        impl<'a, T: Float, $($generics)*> From<&'a mut $type> for TensorViewMut<'a> {
+        // Not for `bool`: a peer can send bytes that are no `bool`. They are received as bytes.
+        impl<'a, T: Element + bytemuck::Pod, $($generics)*> From<&'a mut $type> for TensorViewMut<'a> {
             fn from(data: &'a mut $type) -> Self {
                 Self { shape: Cow::Owned(vec![data.len()]), data: data.into() }
             }

@@ -4,6 +4,7 @@ use crate::error::Result;
 use crate::kernels::KernelMemory;
 use crate::memory::{TensorView, TensorViewMut};
 use crate::ops::same_shape;
+use crate::slice::Floats;
 
 /// Computes `sum += value`, unless `do_update` is `Some(false)`, in which case nothing happens (InPlaceAccumulator).
 ///
@@ -13,8 +14,8 @@ use crate::ops::same_shape;
 /// [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) naming both shapes, for any `do_update`; nothing is written.
 #[doc(alias = "InPlaceAccumulator")]
 pub fn in_place_accumulator<'a, 'b, M: KernelMemory>(
-    sum: impl Into<TensorViewMut<'a, M>>,
-    value: impl Into<TensorView<'b, M>>,
+    sum: impl Into<TensorViewMut<'a, M>> + Floats,
+    value: impl Into<TensorView<'b, M>> + Floats,
     do_update: Option<bool>,
 ) -> Result<()> {
     let (sum, value) = (sum.into(), value.into());
@@ -32,8 +33,8 @@ pub fn in_place_accumulator<'a, 'b, M: KernelMemory>(
 /// [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) naming both shapes; nothing is written.
 #[doc(alias = "InPlaceAccumulatorV2")]
 pub fn in_place_accumulator_v2<'a, 'b, M: KernelMemory>(
-    buffer: impl Into<TensorViewMut<'a, M>>,
-    value: impl Into<TensorView<'b, M>>,
+    buffer: impl Into<TensorViewMut<'a, M>> + Floats,
+    value: impl Into<TensorView<'b, M>> + Floats,
     overwrite: bool,
 ) -> Result<bool> {
     let (buffer, value) = (buffer.into(), value.into());

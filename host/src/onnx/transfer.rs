@@ -1,7 +1,8 @@
 //! Send and Recv with input signals.
 
 use crate::error::{Error, Result};
-use crate::ops::send_recv::{Bundle, BundleMemory, Completion, Limits, Received, SendRecv, WireTensorMut};
+use crate::memory::TensorViewMut;
+use crate::ops::send_recv::{Bundle, BundleMemory, Completion, Limits, Received, SendRecv};
 
 /// Send: [`SendRecv::send`] with an input signal, which must be true. The output signal is the completion's.
 ///
@@ -25,7 +26,7 @@ pub fn recv<'c, M: BundleMemory>(
     transfers: &SendRecv<'c, M>,
     signal: bool,
     peer: usize,
-    tensors: &mut [WireTensorMut<'_, M>],
+    tensors: &mut [TensorViewMut<'_, M>],
 ) -> Result<Completion<'c, M>> {
     check_signal("recv", signal)?;
     transfers.recv(peer, tensors)

@@ -7,12 +7,13 @@
 use crate::error::{Error, Result};
 use crate::kernels::KernelMemory;
 use crate::memory::{TensorView, TensorViewMut};
+use crate::slice::Floats;
 
 /// Sets a gradient to zero (ZeroGradient, without its reset signal, which only expresses a dependency in a graph).
 ///
 /// # Errors
 /// `Error::Cuda`; never on the host.
-pub fn zero_gradient<'a, M: KernelMemory>(gradient: impl Into<TensorViewMut<'a, M>>) -> Result<()> {
+pub fn zero_gradient<'a, M: KernelMemory>(gradient: impl Into<TensorViewMut<'a, M>> + Floats) -> Result<()> {
     M::zero(gradient.into().into_data())
 }
 
@@ -25,8 +26,8 @@ pub fn zero_gradient<'a, M: KernelMemory>(gradient: impl Into<TensorViewMut<'a, 
 /// [`Error::ShapeMismatch`] naming both shapes; nothing is written.
 #[doc(alias("in_place_accumulate", "InPlaceAccumulator"))]
 pub fn accumulate<'a, 'b, M: KernelMemory>(
-    sum: impl Into<TensorViewMut<'a, M>>,
-    value: impl Into<TensorView<'b, M>>,
+    sum: impl Into<TensorViewMut<'a, M>> + Floats,
+    value: impl Into<TensorView<'b, M>> + Floats,
 ) -> Result<()> {
     let (sum, value) = (sum.into(), value.into());
     same_shape("accumulate", &sum, &value)?;
@@ -39,8 +40,8 @@ pub fn accumulate<'a, 'b, M: KernelMemory>(
 /// # Errors
 /// [`Error::ShapeMismatch`] naming both shapes; nothing is written.
 pub fn overwrite<'a, 'b, M: KernelMemory>(
-    destination: impl Into<TensorViewMut<'a, M>>,
-    value: impl Into<TensorView<'b, M>>,
+    destination: impl Into<TensorViewMut<'a, M>> + Floats,
+    value: impl Into<TensorView<'b, M>> + Floats,
 ) -> Result<()> {
     let (destination, value) = (destination.into(), value.into());
     same_shape("overwrite", &destination, &value)?;

@@ -29,7 +29,7 @@ fn check_like_first<M: KernelMemory>(
     if left != right {
         return Err(Error::DTypeMismatch { operation, what: format!("tensor 0 and {name}"), left, right });
     }
-    M::check_same_queue(operation, first.into(), tensor.into())
+    M::check_same_queue(operation, first, tensor)
 }
 
 /// Refuses outputs that differ from the inputs in number, length, dtype or queue.
@@ -120,11 +120,19 @@ pub fn all_reduce_tensors_into<M: KernelMemory>(
     }
     if let Some(mut whole) = M::joined(outputs) {
         let (offsets, _) = offsets::<M>(inputs);
-        M::pack(M::reborrow(&mut whole), &offsets, inputs)?;
+        pack_numbers::<M>(M::reborrow(&mut whole), &offsets, inputs)?;
         return comm.all_reduce_scaled(whole, op, scaling);
     }
     let (packed, offsets) = reduced_copy(OPERATION, comm, inputs, op, scaling)?;
     M::unpack(outputs, M::buffer(&packed), &offsets)
+}
+
+/// Packs tensors that are reduced next; does nothing with elements that the reduction refuses, so that every rank gets its error.
+fn pack_numbers<M: KernelMemory>(dst: M::SliceMut<'_>, offsets: &[usize], tensors: &[M::Slice<'_>]) -> Result<()> {
+    match tensors.first() {
+        Some(first) if M::dtype(*first).is_float() => M::pack(dst, offsets, tensors),
+        _ => Ok(()),
+    }
 }
 
 /// The reduction of tensors, packed without gaps, and the offset of each in elements.
@@ -137,7 +145,7 @@ fn reduced_copy<M: KernelMemory>(
 ) -> Result<(M::Buffer, Vec<usize>)> {
     let (offsets, len) = offsets::<M>(tensors);
     let mut packed = M::room_like(operation, tensors[0], len)?;
-    M::pack(M::buffer_mut(&mut packed), &offsets, tensors)?;
+    pack_numbers::<M>(M::buffer_mut(&mut packed), &offsets, tensors)?;
     comm.all_reduce_scaled(M::buffer_mut(&mut packed), op, scaling)?;
     Ok((packed, offsets))
 }

@@ -8,6 +8,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Operation, Result, same_len};
 use crate::kernels::KernelMemory;
 use crate::memory::{Host, Memory};
+use crate::slice::Floats;
 
 const OPERATION: &str = "running mean";
 /// The sum of all values, the value that is added, and the sum of the `f64` values times [`SMALL`].
@@ -102,7 +103,7 @@ impl<M: KernelMemory> RunningMean<M> {
     /// # Errors
     /// [`Error::LengthMismatch`] for any other number of elements; [`Error::InvalidArgument`] if the examples are more than a `u64` counts;
     /// nothing is added then. `Error::Cuda`.
-    pub fn add<'a>(&mut self, mean: impl Into<M::Slice<'a>>, count: u64) -> Result<()> {
+    pub fn add<'a>(&mut self, mean: impl Into<M::Slice<'a>> + Floats, count: u64) -> Result<()> {
         let mean = mean.into();
         same_len(OPERATION, ("a value", 1), ("the mean of a batch", M::len(mean)))?;
         if count == 0 {

@@ -3,7 +3,7 @@
 //! The cases compare the text that users read; other cases check the origin of an error.
 
 use gradsync::comm::{Communicator, ReduceOp, Split};
-use gradsync::ops::tensor_parallel::{AllGather, AllReduce, HostTensor, TensorOp};
+use gradsync::ops::tensor_parallel::{AllGather, AllReduce, OwnedTensor, TensorOp};
 use gradsync::ops::{AdasumOptions, Granularity, adasum_all_reduce, all_reduce};
 use gradsync::train::{Reduction, Sgd, SgdOptions, StepOptions, Stepper};
 use gradsync::{DType, Error, GradientBuffer, Result};
@@ -62,8 +62,8 @@ fn step(comm: &dyn Communicator, options: impl Into<StepOptions>) -> Result<()> 
     Stepper::new(comm, options).step(&gradients, &mut weights, &mut Sgd::new(SgdOptions::default())?).map(drop)
 }
 
-fn tensor(shape: &[usize]) -> HostTensor {
-    HostTensor::new(vec![1.0f32; shape.iter().product()], shape).unwrap()
+fn tensor(shape: &[usize]) -> OwnedTensor {
+    OwnedTensor::new(vec![1.0f32; shape.iter().product()], shape).unwrap()
 }
 
 /// Calls in which the last rank differs from the others, one after the other: all ranks get equal texts, and the group stays usable. The

@@ -4,9 +4,9 @@
 //! activations.
 
 use gradsync::ops::send_recv::{
-    Bundle, Expected, Payload, Received, StageWork, TransferHandler, WireTensor, one_forward_one_backward, run_stage,
+    Bundle, Expected, Payload, Received, StageWork, TransferHandler, one_forward_one_backward, run_stage,
 };
-use gradsync::{DType, Result};
+use gradsync::{DType, Result, TensorView};
 
 use super::{Owned, Rank};
 
@@ -29,7 +29,7 @@ enum Vector<R: Rank> {
 }
 
 impl<R: Rank> Vector<R> {
-    fn view(&self) -> WireTensor<'_, R::Memory> {
+    fn view(&self) -> TensorView<'_, R::Memory> {
         match self {
             Vector::Own(tensor) => R::view(tensor),
             Vector::Came(received) => received.tensor(0),

@@ -2,8 +2,8 @@
 
 use gradsync::comm::Communicator;
 use gradsync::memory::Host;
-use gradsync::ops::send_recv::{Bundle, BundleMemory, Expected, Received, SendRecv, WireTensor, WireTensorMut};
-use gradsync::{DType, GradientBuffer};
+use gradsync::ops::send_recv::{Bundle, BundleMemory, Expected, Received, SendRecv};
+use gradsync::{DType, GradientBuffer, TensorView, TensorViewMut};
 
 use crate::inputs::Random;
 
@@ -38,9 +38,9 @@ impl Owned {
     }
 }
 
-impl From<WireTensor<'_>> for Owned {
-    fn from(tensor: WireTensor<'_>) -> Self {
-        Self { dtype: tensor.dtype(), shape: tensor.shape().to_vec(), bytes: tensor.bytes().to_vec() }
+impl From<TensorView<'_>> for Owned {
+    fn from(tensor: TensorView<'_>) -> Self {
+        Self { dtype: tensor.dtype(), shape: tensor.shape().to_vec(), bytes: tensor.data().as_bytes().to_vec() }
     }
 }
 
@@ -77,7 +77,7 @@ pub trait Rank {
     fn zeros(&self, len: usize) -> Self::Tensor;
 
     /// A vector of the products of a tensor's elements, of type `f64`, and a factor. Does not wait.
-    fn scaled(&self, tensor: WireTensor<'_, Self::Memory>, factor: f64) -> Self::Tensor;
+    fn scaled(&self, tensor: TensorView<'_, Self::Memory>, factor: f64) -> Self::Tensor;
 
     /// Waits for all work, and returns the data. Panics if memory beside the tensor was written.
     fn read(tensor: &Self::Tensor) -> Owned;
@@ -86,10 +86,10 @@ pub trait Rank {
     fn read_all(received: &Received<Self::Memory>) -> Vec<Owned>;
 
     /// The tensor as an argument of a send.
-    fn view(tensor: &Self::Tensor) -> WireTensor<'_, Self::Memory>;
+    fn view(tensor: &Self::Tensor) -> TensorView<'_, Self::Memory>;
 
     /// The tensor as an argument of a receive.
-    fn view_mut(tensor: &mut Self::Tensor) -> WireTensorMut<'_, Self::Memory>;
+    fn view_mut(tensor: &mut Self::Tensor) -> TensorViewMut<'_, Self::Memory>;
 
     /// A buffer of zeros.
     fn gradients(&self, dtype: DType, shards: usize, shapes: &[(&str, Vec<usize>)]) -> GradientBuffer<Self::Memory>;
@@ -124,10 +124,7 @@ pub trait Rank {
     /// Receives one message that is no bundle, like this one.
     fn recv_message(&self, like: &Owned, from: usize) -> Vec<u8> {
         let mut tensor = self.tensor(&like.blank(), 0);
-        {
-            let mut view = Self::view_mut(&mut tensor);
-            self.comm().exchange(&[], &mut [(from, Self::Memory::reborrow_wire(view.data_mut()))]).unwrap();
-        }
+        self.comm().exchange(&[], &mut [(from, Self::view_mut(&mut tensor).into_data())]).unwrap();
         self.synchronize();
         Self::read(&tensor).bytes
     }
@@ -161,8 +158,8 @@ impl Rank for HostRank<'_> {
         Owned { dtype: DType::F64, shape: vec![len], bytes: vec![0; len * size_of::<f64>()] }
     }
 
-    fn scaled(&self, tensor: WireTensor<'_>, factor: f64) -> Owned {
-        let values = tensor.typed::<f64>().expect("f64");
+    fn scaled(&self, tensor: TensorView<'_>, factor: f64) -> Owned {
+        let values = tensor.as_slice::<f64>().expect("f64");
         Owned::of(&values.iter().map(|value| factor * value).collect::<Vec<f64>>())
     }
 
@@ -174,12 +171,12 @@ impl Rank for HostRank<'_> {
         received.tensors().map(Owned::from).collect()
     }
 
-    fn view(tensor: &Owned) -> WireTensor<'_> {
-        WireTensor::new(tensor.dtype, &tensor.shape[..], &tensor.bytes).expect("the shape's bytes")
+    fn view(tensor: &Owned) -> TensorView<'_> {
+        TensorView::of_bytes(tensor.dtype, &tensor.shape[..], &tensor.bytes).expect("the shape's bytes")
     }
 
-    fn view_mut(tensor: &mut Owned) -> WireTensorMut<'_> {
-        WireTensorMut::new(tensor.dtype, &tensor.shape[..], &mut tensor.bytes).expect("the shape's bytes")
+    fn view_mut(tensor: &mut Owned) -> TensorViewMut<'_> {
+        TensorViewMut::of_bytes(tensor.dtype, &tensor.shape[..], &mut tensor.bytes).expect("the shape's bytes")
     }
 
     fn gradients(&self, dtype: DType, shards: usize, shapes: &[(&str, Vec<usize>)]) -> GradientBuffer {

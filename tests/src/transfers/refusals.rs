@@ -3,11 +3,9 @@
 use std::fmt::Debug;
 
 use gradsync::onnx::{recv, recv_described, send};
-use gradsync::ops::send_recv::{
-    Bundle, BundleMemory, Completion, Expected, Limits, TensorSpec, WireTensor, run_schedule,
-};
-use gradsync::plan::bundle::encode;
-use gradsync::{CommError, DType, Error, Result};
+use gradsync::ops::send_recv::{Bundle, BundleMemory, Completion, Expected, Limits, run_schedule};
+use gradsync::plan::bundle::{TensorSpec, encode};
+use gradsync::{CommError, DType, Error, Result, TensorView};
 
 use super::{Owned, Rank, Rounds, bundles, known, over, ring};
 
@@ -68,7 +66,7 @@ pub(super) fn own_mistakes<R: Rank>(rank: &R) {
             }
         }
     }
-    refused(Bundle::new(Vec::<WireTensor<'_, R::Memory>>::new()), &["at least one"]);
+    refused(Bundle::new(Vec::<TensorView<'_, R::Memory>>::new()), &["at least one"]);
     refused(transfers.recv(peer, &mut []), &["at least one"]);
     refused(transfers.exchange(&[], &[(peer, Expected::Known(Vec::new()))]), &["at least one"]);
     works(rank);

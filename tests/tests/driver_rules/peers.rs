@@ -5,9 +5,9 @@ use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use gradsync::comm::{Call, Collective, Communicator, Ranks, ReduceOp};
-use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
+use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::kernels::cuda;
-use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, PeerMemory, SharedMemory};
+use gradsync::memory::{Cuda, PeerMemory, SharedMemory};
 use gradsync::ops::OrderedAllReduce;
 use gradsync::{DType, Error, GradientBuffer, Result};
 
@@ -80,7 +80,7 @@ impl Communicator<Cuda> for Pair {
         unreachable!("kernels need no transport")
     }
 
-    fn exchange(&self, _: &[(usize, DeviceWireSlice<'_>)], _: &mut [(usize, DeviceWireSliceMut<'_>)]) -> Result<()> {
+    fn exchange(&self, _: &[(usize, DeviceSlice<'_>)], _: &mut [(usize, DeviceSliceMut<'_>)]) -> Result<()> {
         unreachable!("kernels need no transport")
     }
 

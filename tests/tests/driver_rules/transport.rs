@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use gradsync::comm::{Collective, Communicator, Operands, Ranks, ReduceOp, Scaling};
-use gradsync::driver::{DeviceBuffer, DeviceSliceMut, Queue};
-use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
+use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use gradsync::memory::Cuda;
 use gradsync::ops::{OrderedAllReduce, all_reduce_tensors};
 use gradsync::{DType, GradientBuffer, Result};
 
@@ -14,8 +14,13 @@ use crate::{after, lines, queue, say};
 /// Rank 0 of two, which records the memory of its calls and moves nothing.
 #[derive(Default)]
 struct Transport {
-    used: RefCell<Vec<RawSlice>>,
+    /// The addresses, lengths and dtypes.
+    used: RefCell<Vec<(u64, usize, DType)>>,
     panics: Cell<bool>,
+}
+
+fn of(data: DeviceSlice<'_>) -> (u64, usize, DType) {
+    (data.address(), data.len(), data.dtype())
 }
 
 impl Ranks for Transport {
@@ -37,17 +42,13 @@ impl Communicator<Cuda> for Transport {
         let Collective::AllReduce { operands: Operands::InPlace(data), .. } = collective else {
             unreachable!("an all-reduce in place")
         };
-        self.used.borrow_mut().push(data.as_slice().into());
+        self.used.borrow_mut().push(of(data.as_slice()));
         Ok(())
     }
 
-    fn exchange(
-        &self,
-        sends: &[(usize, DeviceWireSlice<'_>)],
-        _: &mut [(usize, DeviceWireSliceMut<'_>)],
-    ) -> Result<()> {
+    fn exchange(&self, sends: &[(usize, DeviceSlice<'_>)], _: &mut [(usize, DeviceSliceMut<'_>)]) -> Result<()> {
         assert!(!self.panics.get(), "the transport panics");
-        self.used.borrow_mut().extend(sends.iter().map(|(_, data)| data.raw()));
+        self.used.borrow_mut().extend(sends.iter().map(|(_, data)| of(*data)));
         Ok(())
     }
 }
@@ -63,7 +64,7 @@ fn case_of_a_panic() {
     transport.panics.set(false);
     sum.all_reduce(&mut buffer).unwrap();
     let used = transport.used.take();
-    assert!(used.len() == 2 && used.iter().all(|data| data.dtype == DType::BF16), "{used:?}");
+    assert!(used.len() == 2 && used.iter().all(|(_, _, dtype)| *dtype == DType::BF16), "{used:?}");
     say("the end");
 }
 
@@ -85,8 +86,8 @@ fn are_one_operand(queue: &Queue, elements: usize) -> bool {
     let (transport, mut tensors) = (Transport::default(), [tensor(0), tensor(1)]);
     all_reduce_tensors(&transport, &mut tensors, ReduceOp::Sum, Scaling::NONE).unwrap();
     let used = transport.used.take();
-    assert!(used.len() == 1 && used[0].len == 1024, "{used:?}");
-    used[0].address == page + 4 * elements as u64
+    assert!(used.len() == 1 && used[0].1 == 1024, "{used:?}");
+    used[0].0 == page + 4 * elements as u64
 }
 
 #[test]

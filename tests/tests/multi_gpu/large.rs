@@ -9,7 +9,6 @@ use gradsync::DType;
 use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use gradsync::kernels::cuda;
-use gradsync::memory::RawSlice;
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::Random;
 use gradsync_tests::oracle::Format;
@@ -60,10 +59,11 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         cuda::zero(data.as_mut_slice()).unwrap();
         fill(data.as_mut_slice().range_mut(own.clone()), &pattern);
         let (shard, whole) = (data.as_slice().range(own).address(), data.as_slice().address());
-        let input = RawSlice { address: shard, len: 4 * LEN, dtype: DType::U8 };
+        // SAFETY: the bytes of the shard, which outlive the wait below.
+        let input = unsafe { DeviceSlice::from_raw_parts(queue, shard, DType::U8, 4 * LEN) };
         // SAFETY: the memory outlives the wait below, nothing else uses it, and the input is this rank's shard of the
         // output.
-        unsafe { comm.all_gather_raw(queue, input, whole) }.unwrap();
+        unsafe { comm.all_gather_raw(input, whole) }.unwrap();
         comm.synchronize(queue).unwrap();
         let mut checks = Checks::new(&comm);
         check(&mut checks, data.as_slice(), &edges, gathered);

@@ -6,7 +6,7 @@ use gradsync::DType;
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Communicator, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
-use gradsync::memory::{Cuda, RawSlice};
+use gradsync::memory::Cuda;
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 use gradsync_tests::suite::checks::Expected;
@@ -130,15 +130,16 @@ impl RawBytes {
     }
 
     /// All bytes, as elements of a type whose size divides the length.
-    pub(crate) fn elements(&self, dtype: DType) -> RawSlice {
+    pub(crate) fn elements(&self, dtype: DType) -> DeviceSlice<'_> {
         assert_eq!(self.len % dtype.size_bytes(), 0, "{} bytes are no {dtype}", self.len);
-        RawSlice { address: self.address(), len: self.len / dtype.size_bytes(), dtype }
+        let (queue, len) = (self.buffer.as_slice().queue(), self.len / dtype.size_bytes());
+        // SAFETY: a part of the buffer, which is borrowed.
+        unsafe { DeviceSlice::from_raw_parts(queue, self.address(), dtype, len) }
     }
 
     /// Some of the bytes.
-    pub(crate) fn range(&self, range: std::ops::Range<usize>) -> RawSlice {
-        assert!(range.end <= self.len, "{range:?} of {} bytes", self.len);
-        RawSlice { address: self.address() + range.start as u64, len: range.len(), dtype: DType::U8 }
+    pub(crate) fn range(&self, range: std::ops::Range<usize>) -> DeviceSlice<'_> {
+        self.elements(DType::U8).range(range)
     }
 
     /// Waits for the communicator's work, and returns the bytes.

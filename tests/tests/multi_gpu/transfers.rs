@@ -2,8 +2,8 @@
 
 use gradsync::Result;
 use gradsync::comm::Communicator;
-use gradsync::driver::{DeviceSlice, DeviceSliceMut, Queue};
-use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
+use gradsync::driver::{DeviceSlice, DeviceSliceMut};
+use gradsync::memory::Cuda;
 
 /// Exchanges slices.
 pub(crate) fn exchange(
@@ -19,20 +19,18 @@ pub(crate) fn exchange(
 /// Exchanges elements of any type.
 ///
 /// # Safety
-/// All elements must be on the queue's device, valid until the queue has completed the operation, and not used meanwhile by work without an
-/// order to the queue. No received element may overlap another element.
+/// The memory of all elements is valid until their queue has completed the operation, and not used meanwhile by work without an order to
+/// the queue. No received element overlaps another element, and the memory of received ones is writable.
 pub(crate) unsafe fn exchange_raw(
     comm: &dyn Communicator<Cuda>,
-    queue: &Queue,
-    sends: &[(usize, RawSlice)],
-    receives: &[(usize, RawSlice)],
+    sends: &[(usize, DeviceSlice<'_>)],
+    receives: &[(usize, DeviceSlice<'_>)],
 ) -> Result<()> {
-    // SAFETY: the caller's promise.
-    let wire = |&(peer, data): &(usize, RawSlice)| (peer, unsafe { DeviceWireSlice::from_raw_parts(queue, data) });
-    let wire_mut = |&(peer, data): &(usize, RawSlice)| {
+    let mut writable = Vec::new();
+    for (peer, data) in receives {
+        let (queue, address, dtype, len) = (data.queue(), data.address(), data.dtype(), data.len());
         // SAFETY: the caller's promise.
-        (peer, unsafe { DeviceWireSliceMut::from_raw_parts(queue, data) })
-    };
-    let sends: Vec<_> = sends.iter().map(wire).collect();
-    comm.exchange(&sends, &mut receives.iter().map(wire_mut).collect::<Vec<_>>())
+        writable.push((*peer, unsafe { DeviceSliceMut::from_raw_parts(queue, address, dtype, len) }));
+    }
+    comm.exchange(sends, &mut writable)
 }

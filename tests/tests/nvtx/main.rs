@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use gradsync::TensorViewMut;
 use gradsync::comm::Ranks;
 use gradsync::nvtx;
 use gradsync::onnx::{recv, recv_described, send};
-use gradsync::ops::send_recv::{Bundle, Expected, Limits, SendRecv, WireTensorMut};
+use gradsync::ops::send_recv::{Bundle, Expected, Limits, SendRecv};
 use gradsync_tests::programs::shared_library;
 use gradsync_tests::ranks::on_ranks;
 
@@ -82,7 +83,7 @@ fn a_profiler_sees_every_phase() {
             }
             3 => {
                 let (mut first, mut second) = ([0.0f32], [0.0f32]);
-                let mut places = [WireTensorMut::from(&mut first[..]), WireTensorMut::from(&mut second[..])];
+                let mut places = [TensorViewMut::from(&mut first[..]), TensorViewMut::from(&mut second[..])];
                 assert!(recv(&SendRecv::new(&comm), true, 1, &mut places).unwrap().wait().unwrap());
                 let received = {
                     let _batch = nvtx::batch(7);

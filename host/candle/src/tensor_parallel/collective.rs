@@ -5,7 +5,7 @@ use std::ops::Range;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType, bail};
 use gradsync::Float;
-use gradsync::ops::tensor_parallel::{AllGather, AllReduce, HostTensor, ReduceScatter, TensorOp};
+use gradsync::ops::tensor_parallel::{AllGather, AllReduce, OwnedTensor, ReduceScatter, TensorOp};
 
 use super::{Shared, TensorParallel, locked};
 use crate::memory::with_float;
@@ -77,7 +77,7 @@ impl Collective {
         }
         let comm = locked(comm);
         let run = || {
-            let tensor = HostTensor::new(data.to_vec(), dims)?;
+            let tensor = OwnedTensor::new(data.to_vec(), dims)?;
             match self.forward {
                 PassFunction::Concatenate => AllGather.forward(tensor, &**comm),
                 PassFunction::SumPart => ReduceScatter.forward(tensor, &**comm),

@@ -27,8 +27,8 @@ use super::reduction::Reduction;
 use super::{Collective, Communicator, Operands, Ranks, gather_words_by};
 use crate::bootstrap::{WORLD_SIZE_LIMIT, call_deadline};
 use crate::error::{Call, CommError, Error, Operation, Result};
-use crate::memory::{SharedWindows, WireSlice, WireSliceMut, Work};
-use crate::slice::SliceMut;
+use crate::memory::{SharedWindows, Work};
+use crate::slice::{Slice, SliceMut};
 use crate::trace::Recorder;
 
 /// Makes a group of `world_size` ranks; move each communicator into its own thread.
@@ -253,17 +253,17 @@ impl Communicator for LocalCommunicator {
         }
     }
 
-    fn exchange(&self, sends: &[(usize, WireSlice<'_>)], receives: &mut [(usize, WireSliceMut<'_>)]) -> Result<()> {
-        let transfer = |operation, peer, data: WireSlice<'_>, memory| {
+    fn exchange(&self, sends: &[(usize, Slice<'_>)], receives: &mut [(usize, SliceMut<'_>)]) -> Result<()> {
+        let transfer = |operation, peer, data: Slice<'_>, memory| {
             check_peer(operation, peer, self.rank, self.world_size())?;
             Ok(Transfer { peer, call: Call::new(operation, data.len(), data.dtype()), memory })
         };
-        let send = |&(peer, data): &(usize, WireSlice<'_>)| {
-            transfer(Operation::Send { peer }, peer, data, Region::of_bytes(data.bytes()))
+        let send = |&(peer, data): &(usize, Slice<'_>)| {
+            transfer(Operation::Send { peer }, peer, data, Region::of_bytes(data.as_bytes()))
         };
-        let recv = |(peer, data): &mut (usize, WireSliceMut<'_>)| {
-            let memory = Region::of_bytes_mut(data.bytes_mut());
-            transfer(Operation::Recv { peer: *peer }, *peer, data.as_wire(), memory)
+        let recv = |(peer, data): &mut (usize, SliceMut<'_>)| {
+            let memory = Region::of_bytes_mut(data.reborrow().as_bytes_mut());
+            transfer(Operation::Recv { peer: *peer }, *peer, data.as_slice(), memory)
         };
         let outgoing = sends.iter().map(send).collect::<Result<Vec<_>>>()?;
         let incoming = receives.iter_mut().map(recv).collect::<Result<Vec<_>>>()?;

@@ -45,8 +45,8 @@ use super::reduction::Reduction;
 use super::{Collective, Communicator, Operands, Ranks, ReduceOp, Split, gather_words_by};
 use crate::call::scope;
 use crate::error::{Call, Error, Operation, Result};
-use crate::memory::{SharedWindows, WireSlice, WireSliceMut};
-use crate::slice::SliceMut;
+use crate::memory::SharedWindows;
+use crate::slice::{Slice, SliceMut};
 use crate::trace::CurrentCall;
 
 /// One rank of a group of processes that run collectives on host memory. It may move to another thread, but only one thread at a time can
@@ -349,25 +349,26 @@ impl Communicator for MessagePassing {
         Ok(())
     }
 
-    fn exchange(&self, sends: &[(usize, WireSlice<'_>)], receives: &mut [(usize, WireSliceMut<'_>)]) -> Result<()> {
+    fn exchange(&self, sends: &[(usize, Slice<'_>)], receives: &mut [(usize, SliceMut<'_>)]) -> Result<()> {
         sends.iter().try_for_each(|&(peer, _)| self.check_peer(Operation::Send { peer }, peer))?;
         receives.iter().try_for_each(|&(peer, _)| self.check_peer(Operation::Recv { peer }, peer))?;
-        let outward = sends.iter().map(|&(peer, data)| (Operation::Send { peer }, peer, data.bytes().len()));
-        let inward =
-            receives.iter().map(|(peer, data)| (Operation::Recv { peer: *peer }, *peer, data.as_wire().bytes().len()));
+        let outward = sends.iter().map(|&(peer, data)| (Operation::Send { peer }, peer, data.as_bytes().len()));
+        let inward = receives
+            .iter()
+            .map(|(peer, data)| (Operation::Recv { peer: *peer }, *peer, data.as_slice().as_bytes().len()));
         outward
             .chain(inward)
             .try_for_each(|(operation, peer, bytes)| self.check_length(operation, bytes, peer..peer + 1))?;
-        let call = |operation, data: WireSlice<'_>| Call::new(operation, data.len(), data.dtype());
+        let call = |operation, data: Slice<'_>| Call::new(operation, data.len(), data.dtype());
         let sends = sends.iter().map(|&(peer, data)| {
-            let (call, bytes) = (call(Operation::Send { peer }, data), data.bytes());
+            let (call, bytes) = (call(Operation::Send { peer }, data), data.as_bytes());
             let outgoing = Outgoing { peer, start: bytes.as_ptr(), bytes: bytes.len() };
             // SAFETY: the data are borrowed until the exchange is over.
             unsafe { Half::outgoing(self.link(), call, outgoing, true) }
         });
         let receives = receives.iter_mut().map(|(peer, data)| {
-            let (peer, call) = (*peer, call(Operation::Recv { peer: *peer }, data.as_wire()));
-            let bytes = data.bytes_mut();
+            let (peer, call) = (*peer, call(Operation::Recv { peer: *peer }, data.as_slice()));
+            let bytes = data.reborrow().as_bytes_mut();
             let incoming = Incoming { peer, start: bytes.as_mut_ptr(), bytes: bytes.len() };
             // SAFETY: the data are borrowed until the exchange is over.
             unsafe { Half::incoming(self.link(), call, incoming, true) }
@@ -409,8 +410,8 @@ macro_rules! communicator {
 
             fn exchange(
                 &self,
-                sends: &[(usize, $crate::memory::WireSlice<'_>)],
-                receives: &mut [(usize, $crate::memory::WireSliceMut<'_>)],
+                sends: &[(usize, $crate::slice::Slice<'_>)],
+                receives: &mut [(usize, $crate::slice::SliceMut<'_>)],
             ) -> $crate::error::Result<()> {
                 self.ranks.exchange(sends, receives)
             }

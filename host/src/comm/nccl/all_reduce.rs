@@ -2,13 +2,12 @@
 //! operation's queue.
 
 use super::NcclCommunicator;
-use super::primitive::{Primitive, Reduction};
+use super::primitive::{Primitive, RawSlice, Reduction};
 use crate::comm::{Ranks, ReduceOp, Scaling};
 use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::{DType, Float, with_float};
 use crate::error::{Call, Operation, Result};
 use crate::kernels::cuda;
-use crate::memory::RawSlice;
 use crate::sys::nccl::RedOp;
 
 impl NcclCommunicator {

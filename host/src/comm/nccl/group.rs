@@ -5,13 +5,13 @@
 use std::marker::PhantomData;
 
 use super::NcclCommunicator;
-use super::primitive::{Primitive, Reduction};
+use super::primitive::{Primitive, RawSlice, Reduction};
 use crate::comm::collective::check_peer;
 use crate::comm::{Collective, Operands, Ranks, ReduceOp, Scaling};
 use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
 use crate::error::{Call, Error, Operation, Result};
-use crate::memory::{Cuda, RawSlice};
+use crate::memory::Cuda;
 
 /// Operations of one rank, all on one queue, that run at once; made by [`NcclCommunicator::group`].
 ///

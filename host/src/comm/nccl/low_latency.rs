@@ -4,12 +4,13 @@
 
 use std::sync::Arc;
 
+use super::primitive::RawSlice;
 use super::{NcclCommunicator, peer_memory};
 use crate::comm::{PacketConnection, Ranks, ReduceOp, Scaling};
 use crate::driver::{DeviceSlice, Kernels, Queue};
 use crate::error::{Call, Result};
 use crate::kernels::cuda::{MailboxSize, PacketLimits, Shots, sum_entries};
-use crate::memory::{PeerMemory, RawSlice};
+use crate::memory::PeerMemory;
 
 /// The sizes up to which the kernels were faster than NCCL, and one shot faster than two. Measured in graphs, on two and four H100 with
 /// NVLink, and for more ranks on one H100 that they share. GPUs of other generations, by the major number of their compute capability, get the

@@ -129,7 +129,7 @@ use std::time::{Duration, Instant};
 pub use self::group::NcclGroup;
 use self::low_latency::LowLatency;
 pub use self::options::NcclOptions;
-use self::primitive::Primitive;
+use self::primitive::{Primitive, RawSlice};
 use self::recorded::Recorded;
 use self::session::{Failure, Session};
 use self::watch::End;
@@ -137,9 +137,9 @@ use super::collective::one_queue;
 use super::{Agreements, Collective, Communicator, Ledger, Operands, Ranks, Split};
 use crate::bootstrap::Member;
 use crate::call::scope;
-use crate::driver::{DeviceBuffer, DeviceSlice, Graph, HostFlag, Queue, Sharers};
+use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Graph, HostFlag, Queue, Sharers};
 use crate::error::{Call, CommError, Error, Operation, Result};
-use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, PeerMemory, RawSlice, SharedMemory};
+use crate::memory::{Cuda, PeerMemory, SharedMemory};
 use crate::sys::nccl::Version;
 
 /// One rank of a group with a GPU each. It may move to another thread, but only one thread at a time can use it.
@@ -395,10 +395,10 @@ impl Communicator<Cuda> for NcclCommunicator {
         let (rank, world_size) = (self.rank(), self.world());
         let operation = collective.operation();
         self.refused(operation, collective.check(rank, world_size))?;
-        // This rank's shard of a vector for input and output.
+        // The range of this rank's shard in a vector for input and output.
         let own = |data: DeviceSlice<'_>| {
             let len = data.len() / world_size;
-            RawSlice::from(data).range(rank * len, len)
+            rank * len..(rank + 1) * len
         };
         match collective {
             Collective::AllReduce { operands, op, scaling } => {
@@ -414,31 +414,30 @@ impl Communicator<Cuda> for NcclCommunicator {
             Collective::ReduceScatter { operands, op } => {
                 let is_in_place = matches!(operands, Operands::InPlace(_));
                 let (input, output) = operands.views();
-                let output = if is_in_place { own(output) } else { output.into() };
+                let output = if is_in_place { output.range(own(output)) } else { output };
                 // SAFETY: see above.
-                unsafe { self.reduce_scatter_raw(input.queue(), input.address(), output, op) }
+                unsafe { self.reduce_scatter_raw(input.address(), output, op) }
             }
             Collective::AllGather { operands } => {
                 let is_in_place = matches!(operands, Operands::InPlace(_));
                 let (input, output) = operands.views();
-                let part = if is_in_place { own(input) } else { input.into() };
+                let part = if is_in_place { input.range(own(input)) } else { input };
                 // SAFETY: see above.
-                unsafe { self.all_gather_raw(input.queue(), part, output.address()) }
+                unsafe { self.all_gather_raw(part, output.address()) }
             }
             Collective::AllToAll { operands: Operands::Apart { input, output } } => {
                 // SAFETY: see above.
-                unsafe { self.all_to_all_raw(input.queue(), input.into(), output.as_slice().address()) }
+                unsafe { self.all_to_all_raw(input, output.as_slice().address()) }
             }
             Collective::AllToAll { operands: Operands::InPlace(data) } => {
                 let data = data.as_slice();
                 let copy = self.refused(Operation::AllToAll, DeviceBuffer::copy_of(data))?;
                 // SAFETY: see above; the copy is freed in the order of the queue.
-                unsafe { self.all_to_all_raw(data.queue(), copy.as_slice().into(), data.address()) }
+                unsafe { self.all_to_all_raw(copy.as_slice(), data.address()) }
             }
             Collective::Broadcast { data, root } => {
-                let view = data.as_slice();
                 // SAFETY: see above.
-                unsafe { self.broadcast_raw(view.queue(), view.into(), root) }
+                unsafe { self.broadcast_raw(data.as_slice(), root) }
             }
         }
     }
@@ -461,21 +460,17 @@ impl Communicator<Cuda> for NcclCommunicator {
         group.submit()
     }
 
-    fn exchange(
-        &self,
-        sends: &[(usize, DeviceWireSlice<'_>)],
-        receives: &mut [(usize, DeviceWireSliceMut<'_>)],
-    ) -> Result<()> {
+    fn exchange(&self, sends: &[(usize, DeviceSlice<'_>)], receives: &mut [(usize, DeviceSliceMut<'_>)]) -> Result<()> {
         let Some(queue) = one_queue(sends, receives)? else { return Ok(()) };
         let (mut calls, mut primitives) = (Vec::new(), Vec::new());
         for &(peer, data) in sends {
-            let data = data.raw();
+            let data = RawSlice::from(data);
             self.check_peer(Operation::Send { peer }, peer)?;
             calls.push(Call::new(Operation::Send { peer }, data.len, data.dtype));
             primitives.push(Primitive::Send { data, peer });
         }
         for (peer, data) in receives {
-            let (peer, data) = (*peer, data.raw());
+            let (peer, data) = (*peer, RawSlice::from(data.as_slice()));
             self.check_peer(Operation::Recv { peer }, peer)?;
             calls.push(Call::new(Operation::Recv { peer }, data.len, data.dtype));
             primitives.push(Primitive::Recv { data, peer });

@@ -4,9 +4,33 @@
 
 use std::ffi::{c_int, c_void};
 
+use crate::driver::DeviceSlice;
 use crate::dtype::{DType, Float, with_float};
-use crate::memory::RawSlice;
 use crate::sys::nccl::{Comm, DataTypeCode, Nccl, RedOp, ResultCode, ScalarResidence, Stream};
+
+/// The elements of a [`DeviceSlice`], without its borrow.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct RawSlice {
+    /// The device address of the first element.
+    pub(super) address: u64,
+    /// The number of elements.
+    pub(super) len: usize,
+    /// The type of every element.
+    pub(super) dtype: DType,
+}
+
+impl RawSlice {
+    /// The `len` elements from `begin` on.
+    pub(super) fn range(self, begin: usize, len: usize) -> Self {
+        Self { address: self.address + (begin * self.dtype.size_bytes()) as u64, len, ..self }
+    }
+}
+
+impl From<DeviceSlice<'_>> for RawSlice {
+    fn from(data: DeviceSlice<'_>) -> Self {
+        Self { address: data.address(), len: data.len(), dtype: data.dtype() }
+    }
+}
 
 /// The reduction that NCCL computes.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -10,7 +10,7 @@ use super::{BLOCK_LEN, PIECE_LEN, elements, for_each, pieces};
 use crate::dtype::{Float, storage, storage_mut, with_float};
 use crate::error::{Error, Result, same_len};
 use crate::plan::segments;
-use crate::slice::{Slice, SliceMut, with_typed};
+use crate::slice::{Slice, SliceMut, check_floats, with_typed};
 
 /// Negative zero, which keeps the sign of a zero that is added to it.
 pub(super) const NOTHING: f64 = -0.0;
@@ -25,6 +25,7 @@ pub(super) const NOTHING: f64 = -0.0;
 pub fn combine(dst: SliceMut<'_>, vectors: &[Slice<'_>], weights: &[f64], segments: &[Range<usize>]) -> Result<()> {
     check_vectors("combine", vectors, segments)?;
     same_len("combine", ("destination", dst.len()), ("each vector", vectors[0].len()))?;
+    check_floats("combine", dst.as_slice())?;
     same_len("combine", ("weights", weights.len()), ("segments × vectors", segments.len() * vectors.len()))?;
     for_each(pieces(dst, segments), elements(vectors.len(), segments), |(segment, range, piece)| {
         let weights = &weights[segment * vectors.len()..][..vectors.len()];

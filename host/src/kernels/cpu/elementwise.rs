@@ -13,7 +13,13 @@ use super::{PIECE_LEN, for_each, has_one_thread};
 use crate::dtype::{storage, storage_mut};
 use crate::error::{Result, same_len};
 use crate::plan::segments::pieces;
-use crate::slice::{Slice, SliceMut, with_typed};
+use crate::slice::{Slice, SliceMut, check_floats, with_typed};
+
+/// Refuses operands with which nothing can be computed.
+pub(super) fn check_pair(operation: &'static str, dst: Slice<'_>, src: Slice<'_>) -> Result<()> {
+    check_floats(operation, dst)?;
+    check_floats(operation, src)
+}
 
 /// Runs `work` on the pieces of both operands, which have one length.
 fn zip_pieces(dst: SliceMut<'_>, src: Slice<'_>, work: impl Fn(SliceMut<'_>, Slice<'_>) + Sync) {
@@ -113,9 +119,12 @@ vectorized! {
 /// Computes `dst[i] = D(src[i])`: exact if `D` can represent the value, otherwise rounded once to nearest, ties to even.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths; nothing is written.
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths, and
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for elements that are no floating-point numbers or not aligned. Nothing is
+/// written then.
 pub fn cast(dst: SliceMut<'_>, src: Slice<'_>) -> Result<()> {
     same_len("cast", ("destination", dst.len()), ("source", src.len()))?;
+    check_pair("cast", dst.as_slice(), src)?;
     if dst.dtype() == src.dtype() {
         copy(dst.as_bytes_mut(), src.as_bytes());
         return Ok(());
@@ -137,6 +146,7 @@ pub(crate) fn cast_checked(dst: SliceMut<'_>, src: Slice<'_>) -> Result<bool> {
     /// Elements that are copied and then checked: few enough for the second-level cache.
     const NEAR: usize = 1 << 14;
     same_len("cast", ("destination", dst.len()), ("source", src.len()))?;
+    check_pair("cast", dst.as_slice(), src)?;
     let is_finite = AtomicBool::new(true);
     zip_pieces(dst, src, |mut dst, src| {
         for near in pieces(0..src.len(), NEAR) {
@@ -153,9 +163,12 @@ pub(crate) fn cast_checked(dst: SliceMut<'_>, src: Slice<'_>) -> Result<bool> {
 /// Computes `sum[i] = T(sum[i] + value[i])`: both are widened to the working precision, added, and rounded once.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths; nothing is written.
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths, and
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for elements that are no floating-point numbers or not aligned. Nothing is
+/// written then.
 pub fn accumulate(sum: SliceMut<'_>, value: Slice<'_>) -> Result<()> {
     same_len("accumulate", ("sum", sum.len()), ("value", value.len()))?;
+    check_pair("accumulate", sum.as_slice(), value)?;
     zip_pieces(sum, value, |sum, value| {
         with_typed!(sum, sum => with_typed!(value, value => {
             accumulate_piece(storage_mut(sum), storage(value));
@@ -168,9 +181,12 @@ pub fn accumulate(sum: SliceMut<'_>, value: Slice<'_>) -> Result<()> {
 /// if that is the working precision.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths; nothing is written.
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths, and
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for elements that are no floating-point numbers or not aligned. Nothing is
+/// written then.
 pub fn scale(dst: SliceMut<'_>, src: Slice<'_>, factor: f64) -> Result<()> {
     same_len("scale", ("destination", dst.len()), ("source", src.len()))?;
+    check_pair("scale", dst.as_slice(), src)?;
     let stream = streams(dst.as_slice());
     zip_pieces(dst, src, |dst, src| {
         with_typed!(dst, dst => with_typed!(src, src => {
@@ -180,7 +196,7 @@ pub fn scale(dst: SliceMut<'_>, src: Slice<'_>, factor: f64) -> Result<()> {
     Ok(())
 }
 
-/// Computes `data[i] = D(data[i] × factor)` like [`scale`].
+/// Computes `data[i] = D(data[i] × factor)` like [`scale`]. Panics for elements that [`scale`] refuses.
 pub fn scale_in_place(data: SliceMut<'_>, factor: f64) {
     let len = data.len();
     for_each(data.ranges_mut(pieces(0..len, PIECE_LEN)), len, |piece| {
@@ -190,8 +206,12 @@ pub fn scale_in_place(data: SliceMut<'_>, factor: f64) {
     });
 }
 
-/// Returns whether no element is NaN or infinite; true for no elements.
+/// Returns whether no element is NaN or infinite; true for no elements and for integers. Panics for floating-point numbers that are not
+/// aligned.
 pub fn all_finite(src: Slice<'_>) -> bool {
+    if !src.dtype().is_float() {
+        return true;
+    }
     let is_finite = |piece| with_typed!(src.range(piece), piece => all_finite_piece(storage(piece)));
     if src.len() <= PIECE_LEN || has_one_thread() {
         return is_finite(0..src.len());

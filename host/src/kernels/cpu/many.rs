@@ -4,6 +4,7 @@
 
 use rayon::prelude::*;
 
+use super::elementwise::check_pair;
 use super::{PIECE_LEN, accumulate, cast, has_one_thread, zero};
 use crate::error::{Result, same_len};
 use crate::slice::{Slice, SliceMut};
@@ -21,7 +22,7 @@ pub fn zero_all(tensors: &mut [SliceMut<'_>]) {
 /// differ.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming the tensor; nothing is written.
+/// The errors of [`cast`], where a length's names the tensor; nothing is written.
 pub fn cast_all(destinations: &mut [SliceMut<'_>], sources: &[Slice<'_>]) -> Result<()> {
     update_all("cast_all", ("destination", destinations), ("source", sources), cast)
 }
@@ -30,7 +31,7 @@ pub fn cast_all(destinations: &mut [SliceMut<'_>], sources: &[Slice<'_>]) -> Res
 /// differ.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming the tensor; nothing is written.
+/// The errors of [`cast`], where a length's names the tensor; nothing is written.
 pub fn accumulate_all(sums: &mut [SliceMut<'_>], values: &[Slice<'_>]) -> Result<()> {
     update_all("accumulate_all", ("sum", sums), ("value", values), accumulate)
 }
@@ -45,6 +46,7 @@ fn update_all(
     for (index, (left, right)) in left.iter().zip(right).enumerate() {
         let name = |name: &str| format!("{name} {index}");
         same_len(operation, (&name(left_name), left.len()), (&name(right_name), right.len()))?;
+        check_pair(operation, left.as_slice(), *right)?;
     }
     if is_small(left) {
         return left.iter_mut().zip(right).try_for_each(|(left, right)| update(left.reborrow(), *right));

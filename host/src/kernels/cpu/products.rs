@@ -16,7 +16,7 @@ use crate::dtype::{DType, Float, storage};
 use crate::error::{Error, Result, same_len};
 use crate::plan::chunks::{Chunk, chunks_of_all};
 use crate::plan::segments;
-use crate::slice::{Slice, with_typed};
+use crate::slice::{Slice, check_floats, with_typed};
 
 /// The number of interleaved sums, which fill one vector register or two.
 pub(super) const LANES: usize = 8;
@@ -290,6 +290,7 @@ pub(super) fn check_vectors(operation: &'static str, vectors: &[Slice<'_>], segm
     };
     for (rank, vector) in vectors.iter().enumerate() {
         same_len(operation, ("vector 0", first.len()), (&format!("vector {rank}"), vector.len()))?;
+        check_floats(operation, *vector)?;
     }
     segments::check(operation, segments, first.len())
 }

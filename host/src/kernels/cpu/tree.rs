@@ -20,7 +20,7 @@ use super::{BLOCK_LEN, elements, for_each, pieces};
 use crate::dtype::{storage, storage_mut};
 use crate::error::{Error, Result, same_len};
 use crate::plan::chunks::{Chunk, chunks_of_all};
-use crate::slice::{Slice, SliceMut, with_typed};
+use crate::slice::{Slice, SliceMut, check_floats, with_typed};
 
 /// The known coefficients of the pairs of every layer's combination tree, and the selection of layers that have a tree.
 #[derive(Clone, Debug, PartialEq)]
@@ -420,6 +420,7 @@ pub fn tree_combine(
 ) -> Result<()> {
     trees.check("tree_combine", vectors, segments)?;
     same_len("tree_combine", ("destination", dst.len()), ("each vector", vectors[0].len()))?;
+    check_floats("tree_combine", dst.as_slice())?;
     let mut of_dst = pieces(dst, segments);
     of_dst.retain(|(segment, ..)| trees.wanted[*segment]);
     for_each(of_dst, elements(vectors.len(), segments), |(segment, range, piece)| {

@@ -7,7 +7,7 @@ use gradsync_device::abi::{COPY_TILES, CopySpan, ZERO_TILE_BYTES, finite_tile_le
 
 use super::{pointer, pointer_mut, upload_words, words_of};
 use crate::driver::{Argument, DeviceSlice, DeviceSliceMut, Queue};
-use crate::error::{Result, same_len};
+use crate::error::{Result, check_float, same_len};
 use crate::kernels::{Overlap, check_places};
 
 /// Enqueues setting every element to zero. Any dtype and length.
@@ -39,6 +39,7 @@ fn stream(
     let view = dst.as_slice();
     same_len(operation, ("destination", view.len()), ("source", src.len()))?;
     view.queue().check_same(operation, src.queue())?;
+    check_float(operation, view.dtype()).and_then(|()| check_float(operation, src.dtype()))?;
     let blocks = view.len().div_ceil(tile_len(view.dtype(), src.dtype())) as u64;
     let mut arguments = vec![pointer_mut(dst), pointer(src), view.len().into()];
     arguments.extend_from_slice(more);
@@ -86,12 +87,15 @@ pub(crate) fn scale_in_place(data: DeviceSliceMut<'_>, factor: f64) -> Result<()
     stream("scale", name, &data, source, &[Argument::F64(factor)])
 }
 
-/// Returns whether no element is NaN or infinite; true for no elements. Waits for the queue.
+/// Returns whether no element is NaN or infinite; true for no elements and for integers. Waits for the queue.
 ///
 /// # Errors
 /// [`Error::Cuda`](crate::Error::Cuda).
 pub fn all_finite(src: DeviceSlice<'_>) -> Result<bool> {
     const FINITE: u64 = 1;
+    if !src.dtype().is_float() {
+        return Ok(true);
+    }
     let queue = src.queue();
     let flag = upload_words(queue, &[FINITE])?;
     let blocks = src.len().div_ceil(finite_tile_len(src.dtype())) as u64;
@@ -196,6 +200,9 @@ fn update_all(operation: &'static str, update: Update, tensors: Vec<(DeviceSlice
     let mut kinds: Vec<_> = tensors.iter().map(|(to, from)| (to.dtype(), from.dtype())).collect();
     kinds.sort_unstable();
     kinds.dedup();
+    for &(to_dtype, from_dtype) in &kinds {
+        check_float(operation, to_dtype).and_then(|()| check_float(operation, from_dtype))?;
+    }
     for (to_dtype, from_dtype) in kinds {
         let mut spans = CopySpans::new(operation);
         for (to, from) in tensors.iter().filter(|(to, from)| (to.dtype(), from.dtype()) == (to_dtype, from_dtype)) {

@@ -236,7 +236,7 @@ impl<'c, M: AdasumMemory> Adasum<'c, M> {
     ) -> Result<()> {
         buffer.table().check_lens(TENSORS, "output", outputs.iter().map(|output| M::len(M::as_slice(output))))?;
         for output in outputs.iter() {
-            M::check_same_queue(TENSORS, buffer.as_slice().into(), M::as_slice(output).into())?;
+            M::check_same_queue(TENSORS, buffer.as_slice(), M::as_slice(output))?;
         }
         self.reduce_copies(buffer, inputs)?;
         M::unpack(outputs, buffer.as_slice(), &buffer.table().offsets())

@@ -6,7 +6,7 @@ use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
 use crate::error::{Operation, Result};
 use crate::memory::{Host, Memory};
-use crate::slice::SliceMut;
+use crate::slice::{Floats, SliceMut};
 
 /// Replaces every rank's `data`, a vector, slice or array in host memory, by the Adasum of all ranks' data as one layer, in place:
 /// [`adasum_all_reduce`] with default options.
@@ -29,7 +29,7 @@ use crate::slice::SliceMut;
 /// [`Error::Disagreement`](crate::Error::Disagreement) on every rank if ranks have different lengths or dtypes;
 /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the buffer, which other ranks get as
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument). The data are unchanged after any error.
-pub fn adasum<'a>(comm: &dyn Communicator, data: impl Into<SliceMut<'a>>) -> Result<AdasumReport> {
+pub fn adasum<'a>(comm: &dyn Communicator, data: impl Into<SliceMut<'a>> + Floats) -> Result<AdasumReport> {
     let (data, options) = (data.into(), AdasumOptions::default());
     let buffer = GradientBuffer::new(data.dtype(), comm.world_size(), [("data", [data.len()])]);
     let mut buffer = all_prepared(Operation::AdasumAllReduce(options), comm, buffer)?;

@@ -10,7 +10,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cpu::Coefficients;
 use crate::kernels::cuda::{SegmentWorkspace, cast};
-use crate::memory::{Cuda, DeviceWireSliceMut};
+use crate::memory::Cuda;
 
 /// The workspace of one rank.
 #[derive(Debug)]
@@ -96,7 +96,7 @@ impl Steps<'_> {
         let Range { start, end } = shard(rank);
         let (of_lower, rest) = data.reborrow().split_at_mut(start);
         let (own, of_higher) = rest.split_at_mut(end - start);
-        let sends: Vec<_> = peers().map(|peer| (peer, own.as_slice().into())).collect();
+        let sends: Vec<_> = peers().map(|peer| (peer, own.as_slice())).collect();
         let mut receives = places(of_lower, before, self.shard_len);
         receives.extend(places(of_higher, after, self.shard_len));
         comm.exchange(&sends, &mut receives)
@@ -108,12 +108,12 @@ fn places(
     data: DeviceSliceMut<'_>,
     peers: impl Iterator<Item = usize>,
     shard_len: usize,
-) -> Vec<(usize, DeviceWireSliceMut<'_>)> {
+) -> Vec<(usize, DeviceSliceMut<'_>)> {
     let mut rest = data;
     let mut found = Vec::new();
     for peer in peers {
         let (shard, others) = rest.split_at_mut(shard_len);
-        found.push((peer, shard.into()));
+        found.push((peer, shard));
         rest = others;
     }
     found

@@ -5,14 +5,14 @@
 use std::borrow::Cow;
 
 use super::memory::BundleMemory;
-use super::tensor::WireTensor;
 use crate::buffer::GradientBuffer;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory::{Host, Memory};
+use crate::memory::{Host, Memory, TensorView};
 use crate::plan::bundle::{BundleLayout, Limits, TensorSpec};
 
-/// One or more tensors that are sent as one payload, each at a multiple of 256 bytes; on a GPU all of one queue.
+/// One or more borrowed tensors that are sent as one payload, each at a multiple of 256 bytes: the argument of a send. On a GPU all belong to
+/// one queue.
 ///
 /// A single tensor and [`Received`] tensors are sent without a copy, and so are a [`GradientBuffer`] with the payload's offsets, and
 /// tensors in device memory that are contiguous and begin at such multiples; others are packed.
@@ -28,9 +28,9 @@ pub struct Bundle<'a, M: BundleMemory = Host> {
 #[derive(Clone, Debug)]
 enum Content<'a, M: Memory> {
     /// Tensors that have to be packed.
-    Apart(Vec<M::Wire<'a>>),
+    Apart(Vec<M::Slice<'a>>),
     /// Memory that has the layout of the payload.
-    Contiguous(M::Wire<'a>),
+    Contiguous(M::Slice<'a>),
 }
 
 impl<'a, M: BundleMemory> Bundle<'a, M> {
@@ -38,11 +38,11 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no tensors, tensors of different queues, or more bytes than the address space.
-    pub fn new(tensors: impl IntoIterator<Item: Into<WireTensor<'a, M>>>) -> Result<Self> {
-        let tensors: Vec<WireTensor<'a, M>> = tensors.into_iter().map(Into::into).collect();
-        let specs: Vec<TensorSpec> = tensors.iter().map(WireTensor::spec).collect();
+    pub fn new(tensors: impl IntoIterator<Item: Into<TensorView<'a, M>>>) -> Result<Self> {
+        let tensors: Vec<TensorView<'a, M>> = tensors.into_iter().map(Into::into).collect();
+        let specs: Vec<TensorSpec> = tensors.iter().map(|tensor| spec(tensor.dtype(), tensor.shape())).collect();
         let layout = layout(&specs)?;
-        let tensors: Vec<M::Wire<'a>> = tensors.iter().map(WireTensor::data).collect();
+        let tensors: Vec<M::Slice<'a>> = tensors.iter().map(TensorView::data).collect();
         tensors.iter().try_for_each(|tensor| M::check_same_queue(OPERATION, tensors[0], *tensor))?;
         let content = M::contiguous(&tensors, &layout.places).map_or(Content::Apart(tensors), Content::Contiguous);
         Ok(Self { tag: None, specs: specs.into(), layout: Cow::Owned(layout), content })
@@ -57,7 +57,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
         let mut bundle = Self::new((0..buffer.tensor_count()).map(|index| buffer.tensor(index)))?;
         let begins = buffer.segments().iter().map(|segment| segment.start * buffer.dtype().size_bytes());
         if begins.eq(bundle.layout.places.iter().map(|place| place.start)) {
-            let payload = M::part(buffer.as_slice().into(), 0..bundle.layout.len, DType::U8);
+            let payload = M::part(buffer.as_slice(), 0..bundle.layout.len, DType::U8);
             bundle.content = Content::Contiguous(payload);
         }
         Ok(bundle)
@@ -71,7 +71,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
     }
 
     /// The types and shapes of the tensors.
-    pub fn specs(&self) -> &[TensorSpec] {
+    pub(super) fn specs(&self) -> &[TensorSpec] {
         &self.specs
     }
 
@@ -97,10 +97,10 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
     }
 
     /// The bytes to send: the [`packed`](Self::packed) ones where there are any.
-    pub(super) fn payload<'p>(&'p self, packed: Option<&'p M::Buffer>) -> M::Wire<'p> {
+    pub(super) fn payload<'p>(&'p self, packed: Option<&'p M::Buffer>) -> M::Slice<'p> {
         let bytes = 0..self.layout.len;
         match (&self.content, packed) {
-            (_, Some(packed)) => M::part(M::buffer(packed).into(), bytes, DType::U8),
+            (_, Some(packed)) => M::part(M::buffer(packed), bytes, DType::U8),
             (Content::Contiguous(payload), None) => M::part(*payload, bytes, DType::U8),
             (Content::Apart(_), None) => {
                 unreachable!("tensors that are not contiguous are packed before they are sent")
@@ -118,7 +118,7 @@ impl<'a, M: BundleMemory> From<&'a Received<M>> for Bundle<'a, M> {
             tag: None,
             specs: received.specs[..].into(),
             layout: Cow::Borrowed(&received.layout),
-            content: Content::Contiguous(M::buffer(&received.payload).into()),
+            content: Content::Contiguous(M::buffer(&received.payload)),
         }
     }
 }
@@ -128,7 +128,7 @@ impl<'a, M: BundleMemory> From<&'a Received<M>> for Bundle<'a, M> {
 #[non_exhaustive]
 pub enum Expected {
     /// The receiver expects these types and shapes, which must be the sender's: only the length of the payload is compared.
-    Known(Vec<TensorSpec>),
+    Known(Vec<(DType, Vec<usize>)>),
     /// The receiver expects only a tag. The sender describes the tensors, and a bundle beyond the limits is refused.
     Described {
         /// The sender's tag.
@@ -141,7 +141,7 @@ pub enum Expected {
 impl Expected {
     /// Expects these types and shapes.
     pub fn known(tensors: impl IntoIterator<Item = (DType, Vec<usize>)>) -> Self {
-        Expected::Known(tensors.into_iter().map(|(dtype, dims)| TensorSpec { dtype, dims }).collect())
+        Expected::Known(tensors.into_iter().collect())
     }
 
     /// Expects any tensors within the default [`Limits`].
@@ -150,8 +150,8 @@ impl Expected {
     }
 }
 
-/// Tensors received from a peer, on a GPU possibly still pending in the order of their queue. Owns the payload, with the tensors in its
-/// layout.
+/// Owned tensors that came from a peer as one payload: the result of a receive. On a GPU they may still be pending in the order of their
+/// queue.
 #[must_use = "it owns the tensors that have come"]
 pub struct Received<M: BundleMemory = Host> {
     specs: Vec<TensorSpec>,
@@ -181,29 +181,24 @@ impl<M: BundleMemory> Received<M> {
         self.specs.is_empty()
     }
 
-    /// The types and shapes.
-    pub fn specs(&self) -> &[TensorSpec] {
-        &self.specs
-    }
-
     /// Tensor `index`, in place, at a multiple of 256 bytes; panics beyond the last.
-    pub fn tensor(&self, index: usize) -> WireTensor<'_, M> {
+    pub fn tensor(&self, index: usize) -> TensorView<'_, M> {
         let TensorSpec { dtype, dims } = &self.specs[index];
-        let data = M::part(M::buffer(&self.payload).into(), self.layout.places[index].clone(), *dtype);
-        WireTensor::of_wire(data, Cow::Borrowed(dims)).expect("the layout gave the tensor its shape's bytes")
+        let data = M::part(M::buffer(&self.payload), self.layout.places[index].clone(), *dtype);
+        TensorView::of(data, Cow::Borrowed(dims)).expect("the layout gave the tensor its shape's bytes")
     }
 
     /// The tensors, in order.
-    pub fn tensors(&self) -> impl ExactSizeIterator<Item = WireTensor<'_, M>> {
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorView<'_, M>> {
         (0..self.len()).map(|index| self.tensor(index))
     }
 
-    pub(super) fn payload_mut(&mut self) -> M::WireMut<'_> {
+    pub(super) fn payload_mut(&mut self) -> M::SliceMut<'_> {
         M::bytes_mut(&mut self.payload, self.layout.len)
     }
 
     /// Copies the tensors to their destinations, which have the same lengths.
-    pub(super) fn unpack(&self, tensors: Vec<&mut M::WireMut<'_>>) -> Result<()> {
+    pub(super) fn unpack(&self, tensors: Vec<M::SliceMut<'_>>) -> Result<()> {
         M::unpack(&self.payload, &self.layout.places, tensors)
     }
 }
@@ -233,6 +228,10 @@ impl<M: BundleMemory> std::fmt::Debug for Received<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Received").field("specs", &self.specs).finish_non_exhaustive()
     }
+}
+
+pub(super) fn spec(dtype: DType, shape: &[usize]) -> TensorSpec {
+    TensorSpec { dtype, dims: shape.to_vec() }
 }
 
 /// The layout of tensors in a payload.

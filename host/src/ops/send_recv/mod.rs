@@ -26,14 +26,12 @@ mod completion;
 mod memory;
 mod negotiation;
 mod schedule;
-mod tensor;
 mod transfer;
 
 pub use bundle::{Bundle, Expected, Received};
 pub use completion::Completion;
 pub use memory::BundleMemory;
 pub use schedule::{StageWork, TransferHandler, run_schedule, run_stage};
-pub use tensor::{WireTensor, WireTensorMut};
 
 use self::transfer::Destination;
 use crate::call::scope;
@@ -43,27 +41,28 @@ use crate::driver::Queue;
 use crate::error::{Operation, Result};
 #[cfg(feature = "cuda")]
 use crate::memory::Cuda;
-use crate::memory::Host;
+use crate::memory::{Host, TensorViewMut};
 
-pub use crate::plan::bundle::{Limits, TensorSpec};
+pub use crate::plan::bundle::Limits;
 pub use crate::plan::schedule::{Payload, PipelineStep, RankSchedule, Schedule, Stage, one_forward_one_backward};
 
 /// The transfers of a communicator; on a GPU, transfers of tensors of one queue.
 ///
 /// ```
 /// use gradsync::comm::{Ranks, local};
-/// use gradsync::ops::send_recv::{Bundle, Limits, SendRecv, WireTensor};
+/// use gradsync::TensorView;
+/// use gradsync::ops::send_recv::{Bundle, Limits, SendRecv};
 ///
 /// local::run(2, |comm| -> gradsync::Result<()> {
 ///     let transfers = SendRecv::new(&comm);
 ///     let (ids, scale) = ([3i64, 1, 4, 1], [0.5f32]);
 ///     if comm.rank() == 0 {
-///         let bundle = Bundle::new([WireTensor::of(&ids, [2, 2].to_vec())?, WireTensor::from(&scale[..])])?;
+///         let bundle = Bundle::new([TensorView::new(&ids, [2, 2].to_vec())?, TensorView::from(&scale)])?;
 ///         transfers.send(1, &bundle.described(7))?;
 ///     } else {
 ///         let (_, tensors) = transfers.recv_described(0, 7, &Limits::default())?;
-///         assert_eq!((tensors.tensor(0).shape(), tensors.tensor(0).typed()), (&[2, 2][..], Some(&ids[..])));
-///         assert_eq!(tensors.tensor(1).typed(), Some(&scale[..]));
+///         assert_eq!((tensors.tensor(0).shape(), tensors.tensor(0).as_slice()?), (&[2, 2][..], &ids[..]));
+///         assert_eq!(tensors.tensor(1).as_slice::<f32>()?, scale);
 ///     }
 ///     Ok(())
 /// })?;
@@ -121,7 +120,7 @@ impl<'c, M: BundleMemory> SendRecv<'c, M> {
     /// unchanged then, except that a single tensor may have been partly received.
     ///
     /// [`Error::InvalidArgument`]: crate::Error::InvalidArgument
-    pub fn recv(&self, peer: usize, tensors: &mut [WireTensorMut<'_, M>]) -> Result<Completion<'c, M>> {
+    pub fn recv(&self, peer: usize, tensors: &mut [TensorViewMut<'_, M>]) -> Result<Completion<'c, M>> {
         let _scope = scope::within(Operation::Recv { peer });
         self.transfer("recv", &[], vec![(peer, Destination::Given(tensors))])?;
         self.completion()

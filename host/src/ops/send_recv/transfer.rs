@@ -1,17 +1,17 @@
 //! The transfer of bundles: packing, negotiating, one exchange of all payloads, unpacking.
 
 use super::SendRecv;
-use super::bundle::{Bundle, Expected, Received, layout};
+use super::bundle::{Bundle, Expected, Received, layout, spec};
 use super::memory::BundleMemory;
 use super::negotiation::{Offer, Want, negotiate};
-use super::tensor::WireTensorMut;
 use crate::error::{CommError, Operation, Result};
+use crate::memory::TensorViewMut;
 use crate::nvtx::{Phase, range, ranges};
 use crate::plan::bundle::encode;
 
 /// The destination of a received bundle.
 pub(super) enum Destination<'p, 't, M: BundleMemory> {
-    Given(&'p mut [WireTensorMut<'t, M>]),
+    Given(&'p mut [TensorViewMut<'t, M>]),
     New(&'p Expected),
 }
 
@@ -26,11 +26,11 @@ struct Outgoing<'b, 't, M: BundleMemory> {
 }
 
 /// The memory for the payload of a bundle to receive.
-enum Landing<'p, 't, M: BundleMemory> {
+enum Landing<'p, M: BundleMemory> {
     /// The given tensors' own memory, which has the layout of the payload.
-    Given(M::WireMut<'p>),
+    Given(M::SliceMut<'p>),
     /// A payload of its own, and the given tensors to which it is copied.
-    Copied(Received<M>, Vec<&'p mut M::WireMut<'t>>),
+    Copied(Received<M>, Vec<M::SliceMut<'p>>),
     New(Received<M>),
     /// The negotiation of a described bundle.
     Described(Want<Received<M>>),
@@ -60,7 +60,7 @@ impl<M: BundleMemory> SendRecv<'_, M> {
             let _receives = ranges(Phase::PreRecv, from.iter().copied());
             // An error in this rank's own arguments must not leave peers in the middle of a negotiation.
             let incoming = receives.into_iter().map(|(peer, place)| Ok((peer, self.land(peer, place)?)));
-            let mut incoming = incoming.collect::<Result<Vec<(usize, Landing<'p, 't, M>)>>>()?;
+            let mut incoming = incoming.collect::<Result<Vec<(usize, Landing<'p, M>)>>>()?;
             self.negotiate(&mut outgoing, &mut incoming)?;
             incoming
         };
@@ -98,11 +98,7 @@ impl<M: BundleMemory> SendRecv<'_, M> {
         Err(CommError::InvalidPeer { operation, peer, rank, world_size }.into())
     }
 
-    fn negotiate(
-        &self,
-        outgoing: &mut [Outgoing<'_, '_, M>],
-        incoming: &mut [(usize, Landing<'_, '_, M>)],
-    ) -> Result<()> {
+    fn negotiate(&self, outgoing: &mut [Outgoing<'_, '_, M>], incoming: &mut [(usize, Landing<'_, M>)]) -> Result<()> {
         let offers: Vec<&mut Offer> = outgoing.iter_mut().filter_map(|send| send.offer.as_mut()).collect();
         let wants = incoming.iter_mut().filter_map(|(_, landing)| match landing {
             Landing::Described(want) => Some(want),
@@ -114,22 +110,23 @@ impl<M: BundleMemory> SendRecv<'_, M> {
     }
 
     /// Finds or allocates the memory for the payload of a bundle, unless it has to be negotiated first.
-    fn land<'p, 't>(&self, peer: usize, place: Destination<'p, 't, M>) -> Result<Landing<'p, 't, M>> {
+    fn land<'p, 't>(&self, peer: usize, place: Destination<'p, 't, M>) -> Result<Landing<'p, M>> {
         match place {
             Destination::New(Expected::Described { tag, limits }) => {
                 Ok(Landing::Described(Want::new(peer, *tag, *limits)))
             }
-            Destination::New(Expected::Known(specs)) => {
-                let layout = layout(specs)?;
-                Ok(Landing::New(Received::reserve("recv", self.queue, specs.clone(), layout)?))
+            Destination::New(Expected::Known(tensors)) => {
+                let specs: Vec<_> = tensors.iter().map(|(dtype, shape)| spec(*dtype, shape)).collect();
+                let layout = layout(&specs)?;
+                Ok(Landing::New(Received::reserve("recv", self.queue, specs, layout)?))
             }
             Destination::Given(tensors) => {
-                let specs: Vec<_> = tensors.iter().map(WireTensorMut::spec).collect();
+                let specs: Vec<_> = tensors.iter().map(|tensor| spec(tensor.dtype(), tensor.shape())).collect();
                 let layout = layout(&specs)?;
                 for tensor in &*tensors {
                     M::check_queue("recv", self.queue, M::queue(tensor.data()))?;
                 }
-                let tensors = tensors.iter_mut().map(WireTensorMut::data_mut).collect();
+                let tensors = tensors.iter_mut().map(TensorViewMut::elements_mut).collect();
                 match M::contiguous_mut(tensors, &layout.places) {
                     Ok(payload) => Ok(Landing::Given(payload)),
                     Err(tensors) => Ok(Landing::Copied(Received::reserve("recv", self.queue, specs, layout)?, tensors)),
@@ -154,7 +151,7 @@ fn pack<'b, 't, M: BundleMemory>(peer: usize, bundle: &'b Bundle<'t, M>) -> Resu
 
 impl<M: BundleMemory> Outgoing<'_, '_, M> {
     /// The bytes to send, unless the bundle is withdrawn or refused.
-    fn payload(&self) -> Option<M::Wire<'_>> {
+    fn payload(&self) -> Option<M::Slice<'_>> {
         let is_refused = self.offer.as_ref().is_some_and(|offer| offer.outcome.is_err());
         let packed = self.packed.as_ref().ok().filter(|_| !is_refused)?;
         Some(self.bundle.payload(packed.as_ref()))
@@ -167,11 +164,11 @@ impl<M: BundleMemory> Outgoing<'_, '_, M> {
     }
 }
 
-impl<M: BundleMemory> Landing<'_, '_, M> {
+impl<M: BundleMemory> Landing<'_, M> {
     /// The bytes to receive into, unless the bundle is refused.
-    fn payload_mut(&mut self) -> Option<M::WireMut<'_>> {
+    fn payload_mut(&mut self) -> Option<M::SliceMut<'_>> {
         match self {
-            Landing::Given(bytes) => Some(M::reborrow_wire(bytes)),
+            Landing::Given(bytes) => Some(M::reborrow(bytes)),
             Landing::Copied(received, _) | Landing::New(received) => Some(received.payload_mut()),
             Landing::Described(want) => Some(want.memory_mut()?.payload_mut()),
         }

@@ -3,7 +3,7 @@
 //! Each compares the ranks' calls, then checks the common shape, then communicates. A group of one rank returns the tensor unchanged. They
 //! do not depend on the direction or on the kind of memory: the parent module defines which of them is the adjoint of which.
 
-use super::Tensor;
+use super::tensor::{OwnedTensor, OwnedTensorMemory};
 use crate::agreement::{Plan, agree_once};
 use crate::call::Value;
 use crate::call::scope;
@@ -11,7 +11,11 @@ use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Error, Operation, Pass, Result};
 
 /// The sum of the ranks' tensors, in the memory of the argument.
-pub(super) fn sum<T: Tensor>(pass: Pass, mut tensor: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
+pub(super) fn sum<M: OwnedTensorMemory>(
+    pass: Pass,
+    mut tensor: OwnedTensor<M>,
+    comm: &dyn Communicator<M>,
+) -> Result<OwnedTensor<M>> {
     if comm.world_size() == 1 {
         return Ok(tensor);
     }
@@ -22,7 +26,11 @@ pub(super) fn sum<T: Tensor>(pass: Pass, mut tensor: T, comm: &dyn Communicator<
 }
 
 /// The ranks' tensors concatenated along dimension 0.
-pub(super) fn concatenate<T: Tensor>(pass: Pass, tensor: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
+pub(super) fn concatenate<M: OwnedTensorMemory>(
+    pass: Pass,
+    tensor: OwnedTensor<M>,
+    comm: &dyn Communicator<M>,
+) -> Result<OwnedTensor<M>> {
     let world_size = comm.world_size();
     if world_size == 1 {
         return Ok(tensor);
@@ -42,7 +50,11 @@ pub(super) fn concatenate<T: Tensor>(pass: Pass, tensor: T, comm: &dyn Communica
 }
 
 /// This rank's part, along dimension 0, of the sum of the ranks' tensors.
-pub(super) fn sum_part<T: Tensor>(pass: Pass, tensor: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
+pub(super) fn sum_part<M: OwnedTensorMemory>(
+    pass: Pass,
+    tensor: OwnedTensor<M>,
+    comm: &dyn Communicator<M>,
+) -> Result<OwnedTensor<M>> {
     let world_size = comm.world_size();
     if world_size == 1 {
         return Ok(tensor);
@@ -63,7 +75,7 @@ pub(super) fn sum_part<T: Tensor>(pass: Pass, tensor: T, comm: &dyn Communicator
     Ok(output)
 }
 
-fn agree<T: Tensor>(pass: Pass, tensor: &T, comm: &dyn Communicator<T::Memory>) -> Result<()> {
+fn agree<M: OwnedTensorMemory>(pass: Pass, tensor: &OwnedTensor<M>, comm: &dyn Communicator<M>) -> Result<()> {
     let lines = [("dtype", Value::DType(tensor.dtype())), ("shape", Value::Shape(tensor.shape()))];
     agree_once(comm, &Plan { lines: &lines, ..Plan::of(Operation::TensorParallel(pass)) }, Ok(()))
 }

@@ -1,60 +1,64 @@
-//! [`DeviceTensor`]: an owned tensor in the memory of a GPU that is passed from operation to operation.
-//!
-//! It is created from a buffer, or from another crate's memory, and returns it without a copy. It does no arithmetic and decides nothing.
+//! Owned tensors in the memory of a GPU, which are created from a buffer or from another crate's memory and return it without a copy.
 
 use std::any::Any;
 
-use super::tensor::sealed::Sealed;
-use super::{HostTensor, Tensor};
+use super::host::Elements;
+use super::tensor::{OwnedTensor, OwnedTensorMemory};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
 use crate::error::{Result, check_float, same_len};
-use crate::memory::{Cuda, TensorView, TensorViewMut};
+use crate::memory::Cuda;
 use crate::slice::shape_len;
 
 const NAME: &str = "device tensor";
 
-/// The storage of the elements.
+/// A buffer, or memory of another crate that its owner keeps alive.
+pub struct Storage(Memory);
+
 enum Memory {
     Buffer(DeviceBuffer),
     Lent { queue: Queue, address: u64, dtype: DType, len: usize, owner: Box<dyn Any + Send> },
 }
 
-/// A tensor that owns its elements, in device memory and row-major order. `[]` is the shape of a scalar, with one element.
-///
-/// All work on it is ordered on its queue. An operation that creates a new tensor drops its argument while work in the queue still reads
-/// it; the next owner of the memory uses it behind that work.
-///
-/// ```no_run
-/// use gradsync::comm::Communicator;
-/// use gradsync::driver::Queue;
-/// use gradsync::memory::Cuda;
-/// use gradsync::ops::tensor_parallel::{AllGather, DeviceTensor, HostTensor, Pipeline, ReduceScatter, TensorOp};
-///
-/// fn step(comm: &dyn Communicator<Cuda>, queue: &Queue) -> gradsync::Result<HostTensor> {
-///     let input = DeviceTensor::from_host(queue, &HostTensor::new(vec![1.0f32; 3], [1, 3])?)?;
-///     let mut pipeline = Pipeline::new().then(AllGather).then(ReduceScatter);
-///     let output = pipeline.forward(input, comm)?;
-///     let gradient = pipeline.backward(output, comm)?;
-///     comm.synchronize(queue)?; // or the error of a rank that failed
-///     gradient.to_host()
-/// }
-/// ```
-pub struct DeviceTensor {
-    memory: Memory,
-    shape: Vec<usize>,
+impl OwnedTensorMemory for Cuda {
+    type Storage = Storage;
+
+    fn elements(storage: &Storage) -> DeviceSlice<'_> {
+        match &storage.0 {
+            Memory::Buffer(buffer) => buffer.as_slice(),
+            // SAFETY: the promise of `from_raw_parts`; the owner lives as long as the storage.
+            Memory::Lent { queue, address, dtype, len, .. } => unsafe {
+                DeviceSlice::from_raw_parts(queue, *address, *dtype, *len)
+            },
+        }
+    }
+
+    fn elements_mut(storage: &mut Storage) -> DeviceSliceMut<'_> {
+        match &mut storage.0 {
+            Memory::Buffer(buffer) => buffer.as_mut_slice(),
+            // SAFETY: as above, and the storage is borrowed mutably.
+            Memory::Lent { queue, address, dtype, len, .. } => unsafe {
+                DeviceSliceMut::from_raw_parts(queue, *address, *dtype, *len)
+            },
+        }
+    }
+
+    fn unwritten(_: &'static str, like: &Storage, len: usize) -> Result<Storage> {
+        let like = Self::elements(like);
+        Ok(Storage(Memory::Buffer(DeviceBuffer::allocate(like.queue(), like.dtype(), len)?)))
+    }
 }
 
-impl DeviceTensor {
+impl OwnedTensor<Cuda> {
     /// Combines a buffer with a shape.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the buffer.
-    pub fn new(buffer: DeviceBuffer, shape: impl Into<Vec<usize>>) -> Result<Self> {
+    pub fn on_device(buffer: DeviceBuffer, shape: impl Into<Vec<usize>>) -> Result<Self> {
         let shape = shape.into();
         let (len, expected) = (buffer.as_slice().len(), shape_len(NAME, &shape)?);
         same_len(NAME, (&format!("shape {shape:?}"), expected), ("the buffer", len))?;
-        Ok(Self { memory: Memory::Buffer(buffer), shape })
+        Ok(Self { storage: Storage(Memory::Buffer(buffer)), shape })
     }
 
     /// Takes over the memory of another crate's tensor, without a copy; operations that work in place modify it.
@@ -81,16 +85,32 @@ impl DeviceTensor {
         let shape = shape.into();
         let len = shape_len(NAME, &shape)?;
         let memory = Memory::Lent { queue: queue.clone(), address, dtype, len, owner: Box::new(owner) };
-        Ok(Self { memory, shape })
+        Ok(Self { storage: Storage(memory), shape })
     }
 
     /// Copies a tensor in host memory to the device; waits for the queue.
     ///
+    /// ```no_run
+    /// use gradsync::comm::Communicator;
+    /// use gradsync::driver::Queue;
+    /// use gradsync::memory::Cuda;
+    /// use gradsync::ops::tensor_parallel::{AllGather, OwnedTensor, Pipeline, ReduceScatter, TensorOp};
+    ///
+    /// fn step(comm: &dyn Communicator<Cuda>, queue: &Queue) -> gradsync::Result<OwnedTensor> {
+    ///     let input = OwnedTensor::from_host(queue, &OwnedTensor::new(vec![1.0f32; 3], [1, 3])?)?;
+    ///     let mut pipeline = Pipeline::new().then(AllGather).then(ReduceScatter);
+    ///     let output = pipeline.forward(input, comm)?;
+    ///     let gradient = pipeline.backward(output, comm)?;
+    ///     comm.synchronize(queue)?; // or the error of a rank that failed
+    ///     gradient.to_host()
+    /// }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda), code 2 when memory does not suffice.
-    pub fn from_host(queue: &Queue, tensor: &HostTensor) -> Result<Self> {
+    pub fn from_host(queue: &Queue, tensor: &OwnedTensor) -> Result<Self> {
         let buffer = DeviceBuffer::from_host(queue, tensor.as_slice())?;
-        Ok(Self { memory: Memory::Buffer(buffer), shape: tensor.shape().to_vec() })
+        Ok(Self { storage: Storage(Memory::Buffer(buffer)), shape: tensor.shape().to_vec() })
     }
 
     /// Waits for the queue and copies the tensor to host memory. After a failed collective the elements are unspecified: call
@@ -99,9 +119,11 @@ impl DeviceTensor {
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda) for any work in the queue that failed;
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
-    pub fn to_host(&self) -> Result<HostTensor> {
-        let mut tensor = HostTensor::zeroed("copy to host", self.dtype(), self.shape.clone())?;
-        self.as_slice().copy_to_host(tensor.as_mut_slice())?;
+    pub fn to_host(&self) -> Result<OwnedTensor> {
+        let elements = self.as_slice();
+        let storage = Elements::zeroed("copy to host", elements.dtype(), elements.len())?;
+        let mut tensor = OwnedTensor { storage, shape: self.shape.clone() };
+        elements.copy_to_host(tensor.as_mut_slice())?;
         Ok(tensor)
     }
 
@@ -110,25 +132,9 @@ impl DeviceTensor {
     /// # Errors
     /// The errors of [`from_host`](Self::from_host).
     pub fn try_clone(&self) -> Result<Self> {
-        let mut copy = Self::allocated(self.queue(), self.dtype(), self.shape.clone())?;
+        let mut copy = self.unwritten(NAME, self.shape.clone())?;
         copy.as_mut_slice().copy_from_device(self.as_slice())?;
         Ok(copy)
-    }
-
-    /// Allocates memory for a shape. The caller writes all elements before they are read.
-    fn allocated(queue: &Queue, dtype: DType, shape: Vec<usize>) -> Result<Self> {
-        let buffer = DeviceBuffer::allocate(queue, dtype, shape_len(NAME, &shape)?)?;
-        Ok(Self { memory: Memory::Buffer(buffer), shape })
-    }
-
-    /// The dimensions, outermost first.
-    pub fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    /// The type of every element.
-    pub fn dtype(&self) -> DType {
-        self.as_slice().dtype()
     }
 
     /// The queue on which work on the tensor is ordered.
@@ -136,42 +142,9 @@ impl DeviceTensor {
         self.as_slice().queue()
     }
 
-    /// The elements.
-    pub fn as_slice(&self) -> DeviceSlice<'_> {
-        match &self.memory {
-            Memory::Buffer(buffer) => buffer.as_slice(),
-            // SAFETY: the promise of `from_raw_parts`; the owner lives as long as this tensor.
-            Memory::Lent { queue, address, dtype, len, .. } => unsafe {
-                DeviceSlice::from_raw_parts(queue, *address, *dtype, *len)
-            },
-        }
-    }
-
-    /// The elements, to write.
-    pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_> {
-        match &mut self.memory {
-            Memory::Buffer(buffer) => buffer.as_mut_slice(),
-            // SAFETY: as above, and this tensor is borrowed mutably.
-            Memory::Lent { queue, address, dtype, len, .. } => unsafe {
-                DeviceSliceMut::from_raw_parts(queue, *address, *dtype, *len)
-            },
-        }
-    }
-
-    /// The tensor, to read.
-    pub fn view(&self) -> TensorView<'_, Cuda> {
-        TensorView::on_device(self.as_slice(), &self.shape).expect("a tensor has its shape's length")
-    }
-
-    /// The tensor, to write.
-    pub fn view_mut(&mut self) -> TensorViewMut<'_, Cuda> {
-        let shape = self.shape.clone();
-        TensorViewMut::on_device(self.as_mut_slice(), shape).expect("a tensor has its shape's length")
-    }
-
-    /// The buffer, if the elements are in one: the argument of [`new`](Self::new), or the result of an operation.
+    /// The buffer, if the elements are in one: the argument of [`on_device`](Self::on_device), or the result of an operation.
     pub fn into_buffer(self) -> Option<DeviceBuffer> {
-        match self.memory {
+        match self.storage.0 {
             Memory::Buffer(buffer) => Some(buffer),
             Memory::Lent { .. } => None,
         }
@@ -179,42 +152,9 @@ impl DeviceTensor {
 
     /// The owner of the memory, if it was passed to [`from_raw_parts`](Self::from_raw_parts) and `O` is its type.
     pub fn into_owner<O: Any>(self) -> Option<O> {
-        match self.memory {
+        match self.storage.0 {
             Memory::Lent { owner, .. } => owner.downcast().ok().map(|owner| *owner),
             Memory::Buffer(_) => None,
         }
-    }
-}
-
-impl Sealed for DeviceTensor {}
-
-impl Tensor for DeviceTensor {
-    type Memory = Cuda;
-
-    fn dtype(&self) -> DType {
-        self.dtype()
-    }
-
-    fn shape(&self) -> &[usize] {
-        self.shape()
-    }
-
-    fn as_slice(&self) -> DeviceSlice<'_> {
-        self.as_slice()
-    }
-
-    fn as_mut_slice(&mut self) -> DeviceSliceMut<'_> {
-        self.as_mut_slice()
-    }
-
-    fn unwritten(&self, _: &'static str, shape: Vec<usize>) -> Result<Self> {
-        Self::allocated(self.queue(), self.dtype(), shape)
-    }
-}
-
-/// Shows dtype and shape; never the elements.
-impl std::fmt::Debug for DeviceTensor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeviceTensor").field("dtype", &self.dtype()).field("shape", &self.shape).finish_non_exhaustive()
     }
 }

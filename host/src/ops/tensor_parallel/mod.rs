@@ -10,9 +10,9 @@
 //! | [`AllGather`] | concatenates along dimension 0 | sums, and keeps this rank's part of dimension 0 |
 //! | [`ReduceScatter`] | sums, and keeps this rank's part of dimension 0 | concatenates along dimension 0 |
 //!
-//! The same operations serve two kinds of [`Tensor`], of `f64`, `f32`, `f16` or `bf16`: a [`HostTensor`] over any [`Communicator`], and
-//! with the feature `cuda` a `DeviceTensor`, in the memory of a GPU, over any `Communicator<Cuda>`. On the host, calls block. On the device
-//! they enqueue work into the tensor's queue and return.
+//! The same operations serve an [`OwnedTensor`] of `f64`, `f32`, `f16` or `bf16` in host memory, over any [`Communicator`], and with the
+//! feature `cuda` an `OwnedTensor<Cuda>`, over any `Communicator<Cuda>`. On the host, calls block. On the device they enqueue work into the
+//! tensor's queue and return.
 //!
 //! Operations take tensors by value and return them: they never write to memory that the caller still owns, and a group of one rank returns
 //! its argument. Nothing here computes a layer, keeps a tensor, or holds parameters.
@@ -44,14 +44,15 @@ mod host;
 mod pipeline;
 mod tensor;
 
-#[cfg(feature = "cuda")]
-pub use device::DeviceTensor;
-pub use host::HostTensor;
 pub use pipeline::Pipeline;
-pub use tensor::Tensor;
+pub use tensor::OwnedTensor;
+// Hidden: the bound of code that is written once for both memories.
+#[doc(hidden)]
+pub use tensor::OwnedTensorMemory;
 
 use crate::comm::Communicator;
 use crate::error::{Pass, Result};
+use crate::memory::Host;
 
 /// A step of a computation with its adjoint: a collective of this module, or a layer of the caller's.
 ///
@@ -60,7 +61,7 @@ use crate::error::{Pass, Result};
 /// drops its communicator or their deadline is over.
 // The tensor is the parameter before the communicator, because types are inferred from left to right and it determines the communicator's
 // type.
-pub trait TensorOp<T: Tensor = HostTensor>: Send {
+pub trait TensorOp<M: OwnedTensorMemory = Host>: Send {
     /// The operation's name in errors.
     fn name(&self) -> &str;
 
@@ -68,14 +69,14 @@ pub trait TensorOp<T: Tensor = HostTensor>: Send {
     ///
     /// # Errors
     /// Refusals of the operation, and errors of its communication.
-    fn forward(&mut self, input: T, comm: &dyn Communicator<T::Memory>) -> Result<T>;
+    fn forward(&mut self, input: OwnedTensor<M>, comm: &dyn Communicator<M>) -> Result<OwnedTensor<M>>;
 
     /// Computes the gradient with respect to the input, from the gradient with respect to the output of the last
     /// [`forward`](Self::forward).
     ///
     /// # Errors
     /// Refusals of the operation, and errors of its communication.
-    fn backward(&mut self, gradient: T, comm: &dyn Communicator<T::Memory>) -> Result<T>;
+    fn backward(&mut self, gradient: OwnedTensor<M>, comm: &dyn Communicator<M>) -> Result<OwnedTensor<M>>;
 }
 
 /// Sums the ranks' tensors; the gradient is unchanged, since it is already the same on all ranks (Megatron-LM's *g*).
@@ -84,10 +85,10 @@ pub trait TensorOp<T: Tensor = HostTensor>: Send {
 ///
 /// ```
 /// use gradsync::comm::local;
-/// use gradsync::ops::tensor_parallel::{AllReduce, HostTensor, TensorOp};
+/// use gradsync::ops::tensor_parallel::{AllReduce, OwnedTensor, TensorOp};
 ///
 /// let sums = local::run(2, |comm| {
-///     let partial = HostTensor::new(vec![1.0f32, 2.0, 3.0], [1, 3])?;
+///     let partial = OwnedTensor::new(vec![1.0f32, 2.0, 3.0], [1, 3])?;
 ///     AllReduce.forward(partial, &comm)
 /// })?;
 /// for sum in sums {
@@ -123,58 +124,58 @@ pub struct AllGather;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReduceScatter;
 
-impl<T: Tensor> TensorOp<T> for AllReduce {
+impl<M: OwnedTensorMemory> TensorOp<M> for AllReduce {
     fn name(&self) -> &str {
         "AllReduce"
     }
 
-    fn forward(&mut self, input: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
+    fn forward(&mut self, input: OwnedTensor<M>, comm: &dyn Communicator<M>) -> Result<OwnedTensor<M>> {
         collective::sum(Pass::AllReduceForward, input, comm)
     }
 
-    fn backward(&mut self, gradient: T, _: &dyn Communicator<T::Memory>) -> Result<T> {
+    fn backward(&mut self, gradient: OwnedTensor<M>, _: &dyn Communicator<M>) -> Result<OwnedTensor<M>> {
         Ok(gradient)
     }
 }
 
-impl<T: Tensor> TensorOp<T> for AllReduceGradient {
+impl<M: OwnedTensorMemory> TensorOp<M> for AllReduceGradient {
     fn name(&self) -> &str {
         "AllReduceGradient"
     }
 
-    fn forward(&mut self, input: T, _: &dyn Communicator<T::Memory>) -> Result<T> {
+    fn forward(&mut self, input: OwnedTensor<M>, _: &dyn Communicator<M>) -> Result<OwnedTensor<M>> {
         Ok(input)
     }
 
-    fn backward(&mut self, gradient: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
+    fn backward(&mut self, gradient: OwnedTensor<M>, comm: &dyn Communicator<M>) -> Result<OwnedTensor<M>> {
         collective::sum(Pass::AllReduceGradientBackward, gradient, comm)
     }
 }
 
-impl<T: Tensor> TensorOp<T> for AllGather {
+impl<M: OwnedTensorMemory> TensorOp<M> for AllGather {
     fn name(&self) -> &str {
         "AllGather"
     }
 
-    fn forward(&mut self, input: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
+    fn forward(&mut self, input: OwnedTensor<M>, comm: &dyn Communicator<M>) -> Result<OwnedTensor<M>> {
         collective::concatenate(Pass::AllGatherForward, input, comm)
     }
 
-    fn backward(&mut self, gradient: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
+    fn backward(&mut self, gradient: OwnedTensor<M>, comm: &dyn Communicator<M>) -> Result<OwnedTensor<M>> {
         collective::sum_part(Pass::AllGatherBackward, gradient, comm)
     }
 }
 
-impl<T: Tensor> TensorOp<T> for ReduceScatter {
+impl<M: OwnedTensorMemory> TensorOp<M> for ReduceScatter {
     fn name(&self) -> &str {
         "ReduceScatter"
     }
 
-    fn forward(&mut self, input: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
+    fn forward(&mut self, input: OwnedTensor<M>, comm: &dyn Communicator<M>) -> Result<OwnedTensor<M>> {
         collective::sum_part(Pass::ReduceScatterForward, input, comm)
     }
 
-    fn backward(&mut self, gradient: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
+    fn backward(&mut self, gradient: OwnedTensor<M>, comm: &dyn Communicator<M>) -> Result<OwnedTensor<M>> {
         collective::concatenate(Pass::ReduceScatterBackward, gradient, comm)
     }
 }

@@ -2,13 +2,14 @@
 //!
 //! It knows the trait and no operation. It keeps no tensor, only dtype and shape of the last forward pass.
 
-use super::{HostTensor, Tensor, TensorOp};
+use super::{OwnedTensor, OwnedTensorMemory, TensorOp};
 use crate::agreement::{Plan, agree_once};
 use crate::call::Value;
 use crate::call::{Pass, scope};
 use crate::comm::Communicator;
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
+use crate::memory::Host;
 
 /// The forward pass that a backward pass has to match.
 #[derive(Clone, Debug)]
@@ -25,11 +26,11 @@ struct Forward {
 ///
 /// ```
 /// use gradsync::comm::local;
-/// use gradsync::ops::tensor_parallel::{AllGather, HostTensor, Pipeline, ReduceScatter, TensorOp};
+/// use gradsync::ops::tensor_parallel::{AllGather, OwnedTensor, Pipeline, ReduceScatter, TensorOp};
 ///
 /// let outcomes = local::run(2, |comm| {
 ///     let mut pipeline = Pipeline::new().then(AllGather).then(ReduceScatter);
-///     let output = pipeline.forward(HostTensor::new(vec![1.0f32; 3], [1, 3])?, &comm)?;
+///     let output = pipeline.forward(OwnedTensor::new(vec![1.0f32; 3], [1, 3])?, &comm)?;
 ///     pipeline.backward(output, &comm)
 /// })?;
 /// for gradient in outcomes {
@@ -37,12 +38,12 @@ struct Forward {
 /// }
 /// # Ok::<(), gradsync::Error>(())
 /// ```
-pub struct Pipeline<T: Tensor = HostTensor> {
-    operations: Vec<Box<dyn TensorOp<T>>>,
+pub struct Pipeline<M: OwnedTensorMemory = Host> {
+    operations: Vec<Box<dyn TensorOp<M>>>,
     last: Option<Forward>,
 }
 
-impl<T: Tensor> Pipeline<T> {
+impl<M: OwnedTensorMemory> Pipeline<M> {
     /// Creates an empty pipeline: the identity. Its uses determine the type of its tensors.
     pub fn new() -> Self {
         Self { operations: Vec::new(), last: None }
@@ -50,7 +51,7 @@ impl<T: Tensor> Pipeline<T> {
 
     /// Appends an operation. An earlier forward pass becomes invalid.
     #[must_use]
-    pub fn then(mut self, operation: impl TensorOp<T> + 'static) -> Self {
+    pub fn then(mut self, operation: impl TensorOp<M> + 'static) -> Self {
         self.operations.push(Box::new(operation));
         self.last = None;
         self
@@ -61,7 +62,7 @@ impl<T: Tensor> Pipeline<T> {
         self.operations.iter().map(|operation| operation.name())
     }
 
-    fn agree(&self, operation: Operation, tensor: &T, comm: &dyn Communicator<T::Memory>) -> Result<()> {
+    fn agree(&self, operation: Operation, tensor: &OwnedTensor<M>, comm: &dyn Communicator<M>) -> Result<()> {
         let names: Vec<&str> = self.names().collect();
         let mut lines = vec![("dtype", Value::DType(tensor.dtype())), ("shape", Value::Shape(tensor.shape()))];
         // The last forward pass only matters for a backward pass.
@@ -82,13 +83,13 @@ impl<T: Tensor> Pipeline<T> {
 const FORWARD: Operation = Operation::TensorParallel(Pass::PipelineForward);
 const BACKWARD: Operation = Operation::TensorParallel(Pass::PipelineBackward);
 
-impl<T: Tensor> Default for Pipeline<T> {
+impl<M: OwnedTensorMemory> Default for Pipeline<M> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<T: Tensor> TensorOp<T> for Pipeline<T> {
+impl<M: OwnedTensorMemory> TensorOp<M> for Pipeline<M> {
     fn name(&self) -> &str {
         "Pipeline"
     }
@@ -98,7 +99,7 @@ impl<T: Tensor> TensorOp<T> for Pipeline<T> {
     /// # Errors
     /// [`Error::Disagreement`] if the ranks' pipelines or tensors differ, and the first error of an operation; after an error there is no
     /// forward pass for a backward pass.
-    fn forward(&mut self, input: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
+    fn forward(&mut self, input: OwnedTensor<M>, comm: &dyn Communicator<M>) -> Result<OwnedTensor<M>> {
         self.last = None;
         let _scope = scope::within(FORWARD);
         self.agree(FORWARD, &input, comm)?;
@@ -114,7 +115,7 @@ impl<T: Tensor> TensorOp<T> for Pipeline<T> {
     /// [`Error::InvalidArgument`] without a forward pass since the last backward pass, or if that pass had another world size;
     /// [`Error::Disagreement`] if the ranks' pipelines or gradients differ; [`Error::ShapeMismatch`] and [`Error::DTypeMismatch`] for a
     /// gradient that does not match the output of the forward pass, which remains valid for another try; the first error of an operation.
-    fn backward(&mut self, gradient: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
+    fn backward(&mut self, gradient: OwnedTensor<M>, comm: &dyn Communicator<M>) -> Result<OwnedTensor<M>> {
         let _scope = scope::within(BACKWARD);
         self.agree(BACKWARD, &gradient, comm)?;
         let operation = BACKWARD.name();
@@ -143,7 +144,7 @@ impl<T: Tensor> TensorOp<T> for Pipeline<T> {
     }
 }
 
-impl<T: Tensor> std::fmt::Debug for Pipeline<T> {
+impl<M: OwnedTensorMemory> std::fmt::Debug for Pipeline<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let names: Vec<&str> = self.names().collect();
         f.debug_struct("Pipeline").field("operations", &names).field("last", &self.last).finish()

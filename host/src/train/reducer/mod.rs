@@ -471,6 +471,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
             let text = format!("has a gradient of {}, and was declared with {}", gradient.dtype(), declared.dtype);
             return Err(self.refused(parameter, &text));
         }
+        M::check_floats(OPERATION, gradient.data())?;
         Ok(owner)
     }
 

@@ -8,6 +8,7 @@ use super::{OPERATION, Order, Reducer};
 use crate::call::scope;
 use crate::error::{Error, Result};
 use crate::memory::{Host, TensorView, TensorViewMut};
+use crate::slice::Floats;
 
 /// A step under way. [`finish`](Self::finish) ends it.
 ///
@@ -74,7 +75,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     /// parameter), a gradient of a parameter that is not trained, or any gradient on a rank without data; nothing is copied then.
     /// [`finish`](Self::finish) returns the first of these errors on every rank. Errors of the communicator, after which the reducer has
     /// ended.
-    pub fn ready<'g>(&mut self, parameter: usize, gradient: impl Into<TensorView<'g, M>>) -> Result<()> {
+    pub fn ready<'g>(&mut self, parameter: usize, gradient: impl Into<TensorView<'g, M>> + Floats) -> Result<()> {
         self.ready_all(&[(parameter, gradient.into())])
     }
 

@@ -1,11 +1,10 @@
 //! Adasum over shared memory against Adasum by messages: every bit of the result and of the report is equal, however the layers are divided
 //! into the ranks' parts.
 
-use gradsync::Result;
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Collective, Communicator, Ranks};
-use gradsync::memory::{WireSlice, WireSliceMut};
 use gradsync::ops::{Granularity, adasum_all_reduce};
+use gradsync::{Result, Slice, SliceMut};
 use gradsync_tests::array::patterns_of;
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
@@ -35,7 +34,7 @@ impl Communicator for Apart<'_> {
         self.0.run(collective)
     }
 
-    fn exchange(&self, sends: &[(usize, WireSlice<'_>)], receives: &mut [(usize, WireSliceMut<'_>)]) -> Result<()> {
+    fn exchange(&self, sends: &[(usize, Slice<'_>)], receives: &mut [(usize, SliceMut<'_>)]) -> Result<()> {
         self.0.exchange(sends, receives)
     }
 }

@@ -2,6 +2,7 @@
 //! Each test runs under a guard, so that a hang is a failure.
 
 mod deadlines;
+mod elements;
 mod exchange;
 mod groups;
 mod local;

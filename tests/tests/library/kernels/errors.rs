@@ -1,7 +1,7 @@
 //! Calls that a kernel refuses: typed errors that name both lengths, and no element written.
 
-use gradsync::Error;
 use gradsync::kernels::cpu;
+use gradsync::{DType, Error, Slice, SliceMut};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 
@@ -92,4 +92,52 @@ fn no_vectors() {
     let mut dst = Array::unwritten(Format::F32, 10);
     assert!(cpu::gram(&[], &[0..0, 0..0]).is_err());
     assert!(cpu::combine(dst.slice_mut(), &[], &[], std::slice::from_ref(&(0..10))).is_err());
+}
+
+/// Integers, and numbers that are not aligned: both can be sent, and nothing can be computed with them.
+#[test]
+fn elements_that_are_only_moved() {
+    let (integers, numbers) = ([7i32; 4], [0.5f32; 5]);
+    let bytes = Slice::from(&numbers).as_bytes();
+    let unaligned = Slice::of_bytes(DType::F32, &bytes[1..17]);
+    let whole = std::slice::from_ref(&(0..4));
+    let refused = |what: &str, outcome: Result<(), Error>, word: &str| {
+        let error = outcome.expect_err(what);
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{what}: {error:?}");
+        assert!(error.to_string().contains(word), "{what}: {error} does not name \"{word}\"");
+    };
+    for (source, word) in [(Slice::from(&integers), "elements of i32"), (unaligned, "not aligned to 4 bytes")] {
+        let mut written = [0.25f32; 8];
+        refused("cast", cpu::cast(SliceMut::from(&mut written[..4]), source), word);
+        refused("accumulate", cpu::accumulate(SliceMut::from(&mut written[..4]), source), word);
+        refused("scale", cpu::scale(SliceMut::from(&mut written[..4]), source, 2.0), word);
+        refused("squared_norms", cpu::squared_norms(source, whole).map(drop), word);
+        refused("gram", cpu::gram(&[source, source], whole).map(drop), word);
+        refused("combine", cpu::combine(SliceMut::from(&mut written[..4]), &[source], &[1.0], whole), word);
+        // The first tensor would fit.
+        let sources = [Slice::from(&numbers[..4]), source];
+        refused("pack", cpu::pack(SliceMut::from(&mut written), &[0, 4], &sources), word);
+        let (first, second) = written.split_at_mut(4);
+        refused("cast_all", cpu::cast_all(&mut [first.into(), second.into()], &sources), word);
+        assert_eq!(written, [0.25; 8], "an element was written");
+    }
+    let mut integers = [7i32; 4];
+    refused("cast", cpu::cast((&mut integers).into(), Slice::from(&numbers[..4])), "elements of i32");
+    assert_eq!(integers, [7; 4]);
+    assert!(cpu::all_finite(Slice::from(&integers)));
+    assert_eq!((unaligned.typed::<f32>(), unaligned.to_vec::<f32>().unwrap().len()), (None, 4));
+}
+
+/// No elements may have any address.
+#[test]
+fn no_elements_are_aligned_everywhere() {
+    let bytes = [0u8; 9];
+    let mut written = bytes;
+    for begin in 0..9 {
+        let none = Slice::of_bytes(DType::F64, &bytes[begin..begin]);
+        let place = SliceMut::of_bytes(DType::F64, &mut written[begin..begin]);
+        assert_eq!(none.typed::<f64>(), Some(&[][..]));
+        cpu::accumulate(place, none).unwrap();
+        assert!(cpu::all_finite(none));
+    }
 }

@@ -41,7 +41,7 @@ impl TransferHandler<Payload> for Refuses {
     }
 
     fn received(&mut self, _: usize, _: &Payload, tensors: Received) -> Result<()> {
-        assert_eq!(tensors.tensor(0).bytes(), [1]);
+        assert_eq!(tensors.tensor(0).data().as_bytes(), [1]);
         Ok(())
     }
 }

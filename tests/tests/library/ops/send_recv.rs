@@ -1,8 +1,8 @@
 //! Send and Recv between threads: cases that only this transport allows.
 
 use gradsync::comm::{Collectives, Ranks};
-use gradsync::ops::send_recv::{Bundle, Limits, SendRecv, TensorSpec, WireTensor, WireTensorMut};
-use gradsync::plan::bundle::encode;
+use gradsync::ops::send_recv::{Bundle, Limits, SendRecv};
+use gradsync::plan::bundle::{TensorSpec, encode};
 use gradsync::{DType, Error, TensorView, TensorViewMut, bf16};
 use gradsync_tests::ranks::{guarded, on_ranks};
 use gradsync_tests::transfers::refused;
@@ -38,7 +38,7 @@ fn memory_that_there_is_not() {
             let mut answer = [0u64; 32];
             comm.send(&head(DType::U8, &[1 << 62]), 1).unwrap();
             comm.recv(&mut answer, 1).unwrap();
-            String::from_utf8_lossy(WireTensor::from(&answer[..]).bytes()).into_owned()
+            String::from_utf8_lossy(TensorView::from(&answer[..]).data().as_bytes()).into_owned()
         });
         assert!(outcomes.iter().all(|text| text.contains(&format!("no memory for {}", 1u64 << 62))), "{outcomes:?}");
     });
@@ -76,7 +76,7 @@ fn one_of_two() {
             return SendRecv::new(&comm).recv_described(0, 5, &Limits::default()).map(drop);
         }
         let part = vec![0u8; PART];
-        let tensors = (0..4).map(|_| WireTensor::new(DType::U8, vec![PART], &part).expect("as many bytes"));
+        let tensors = (0..4).map(|_| TensorView::of_bytes(DType::U8, vec![PART], &part).expect("as many bytes"));
         SendRecv::new(&comm).send(1, &Bundle::new(tensors)?.described(5)).map(drop)
     });
     let missing = format!("no memory for {} bytes", 4 * PART);
@@ -97,51 +97,54 @@ fn small_integers_and_truth_values() {
     guarded(60, move || {
         on_ranks(2, |comm| {
             if comm.rank() == 0 {
-                let tensors = [WireTensor::from(&short[..]), (&word[..]).into(), (&truth[..]).into()];
+                let tensors = [TensorView::from(&short[..]), (&word[..]).into(), (&truth[..]).into()];
                 SendRecv::new(&comm).send(1, &Bundle::new(tensors).unwrap().described(2)).unwrap();
                 return;
             }
             let (_, received) = SendRecv::new(&comm).recv_described(0, 2, &Limits::default()).unwrap();
             let types: Vec<DType> = received.tensors().map(|tensor| tensor.dtype()).collect();
             assert_eq!(types, [DType::I16, DType::U16, DType::Bool]);
-            assert_eq!(received.tensor(0).typed(), Some(&short[..]));
-            assert_eq!(received.tensor(1).typed(), Some(&word[..]));
-            assert_eq!(received.tensor(2).typed(), Some(&truth[..]));
-            assert_eq!(received.tensor(0).typed::<u16>(), None);
+            assert_eq!(received.tensor(0).as_slice::<i16>().unwrap(), short);
+            assert_eq!(received.tensor(1).as_slice::<u16>().unwrap(), word);
+            assert_eq!(received.tensor(2).as_slice::<bool>().unwrap(), truth);
+            assert!(matches!(received.tensor(0).as_slice::<u16>(), Err(Error::DTypeMismatch { .. })));
         });
     });
     let names = [DType::I16, DType::U16, DType::Bool].map(|dtype| format!("{dtype} of {}", dtype.size_bytes()));
     assert_eq!(names, ["i16 of 2", "u16 of 2", "bool of 1"]);
     // A byte that is no valid boolean never becomes one.
-    assert_eq!(WireTensor::new(DType::Bool, &[2][..], &[1, 2]).unwrap().typed::<bool>(), None);
-    refused(WireTensor::new(DType::U16, &[3][..], &[0; 3]), &["u16 [3] has 6 bytes", "have 3"]);
-    refused(WireTensor::new(DType::F32, &[usize::MAX, 9][..], &[0; 11]), &["2^64"]);
+    refused(TensorView::of_bytes(DType::Bool, &[2][..], &[1, 2]).unwrap().as_slice::<bool>(), &["no bool"]);
+    refused(TensorView::of_bytes(DType::U16, &[3][..], &[0; 3]), &["u16 [3] has 6 bytes", "have 3"]);
+    refused(
+        TensorView::of_bytes(DType::F32, &[usize::MAX, 9][..], &[0; 11]),
+        &["more elements than memory has addresses"],
+    );
     let mut written = [0i16; 2];
-    WireTensorMut::from(&mut written[..]).bytes_mut().fill(0x11);
+    TensorViewMut::from(&mut written[..]).into_data().as_bytes_mut().fill(0x11);
     assert_eq!(written, [0x1111; 2]);
 }
 
 #[test]
 fn tensors_of_views_and_slices() {
     let values = [bf16::from_f32(1.0), bf16::from_f32(-2.0)];
-    let view = WireTensor::from(TensorView::new(&values[..], &[1, 2]).unwrap());
-    assert_eq!((view.dtype(), view.shape(), view.typed()), (DType::BF16, &[1, 2][..], Some(&values[..])));
-    assert_eq!(view.typed::<half::f16>(), None);
+    let view = TensorView::new(&values[..], &[1, 2]).unwrap();
+    assert_eq!((view.dtype(), view.shape(), view.as_slice().unwrap()), (DType::BF16, &[1, 2][..], &values[..]));
+    assert!(matches!(view.as_slice::<half::f16>(), Err(Error::DTypeMismatch { .. })));
     let ids = [7i64, -1];
-    let slice = WireTensor::from(&ids[..]);
-    assert_eq!((slice.dtype(), slice.shape(), slice.bytes()), (DType::I64, &[2][..], bytes(&ids)));
+    let slice = TensorView::from(&ids[..]);
+    assert_eq!((slice.dtype(), slice.shape(), slice.data().as_bytes()), (DType::I64, &[2][..], bytes(&ids)));
     // Typed elements need their alignment.
-    let unaligned = WireTensor::new(DType::I64, &[1][..], &bytes(&ids)[1..9]).unwrap();
-    assert_eq!(unaligned.typed::<i64>(), None);
+    let unaligned = TensorView::of_bytes(DType::I64, &[1][..], &bytes(&ids)[1..9]).unwrap();
+    refused(unaligned.as_slice::<i64>(), &["not aligned to 8 bytes"]);
     let mut written = [0.0f32; 3];
-    WireTensorMut::from(TensorViewMut::new(&mut written[..], &[3]).unwrap()).bytes_mut().fill(0x40);
+    TensorViewMut::new(&mut written[..], &[3]).unwrap().into_data().as_bytes_mut().fill(0x40);
     assert_eq!(written, [f32::from_bits(0x4040_4040); 3]);
-    WireTensorMut::from(&mut written[..2]).bytes_mut().fill(0);
+    TensorViewMut::from(&mut written[..2]).into_data().as_bytes_mut().fill(0);
     assert_eq!(written, [0.0, 0.0, f32::from_bits(0x4040_4040)]);
 }
 
 fn bytes(ids: &[i64; 2]) -> &[u8] {
-    WireTensor::from(&ids[..]).bytes()
+    TensorView::from(&ids[..]).data().as_bytes()
 }
 
 /// Offsets beyond 2^32 bytes are right, without so much memory: the layout is arithmetic only.

@@ -2,7 +2,7 @@
 
 use gradsync::comm::{Communicator, Ranks};
 use gradsync::ops::tensor_parallel::{
-    AllGather, AllReduce, AllReduceGradient, HostTensor, Pipeline, ReduceScatter, Tensor, TensorOp,
+    AllGather, AllReduce, AllReduceGradient, OwnedTensor, OwnedTensorMemory, Pipeline, ReduceScatter, TensorOp,
 };
 use gradsync::{Float, Result, bf16, f16};
 use gradsync_tests::array::{Array, patterns_of};
@@ -11,28 +11,28 @@ use gradsync_tests::oracle::{Format, reduce};
 use gradsync_tests::ranks::{guarded, on_ranks};
 
 /// The tensor of an array's values.
-pub(crate) fn tensor(format: Format, values: &[f64], shape: &[usize]) -> HostTensor {
+pub(crate) fn tensor(format: Format, values: &[f64], shape: &[usize]) -> OwnedTensor {
     match Array::new(format, values) {
-        Array::F64(data) => HostTensor::new(data, shape),
-        Array::F32(data) => HostTensor::new(data, shape),
-        Array::F16(data) => HostTensor::new(data, shape),
-        Array::BF16(data) => HostTensor::new(data, shape),
+        Array::F64(data) => OwnedTensor::new(data, shape),
+        Array::F32(data) => OwnedTensor::new(data, shape),
+        Array::F16(data) => OwnedTensor::new(data, shape),
+        Array::BF16(data) => OwnedTensor::new(data, shape),
     }
     .unwrap()
 }
 
-fn start(tensor: &HostTensor) -> *const u8 {
+fn start(tensor: &OwnedTensor) -> *const u8 {
     tensor.as_slice().as_bytes().as_ptr()
 }
 
 /// The shape and the bits of a tensor.
 type Seen = (Vec<usize>, Vec<u64>);
 
-fn seen(tensor: &HostTensor) -> Seen {
+fn seen(tensor: &OwnedTensor) -> Seen {
     (tensor.shape().to_vec(), patterns_of(tensor.as_slice()))
 }
 
-type Pass = fn(HostTensor, &dyn Communicator) -> Result<HostTensor>;
+type Pass = fn(OwnedTensor, &dyn Communicator) -> Result<OwnedTensor>;
 
 /// Every pass that moves data, grouped by its effect.
 const SUMS: [Pass; 2] = [|t, comm| AllReduce.forward(t, comm), |t, comm| AllReduceGradient.backward(t, comm)];
@@ -96,7 +96,7 @@ fn tensors_stay_where_they_are() {
             for pass in passes {
                 let data = vec![T::from_f64(value); 12];
                 let place = data.as_ptr();
-                let given = HostTensor::new(data, [4, 3]).unwrap();
+                let given = OwnedTensor::new(data, [4, 3]).unwrap();
                 let back = pass(given, comm).unwrap().into_vec::<T>().expect("the dtype is kept");
                 assert_eq!(back.as_ptr(), place, "{} over {}", T::DTYPE, comm.world_size());
             }
@@ -115,7 +115,7 @@ fn tensors_stay_where_they_are() {
         on_ranks(1, |comm| {
             let mut pipeline =
                 Pipeline::new().then(AllGather).then(AllReduce).then(ReduceScatter).then(AllReduceGradient);
-            let scalar = HostTensor::new(vec![2.0f32], []).unwrap();
+            let scalar = OwnedTensor::new(vec![2.0f32], []).unwrap();
             let place = start(&scalar);
             let output = pipeline.forward(scalar, &comm).unwrap();
             assert_eq!(start(&output), place);
@@ -143,7 +143,7 @@ fn what_the_caller_keeps_is_not_written() {
 fn refused_everywhere(
     world_size: usize,
     words: &[&str],
-    call: impl Fn(&dyn Communicator) -> Result<HostTensor> + Sync,
+    call: impl Fn(&dyn Communicator) -> Result<OwnedTensor> + Sync,
 ) {
     let texts = on_ranks(world_size, |comm| {
         let error = call(&comm).expect_err("a bad call");
@@ -215,12 +215,12 @@ fn ranks_that_disagree() {
 #[test]
 fn a_shape_has_to_fit_its_elements() {
     for shape in [&[5][..], &[7], &[2, 2], &[], &[usize::MAX, 2]] {
-        let error = HostTensor::new(vec![0.0f32; 6], shape).expect_err("6 elements").to_string();
+        let error = OwnedTensor::new(vec![0.0f32; 6], shape).expect_err("6 elements").to_string();
         assert!(error.contains(&format!("{shape:?}")), "\"{error}\" does not name {shape:?}");
     }
-    let error = HostTensor::new(vec![1.0f32], []).unwrap().into_vec::<f64>().unwrap_err().to_string();
+    let error = OwnedTensor::new(vec![1.0f32], []).unwrap().into_vec::<f64>().unwrap_err().to_string();
     assert!(error.contains("f32 and f64 differ"), "{error}");
-    let debug = format!("{:?}", HostTensor::new(vec![1.0f32; 6], [2, 3]).unwrap());
+    let debug = format!("{:?}", OwnedTensor::new(vec![1.0f32; 6], [2, 3]).unwrap());
     assert!(debug.contains("[2, 3]") && debug.contains("F32"), "{debug}");
 }
 
@@ -267,11 +267,11 @@ impl TensorOp for Digit {
         "Digit"
     }
 
-    fn forward(&mut self, input: HostTensor, _: &dyn Communicator) -> Result<HostTensor> {
-        HostTensor::new(vec![input.as_slice().to_f64_vec()[0] * 10.0 + self.0], [1])
+    fn forward(&mut self, input: OwnedTensor, _: &dyn Communicator) -> Result<OwnedTensor> {
+        OwnedTensor::new(vec![input.as_slice().to_f64_vec()[0] * 10.0 + self.0], [1])
     }
 
-    fn backward(&mut self, gradient: HostTensor, comm: &dyn Communicator) -> Result<HostTensor> {
+    fn backward(&mut self, gradient: OwnedTensor, comm: &dyn Communicator) -> Result<OwnedTensor> {
         self.forward(gradient, comm)
     }
 }
@@ -280,7 +280,7 @@ impl TensorOp for Digit {
 fn a_pipeline_goes_back_in_reverse() {
     on_ranks(1, |comm| {
         let mut pipeline = Pipeline::new().then(Digit(1.0)).then(Digit(2.0)).then(Digit(3.0));
-        let zero = || HostTensor::new(vec![0.0f64], [1]).unwrap();
+        let zero = || OwnedTensor::new(vec![0.0f64], [1]).unwrap();
         assert_eq!(pipeline.forward(zero(), &comm).unwrap().into_vec::<f64>().unwrap(), [123.0]);
         assert_eq!(pipeline.backward(zero(), &comm).unwrap().into_vec::<f64>().unwrap(), [321.0]);
         assert_eq!(pipeline.names().collect::<Vec<_>>(), ["Digit"; 3]);
@@ -290,18 +290,18 @@ fn a_pipeline_goes_back_in_reverse() {
 /// An operation of a caller, written once for every kind of tensor.
 struct Twice<O>(O);
 
-impl<T: Tensor, O: TensorOp<T>> TensorOp<T> for Twice<O> {
+impl<M: OwnedTensorMemory, O: TensorOp<M>> TensorOp<M> for Twice<O> {
     fn name(&self) -> &str {
         "Twice"
     }
 
-    fn forward(&mut self, input: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
+    fn forward(&mut self, input: OwnedTensor<M>, comm: &dyn Communicator<M>) -> Result<OwnedTensor<M>> {
         let once = self.0.forward(input, comm)?;
         assert_eq!(once.dtype().to_string(), "f32");
         self.0.forward(once, comm)
     }
 
-    fn backward(&mut self, gradient: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
+    fn backward(&mut self, gradient: OwnedTensor<M>, comm: &dyn Communicator<M>) -> Result<OwnedTensor<M>> {
         let once = self.0.backward(gradient, comm)?;
         assert_eq!(once.shape().len(), 1);
         self.0.backward(once, comm)

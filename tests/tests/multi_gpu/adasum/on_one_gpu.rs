@@ -11,8 +11,8 @@ use cust::device::{Device, DeviceAttribute};
 use gradsync::Result;
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Call, Collective, Communicator, Ranks, ReduceOp};
-use gradsync::driver::{DeviceSlice, KernelSource, Queue};
-use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, PeerMemory, SharedMemory};
+use gradsync::driver::{DeviceSlice, DeviceSliceMut, KernelSource, Queue};
+use gradsync::memory::{Cuda, PeerMemory, SharedMemory};
 use gradsync::ops::{Algorithm, Granularity, OrderedAllReduce};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
@@ -147,7 +147,7 @@ impl Communicator<Cuda> for OneGpu {
         moved()
     }
 
-    fn exchange(&self, _: &[(usize, DeviceWireSlice<'_>)], _: &mut [(usize, DeviceWireSliceMut<'_>)]) -> Result<()> {
+    fn exchange(&self, _: &[(usize, DeviceSlice<'_>)], _: &mut [(usize, DeviceSliceMut<'_>)]) -> Result<()> {
         moved()
     }
 

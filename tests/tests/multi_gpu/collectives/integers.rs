@@ -2,7 +2,7 @@
 
 use gradsync::DType;
 use gradsync::comm::ReduceOp;
-use gradsync::memory::RawSlice;
+use gradsync::driver::DeviceSlice;
 use gradsync_tests::inputs::Random;
 use gradsync_tests::suite::checks::Checks;
 
@@ -72,13 +72,13 @@ fn all_reduce(cases: &Cases<'_>, dtype: DType) {
             let begin = dtype.size_bytes() * (len % 2);
             let data = RawBytes::new(queue, &own, begin);
             // SAFETY: the memory lives until it has been read, and nothing else uses it.
-            unsafe { comm.all_reduce_raw(queue, data.elements(dtype), data.address(), op) }.unwrap();
+            unsafe { comm.all_reduce_raw(data.elements(dtype), data.address(), op) }.unwrap();
             checks.same_list(format!("{op} of {len}, in place"), data.read(comm), expected.clone());
 
             let input = RawBytes::new(queue, &own, begin);
             let output = RawBytes::unwritten(queue, own.len(), begin);
             // SAFETY: As above; input and output do not overlap.
-            unsafe { comm.all_reduce_raw(queue, input.elements(dtype), output.address(), op) }.unwrap();
+            unsafe { comm.all_reduce_raw(input.elements(dtype), output.address(), op) }.unwrap();
             checks.same_list(format!("{op} of {len}"), output.read(comm), expected);
         }
     }
@@ -96,7 +96,7 @@ fn reduce_scatter(cases: &Cases<'_>, dtype: DType) {
             let shard = &reduce(op, &inputs)[cases.rank() * len..(cases.rank() + 1) * len];
             let output = RawBytes::unwritten(queue, len * dtype.size_bytes(), dtype.size_bytes());
             // SAFETY: the memory lives until it has been read, and nothing else uses it.
-            unsafe { comm.reduce_scatter_raw(queue, input.address(), output.elements(dtype), op) }.unwrap();
+            unsafe { comm.reduce_scatter_raw(input.address(), output.elements(dtype), op) }.unwrap();
             checks.own_list(format!("{op} of shards of {len}"), output.read(comm), bytes(dtype, shard));
         }
     }
@@ -120,14 +120,14 @@ fn all_gather(cases: &Cases<'_>) {
         let input = RawBytes::new(queue, &inputs[rank], 3);
         let output = RawBytes::unwritten(queue, len * inputs.len(), 1);
         // SAFETY: the memory lives until it has been read, and nothing else uses it.
-        unsafe { comm.all_gather_raw(queue, input.elements(DType::U8), output.address()) }.unwrap();
+        unsafe { comm.all_gather_raw(input.elements(DType::U8), output.address()) }.unwrap();
         checks.same_list(format!("{len} bytes each"), output.read(comm), inputs.concat());
 
         let mut whole = vec![0; len * inputs.len()];
         whole[rank * len..(rank + 1) * len].copy_from_slice(&inputs[rank]);
         let data = RawBytes::new(queue, &whole, 1);
         // SAFETY: as above; the input is this rank's shard of the output.
-        unsafe { comm.all_gather_raw(queue, data.range(rank * len..(rank + 1) * len), data.address()) }.unwrap();
+        unsafe { comm.all_gather_raw(data.range(rank * len..(rank + 1) * len), data.address()) }.unwrap();
         checks.same_list(format!("{len} bytes each, in place"), data.read(comm), inputs.concat());
     }
     checks.finish();
@@ -141,7 +141,7 @@ fn all_to_all(cases: &Cases<'_>) {
         let input = RawBytes::new(queue, &inputs[rank], 1);
         let output = RawBytes::unwritten(queue, inputs[rank].len(), 2);
         // SAFETY: the memory lives until it has been read, nothing else uses it, and the two are apart.
-        unsafe { comm.all_to_all_raw(queue, input.elements(DType::U8), output.address()) }.unwrap();
+        unsafe { comm.all_to_all_raw(input.elements(DType::U8), output.address()) }.unwrap();
         let expected = inputs.iter().flat_map(|input| input[rank * len..(rank + 1) * len].to_vec()).collect();
         checks.own_list(format!("{len} bytes each"), output.read(comm), expected);
     }
@@ -156,11 +156,20 @@ fn broadcast(cases: &Cases<'_>) {
             let inputs = messages(cases, len);
             let data = RawBytes::new(queue, &inputs[cases.rank()], root);
             // SAFETY: the memory lives until it has been read, and nothing else uses it.
-            unsafe { comm.broadcast_raw(queue, data.elements(DType::U8), root) }.unwrap();
+            unsafe { comm.broadcast_raw(data.elements(DType::U8), root) }.unwrap();
             checks.same_list(format!("{len} bytes from rank {root}"), data.read(comm), inputs[root].clone());
         }
     }
     checks.finish();
+}
+
+/// A first part of `cut` bytes and the rest of each peer's message.
+fn halves<'b>(peers: &[usize], places: &'b [RawBytes], cut: usize) -> Vec<(usize, DeviceSlice<'b>)> {
+    let both = |(&peer, place): (&usize, &'b RawBytes)| {
+        let whole = place.elements(DType::U8);
+        [(peer, whole.range(0..cut)), (peer, whole.range(cut..whole.len()))]
+    };
+    peers.iter().zip(places).flat_map(both).collect()
 }
 
 /// Two payloads to every other rank in one call, which must match their receives in order.
@@ -173,12 +182,9 @@ fn exchange(cases: &Cases<'_>) {
     let message = |from: usize, to: usize| &all[from][to * len..(to + 1) * len];
     let inputs: Vec<RawBytes> = peers.iter().map(|&peer| RawBytes::new(queue, message(rank, peer), peer)).collect();
     let outputs: Vec<RawBytes> = peers.iter().map(|&peer| RawBytes::unwritten(queue, len, peer)).collect();
-    let halves = |places: &[RawBytes]| -> Vec<(usize, RawSlice)> {
-        let both = |(&peer, place): (&usize, &RawBytes)| [(peer, place.range(0..cut)), (peer, place.range(cut..len))];
-        peers.iter().zip(places).flat_map(both).collect()
-    };
     // SAFETY: the memory lives until it has been read, nothing else uses it, and no two parts overlap.
-    unsafe { crate::transfers::exchange_raw(comm, queue, &halves(&inputs), &halves(&outputs)) }.unwrap();
+    unsafe { crate::transfers::exchange_raw(comm, &halves(&peers, &inputs, cut), &halves(&peers, &outputs, cut)) }
+        .unwrap();
     let mut checks = Checks::new(comm);
     for (peer, output) in peers.iter().zip(&outputs) {
         checks.own_list(format!("bytes from rank {peer}"), output.read(comm), message(*peer, rank).to_vec());
@@ -196,19 +202,19 @@ fn moves(cases: &Cases<'_>, dtype: DType) {
         let input = RawBytes::new(queue, &inputs[rank], dtype.size_bytes());
         let all = RawBytes::unwritten(queue, inputs.concat().len(), dtype.size_bytes());
         // SAFETY: the memory lives until it has been read, and nothing else uses it.
-        unsafe { comm.all_gather_raw(queue, input.elements(dtype), all.address()) }.unwrap();
+        unsafe { comm.all_gather_raw(input.elements(dtype), all.address()) }.unwrap();
         checks.same_list(format!("{len} of each rank"), all.read(comm), inputs.concat());
 
         let data = RawBytes::new(queue, &inputs[rank], 0);
         // SAFETY: as above.
-        unsafe { comm.broadcast_raw(queue, data.elements(dtype), 0) }.unwrap();
+        unsafe { comm.broadcast_raw(data.elements(dtype), 0) }.unwrap();
         checks.same_list(format!("{len} of rank 0"), data.read(comm), inputs[0].clone());
 
         if world_size > 1 {
             let come = RawBytes::unwritten(queue, inputs[last].len(), dtype.size_bytes());
             let (out, back) = ([(next, input.elements(dtype))], [(last, come.elements(dtype))]);
             // SAFETY: as above; the two are apart.
-            unsafe { crate::transfers::exchange_raw(comm, queue, &out, &back) }.unwrap();
+            unsafe { crate::transfers::exchange_raw(comm, &out, &back) }.unwrap();
             checks.own_list(format!("{len} of rank {last}"), come.read(comm), inputs[last].clone());
         }
     }

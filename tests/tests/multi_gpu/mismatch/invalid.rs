@@ -3,8 +3,7 @@
 use std::time::Instant;
 
 use gradsync::comm::{Collectives, Communicator, Operation, Ranks, ReduceOp, Scaling};
-use gradsync::driver::{DeviceBuffer, Queue};
-use gradsync::memory::RawSlice;
+use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
 use gradsync::{CommError, DType, Error};
 
 use super::{Groups, QUICK, SUM, Step, comm_error, f32s};
@@ -61,9 +60,12 @@ const CASES: [Invalid; 6] = [
         name: "a sum of a type that is only moved",
         step: |comm, queue| {
             let data = f32s(queue, 5);
-            let input = RawSlice { dtype: DType::I16, ..data.as_slice().into() };
+            let address = data.as_slice().address();
             // SAFETY: the memory has room for as many elements, and nothing else uses it.
-            unsafe { comm.all_reduce_raw(queue, input, input.address, ReduceOp::Sum) }
+            unsafe {
+                let input = DeviceSlice::from_raw_parts(queue, address, DType::I16, 5);
+                comm.all_reduce_raw(input, address, ReduceOp::Sum)
+            }
         },
         is_own: |error| matches!(error, Error::InvalidArgument { reason, .. } if reason.contains("elements of i16")),
     },

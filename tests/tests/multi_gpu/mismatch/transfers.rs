@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use gradsync::comm::{Call, Collectives, Communicator, Operation, Ranks};
-use gradsync::memory::RawSlice;
+use gradsync::driver::DeviceSlice;
 use gradsync::{CommError, DType, Error};
 
 use super::{Groups, QUICK, SUM, comm_error, f32s};
@@ -57,8 +57,9 @@ fn meet(groups: &mut Groups<'_>, calls: [Call; 2]) {
     let failure = groups.fail(|comm| {
         let Some(own) = calls.get(rank) else { return };
         let data = f32s(&queue, own.len);
-        // The memory has room for as many elements of each type.
-        let raw = RawSlice { dtype: own.dtype.expect("a transfer has data"), ..data.as_slice().into() };
+        let (address, dtype) = (data.as_slice().address(), own.dtype.expect("a transfer has data"));
+        // SAFETY: the memory has room for as many elements of each type.
+        let raw = unsafe { DeviceSlice::from_raw_parts(&queue, address, dtype, own.len) };
         let (sends, receives) = match own.operation {
             Operation::Send { peer } => (vec![(peer, raw)], vec![]),
             Operation::Recv { peer } => (vec![], vec![(peer, raw)]),
@@ -66,7 +67,7 @@ fn meet(groups: &mut Groups<'_>, calls: [Call; 2]) {
         };
         let begun = Instant::now();
         // SAFETY: the memory lives until the communicator has failed, and nothing else uses it.
-        let outcome = unsafe { crate::transfers::exchange_raw(comm, &queue, &sends, &receives) };
+        let outcome = unsafe { crate::transfers::exchange_raw(comm, &sends, &receives) };
         let outcome = outcome.and_then(|()| comm.synchronize(&queue));
         let error = comm_error(outcome.expect_err("nobody meets this call"));
         assert_eq!(error, expected);

@@ -93,7 +93,7 @@ fn odd_places(cases: &Cases<'_>) {
             let output = RawBytes::unwritten(queue, bytes_of(last).len(), 2 * begin);
             let (send, receive) = ([(next, input.elements(dtype))], [(last, output.elements(dtype))]);
             // SAFETY: the memory lives until it has been read, and nothing else uses it.
-            unsafe { crate::transfers::exchange_raw(cases.comm, queue, &send, &receive) }.unwrap();
+            unsafe { crate::transfers::exchange_raw(cases.comm, &send, &receive) }.unwrap();
             assert!(output.read(cases.comm) == bytes_of(last), "{len} bytes of {dtype} differ");
         }
     }

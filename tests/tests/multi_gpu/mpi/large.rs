@@ -2,7 +2,6 @@
 
 use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
-use gradsync::memory::RawSlice;
 use gradsync::{DType, bf16};
 use gradsync_tests::oracle::Format;
 
@@ -37,13 +36,13 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     report.case(&cases.name("2³¹ bytes exchanged"), || {
         let half = LEN / 2;
         fill(data.as_mut_slice().range_mut(0..half), rank + 4);
-        let place = |begin: usize| RawSlice {
-            address: data.as_slice().address() + (begin * 2) as u64,
-            len: half * 2,
-            dtype: DType::U8,
+        let place = |begin: usize| {
+            let address = data.as_slice().address() + (begin * 2) as u64;
+            // SAFETY: the bytes of one half of the memory.
+            unsafe { DeviceSlice::from_raw_parts(queue, address, DType::U8, half * 2) }
         };
         // SAFETY: two halves of memory that nothing else uses.
-        unsafe { crate::transfers::exchange_raw(comm, queue, &[(peer, place(0))], &[(peer, place(half))]) }.unwrap();
+        unsafe { crate::transfers::exchange_raw(comm, &[(peer, place(0))], &[(peer, place(half))]) }.unwrap();
         comm.synchronize(queue).unwrap();
         check(data.as_slice().range(half..2 * half), |index| number(peer + 4, index));
     });

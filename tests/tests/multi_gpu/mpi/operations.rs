@@ -56,17 +56,15 @@ fn filled(context: &Context, format: Format, kind: Kind) -> GradientBuffer {
 }
 
 fn on_device(context: &Context, host: &GradientBuffer) -> GradientBuffer<Cuda> {
-    let table = host.table();
-    let tensors = (0..table.tensor_count()).map(|i| (table.name(i).to_owned(), table.shape(i).to_vec()));
-    let mut buffer = GradientBuffer::on_queue(&context.queue, table.dtype(), context.world_size, tensors).unwrap();
+    let tensors = (0..host.tensor_count()).map(|i| (host.name(i).to_owned(), host.shape(i).to_vec()));
+    let mut buffer = GradientBuffer::on_queue(&context.queue, host.dtype(), context.world_size, tensors).unwrap();
     buffer.copy_from_host(host).unwrap();
     buffer
 }
 
 fn bits(host: &GradientBuffer, buffer: &GradientBuffer<Cuda>) -> Vec<u64> {
-    let table = host.table();
-    let tensors = (0..table.tensor_count()).map(|i| (table.name(i).to_owned(), table.shape(i).to_vec()));
-    let mut back = GradientBuffer::new(table.dtype(), table.world_size(), tensors).unwrap();
+    let tensors = (0..host.tensor_count()).map(|i| (host.name(i).to_owned(), host.shape(i).to_vec()));
+    let mut back = GradientBuffer::new(host.dtype(), host.world_size(), tensors).unwrap();
     buffer.copy_to_host(&mut back).unwrap();
     patterns_of(back.as_slice())
 }

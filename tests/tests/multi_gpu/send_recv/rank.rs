@@ -1,11 +1,11 @@
 //! [`DeviceRank`]: a rank whose tensors are on the device, between guards that reveal a write beside them.
 
 use gradsync::comm::Communicator;
-use gradsync::driver::{DeviceBuffer, Queue};
+use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::kernels::cuda;
-use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, Memory, RawSlice};
-use gradsync::ops::send_recv::{Received, SendRecv, WireTensor, WireTensorMut};
-use gradsync::{DType, GradientBuffer};
+use gradsync::memory::{Cuda, Memory};
+use gradsync::ops::send_recv::{Received, SendRecv};
+use gradsync::{DType, GradientBuffer, TensorView, TensorViewMut};
 use gradsync_tests::transfers::{Owned, Rank};
 
 const GUARD: u8 = 0x66;
@@ -32,9 +32,11 @@ impl Tensor {
         Tensor { begin: 0, dtype: DType::F64, shape: vec![buffer.as_slice().len()], buffer }
     }
 
-    fn raw(&self) -> RawSlice {
-        let address = self.buffer.as_slice().address() + self.begin as u64;
-        RawSlice { address, len: self.shape.iter().product(), dtype: self.dtype }
+    fn slice(&self) -> DeviceSlice<'_> {
+        let whole = self.buffer.as_slice();
+        let (address, len) = (whole.address() + self.begin as u64, self.shape.iter().product());
+        // SAFETY: a part of the buffer, which is borrowed.
+        unsafe { DeviceSlice::from_raw_parts(whole.queue(), address, self.dtype, len) }
     }
 }
 
@@ -71,8 +73,8 @@ impl Rank for DeviceRank<'_> {
         Tensor::of(DeviceBuffer::zeroed(self.queue, DType::F64, len).unwrap())
     }
 
-    fn scaled(&self, tensor: WireTensor<'_, Cuda>, factor: f64) -> Tensor {
-        let data = tensor.slice().expect("f64");
+    fn scaled(&self, tensor: TensorView<'_, Cuda>, factor: f64) -> Tensor {
+        let data = tensor.data();
         let mut product = DeviceBuffer::zeroed(self.queue, DType::F64, data.len()).unwrap();
         cuda::scale(product.as_mut_slice(), data, factor).unwrap();
         Tensor::of(product)
@@ -81,8 +83,7 @@ impl Rank for DeviceRank<'_> {
     fn read(tensor: &Tensor) -> Owned {
         let words = Cuda::to_vec::<f64>(tensor.buffer.as_slice()).unwrap();
         let mut before: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        let raw = tensor.raw();
-        let behind = before.split_off(tensor.begin + raw.len * raw.dtype.size_bytes());
+        let behind = before.split_off(tensor.begin + tensor.slice().len() * tensor.dtype.size_bytes());
         let bytes = before.split_off(tensor.begin);
         assert!(before.iter().chain(&behind).all(|&byte| byte == GUARD), "memory beside the tensor was written");
         Owned { dtype: tensor.dtype, shape: tensor.shape.clone(), bytes }
@@ -92,16 +93,16 @@ impl Rank for DeviceRank<'_> {
         received.to_host().unwrap().tensors().map(Owned::from).collect()
     }
 
-    fn view(tensor: &Tensor) -> WireTensor<'_, Cuda> {
-        // SAFETY: a part of the buffer, which is borrowed.
-        let data = unsafe { DeviceWireSlice::from_raw_parts(tensor.buffer.as_slice().queue(), tensor.raw()) };
-        WireTensor::on_device(data, &tensor.shape[..]).unwrap()
+    fn view(tensor: &Tensor) -> TensorView<'_, Cuda> {
+        TensorView::on_device(tensor.slice(), &tensor.shape[..]).unwrap()
     }
 
-    fn view_mut(tensor: &mut Tensor) -> WireTensorMut<'_, Cuda> {
+    fn view_mut(tensor: &mut Tensor) -> TensorViewMut<'_, Cuda> {
+        let slice = tensor.slice();
+        let (queue, address, dtype, len) = (slice.queue(), slice.address(), slice.dtype(), slice.len());
         // SAFETY: a part of the buffer, which is borrowed mutably.
-        let data = unsafe { DeviceWireSliceMut::from_raw_parts(tensor.buffer.as_slice().queue(), tensor.raw()) };
-        WireTensorMut::on_device(data, &tensor.shape[..]).unwrap()
+        let data = unsafe { DeviceSliceMut::from_raw_parts(queue, address, dtype, len) };
+        TensorViewMut::on_device(data, &tensor.shape[..]).unwrap()
     }
 
     fn gradients(&self, dtype: DType, shards: usize, shapes: &[(&str, Vec<usize>)]) -> GradientBuffer<Cuda> {

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Communicator, Ranks};
-use gradsync::ops::tensor_parallel::{AllGather, AllReduce, DeviceTensor, Pipeline, ReduceScatter, TensorOp};
+use gradsync::memory::Cuda;
+use gradsync::ops::tensor_parallel::{AllGather, AllReduce, OwnedTensor, Pipeline, ReduceScatter, TensorOp};
 use gradsync::{CommError, Error, Result};
 use gradsync_tests::oracle::Format;
 
@@ -59,7 +60,7 @@ fn ahead_of_the_others(context: &Context, comm: &NcclCommunicator) {
     let ranks = RankContext { comm, queue: &context.queue };
     let rows = context.world_size;
     let mut pipeline = Pipeline::new().then(AllGather).then(AllReduce).then(ReduceScatter).then(AllReduce);
-    let mut step = |input: DeviceTensor| -> Result<DeviceTensor> {
+    let mut step = |input: OwnedTensor<Cuda>| -> Result<OwnedTensor<Cuda>> {
         let output = pipeline.forward(input, comm)?;
         pipeline.backward(output, comm)
     };

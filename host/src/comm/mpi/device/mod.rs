@@ -60,7 +60,7 @@ use crate::comm::reduction::Reduction;
 use crate::comm::{Collective, Communicator, Operands, Ranks, Split};
 use crate::driver::{CudaError, DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Call, Error, Operation, Result};
-use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
+use crate::memory::Cuda;
 
 const OPERATION: &str = "mpi device communicator";
 /// The bytes of a block, which holds a step of a collective or a piece of a transfer.
@@ -206,10 +206,6 @@ impl MpiDeviceCommunicator {
     }
 }
 
-fn bytes(data: RawSlice) -> usize {
-    data.len * data.dtype.size_bytes()
-}
-
 /// Converts an address to a pointer for MPI.
 fn pointer(address: u64) -> *mut u8 {
     address as usize as *mut u8
@@ -302,22 +298,17 @@ impl Communicator<Cuda> for MpiDeviceCommunicator {
         }
     }
 
-    fn exchange(
-        &self,
-        sends: &[(usize, DeviceWireSlice<'_>)],
-        receives: &mut [(usize, DeviceWireSliceMut<'_>)],
-    ) -> Result<()> {
+    fn exchange(&self, sends: &[(usize, DeviceSlice<'_>)], receives: &mut [(usize, DeviceSliceMut<'_>)]) -> Result<()> {
         let Some(queue) = one_queue(sends, receives)? else { return Ok(()) };
-        let sends: Vec<_> = sends.iter().map(|(peer, data)| (*peer, data.raw())).collect();
-        let receives: Vec<_> = receives.iter().map(|(peer, data)| (*peer, data.raw())).collect();
-        let calls = |list: &[(usize, RawSlice)], operation: fn(usize) -> Operation| -> Result<Vec<Call>> {
-            let call = |&(peer, data): &(usize, RawSlice)| {
+        let receives: Vec<_> = receives.iter().map(|(peer, data)| (*peer, data.as_slice())).collect();
+        let calls = |list: &[(usize, DeviceSlice<'_>)], operation: fn(usize) -> Operation| -> Result<Vec<Call>> {
+            let call = |&(peer, data): &(usize, DeviceSlice<'_>)| {
                 self.comm.ranks.check_peer(operation(peer), peer)?;
-                Ok(Call::new(operation(peer), data.len, data.dtype))
+                Ok(Call::new(operation(peer), data.len(), data.dtype()))
             };
             list.iter().map(call).collect()
         };
-        let sent = calls(&sends, |peer| Operation::Send { peer })?;
+        let sent = calls(sends, |peer| Operation::Send { peer })?;
         let received = calls(&receives, |peer| Operation::Recv { peer })?;
         let Some(operation) = sent.iter().chain(&received).map(|call| call.operation).next() else { return Ok(()) };
         let sends = sends.iter().zip(sent).map(|(&(peer, data), call)| (peer, data, call));
@@ -326,12 +317,12 @@ impl Communicator<Cuda> for MpiDeviceCommunicator {
             // SAFETY: nothing is copied.
             unsafe { self.admit_direct(queue, operation, None) }?;
             let sends = sends.map(|(peer, data, call)| {
-                let outgoing = Outgoing { peer, start: pointer(data.address), bytes: bytes(data) };
+                let outgoing = Outgoing { peer, start: pointer(data.address()), bytes: data.size_bytes() };
                 // SAFETY: borrowed; the exchange returns when MPI is done with it.
                 unsafe { Half::outgoing(self.comm.ranks.link(), call, outgoing, false) }
             });
             let receives = receives.map(|(peer, data, call)| {
-                let incoming = Incoming { peer, start: pointer(data.address), bytes: bytes(data) };
+                let incoming = Incoming { peer, start: pointer(data.address()), bytes: data.size_bytes() };
                 // SAFETY: as above.
                 unsafe { Half::incoming(self.comm.ranks.link(), call, incoming, false) }
             });
@@ -341,13 +332,13 @@ impl Communicator<Cuda> for MpiDeviceCommunicator {
         let slots = Slots::new(&self.pinned, &self.down, queue);
         let sends = sends.map(|(peer, data, call)| {
             // SAFETY: borrowed; all data have been fetched when the exchange returns.
-            let end = unsafe { slots.outgoing(data.address, bytes(data)) };
-            Half::new(peer, call, bytes(data), end)
+            let end = unsafe { slots.outgoing(data.address(), data.size_bytes()) };
+            Half::new(peer, call, data.size_bytes(), end)
         });
         let receives = receives.map(|(peer, data, call)| {
             // SAFETY: borrowed; the copies to the device are in the queue's order.
-            let end = unsafe { slots.incoming(data.address, bytes(data)) };
-            Half::new(peer, call, bytes(data), end)
+            let end = unsafe { slots.incoming(data.address(), data.size_bytes()) };
+            Half::new(peer, call, data.size_bytes(), end)
         });
         exchange(self.comm.ranks.handshake(), sends.collect(), receives.collect())
     }

@@ -19,7 +19,7 @@ pub(crate) use self::peer::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, Pe
 use super::{pointer, pointer_mut, upload_words};
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue, Table};
 use crate::dtype::DType;
-use crate::error::{Error, Result, same_len};
+use crate::error::{Error, Result, check_float, same_len};
 use crate::kernels::cpu::Coefficients;
 use crate::plan::divided_layers::DividedLayers;
 use crate::plan::segments;
@@ -567,7 +567,7 @@ impl SegmentWorkspace {
     fn check_destination(&self, operation: &'static str, dst: &DeviceSliceMut<'_>) -> Result<()> {
         let view = dst.as_slice();
         same_len(operation, ("destination", view.len()), ("each vector", self.len))?;
-        view.queue().check_same(operation, &self.queue)
+        check_float(operation, view.dtype()).and_then(|()| view.queue().check_same(operation, &self.queue))
     }
 
     /// Checks vectors and returns their dtype.
@@ -581,7 +581,7 @@ impl SegmentWorkspace {
                 return Err(Error::DTypeMismatch { operation, what, left: dtype, right: vector.dtype() });
             }
         }
-        Ok(dtype)
+        check_float(operation, dtype).map(|()| dtype)
     }
 
     /// Checks one vector per rank; returns their dtype, and their addresses on the device, for a launch by a call that holds the queue.

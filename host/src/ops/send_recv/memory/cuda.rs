@@ -9,7 +9,7 @@ use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Event, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cuda::{pack, unpack};
-use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
+use crate::memory::Cuda;
 use crate::slice::{Slice, SliceMut};
 
 /// The size of the element in which one launch copies.
@@ -20,7 +20,7 @@ impl BundleMemory for Cuda {
     /// Memory of `f64`, as which words are copied. Sent messages are in front of received ones.
     type Workspace = Option<DeviceBuffer>;
 
-    fn queue<'a>(data: Self::Wire<'a>) -> &'a Queue {
+    fn queue<'a>(data: Self::Slice<'a>) -> &'a Queue {
         data.queue()
     }
 
@@ -28,33 +28,29 @@ impl BundleMemory for Cuda {
         queue.check_same(operation, other)
     }
 
-    fn reborrow_wire<'a>(data: &'a mut DeviceWireSliceMut<'_>) -> DeviceWireSliceMut<'a> {
-        // SAFETY: the same elements, which are borrowed mutably.
-        unsafe { DeviceWireSliceMut::from_raw_parts(data.queue(), data.raw()) }
-    }
-
-    fn part<'s, 'l: 's>(memory: Self::Wire<'l>, bytes: Range<usize>, dtype: DType) -> Self::Wire<'s> {
-        let address = memory.raw().address + bytes.start as u64;
-        let data = RawSlice { address, len: bytes.len() / dtype.size_bytes(), dtype };
+    fn part<'s, 'l: 's>(memory: Self::Slice<'l>, bytes: Range<usize>, dtype: DType) -> Self::Slice<'s> {
+        let address = memory.address() + bytes.start as u64;
         // SAFETY: a part of the elements.
-        unsafe { DeviceWireSlice::from_raw_parts(memory.queue(), data) }
+        unsafe { DeviceSlice::from_raw_parts(memory.queue(), address, dtype, bytes.len() / dtype.size_bytes()) }
     }
 
-    fn contiguous<'a>(tensors: &[Self::Wire<'a>], places: &[Range<usize>]) -> Option<Self::Wire<'a>> {
-        let raw: Vec<RawSlice> = tensors.iter().map(|tensor| bytes_of(tensor.raw())).collect();
-        let payload = payload_of(&raw, places)?;
+    fn contiguous<'a>(tensors: &[Self::Slice<'a>], places: &[Range<usize>]) -> Option<Self::Slice<'a>> {
+        let bytes: Vec<Bytes> = tensors.iter().map(|tensor| Bytes::of(*tensor)).collect();
+        let Bytes { address, len } = payload_of(&bytes, places)?;
         // SAFETY: the range consists of the tensors' memory.
-        Some(unsafe { DeviceWireSlice::from_raw_parts(tensors.first()?.queue(), payload) })
+        Some(unsafe { DeviceSlice::from_raw_parts(tensors.first()?.queue(), address, DType::U8, len) })
     }
 
-    fn contiguous_mut<'a, 't>(
-        tensors: Vec<&'a mut Self::WireMut<'t>>,
+    fn contiguous_mut<'a>(
+        tensors: Vec<Self::SliceMut<'a>>,
         places: &[Range<usize>],
-    ) -> Result<Self::WireMut<'a>, Vec<&'a mut Self::WireMut<'t>>> {
-        let raw: Vec<RawSlice> = tensors.iter().map(|tensor| bytes_of(tensor.raw())).collect();
-        match (payload_of(&raw, places), tensors.first()) {
-            // SAFETY: the range consists of the tensors' memory, which is borrowed mutably.
-            (Some(payload), Some(first)) => Ok(unsafe { DeviceWireSliceMut::from_raw_parts(first.queue(), payload) }),
+    ) -> Result<Self::SliceMut<'a>, Vec<Self::SliceMut<'a>>> {
+        let bytes: Vec<Bytes> = tensors.iter().map(|tensor| Bytes::of(tensor.as_slice())).collect();
+        match (payload_of(&bytes, places), tensors.first()) {
+            (Some(Bytes { address, len }), Some(first)) => {
+                // SAFETY: the range consists of the tensors' memory, which is borrowed mutably.
+                Ok(unsafe { DeviceSliceMut::from_raw_parts(first.queue(), address, DType::U8, len) })
+            }
             _ => Err(tensors),
         }
     }
@@ -65,37 +61,36 @@ impl BundleMemory for Cuda {
         DeviceBuffer::allocate(queue, DType::F32, bytes.div_ceil(DType::F64.size_bytes()) * 2)
     }
 
-    fn bytes_mut(payload: &mut DeviceBuffer, bytes: usize) -> DeviceWireSliceMut<'_> {
+    fn bytes_mut(payload: &mut DeviceBuffer, bytes: usize) -> DeviceSliceMut<'_> {
         let view = payload.as_slice();
-        let data = RawSlice { address: view.address(), len: bytes, dtype: DType::U8 };
         // SAFETY: a part of the buffer, which is borrowed mutably.
-        unsafe { DeviceWireSliceMut::from_raw_parts(view.queue(), data) }
+        unsafe { DeviceSliceMut::from_raw_parts(view.queue(), view.address(), DType::U8, bytes) }
     }
 
-    fn pack(payload: &mut DeviceBuffer, places: &[Range<usize>], tensors: &[DeviceWireSlice<'_>]) -> Result<()> {
+    fn pack(payload: &mut DeviceBuffer, places: &[Range<usize>], tensors: &[DeviceSlice<'_>]) -> Result<()> {
         let (queue, address) = (payload.as_slice().queue().clone(), payload.as_slice().address());
-        let (words, rest) = split(tensors.iter().map(DeviceWireSlice::raw), places);
+        let (words, rest) = split(tensors.iter().copied(), places);
         for (place, tensor) in rest {
             // SAFETY: the layout has a range for the tensor there, and the payload is memory of its own.
             unsafe { queue.copy_bytes(address + place as u64, tensor.address, tensor.len) }?;
         }
         let offsets: Vec<usize> = words.iter().map(|(place, _)| place / WORD).collect();
-        let source = |(_, tensor): &(usize, RawSlice)| {
+        let source = |(_, tensor): &(usize, Bytes)| {
             // SAFETY: the tensor's memory, which is borrowed; its length in bytes is a multiple of a word.
             unsafe { DeviceSlice::from_raw_parts(&queue, tensor.address, DType::F32, tensor.len / WORD) }
         };
         pack(payload.as_mut_slice(), &offsets, &words.iter().map(source).collect::<Vec<_>>())
     }
 
-    fn unpack(payload: &DeviceBuffer, places: &[Range<usize>], tensors: Vec<&mut Self::WireMut<'_>>) -> Result<()> {
+    fn unpack(payload: &DeviceBuffer, places: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()> {
         let (payload, queue) = (payload.as_slice(), payload.as_slice().queue());
-        let (words, rest) = split(tensors.iter().map(|tensor| tensor.raw()), places);
+        let (words, rest) = split(tensors.iter().map(|tensor| tensor.as_slice()), places);
         for (place, tensor) in rest {
             // SAFETY: the payload has the tensor at that offset; the tensor is borrowed mutably.
             unsafe { queue.copy_bytes(tensor.address, payload.address() + place as u64, tensor.len) }?;
         }
         let offsets: Vec<usize> = words.iter().map(|(place, _)| place / WORD).collect();
-        let destination = |(_, tensor): &(usize, RawSlice)| {
+        let destination = |(_, tensor): &(usize, Bytes)| {
             // SAFETY: the tensor's memory, borrowed mutably; its length in bytes is a multiple of a word.
             unsafe { DeviceSliceMut::from_raw_parts(queue, tensor.address, DType::F32, tensor.len / WORD) }
         };
@@ -124,17 +119,19 @@ impl BundleMemory for Cuda {
         }
         let mut address = workspace.as_slice().address();
         let mut place = |(peer, words): &(usize, Vec<u64>)| {
-            let data = RawSlice { address, len: words.len(), dtype: DType::U64 };
+            let begin = address;
             address += (words.len() * size_of::<u64>()) as u64;
-            (*peer, data)
+            (*peer, begin, words.len())
         };
         // SAFETY: the workspace has room for all messages, which do not overlap, and returns to this queue when it is dropped.
         unsafe {
             let outgoing = sends.iter().map(&mut place);
-            let outgoing = outgoing.map(|(peer, data)| (peer, DeviceWireSlice::from_raw_parts(queue, data)));
+            let outgoing = outgoing
+                .map(|(peer, address, len)| (peer, DeviceSlice::from_raw_parts(queue, address, DType::U64, len)));
             let outgoing: Vec<_> = outgoing.collect();
             let incoming = receives.iter().map(&mut place);
-            let incoming = incoming.map(|(peer, data)| (peer, DeviceWireSliceMut::from_raw_parts(queue, data)));
+            let incoming = incoming
+                .map(|(peer, address, len)| (peer, DeviceSliceMut::from_raw_parts(queue, address, DType::U64, len)));
             comm.exchange(&outgoing, &mut incoming.collect::<Vec<_>>())?;
         }
         if receives.is_empty() {
@@ -160,27 +157,37 @@ impl BundleMemory for Cuda {
     }
 }
 
-fn bytes_of(data: RawSlice) -> RawSlice {
-    RawSlice { address: data.address, len: data.len * data.dtype.size_bytes(), dtype: DType::U8 }
+/// The bytes of a tensor.
+#[derive(Clone, Copy)]
+struct Bytes {
+    address: u64,
+    len: usize,
+}
+
+impl Bytes {
+    fn of(data: DeviceSlice<'_>) -> Self {
+        Self { address: data.address(), len: data.size_bytes() }
+    }
 }
 
 /// The range of the payload, if the tensors already have its layout without gaps, so that it consists of their memory alone.
-fn payload_of(tensors: &[RawSlice], places: &[Range<usize>]) -> Option<RawSlice> {
+fn payload_of(tensors: &[Bytes], places: &[Range<usize>]) -> Option<Bytes> {
     let is_gapless = places.windows(2).all(|pair| pair[0].end == pair[1].start);
-    let begin = |(tensor, place): (&RawSlice, &Range<usize>)| tensor.address.checked_sub(place.start as u64);
+    let begin = |(tensor, place): (&Bytes, &Range<usize>)| tensor.address.checked_sub(place.start as u64);
     let mut begins = tensors.iter().zip(places).filter(|(tensor, _)| tensor.len > 0).map(begin);
     let address = begins.next().unwrap_or_else(|| tensors.first().map(|tensor| tensor.address))?;
     let is_one = is_gapless && begins.all(|begin| begin == Some(address));
-    is_one.then(|| RawSlice { address, len: places.last().map_or(0, |place| place.end), dtype: DType::U8 })
+    is_one.then(|| Bytes { address, len: places.last().map_or(0, |place| place.end) })
 }
 
 /// Splits tensors, as bytes with their offsets, into tensors of whole words, which one launch copies, and others.
 #[expect(clippy::type_complexity, reason = "two lists of one kind")]
-fn split(
-    tensors: impl Iterator<Item = RawSlice>,
+fn split<'a>(
+    tensors: impl Iterator<Item = DeviceSlice<'a>>,
     places: &[Range<usize>],
-) -> (Vec<(usize, RawSlice)>, Vec<(usize, RawSlice)>) {
-    let placed = places.iter().map(|place| place.start).zip(tensors.map(bytes_of)).filter(|(_, tensor)| tensor.len > 0);
+) -> (Vec<(usize, Bytes)>, Vec<(usize, Bytes)>) {
+    let placed =
+        places.iter().map(|place| place.start).zip(tensors.map(Bytes::of)).filter(|(_, tensor)| tensor.len > 0);
     placed.partition(|(_, tensor)| tensor.len % WORD == 0 && tensor.address % WORD as u64 == 0)
 }
 
@@ -193,7 +200,7 @@ mod tests {
     fn a_payload_is_found_only_where_there_is_no_gap() {
         let begin = |tensors: &[(u64, usize)]| {
             let layout = BundleLayout::new(&tensors.iter().map(|(_, len)| *len).collect::<Vec<_>>()).unwrap();
-            let raw = |&(address, len): &(u64, usize)| RawSlice { address, len, dtype: DType::U8 };
+            let raw = |&(address, len): &(u64, usize)| Bytes { address, len };
             let payload = payload_of(&tensors.iter().map(raw).collect::<Vec<_>>(), &layout.places)?;
             assert_eq!(payload.len, layout.len);
             Some(payload.address)

@@ -6,13 +6,14 @@ use super::BundleMemory;
 use crate::comm::Communicator;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::memory::{Host, HostBuffer, WireSlice, WireSliceMut};
+use crate::memory::{Host, HostBuffer};
+use crate::slice::{Slice, SliceMut};
 
 impl BundleMemory for Host {
     type End = ();
     type Workspace = ();
 
-    fn queue<'a>(_: Self::Wire<'a>) -> &'a () {
+    fn queue<'a>(_: Self::Slice<'a>) -> &'a () {
         &()
     }
 
@@ -20,25 +21,21 @@ impl BundleMemory for Host {
         Ok(())
     }
 
-    fn reborrow_wire<'a>(data: &'a mut WireSliceMut<'_>) -> WireSliceMut<'a> {
-        WireSliceMut::of_bytes(data.as_wire().dtype(), data.bytes_mut())
+    fn part<'s, 'l: 's>(memory: Self::Slice<'l>, bytes: Range<usize>, dtype: DType) -> Self::Slice<'s> {
+        Slice::of_bytes(dtype, &memory.as_bytes()[bytes])
     }
 
-    fn part<'s, 'l: 's>(memory: Self::Wire<'l>, bytes: Range<usize>, dtype: DType) -> Self::Wire<'s> {
-        WireSlice::of_bytes(dtype, &memory.bytes()[bytes])
-    }
-
-    fn contiguous<'a>(tensors: &[Self::Wire<'a>], _: &[Range<usize>]) -> Option<Self::Wire<'a>> {
+    fn contiguous<'a>(tensors: &[Self::Slice<'a>], _: &[Range<usize>]) -> Option<Self::Slice<'a>> {
         let [only] = tensors else { return None };
-        Some(only.bytes().into())
+        Some(only.as_bytes().into())
     }
 
-    fn contiguous_mut<'a, 't>(
-        mut tensors: Vec<&'a mut Self::WireMut<'t>>,
+    fn contiguous_mut<'a>(
+        mut tensors: Vec<Self::SliceMut<'a>>,
         _: &[Range<usize>],
-    ) -> Result<Self::WireMut<'a>, Vec<&'a mut Self::WireMut<'t>>> {
+    ) -> Result<Self::SliceMut<'a>, Vec<Self::SliceMut<'a>>> {
         match (tensors.len(), tensors.pop()) {
-            (1, Some(only)) => Ok(only.bytes_mut().into()),
+            (1, Some(only)) => Ok(only.as_bytes_mut().into()),
             (_, last) => Err(tensors.into_iter().chain(last).collect()),
         }
     }
@@ -47,19 +44,19 @@ impl BundleMemory for Host {
         HostBuffer::zeroed(operation, DType::F64, bytes.div_ceil(DType::F64.size_bytes()))
     }
 
-    fn bytes_mut(payload: &mut HostBuffer, bytes: usize) -> WireSliceMut<'_> {
-        WireSliceMut::from(&mut payload.as_mut_slice().as_bytes_mut()[..bytes])
+    fn bytes_mut(payload: &mut HostBuffer, bytes: usize) -> SliceMut<'_> {
+        SliceMut::from(&mut payload.as_mut_slice().as_bytes_mut()[..bytes])
     }
 
-    fn pack(payload: &mut HostBuffer, places: &[Range<usize>], tensors: &[WireSlice<'_>]) -> Result<()> {
+    fn pack(payload: &mut HostBuffer, places: &[Range<usize>], tensors: &[Slice<'_>]) -> Result<()> {
         let bytes = payload.as_mut_slice().as_bytes_mut();
-        places.iter().zip(tensors).for_each(|(place, data)| bytes[place.clone()].copy_from_slice(data.bytes()));
+        places.iter().zip(tensors).for_each(|(place, data)| bytes[place.clone()].copy_from_slice(data.as_bytes()));
         Ok(())
     }
 
-    fn unpack(payload: &HostBuffer, places: &[Range<usize>], tensors: Vec<&mut Self::WireMut<'_>>) -> Result<()> {
+    fn unpack(payload: &HostBuffer, places: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()> {
         let bytes = payload.as_slice().as_bytes();
-        places.iter().zip(tensors).for_each(|(place, data)| data.bytes_mut().copy_from_slice(&bytes[place.clone()]));
+        places.iter().zip(tensors).for_each(|(place, data)| data.as_bytes_mut().copy_from_slice(&bytes[place.clone()]));
         Ok(())
     }
 

@@ -21,7 +21,7 @@ pub trait BundleMemory: Memory {
     type Workspace: Default;
 
     /// The queue on which work on the elements is ordered.
-    fn queue<'a>(data: Self::Wire<'a>) -> &'a Self::Queue;
+    fn queue<'a>(data: Self::Slice<'a>) -> &'a Self::Queue;
 
     /// Refuses operands whose work is ordered on another queue.
     ///
@@ -29,23 +29,20 @@ pub trait BundleMemory: Memory {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument).
     fn check_queue(operation: &'static str, queue: &Self::Queue, other: &Self::Queue) -> Result<()>;
 
-    /// The same elements for a shorter borrow.
-    fn reborrow_wire<'a>(data: &'a mut Self::WireMut<'_>) -> Self::WireMut<'a>;
-
     /// The elements of a type in a range of bytes, which lies within the memory.
-    fn part<'s, 'l: 's>(memory: Self::Wire<'l>, bytes: Range<usize>, dtype: DType) -> Self::Wire<'s>;
+    fn part<'s, 'l: 's>(memory: Self::Slice<'l>, bytes: Range<usize>, dtype: DType) -> Self::Slice<'s>;
 
     /// The bytes of a payload, if these tensors have these offsets in it, without foreign memory between them.
-    fn contiguous<'a>(tensors: &[Self::Wire<'a>], places: &[Range<usize>]) -> Option<Self::Wire<'a>>;
+    fn contiguous<'a>(tensors: &[Self::Slice<'a>], places: &[Range<usize>]) -> Option<Self::Slice<'a>>;
 
     /// The writable bytes of such a payload; returns the tensors as an error if they have another layout.
     ///
     /// # Errors
     /// The tensors.
-    fn contiguous_mut<'a, 't>(
-        tensors: Vec<&'a mut Self::WireMut<'t>>,
+    fn contiguous_mut<'a>(
+        tensors: Vec<Self::SliceMut<'a>>,
         places: &[Range<usize>],
-    ) -> Result<Self::WireMut<'a>, Vec<&'a mut Self::WireMut<'t>>>;
+    ) -> Result<Self::SliceMut<'a>, Vec<Self::SliceMut<'a>>>;
 
     /// Allocates a payload of `bytes` bytes, aligned to 256 bytes.
     ///
@@ -54,19 +51,19 @@ pub trait BundleMemory: Memory {
     fn allocate(operation: &'static str, queue: &Self::Queue, bytes: usize) -> Result<Self::Buffer>;
 
     /// The first `bytes` bytes, to write.
-    fn bytes_mut(payload: &mut Self::Buffer, bytes: usize) -> Self::WireMut<'_>;
+    fn bytes_mut(payload: &mut Self::Buffer, bytes: usize) -> Self::SliceMut<'_>;
 
     /// Copies tensors to their ranges of a payload.
     ///
     /// # Errors
     /// `Error::Cuda`.
-    fn pack(payload: &mut Self::Buffer, places: &[Range<usize>], tensors: &[Self::Wire<'_>]) -> Result<()>;
+    fn pack(payload: &mut Self::Buffer, places: &[Range<usize>], tensors: &[Self::Slice<'_>]) -> Result<()>;
 
     /// Copies tensors from their ranges of a payload.
     ///
     /// # Errors
     /// `Error::Cuda`.
-    fn unpack(payload: &Self::Buffer, places: &[Range<usize>], tensors: Vec<&mut Self::WireMut<'_>>) -> Result<()>;
+    fn unpack(payload: &Self::Buffer, places: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()>;
 
     /// Makes the workspace large enough for exchanges that send and receive `words` words together.
     ///

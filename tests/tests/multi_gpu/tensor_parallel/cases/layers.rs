@@ -10,7 +10,7 @@ use gradsync::Result;
 use gradsync::comm::Communicator;
 use gradsync::memory::Cuda;
 use gradsync::ops::tensor_parallel::{
-    AllGather, AllReduce, AllReduceGradient, DeviceTensor, Pipeline, ReduceScatter, TensorOp,
+    AllGather, AllReduce, AllReduceGradient, OwnedTensor, Pipeline, ReduceScatter, TensorOp,
 };
 use gradsync_tests::array::values_of;
 use gradsync_tests::inputs::Random;
@@ -69,12 +69,12 @@ impl Matrix {
         self.transposed().rows_of(ranks).transposed()
     }
 
-    fn tensor(&self, ranks: &RankContext<'_>, format: Format) -> DeviceTensor {
+    fn tensor(&self, ranks: &RankContext<'_>, format: Format) -> OwnedTensor<Cuda> {
         ranks.tensor(format, &self.values, &[self.rows, self.columns])
     }
 
     /// The matrix, after the device's work on it.
-    fn read(tensor: &DeviceTensor, comm: &dyn Communicator<Cuda>) -> Result<Self> {
+    fn read(tensor: &OwnedTensor<Cuda>, comm: &dyn Communicator<Cuda>) -> Result<Self> {
         comm.synchronize(tensor.queue())?;
         let host = tensor.to_host()?;
         let [rows, columns] = *host.shape() else { panic!("{host:?} is no matrix") };
@@ -95,29 +95,29 @@ impl Linear {
     /// Computes on the host, in place of a kernel.
     fn on_host(
         &self,
-        tensor: &DeviceTensor,
+        tensor: &OwnedTensor<Cuda>,
         comm: &dyn Communicator<Cuda>,
         product: impl FnOnce(&Matrix) -> Matrix,
-    ) -> Result<(Matrix, DeviceTensor)> {
+    ) -> Result<(Matrix, OwnedTensor<Cuda>)> {
         let matrix = Matrix::read(tensor, comm)?;
         let result = product(&matrix);
         let host = host_tensor(self.format, &result.values, &[result.rows, result.columns]);
-        Ok((matrix, DeviceTensor::from_host(tensor.queue(), &host)?))
+        Ok((matrix, OwnedTensor::from_host(tensor.queue(), &host)?))
     }
 }
 
-impl TensorOp<DeviceTensor> for Linear {
+impl TensorOp<Cuda> for Linear {
     fn name(&self) -> &str {
         "Linear"
     }
 
-    fn forward(&mut self, input: DeviceTensor, comm: &dyn Communicator<Cuda>) -> Result<DeviceTensor> {
+    fn forward(&mut self, input: OwnedTensor<Cuda>, comm: &dyn Communicator<Cuda>) -> Result<OwnedTensor<Cuda>> {
         let (input, output) = self.on_host(&input, comm, |x| x.times(&self.weight.transposed()))?;
         self.input = Some(input);
         Ok(output)
     }
 
-    fn backward(&mut self, gradient: DeviceTensor, comm: &dyn Communicator<Cuda>) -> Result<DeviceTensor> {
+    fn backward(&mut self, gradient: OwnedTensor<Cuda>, comm: &dyn Communicator<Cuda>) -> Result<OwnedTensor<Cuda>> {
         let (gradient, result) = self.on_host(&gradient, comm, |dy| dy.times(&self.weight))?;
         let input = self.input.take().expect("the pipeline goes forward first");
         *self.weight_gradient.lock().unwrap() = Some(gradient.transposed().times(&input));
@@ -157,8 +157,8 @@ impl Whole {
 /// Checks the block between `before` and `after`; `part` selects a rank's part of the batch.
 fn check(
     ranks: &RankContext<'_>,
-    before: impl TensorOp<DeviceTensor> + Copy + 'static,
-    after: impl TensorOp<DeviceTensor> + Copy + 'static,
+    before: impl TensorOp<Cuda> + Copy + 'static,
+    after: impl TensorOp<Cuda> + Copy + 'static,
     part: impl Fn(&Matrix) -> Matrix,
 ) {
     for format in Format::ALL {

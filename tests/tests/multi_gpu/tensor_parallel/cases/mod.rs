@@ -14,9 +14,7 @@ use gradsync::Result;
 use gradsync::comm::Communicator;
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
-use gradsync::ops::tensor_parallel::{
-    AllGather, AllReduce, AllReduceGradient, DeviceTensor, HostTensor, ReduceScatter, TensorOp,
-};
+use gradsync::ops::tensor_parallel::{AllGather, AllReduce, AllReduceGradient, OwnedTensor, ReduceScatter, TensorOp};
 use gradsync_tests::array::{Array, patterns_of};
 use gradsync_tests::oracle::Format;
 
@@ -79,22 +77,22 @@ impl RankContext<'_> {
         self.comm.world_size()
     }
 
-    pub(crate) fn tensor(&self, format: Format, values: &[f64], shape: &[usize]) -> DeviceTensor {
-        DeviceTensor::from_host(self.queue, &host_tensor(format, values, shape)).unwrap()
+    pub(crate) fn tensor(&self, format: Format, values: &[f64], shape: &[usize]) -> OwnedTensor<Cuda> {
+        OwnedTensor::from_host(self.queue, &host_tensor(format, values, shape)).unwrap()
     }
 
     /// Small integers that differ between ranks: every sum over a few of them is exact in every dtype.
-    fn integers(&self, format: Format, seed: usize, shape: &[usize]) -> DeviceTensor {
+    fn integers(&self, format: Format, seed: usize, shape: &[usize]) -> OwnedTensor<Cuda> {
         self.tensor(format, &integers(seed, shape.iter().product()), shape)
     }
 
     /// The tensor on the host, after the device's work on it.
-    fn read(&self, tensor: &DeviceTensor) -> HostTensor {
+    fn read(&self, tensor: &OwnedTensor<Cuda>) -> OwnedTensor {
         self.comm.synchronize(tensor.queue()).unwrap();
         tensor.to_host().unwrap()
     }
 
-    pub(crate) fn seen(&self, tensor: &DeviceTensor) -> Seen {
+    pub(crate) fn seen(&self, tensor: &OwnedTensor<Cuda>) -> Seen {
         let host = self.read(tensor);
         (host.shape().to_vec(), patterns_of(host.as_slice()))
     }
@@ -109,12 +107,12 @@ impl RankContext<'_> {
     }
 }
 
-fn host_tensor(format: Format, values: &[f64], shape: &[usize]) -> HostTensor {
+fn host_tensor(format: Format, values: &[f64], shape: &[usize]) -> OwnedTensor {
     match Array::new(format, values) {
-        Array::F64(data) => HostTensor::new(data, shape),
-        Array::F32(data) => HostTensor::new(data, shape),
-        Array::F16(data) => HostTensor::new(data, shape),
-        Array::BF16(data) => HostTensor::new(data, shape),
+        Array::F64(data) => OwnedTensor::new(data, shape),
+        Array::F32(data) => OwnedTensor::new(data, shape),
+        Array::F16(data) => OwnedTensor::new(data, shape),
+        Array::BF16(data) => OwnedTensor::new(data, shape),
     }
     .unwrap()
 }
@@ -129,7 +127,7 @@ fn bits(format: Format, values: &[f64]) -> Vec<u64> {
     values.iter().map(|&value| format.encode(value)).collect()
 }
 
-type Pass = fn(DeviceTensor, &dyn Communicator<Cuda>) -> Result<DeviceTensor>;
+type Pass = fn(OwnedTensor<Cuda>, &dyn Communicator<Cuda>) -> Result<OwnedTensor<Cuda>>;
 
 /// Every direction of every operation, grouped by its effect.
 const SUMS: [Pass; 2] = [|t, comm| AllReduce.forward(t, comm), |t, comm| AllReduceGradient.backward(t, comm)];

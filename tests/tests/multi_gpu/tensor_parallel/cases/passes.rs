@@ -1,7 +1,8 @@
 //! Every direction of every operation against exact arithmetic, and TransformerEngine's own cases.
 
 use super::RankContext;
-use gradsync::ops::tensor_parallel::{AllGather, AllReduce, DeviceTensor, Pipeline, ReduceScatter, TensorOp};
+use gradsync::memory::Cuda;
+use gradsync::ops::tensor_parallel::{AllGather, AllReduce, Pipeline, ReduceScatter, TensorOp};
 use gradsync_tests::array::values_of;
 use gradsync_tests::inputs::vector;
 use gradsync_tests::oracle::Format;
@@ -115,7 +116,7 @@ pub(super) fn reduce_scatter_of_32(ranks: &RankContext<'_>) {
 
 /// `<A x, y> = <x, Aᵀ y>`, summed over the ranks, with numbers for which every sum is exact.
 pub(super) fn adjoint(ranks: &RankContext<'_>) {
-    type Maker = fn() -> Box<dyn TensorOp<DeviceTensor>>;
+    type Maker = fn() -> Box<dyn TensorOp<Cuda>>;
     let makers: [Maker; 4] = [
         || Box::new(AllGather),
         || Box::new(ReduceScatter),

@@ -5,8 +5,9 @@ use super::RankContext;
 use std::sync::Arc;
 
 use gradsync::driver::DeviceBuffer;
+use gradsync::memory::Cuda;
 use gradsync::ops::tensor_parallel::{
-    AllGather, AllReduce, AllReduceGradient, DeviceTensor, Pipeline, ReduceScatter, Tensor, TensorOp,
+    AllGather, AllReduce, AllReduceGradient, OwnedTensor, OwnedTensorMemory, Pipeline, ReduceScatter, TensorOp,
 };
 use gradsync::{DType, Error, Result};
 use gradsync_tests::array::{Array, format, patterns_of};
@@ -14,7 +15,7 @@ use gradsync_tests::oracle::Format;
 
 use super::{GATHERS, IDENTITIES, SCATTERS, SUMS, bits, integers};
 
-fn address(tensor: &DeviceTensor) -> u64 {
+fn address(tensor: &OwnedTensor<Cuda>) -> u64 {
     tensor.as_slice().address()
 }
 
@@ -44,7 +45,7 @@ pub(super) fn stay(ranks: &RankContext<'_>) {
 }
 
 /// A pipeline for any kind of tensor, in the form in which a caller may write it.
-fn everything<T: Tensor>() -> Pipeline<T> {
+fn everything<M: OwnedTensorMemory>() -> Pipeline<M> {
     Pipeline::new().then(AllGather).then(AllReduce).then(ReduceScatter).then(AllReduceGradient)
 }
 
@@ -72,11 +73,11 @@ struct Owner {
 /// The number of elements before and after the tensor.
 const MARGIN: usize = 3;
 
-fn lend(ranks: &RankContext<'_>, owner: Owner, dtype: DType, shape: &[usize]) -> DeviceTensor {
+fn lend(ranks: &RankContext<'_>, owner: Owner, dtype: DType, shape: &[usize]) -> OwnedTensor<Cuda> {
     let address = owner.buffer.as_slice().address() + (MARGIN * dtype.size_bytes()) as u64;
     // SAFETY: The elements lie between the margins. The buffer lives as long as its owner, returns to its queue after the work that was
     // enqueued there, and is only read by work that waits for that queue.
-    unsafe { DeviceTensor::from_raw_parts(ranks.queue, address, dtype, shape, owner) }.unwrap()
+    unsafe { OwnedTensor::from_raw_parts(ranks.queue, address, dtype, shape, owner) }.unwrap()
 }
 
 /// Sums are formed in the borrowed memory, which returns with its owner; operations that make a new tensor leave it unchanged, and release
@@ -131,21 +132,21 @@ fn whole(ranks: &RankContext<'_>, buffer: &DeviceBuffer) -> Vec<u64> {
 
 pub(super) fn fits(ranks: &RankContext<'_>) {
     let buffer = || DeviceBuffer::zeroed(ranks.queue, DType::F32, 6).unwrap();
-    let refused = |outcome: Result<DeviceTensor>, shape: &[usize]| {
+    let refused = |outcome: Result<OwnedTensor<Cuda>>, shape: &[usize]| {
         let error = outcome.expect_err("6 elements").to_string();
         assert!(error.contains(&format!("{shape:?}")), "\"{error}\" does not name {shape:?}");
     };
     for shape in [&[5][..], &[7], &[2, 2], &[]] {
-        let outcome = DeviceTensor::new(buffer(), shape);
+        let outcome = OwnedTensor::on_device(buffer(), shape);
         assert!(matches!(outcome, Err(Error::LengthMismatch { .. })), "{outcome:?}");
         refused(outcome, shape);
     }
-    refused(DeviceTensor::new(buffer(), [usize::MAX, 2]), &[usize::MAX, 2]);
+    refused(OwnedTensor::on_device(buffer(), [usize::MAX, 2]), &[usize::MAX, 2]);
     // SAFETY: The tensor is refused, or has no elements.
-    let lent = |shape: &[usize]| unsafe { DeviceTensor::from_raw_parts(ranks.queue, 256, DType::F16, shape, ()) };
+    let lent = |shape: &[usize]| unsafe { OwnedTensor::from_raw_parts(ranks.queue, 256, DType::F16, shape, ()) };
     refused(lent(&[usize::MAX, 2]), &[usize::MAX, 2]);
     assert!(lent(&[2, 0]).unwrap().into_buffer().is_none(), "there is no buffer");
-    let tensor = DeviceTensor::new(buffer(), [2, 3]).unwrap();
+    let tensor = OwnedTensor::on_device(buffer(), [2, 3]).unwrap();
     let debug = format!("{tensor:?}");
     assert!(debug.contains("[2, 3]") && debug.contains("F32"), "{debug}");
     assert!(tensor.into_owner::<()>().is_none(), "a buffer has no owner");

@@ -4,13 +4,14 @@
 //! and their shapes have a last dimension of their own.
 
 use super::RankContext;
-use gradsync::ops::tensor_parallel::{AllGather, AllReduce, DeviceTensor, Pipeline, ReduceScatter, TensorOp};
+use gradsync::memory::Cuda;
+use gradsync::ops::tensor_parallel::{AllGather, AllReduce, OwnedTensor, Pipeline, ReduceScatter, TensorOp};
 use gradsync::{Error, Result};
 use gradsync_tests::oracle::Format;
 
 use super::{GATHERS, SCATTERS, SUMS, bits};
 
-fn ones(ranks: &RankContext<'_>, format: Format, shape: &[usize]) -> DeviceTensor {
+fn ones(ranks: &RankContext<'_>, format: Format, shape: &[usize]) -> OwnedTensor<Cuda> {
     ranks.tensor(format, &vec![1.0; shape.iter().product()], shape)
 }
 
@@ -30,7 +31,7 @@ fn called(ranks: &RankContext<'_>, [left, right]: [&str; 2]) -> String {
 
 /// Asserts that the error, equal on all ranks, holds all words, which `/` separates, and that the group stays usable.
 #[track_caller]
-fn refused(ranks: &RankContext<'_>, outcome: Result<DeviceTensor>, words: &str) {
+fn refused(ranks: &RankContext<'_>, outcome: Result<OwnedTensor<Cuda>>, words: &str) {
     let text = match outcome {
         Err(
             error @ (Error::InvalidArgument { .. }
