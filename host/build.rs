@@ -5,6 +5,9 @@
 //! Rust library, which to a linker is an archive of machine code like others. It carries none of the flags of the build: with some
 //! of them (`-C linker-plugin-lto`) the optimiser would see the forwarders and their callers together.
 
+//!
+//! It also tells the crate which GPUs' code to leave out of programs.
+
 #![forbid(unsafe_code)]
 
 // Never compiled here; but `cargo fmt` formats it.
@@ -16,14 +19,22 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 
+/// The variable that lists the GPUs for which a program is built, to leave out the code for others.
+const ARCHITECTURES: &str = "GRADSYNC_CUDA_ARCHS";
+/// The architectures for which the crate has PTX or cubins that a program can leave out.
+const KNOWN: [&str; 4] = ["sm_75", "sm_80", "sm_90", "sm_100"];
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=libcuda.rs");
+    leave_out_architectures();
     let target_has = |name: &str, known: &[&str]| env::var(name).is_ok_and(|value| known.contains(&value.as_str()));
     // Elsewhere the calling conventions may be others than those that forwarders rely on: there `cust` links NVIDIA's library.
     let is_known =
         target_has("CARGO_CFG_TARGET_OS", &["linux"]) && target_has("CARGO_CFG_TARGET_ARCH", &["x86_64", "aarch64"]);
-    if env::var_os("CARGO_FEATURE_CUDA").is_none() || !is_known {
+    // Without machine code (`cargo check` for a system that has no standard library here) nothing is linked.
+    let has_code = !env::var("CARGO_ENCODED_RUSTFLAGS").is_ok_and(|flags| flags.contains("no-codegen"));
+    if env::var_os("CARGO_FEATURE_CUDA").is_none() || !is_known || !has_code {
         return;
     }
 
@@ -46,6 +57,23 @@ fn main() {
     // the forwarders are the ones also where a toolkit's stub is found first.
     println!("cargo::rustc-link-search=native={}", folder.display());
     println!("cargo::rustc-link-lib=static:-bundle=cuda");
+}
+
+/// Sets `cfg(gradsync_left_out = "sm_80")` for each architecture that is not among those of the variable, if that is set.
+fn leave_out_architectures() {
+    println!("cargo::rerun-if-env-changed={ARCHITECTURES}");
+    println!("cargo::rustc-check-cfg=cfg(gradsync_left_out, values(\"{}\"))", KNOWN.join("\", \""));
+    let Some(value) = env::var_os(ARCHITECTURES) else { return };
+    let value = value.to_string_lossy();
+    let wanted: Vec<&str> = value.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    if let Some(unknown) = wanted.iter().find(|name| !KNOWN.contains(name)) {
+        let known = KNOWN.join(", ");
+        println!("cargo::error=the variable {ARCHITECTURES} is {value:?}: {unknown:?} is none of {known}");
+        return;
+    }
+    for left_out in KNOWN.iter().filter(|name| !wanted.is_empty() && !wanted.contains(name)) {
+        println!("cargo::rustc-cfg=gradsync_left_out=\"{left_out}\"");
+    }
 }
 
 fn variable(name: &str) -> OsString {

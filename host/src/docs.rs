@@ -10,10 +10,20 @@ pub mod architecture {}
 #[doc = include_str!("../docs/coming_from.md")]
 pub mod coming_from {}
 
+/// An example or function for every use, and what other projects have in its place.
+///
+#[doc = include_str!("../docs/recipes.md")]
+pub mod recipes {}
+
 /// Starting ranks and connecting them, on GPUs and under MPI, on one machine and on several, and building for CUDA.
 ///
 #[doc = include_str!("../docs/deployment.md")]
 pub mod deployment {}
+
+/// The errors that a program or its build can meet, with their causes and remedies, and how to see the library's messages.
+///
+#[doc = include_str!("../docs/errors.md")]
+pub mod errors {}
 
 /// When to use Adasum, a mean or a sum, and at which learning rate.
 ///

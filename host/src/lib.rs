@@ -3,41 +3,14 @@
 //! The crate covers everything that a training program on more than one rank does with its gradients between `backward()` and
 //! `optimizer.step()`: it accumulates, casts and clears them in mixed precision, and reduces them over ranks by sum, mean or Adasum.
 //!
-//! # Contents
-//!
-//! | concept | where |
+//! | for | take |
 //! |---|---|
-//! | the traits and names of a first program, by one `use` | [`prelude`] |
-//! | the whole: modules, traits, transports | [`docs::architecture`] |
-//! | many tensors in one allocation | [`GradientBuffer`] |
-//! | one tensor, as a view with a shape | [`TensorView`], [`TensorViewMut`] |
-//! | host memory and CUDA memory as a type parameter | [`memory`] |
-//! | clearing and accumulating gradients | [`ops::zero_gradient`], [`ops::accumulate`], [`ops::overwrite`] |
-//! | sums and means over ranks | of a buffer [`ops::all_reduce`](ops::all_reduce()), of tensors [`ops::all_reduce_tensors`], of a `Vec` or slice [`comm::Collectives::all_reduce`] |
-//! | Adasum over ranks | of a buffer [`ops::adasum_all_reduce`], [`ops::Adasum`], of a `Vec` or slice [`ops::adasum`](ops::adasum()), on nodes [`ops::hierarchical_adasum_all_reduce`] |
-//! | sums in rank order on GPUs | `ops::OrderedAllReduce` |
-//! | sums, means and Adasum by one process, from the checkpoints of all ranks | [`ops::offline`] |
-//! | sharing an optimizer's state out over ranks | [`ops::ZeroPartition`] |
-//! | tensors from rank to rank, pipelines | [`ops::send_recv`] |
-//! | tensor parallelism | [`ops::tensor_parallel`] |
-//! | gradients reduced in buckets while they are computed (DDP) | [`train::Reducer`] |
-//! | equal initial parameters on all ranks; the examples of each rank | [`train::broadcast_parameters`], [`train::ShardedIndices`] |
-//! | whole training steps | [`train`] |
-//! | ranks, communicators, collectives, deadlines | [`comm`] |
-//! | ranks as threads; as processes; as MPI processes; with a GPU each | [`comm::local`]; `comm::process`; `comm::mpi`; `comm::nccl` |
-//! | groups of ranks for data, tensor and pipeline parallelism | [`groups`] |
-//! | how ranks find each other, launchers, secrets | [`bootstrap`], [`docs::deployment`] |
-//! | the arithmetic on the memory of one rank | [`kernels::cpu`], `kernels::cuda` |
-//! | GPUs, queues, device memory, graphs | `driver` |
-//! | everything that can go wrong | [`error`] |
-//! | ranges that a profiler shows | [`nvtx`] |
-//! | the last calls of each rank, for finding out why a job hangs | [`trace`] |
-//! | from ONNX Runtime, TransformerEngine, Horovod or PyTorch | [`docs::coming_from`], [`onnx`] |
-//! | when to use Adasum, and at which learning rate | [`docs::choosing`], [`docs::convergence`] |
-//! | how fast it is, how it is tested, how its kernels are made | [`docs::performance`], [`docs::testing`], [`docs::device_code`] |
+//! | a candle model on several CPUs or GPUs | [`gradsync-candle`](https://docs.rs/gradsync-candle), whose `backward` reduces gradients |
+//! | gradients in your own slices, or in the memory of another framework | this crate |
+//! | starting ranks, explaining hangs, checking machines, reducing checkpoints | the program of [`gradsync-cli`](https://docs.rs/gradsync-cli) |
 //!
-//! Modules in plain type need the feature `cuda` or `mpi`; `comm::process` needs Unix, and Linux for calls of more
-//! than 1 MiB.
+//! Ranks are threads, processes, MPI processes or GPUs. Every call compares what ranks do, ends within a deadline, and returns an error that
+//! names the ranks: [`docs::errors`] has the remedies. Messages are events of the crate `tracing`.
 //!
 //! # A program
 //!
@@ -60,15 +33,53 @@
 //! }
 //! ```
 //!
+//! # Contents
+//!
+//! | concept | where |
+//! |---|---|
+//! | the traits and names of a first program, by one `use` | [`prelude`] |
+//! | an example or function for every use | [`docs::recipes`] |
+//! | the whole: modules, traits, transports | [`docs::architecture`] |
+//! | many tensors in one allocation | [`GradientBuffer`] |
+//! | one tensor, as a view with a shape | [`TensorView`], [`TensorViewMut`] |
+//! | host memory and CUDA memory as a type parameter | [`memory`] |
+//! | clearing and accumulating gradients | [`ops::zero_gradient`], [`ops::accumulate`], [`ops::overwrite`] |
+//! | sums and means over ranks | of a buffer [`ops::all_reduce`](ops::all_reduce()), of tensors [`ops::all_reduce_tensors`], of a `Vec` or slice [`comm::Collectives::all_reduce`] |
+//! | Adasum over ranks | of a buffer [`ops::adasum_all_reduce`], [`ops::Adasum`], of a `Vec` or slice [`ops::adasum`](ops::adasum()), on nodes [`ops::hierarchical_adasum_all_reduce`] |
+//! | sums in rank order on GPUs | `ops::OrderedAllReduce` |
+//! | sums, means and Adasum by one process, from the checkpoints of all ranks | [`ops::offline`] |
+//! | sharing an optimizer's state out over ranks | [`ops::ZeroPartition`] |
+//! | tensors from rank to rank, pipelines | [`ops::send_recv`] |
+//! | tensor parallelism | [`ops::tensor_parallel`] |
+//! | gradients reduced in buckets while they are computed (DDP) | [`train::Reducer`] |
+//! | equal initial parameters on all ranks; the examples of each rank | [`train::broadcast_parameters`], [`train::ShardedIndices`] |
+//! | whole training steps | [`train`] |
+//! | joining the ranks that a launcher has started | [`join()`], [`join_or_alone`], [`bootstrap::Launch`] |
+//! | ranks, communicators, collectives, deadlines | [`comm`] |
+//! | ranks as threads; as processes; as MPI processes; with a GPU each | [`comm::local`]; [`comm::process`]; `comm::mpi`; `comm::nccl` |
+//! | groups of ranks for data, tensor and pipeline parallelism | [`groups`] |
+//! | how ranks find each other, launchers, secrets | [`bootstrap`], [`docs::deployment`] |
+//! | the arithmetic on the memory of one rank | [`kernels`] |
+//! | GPUs, queues, device memory, graphs | `driver` |
+//! | everything that can go wrong | [`error`]; causes, remedies and logs [`docs::errors`] |
+//! | ranges that a profiler shows | [`nvtx`] |
+//! | the last calls of each rank, for finding out why a job hangs | [`trace`] |
+//! | from ONNX Runtime, TransformerEngine, Horovod or PyTorch | [`docs::coming_from`], [`onnx`] |
+//! | when to use Adasum, and at which learning rate | [`docs::choosing`], [`docs::convergence`] |
+//! | how fast it is, how it is tested, how its kernels are made | [`docs::performance`], [`docs::testing`], [`docs::device_code`] |
+//!
+//! Modules in plain type need the feature `cuda` or `mpi`. `cuda` and `mpi` are for Linux; [`comm::process`] needs Unix, and Linux for calls
+//! of more than 1 MiB; everything else is for Linux, macOS and Windows.
+//!
 //! # Features
 //!
-//! None is on by default. Programs that compute with candle take the crate `gradsync-candle`. The program `gradsync`, which starts
-//! ranks, explains hangs, checks machines and reduces checkpoints, is the crate `gradsync-cli`.
+//! None is on by default.
 //!
 //! * `cuda`: the CUDA backend through `cust`, with kernels as PTX in the crate. Building takes no CUDA toolkit, and programs start on
 //!   machines without a driver too; [`docs::deployment`] has the one line of configuration that `cust` wants where there is no toolkit.
 //! * `mpi`: ranks as the processes of an MPI job, through `mpi` (rsmpi). Links the system's MPI; building needs its headers, a C
 //!   compiler and libclang.
+//! * `log`: messages as records of the crate `log`, for programs with a logger of that crate.
 //! * `nvtx`: ranges of sends and receives, for profilers such as Nsight Systems.
 
 // The compiler proves that the examples need no unsafe code.
@@ -95,16 +106,18 @@ mod call;
 pub mod comm;
 pub mod docs;
 pub mod dtype;
+mod engine;
 pub mod error;
 pub mod groups;
+// Hidden, and not private: the other crates of the repository use it.
+#[doc(hidden)]
+pub mod internal;
 pub mod kernels;
 pub mod memory;
 pub mod nvtx;
 pub mod onnx;
 pub mod ops;
-// Hidden, and not private: the tests simulate every rank of a plan, and the measuring programs predict times by the costs.
-#[doc(hidden)]
-pub mod plan;
+mod plan;
 pub mod prelude;
 pub mod slice;
 pub mod trace;
@@ -113,10 +126,10 @@ pub mod train;
 #[cfg(feature = "cuda")]
 pub mod driver;
 #[cfg(feature = "cuda")]
-#[doc(hidden)]
-pub mod sys;
+mod sys;
 
 pub use buffer::GradientBuffer;
+pub use comm::join::{join, join_or_alone};
 #[doc(no_inline)]
 pub use dtype::DType;
 pub use dtype::{Element, Float};

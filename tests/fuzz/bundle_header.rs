@@ -1,6 +1,6 @@
-//! Properties of the bundle header's decoder that hold for any input bytes; shared by the fuzz target and the test binary `plans`.
+//! Properties of the bundle header's decoder that hold for any input bytes; shared by the fuzz target and the test program `library`.
 
-use gradsync::plan::bundle::{HeaderError, Limits, PREFIX_BYTES, Prefix, decode, encode};
+use gradsync::internal::plan::bundle::{HeaderError, Limits, PREFIX_BYTES, Prefix, decode, encode};
 
 /// Limits small enough that random bytes reach each of them.
 const SMALL: Limits =

@@ -12,9 +12,10 @@ use std::time::Duration;
 #[cfg(unix)]
 use gradsync::bootstrap::Rendezvous;
 use gradsync::comm::Communicator;
-use gradsync::comm::local::{LocalCommunicator, run_each};
+use gradsync::comm::local::LocalCommunicator;
 #[cfg(unix)]
 use gradsync::comm::process::ProcessCommunicator;
+use gradsync::internal::run_each;
 
 /// The results of all ranks, in rank order; a panic of a rank is the panic of the test.
 pub fn on_ranks<T: Send>(world_size: usize, body: impl Fn(LocalCommunicator) -> T + Sync) -> Vec<T> {

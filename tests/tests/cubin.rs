@@ -65,7 +65,7 @@ fn code_is_of_its_folders_architecture() {
             panic!("sm_{sm} {family} is no ELF file")
         };
         // Every driver of CUDA 12 knows the first form; the second was added for architecture 10.0.
-        let (form, found) = if sm < 100 { (7, e_flags & 0xff) } else { (8, (e_flags >> 8) & 0xff) };
+        let (form, found) = if sm < 100 { (7, e_flags.0 & 0xff) } else { (8, (e_flags.0 >> 8) & 0xff) };
         assert_eq!((abi_version, found), (form, sm), "sm_{sm} {family}");
     }
 }

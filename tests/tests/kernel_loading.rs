@@ -8,7 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::ptr;
 
-use gradsync::driver::{KernelSource, Queue};
+use gradsync::driver::Queue;
+use gradsync::internal::driver::KernelSource;
 use gradsync_tests::programs::{printed_by, shared_library};
 
 const DRIVER: &str = "GRADSYNC_LIBCUDA";
@@ -32,7 +33,7 @@ fn report() {
             Err(error) => println!("\n{name} refused: {error}"),
         }
     }
-    for kernel in queue.loaded_kernels() {
+    for kernel in gradsync::internal::driver::loaded_kernels(&queue) {
         println!("{} from {:?}", kernel.name, kernel.source);
     }
 }

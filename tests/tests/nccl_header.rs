@@ -12,7 +12,7 @@ use std::mem::offset_of;
 use std::process::Command;
 
 use gradsync::DType;
-use gradsync::sys::nccl::{
+use gradsync::internal::sys::nccl::{
     Comm, Config, DECLARATIONS, DataTypeCode, Declaration, RedOp, ResultCode, ScalarResidence, Stream, UNDEFINED,
     UniqueId, Version,
 };

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gradsync::sys::nccl::{DECLARATIONS, Nccl, NcclError, ResultCode, VARIABLE};
+use gradsync::internal::sys::nccl::{DECLARATIONS, Nccl, NcclError, ResultCode, VARIABLE};
 use gradsync_tests::programs::{printed_by, shared_library};
 use serde_json::{Value, json};
 

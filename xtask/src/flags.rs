@@ -105,15 +105,21 @@ pub(crate) enum Stage {
     Dialect,
     /// Documentation, warnings as errors
     Docs,
+    /// Licences, sources and versions of dependencies, by deny.toml
+    Deny,
     /// Unit, property, rank and documentation tests
     Tests,
     /// The MPI transport, under mpirun with 2, 3, 4 and 8 ranks
     Mpi,
     /// The MPI transport on several machines, which are simulated by Linux namespaces
     Nodes,
+    /// The MPI transport built for MPI's standard ABI, on MPICH, on one machine and on several; runs only if it is named
+    MpiAbi,
     /// The demo's own tests and a short training
     Demo,
-    /// The published crates are packed, and a crate outside the workspace builds on them with nothing installed, also with `cuda`
+    /// The crates are checked for macOS, Windows and Linux on aarch64, warnings as errors
+    Systems,
+    /// The published crates are packed, and a crate outside the workspace builds on them with each feature
     Downstream,
     /// The GPU tests: the tests on one GPU, then test-multi-gpu
     Gpu,

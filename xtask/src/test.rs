@@ -6,6 +6,7 @@ mod downstream;
 mod mpi;
 mod nodes;
 mod package;
+mod systems;
 
 use std::{
     io,
@@ -16,6 +17,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum as _;
 
 use crate::{
     bundle, demo,
@@ -42,18 +44,21 @@ struct Row {
 }
 
 impl Stage {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 16] = [
         Self::Fmt,
         Self::Tidy,
         Self::Ptx,
         Self::Ptxas,
         Self::Dialect,
+        Self::Deny,
         Self::Tests,
         Self::Mpi,
         Self::Nodes,
+        Self::MpiAbi,
         Self::Demo,
         Self::Clippy,
         Self::Docs,
+        Self::Systems,
         Self::Downstream,
         Self::Gpu,
     ];
@@ -62,16 +67,23 @@ impl Stage {
         match self {
             Self::Fmt => &[Need::Rustfmt],
             Self::Dialect => &[Need::Clippy],
-            Self::Ptx => &[Need::DeviceCompiler],
+            Self::Deny => &[Need::CargoDeny],
+            Self::Ptx | Self::Systems => &[Need::DeviceCompiler],
             Self::Ptxas => &[Need::Ptxas],
             Self::Clippy => &[Need::Clippy, Need::CCompiler, Need::Mpi],
             Self::Gpu if multi_gpu::gpus().is_ok() => &[Need::CCompiler, Need::Mpi],
             Self::Tests => &[Need::CCompiler, Need::PythonPackages, Need::NcclHeader],
             Self::Mpi => &[Need::CCompiler, Need::Mpi],
             Self::Nodes => &[Need::CCompiler, Need::Mpi, Need::Namespaces],
+            Self::MpiAbi => &[Need::CCompiler, Need::Libclang, Need::Mpich, Need::Namespaces],
             Self::Demo => &[Need::CCompiler, Need::Images],
             Self::Tidy | Self::Docs | Self::Downstream | Self::Gpu => &[],
         }
+    }
+
+    /// The reason why the stage runs only if it is named.
+    fn only_if_named(self) -> Option<&'static str> {
+        (self == Self::MpiAbi).then_some("it takes ten minutes; `cargo xtask test --only mpi-abi` runs it")
     }
 
     /// The commands by which cargo compiles what the stage needs, if an earlier stage can run them while its tests wait.
@@ -93,11 +105,14 @@ impl Stage {
             Self::Ptxas => Ok(Outcome::Passed(ptxas::assemble_all()?)),
             Self::Clippy => clippy(),
             Self::Dialect => dialect(),
+            Self::Deny => deny(),
             Self::Docs => passed(docs().iter().try_for_each(Cmd::run)),
             Self::Tests => tests(later, compiler),
             Self::Mpi => Ok(Outcome::Passed(mpi::run(compiler)?)),
-            Self::Nodes => nodes::run(),
+            Self::Nodes => nodes::run(&mpi::launcher()?, &mpi::program()?),
+            Self::MpiAbi => Ok(Outcome::Passed(mpi::run_abi(compiler)?)),
             Self::Demo => demo(),
+            Self::Systems => Ok(Outcome::Passed(systems::check()?)),
             Self::Downstream => Ok(Outcome::Passed(downstream::build_and_run()?)),
             Self::Gpu => gpu(),
         }
@@ -108,8 +123,9 @@ impl flags::Test {
     pub(crate) fn run(self) -> Result<()> {
         let stages: Vec<Stage> =
             Stage::ALL.into_iter().filter(|stage| self.only.is_empty() || self.only.contains(stage)).collect();
+        let left_out = |stage: Stage| stage.only_if_named().filter(|_| self.only.is_empty());
         let toolchain = Toolchain::new(&self.setup);
-        let unavailable = set_up(&toolchain, &stages)?;
+        let unavailable = set_up(&toolchain, stages.iter().copied().filter(|&stage| left_out(stage).is_none()))?;
 
         let (mut rows, mut compiler) = (Vec::new(), Compiler::default());
         for (index, &stage) in stages.iter().enumerate() {
@@ -124,8 +140,12 @@ impl flags::Test {
                 (Stage::Ptx, Unavailable { device_compiler: Some(why), .. }) => {
                     Stage::Ptx.run(later, &mut compiler).map(|_| Outcome::NotRun(why.clone()))
                 }
+                (Stage::Systems, Unavailable { device_compiler: Some(why), .. }) => Ok(Outcome::NotRun(why.clone())),
                 (Stage::Mpi | Stage::Nodes, Unavailable { mpi: Some(why), .. }) => Ok(Outcome::NotRun(why.clone())),
-                _ => stage.run(later, &mut compiler),
+                _ => match left_out(stage) {
+                    Some(why) => Ok(Outcome::NotRun(why.to_owned())),
+                    None => stage.run(later, &mut compiler),
+                },
             };
             if let Err(error) = &outcome {
                 println!("FAILED: {error:#}");
@@ -147,9 +167,9 @@ struct Unavailable {
 
 /// Provides the stages' needs. A distribution may have no compiler for device code, and MPI may be impossible to install: these are
 /// returned as reasons. Any other missing need is an error.
-fn set_up(toolchain: &Toolchain, stages: &[Stage]) -> Result<Unavailable> {
+fn set_up(toolchain: &Toolchain, stages: impl Iterator<Item = Stage>) -> Result<Unavailable> {
     let mut needs: Vec<Need> = Vec::new();
-    for need in stages.iter().flat_map(|stage| stage.needs()) {
+    for need in stages.flat_map(Stage::needs) {
         if !needs.contains(need) {
             needs.push(*need);
         }
@@ -209,7 +229,7 @@ fn report(rows: &[Row]) -> Result<()> {
 }
 
 fn name(stage: Stage) -> String {
-    format!("{stage:?}").to_lowercase()
+    stage.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 fn passed(result: Result<()>) -> Result<Outcome> {
@@ -256,6 +276,15 @@ fn dialect() -> Result<Outcome> {
         cmd.args(["--", "-Dwarnings"]).run()?;
     }
     Ok(Outcome::Passed("every kernel, for both kinds of GPU, against the cuda_std of Cargo.lock".to_owned()))
+}
+
+/// The database of advisories is downloaded from no registry, so a registry alone does not suffice for them.
+fn deny() -> Result<Outcome> {
+    let cmd = Cmd::new(toolchain::cargo_deny()).args(["--workspace", "check", "--deny", "warnings"]);
+    cmd.args(["licenses", "bans", "sources"]).run()?;
+    Ok(Outcome::Passed(
+        "licences, duplicates and sources; advisories are not checked, as their database is not here".to_owned(),
+    ))
 }
 
 fn docs() -> Vec<Cmd> {
@@ -311,9 +340,13 @@ fn workspace(subcommand: &str) -> Cmd {
 /// The program, and the tests that wait for much of their time: for deadlines, and for ranks that are stopped.
 const WAITING: [&str; 6] = ["--bin", "gradsync", "--test", "process", "--test", "launch_cli"];
 
+/// The examples of the library that these tests run.
+const EXAMPLES: [&str; 4] = ["adasum_of_files", "processes", "sequence_parallel", "tensor_parallel"];
+
 fn tests(later: &[Stage], compiler: &mut Compiler) -> Result<Outcome> {
     let all = || workspace("build").args(["--lib", "--bins", "--tests"]);
-    let built = bundle::executables(workspace("build").args(WAITING))?;
+    let examples = EXAMPLES.into_iter().flat_map(|name| ["--example", name]);
+    let built = bundle::executables(workspace("build").args(WAITING).args(examples))?;
     let folder = programs(&built)?;
     let with_variables = |cmd: Cmd| {
         cmd.env("GRADSYNC_PYTHONPATH", python::packages_folder())
@@ -379,7 +412,7 @@ fn programs(built: &[bundle::Built]) -> Result<PathBuf> {
 /// The commands that build the programs of the demo's stage: the launcher, examples, the tests that use candle, and one example's own tests, which
 /// have its name.
 fn demo_programs() -> [Cmd; 2] {
-    let programs = ["--bin", "gradsync", "--example", "first", "--example", "convergence"];
+    let programs = ["--bin", "gradsync", "--example", "first", "--example", "lora", "--example", "convergence"];
     let tests = ["--test", "linear_layers", "--test", "ranks"];
     [workspace("build").args(programs).args(tests), workspace("test").args(["--no-run", "--example", "convergence"])]
 }

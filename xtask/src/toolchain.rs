@@ -8,12 +8,19 @@ pub(crate) mod images;
 pub(crate) mod mpi;
 pub(crate) mod python;
 
-use std::{cell::Cell, env, fs, path::Path};
+use std::{
+    cell::Cell,
+    env, fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-use crate::{flags::Setup, process::Cmd};
+use crate::{
+    flags::Setup,
+    process::{Cmd, target},
+};
 use device_compiler::DeviceCompiler;
 
 /// One prerequisite of a command.
@@ -21,6 +28,7 @@ use device_compiler::DeviceCompiler;
 pub(crate) enum Need {
     Rustfmt,
     Clippy,
+    CargoDeny,
     /// `cc`, for C libraries that tests load and for the C part of MPI, and `strip`, for bundles.
     CCompiler,
     /// MPI's `mpicxx`, and the compiler that it calls.
@@ -40,6 +48,9 @@ pub(crate) enum Need {
     Xz,
     /// Headers, launcher and libclang, for the feature `mpi`.
     Mpi,
+    /// MPICH with MPI's standard ABI.
+    Mpich,
+    Libclang,
     /// `unshare`, `nsenter` and `ip`, which simulate several machines on one.
     Namespaces,
 }
@@ -81,7 +92,12 @@ impl Toolchain {
             let Some(found) = self.missing(need)? else { continue };
             // Pip is needed only if there is something to download.
             let fetches = match need {
-                Need::Ptxas | Need::PythonPackages | Need::NcclHeader | Need::NcclLibrary | Need::Horovod => true,
+                Need::Ptxas
+                | Need::PythonPackages
+                | Need::NcclHeader
+                | Need::NcclLibrary
+                | Need::Horovod
+                | Need::Mpich => true,
                 Need::Images => !found.updates_apt,
                 _ => false,
             };
@@ -136,6 +152,16 @@ impl Toolchain {
                 Cmd::cargo("clippy").arg("--version").probe().0,
                 "clippy, into the active Rust toolchain".into(),
                 vec![Cmd::new("rustup").args(["component", "add", "clippy"])],
+            ),
+            Need::CargoDeny => (
+                Cmd::new(cargo_deny()).arg("--version").probe().0,
+                format!("cargo-deny {CARGO_DENY_VERSION} from its registry, into target/tools, in a few minutes"),
+                vec![
+                    Cmd::cargo("install")
+                        .args(["--quiet", "--locked", "--root"])
+                        .arg(cargo_deny_folder())
+                        .arg(format!("cargo-deny@{CARGO_DENY_VERSION}")),
+                ],
             ),
             Need::CCompiler => (
                 ["cc", "strip"].iter().all(|tool| Cmd::new(*tool).arg("--version").probe().0),
@@ -214,6 +240,14 @@ impl Toolchain {
             Need::Mpi => {
                 (mpi::is_here(), "Open MPI and libclang, from the distribution".into(), self.apt(&mpi::PACKAGES))
             }
+            Need::Mpich => (
+                Cmd::new(python::mpicc_abi()).arg("-show").probe().0,
+                format!("MPICH {} from PyPI, into target/tools", python::MPICH_VERSION),
+                python::fetch_mpich(),
+            ),
+            Need::Libclang => {
+                (mpi::has_libclang(), "libclang, from the distribution".into(), self.apt(&[mpi::LIBCLANG]))
+            }
             Need::Xz => {
                 (Cmd::new("xz").arg("--version").probe().0, "xz, from the distribution".into(), self.apt(&["xz-utils"]))
             }
@@ -232,6 +266,7 @@ impl Toolchain {
                     | Need::DeviceCompiler
                     | Need::Xz
                     | Need::Mpi
+                    | Need::Libclang
                     | Need::Namespaces
             );
         Ok((!here).then_some(Missing { description, commands, updates_apt }))
@@ -290,6 +325,18 @@ fn verify(path: &Path, sha256: &str) -> Result<()> {
         bail!("{} has SHA-256 {found}, expected {sha256}; delete it and try again", path.display());
     }
     Ok(())
+}
+
+/// The last version that Rust 1.89 compiles.
+const CARGO_DENY_VERSION: &str = "0.20.2";
+
+fn cargo_deny_folder() -> PathBuf {
+    target("tools").join(format!("cargo-deny-{CARGO_DENY_VERSION}"))
+}
+
+/// The program `cargo deny`.
+pub(crate) fn cargo_deny() -> PathBuf {
+    cargo_deny_folder().join("bin/cargo-deny")
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {

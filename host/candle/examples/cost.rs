@@ -80,6 +80,6 @@ fn measure<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) -> Resu
 }
 
 fn main() -> Result<()> {
-    let (comm, device) = gpt::join::join()?;
+    let (comm, device) = gradsync_candle::join_or_alone()?;
     measure(&comm, &device)
 }

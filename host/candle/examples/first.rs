@@ -6,32 +6,27 @@
 //! ```
 #![forbid(unsafe_code)]
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use candle_nn::{AdamW, Module, Optimizer, VarBuilder, VarMap, linear, loss::mse};
-use gradsync::bootstrap::Launch;
-use gradsync::comm::{Communicator, process::ProcessCommunicator};
+use gradsync::comm::Ranks;
 use gradsync::train::{Reduction, mean_over_ranks};
-use gradsync_candle::{DataParallel, Error, TensorMemory};
+use gradsync_candle::{DataParallel, Error, join_or_alone};
 
-fn train<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) -> Result<(), Error> {
+fn main() -> Result<(), Error> {
+    let (comm, device) = join_or_alone()?; // with the ranks of a launcher, or as the only rank
     let variables = VarMap::new();
-    let model = linear(8, 1, VarBuilder::from_varmap(&variables, DType::F32, device))?;
-    let mut parallel = DataParallel::new(&variables, comm, Reduction::Mean)?; // rank 0's weights
+    let model = linear(8, 1, VarBuilder::from_varmap(&variables, DType::F32, &device))?;
+    let mut parallel = DataParallel::new(&variables, &comm, Reduction::Mean)?; // rank 0's weights
     let mut optimizer = AdamW::new_lr(variables.all_vars(), 0.05)?;
     for step in 1..=100 {
-        let examples = Tensor::rand(-1f32, 1f32, (32, 8), device)?; // each rank has its own
+        let examples = Tensor::rand(-1f32, 1f32, (32, 8), &device)?; // each rank has its own
         let loss = mse(&model.forward(&examples)?, &examples.sum_keepdim(1)?)?;
         let gradients = parallel.at(step).backward(&loss)?; // instead of `loss.backward()`
         optimizer.step(&gradients)?;
-        let loss = mean_over_ranks(comm, loss.to_scalar::<f32>()?.into(), 1)?.expect("a loss");
+        let loss = mean_over_ranks(&comm, loss.to_scalar::<f32>()?.into(), 1)?.expect("a loss");
         if step % 20 == 0 && comm.rank() == 0 {
             println!("step {step:3}: loss {loss:.4}");
         }
     }
     Ok(())
-}
-
-fn main() -> Result<(), Error> {
-    let member = Launch::from_env()?.join()?; // which rank this process is, among which others
-    train(&ProcessCommunicator::new(member)?, &Device::Cpu)
 }

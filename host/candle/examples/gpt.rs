@@ -7,13 +7,11 @@
 
 #![forbid(unsafe_code)]
 
-pub(crate) mod join;
-
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::{AdamW, Module, Optimizer, VarBuilder, VarMap, embedding, linear, loss, ops, rms_norm};
 use gradsync::comm::Communicator;
 use gradsync::train::{Reduction, ShardOptions, ShardedIndices, Tail, mean_over_ranks};
-use gradsync_candle::{DataParallel, Result, TensorMemory};
+use gradsync_candle::{DataParallel, Result, TensorMemory, join_or_alone};
 
 /// The number of bytes that the model sees at once.
 const WINDOW: usize = 32;
@@ -109,6 +107,6 @@ fn main() -> Result<()> {
     let [path, steps] = &arguments[..] else { panic!("usage: gpt TEXT STEPS") };
     let text = std::fs::read(path).map_err(candle_core::Error::from)?;
     let steps = steps.parse().unwrap_or_else(|_| panic!("{steps:?} is no number"));
-    let (comm, device) = join::join()?; // as the rank that the launcher tells
+    let (comm, device) = join_or_alone()?;
     train(&comm, &device, &text, steps).map(drop)
 }

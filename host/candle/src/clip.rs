@@ -3,7 +3,7 @@
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor};
 use gradsync::Slice;
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 use gradsync::memory::Host;
 
 use crate::data_parallel::DataParallel;

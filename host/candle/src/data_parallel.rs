@@ -6,10 +6,10 @@ use candle_core::backprop::GradStore;
 use candle_core::{Storage, Tensor, TensorId, Var};
 use gradsync::TensorView;
 use gradsync::comm::{Communicator, Operation};
+use gradsync::internal::all_prepared;
 use gradsync::memory::Host;
 use gradsync::train::{
     AbsentGradients, GradientState, NonFinite, NonFiniteGradient, Parameter, Reduced, Reducer, Start, StepTimes,
-    all_prepared,
 };
 
 use crate::declared::{Declared, shared_by_threads};
@@ -60,6 +60,10 @@ const BACKWARD: &str = "backward";
 /// candle's optimizers do not change such variables, not even by weight decay. A rank without a gradient where others have one counts as
 /// zeros; a rank without any, while others have some, is an error ([`AbsentGradients`](gradsync::train::AbsentGradients)). A variable with
 /// two names is one variable. [`NonFinite`](gradsync::train::NonFinite) says what becomes of gradients with NaN or infinities.
+///
+/// # Memory
+///
+/// Besides candle's gradients, the buckets and sums of a reducer: see [`Reducer`], "Memory".
 ///
 /// # Variables of the graph
 ///

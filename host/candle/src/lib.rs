@@ -2,19 +2,20 @@
 //!
 //! | here | contents |
 //! |---|---|
+//! | [`join`], [`join_or_alone`] | the communicator and the device of a process that a launcher has started |
 //! | [`DataParallel`] | the same start, `backward` with gradients reduced over ranks, accumulation, clipping, averages of buffers |
 //! | [`Variables`] | the variables of a model by name, and which of them are frozen or local |
 //! | [`tensor_parallel`] | collectives with gradients, and linear layers that are divided over ranks |
 //!
 //! A program for one rank needs five changes for many ranks:
 //!
-//! 1. Ranks: [`gradsync::comm`] has threads, MPI processes and GPUs over NCCL.
+//! 1. Ranks: [`join_or_alone`] at the beginning. Ranks that are threads, and groups of ranks, are in [`gradsync::comm`].
 //! 2. [`DataParallel::new`] of the model's `VarMap`, after all layers: all ranks continue with rank 0's weights.
 //! 3. Examples: [`ShardedIndices`](gradsync::train::ShardedIndices) says which ones are this rank's.
 //! 4. [`DataParallel::backward`] in the place of `loss.backward()`; candle's optimizers take its result.
 //! 5. Losses and metrics: [`mean_over_ranks`](gradsync::train::mean_over_ranks).
 //!
-//! The example `gpt` in this crate's repository trains a small GPT.
+//! The examples `gpt` and `lora` in this crate's repository train a small GPT, and adapters of a frozen model.
 //!
 //! # Numerics
 //!
@@ -38,6 +39,7 @@ mod cuda;
 mod data_parallel;
 mod declared;
 mod error;
+mod join;
 #[allow(unsafe_code)]
 mod memory;
 mod options;
@@ -47,6 +49,7 @@ mod variables;
 
 pub use data_parallel::DataParallel;
 pub use error::{Error, Result};
+pub use join::{JoinedCommunicator, join, join_or_alone};
 pub use memory::TensorMemory;
 pub use options::DataParallelOptions;
 pub use variables::Variables;

@@ -8,8 +8,9 @@ use std::fmt::Debug;
 use candle_core::{CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor, bail};
 use gradsync::SliceMut;
 use gradsync::comm::Communicator;
+use gradsync::internal::ReducerMemory;
 use gradsync::memory::Host;
-use gradsync::train::{Parameter, Reducer, ReducerMemory, ReducerOptions};
+use gradsync::train::{Parameter, Reducer, ReducerOptions};
 
 use crate::clip;
 use crate::error::{Error, Result};

@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Tensor};
 use gradsync::comm::{Collectives, Operation, ReduceOp};
-use gradsync::train::{all_prepared, broadcast_parameters, compare_parameters};
+use gradsync::internal::all_prepared;
+use gradsync::train::{broadcast_parameters, compare_parameters};
 
 use crate::data_parallel::DataParallel;
 use crate::error::Result;

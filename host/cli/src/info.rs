@@ -82,7 +82,9 @@ impl Machine {
                 &nccl_names(),
                 c_version(c"ncclGetVersion", |v| (v / 10_000, v / 100 % 100, Some(v % 100))),
             ),
-            mpi: Found::library(&["libmpi.so.40", "libmpi_abi.so.0", "libmpi.so.12", "libmpi.so"], mpi_version),
+            mpi: linked_mpi().unwrap_or_else(|| {
+                Found::library(&["libmpi.so.40", "libmpi_abi.so.1", "libmpi.so.12", "libmpi.so"], mpi_version)
+            }),
         }
     }
 
@@ -159,6 +161,12 @@ fn c_version(
     }
 }
 
+/// The MPI library that this program has been linked with, if it has the feature `mpi`: others of the machine do not matter then.
+fn linked_mpi() -> Option<Found> {
+    let version = mpi_version(&libloading::os::unix::Library::this().into())?;
+    Some(Found { found: true, name: Some("linked".into()), version: Some(version), tried: Vec::new() })
+}
+
 /// `MPI_Get_library_version`, which may be called before `MPI_Init` (MPI-4.1, 9.1.1).
 fn mpi_version(library: &Library) -> Option<String> {
     // MPI_MAX_LIBRARY_VERSION_STRING is 256 in Open MPI and 8192 in MPICH and the standard ABI.
@@ -191,7 +199,7 @@ fn cpu_features() -> Vec<&'static str> {
 
 #[cfg(feature = "cuda")]
 fn gpus() -> Result<Vec<String>, String> {
-    gradsync::driver::devices().map_err(|error| error.to_string())
+    gradsync::internal::driver::devices().map_err(|error| error.to_string())
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -16,6 +16,10 @@ mod info;
 mod launch;
 mod reduce;
 mod regular;
+#[cfg_attr(
+    not(target_os = "linux"),
+    expect(dead_code, unused_imports, reason = "records that `gradsync launch` keeps")
+)]
 mod trace;
 
 use std::process::ExitCode;

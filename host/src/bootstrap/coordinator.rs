@@ -1,4 +1,4 @@
-//! The coordinator of a group: the pending calls of all ranks, departed ranks, and the first failure. It lives in rank 0's process.
+//! The coordinator of a group: the engine for the calls of members, fed by their requests. It lives in rank 0's process.
 //!
 //! It receives the requests of all members, by calls from its own process and over connections from others; every answer is an event for
 //! one member or for all. It owns no thread and no clock: members report when their deadlines pass.
@@ -7,13 +7,13 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::announcements::{Announcements, Posted};
 use super::control_channel::Outbox;
 use super::endpoint::Endpoint;
 use super::frame::{FRAME_LIMIT, encode};
-use super::matching::check;
-use super::pending::{Pending, PendingCalls};
 use super::protocol::{CALLS_LIMIT, CONTRIBUTION_LIMIT, Event, Network, Request, bounded, violation};
-use crate::error::{CommError, Departure, Operation};
+use crate::engine::{Engine, Run, check};
+use crate::error::{Call, CommError, Departure, Operation};
 
 /// The most bytes of contributions in one frame.
 const BATCH: usize = FRAME_LIMIT / 4;
@@ -60,10 +60,12 @@ struct Inquiry {
 #[derive(Debug)]
 struct State {
     routes: Vec<Route>,
-    pending: Pending,
-    departed: Vec<Option<(Departure, u64)>>,
-    /// The first failure; after it, no calls are matched any more.
-    failure: Option<CommError>,
+    engine: Engine,
+    announcements: Vec<Announcements>,
+    /// For each rank that has left, the number of the last collective that it has reached.
+    left: Vec<Option<u64>>,
+    /// Whether the engine's failure was sent to the members.
+    is_failure_told: bool,
     inquiry: Option<Inquiry>,
     inquiries: u64,
     /// Rank 0 has left, and its process ends the connections.
@@ -83,9 +85,10 @@ impl Coordinator {
         let world_size = routes.len();
         let state = State {
             routes,
-            pending: Pending::new(world_size),
-            departed: vec![None; world_size],
-            failure: None,
+            engine: Engine::new(world_size),
+            announcements: (0..world_size).map(|_| Announcements::default()).collect(),
+            left: vec![None; world_size],
+            is_failure_told: false,
             inquiry: None,
             inquiries: 0,
             is_closed: false,
@@ -108,40 +111,39 @@ impl Coordinator {
             return Ok(());
         }
         match request {
-            Request::Post { calls, contribution } => {
-                state.post(rank, PendingCalls { calls, contribution, is_awaited: true })?
-            }
-            Request::Announce { calls } => {
-                state.post(rank, PendingCalls { calls, contribution: None, is_awaited: false })?;
-            }
+            Request::Post { calls, contribution } => state.post(rank, &calls, contribution, true)?,
+            Request::Announce { calls } => state.post(rank, &calls, None, false)?,
             Request::Confirm { calls } => state.confirm(rank, calls),
             Request::Unconfirmed { calls, deadline } => state.unconfirmed(rank, calls, deadline),
             Request::Overdue { deadline } => state.overdue(rank, deadline),
             Request::Late { sequence, operation, deadline } => state.inquire(rank, sequence, operation, deadline),
             Request::Conclude => state.conclude(),
             Request::Progress { inquiry, sequence } => state.answer(rank, inquiry, sequence),
-            Request::Fail(failure) => state.fail(failure),
+            Request::Fail(failure) => state.engine.fail(failure),
             Request::Leave { departure, sequence } => state.depart(rank, departure, sequence),
             // The sender's deadline passed before it learnt that the group is complete.
             Request::GiveUp { .. } => {}
         }
+        state.tell_failure();
         Ok(())
     }
 
     /// The connection to a rank broke before the rank left the group, or carried what no rank sends ([`io::ErrorKind::InvalidData`]).
     pub(super) fn lost(&self, rank: usize, reason: &io::Error) {
         let mut state = self.lock();
-        if state.is_closed || state.departed[rank].is_some() {
+        if state.is_closed || state.left[rank].is_some() {
             return;
         }
         tracing::warn!(rank, %reason, "a rank is lost");
         let departure = Departure::Lost;
-        state.departed[rank] = Some((departure, 0));
-        state.pending.withdraw(rank);
-        state.fail(match reason.kind() {
+        state.left[rank] = Some(0);
+        state.engine.withdraw(rank);
+        state.engine.fail(match reason.kind() {
             io::ErrorKind::InvalidData => bounded(violation(rank, reason)),
             _ => CommError::PeerGone { operation: Operation::Exchange, rank, departure },
         });
+        state.engine.depart(rank, departure);
+        state.tell_failure();
     }
 
     /// Closes the connections after rank 0 has left.
@@ -158,122 +160,130 @@ impl Coordinator {
 
 impl State {
     fn tell_all(&self, event: impl Fn() -> Event) {
-        let present = self.routes.iter().zip(&self.departed).filter(|(_, departed)| departed.is_none());
+        let present = self.routes.iter().zip(&self.left).filter(|(_, left)| left.is_none());
         Route::tell_all(present.map(|(route, _)| route), event);
     }
 
-    fn fail(&mut self, failure: CommError) {
-        if self.failure.is_none() {
+    /// Sends the first failure to all members, once.
+    fn tell_failure(&mut self) {
+        if let (Some(failure), false) = (self.engine.failure(), self.is_failure_told) {
             self.tell_all(|| Event::Failed(failure.clone()));
-            self.failure = Some(failure);
+            self.is_failure_told = true;
         }
     }
 
-    fn post(&mut self, rank: usize, pending: PendingCalls) -> Result<(), Violation> {
-        let calls = &pending.calls;
+    fn post(
+        &mut self,
+        rank: usize,
+        calls: &[Call],
+        contribution: Option<Vec<u8>>,
+        is_awaited: bool,
+    ) -> Result<(), Violation> {
         if calls.is_empty() || calls.len() > CALLS_LIMIT || check(calls, rank, self.routes.len()).is_err() {
             return Err(Violation("a post of calls that its own side should have refused"));
         }
-        if pending.contribution.as_ref().is_some_and(|bytes| bytes.len() > CONTRIBUTION_LIMIT) {
+        if contribution.as_ref().is_some_and(|bytes| bytes.len() > CONTRIBUTION_LIMIT) {
             return Err(Violation("a contribution that its own side should have refused"));
         }
         // Another thread of the rank may have left in the meantime.
-        if self.failure.is_some() || self.departed[rank].is_some() {
+        if self.engine.failure().is_some() || self.left[rank].is_some() {
             return Ok(());
         }
-        if pending.is_awaited && self.pending.is_awaiting(rank) {
+        if is_awaited && self.engine.is_waiting(rank) {
             return Err(Violation("a post of a rank that waits in another"));
         }
-        if !self.pending.has_room(rank, calls.len()) {
+        if !self.announcements[rank].has_room(calls.len()) {
             return Err(Violation("more calls than its own side should have announced"));
         }
-        match self.pending.post(rank, pending) {
-            Ok(completed) => completed.into_iter().for_each(|completed| self.release(completed)),
-            Err(mismatch) => self.fail(mismatch),
+        self.announcements[rank].post(Posted { calls: calls.len(), contribution, is_awaited });
+        let (_, mut runs) = self.engine.post(rank, calls, is_awaited);
+        while !runs.is_empty() {
+            runs = runs.into_iter().flat_map(|run| self.carry_out(run)).collect();
         }
-        self.miss();
         Ok(())
     }
 
-    /// Reports calls of several ranks that were completed together.
-    fn release(&mut self, mut completed: Vec<(usize, PendingCalls)>) {
-        // A rank with a contribution waits in a collective of all ranks, so all are released at once.
-        if completed.len() == self.routes.len() && completed.iter().any(|(_, pending)| pending.contribution.is_some()) {
-            let contribution =
-                |(_, pending): &mut (usize, PendingCalls)| pending.contribution.take().unwrap_or_default();
-            let all: Vec<Vec<u8>> = completed.iter_mut().map(contribution).collect();
+    /// Carries out calls that match: gathers the contributions of an exchange, and tells the ranks whose lists are over. The members move
+    /// all other data.
+    fn carry_out(&mut self, run: Run) -> Vec<Run> {
+        let ranks = match run {
+            Run::Collectives => {
+                self.gather();
+                (0..self.routes.len()).collect()
+            }
+            Run::Transfer { send, receive } => vec![send.rank, receive.rank],
+        };
+        let current: Vec<_> = ranks.into_iter().filter_map(|rank| self.engine.current(rank)).collect();
+        let next = self.engine.finish(run);
+        let mut over = current;
+        over.dedup();
+        over.retain(|list| self.engine.is_over(*list));
+        let is_awaited: Vec<bool> = over.iter().map(|list| self.announcements[list.rank].complete()).collect();
+        let awaited = over.iter().zip(is_awaited).filter(|(_, is_awaited)| *is_awaited);
+        Route::tell_all(awaited.map(|(list, _)| &self.routes[list.rank]), || Event::Released);
+        for list in over {
+            self.tell_news(list.rank);
+        }
+        next
+    }
+
+    /// Sends the contributions of all ranks, if the collective is an exchange.
+    fn gather(&mut self) {
+        let current = self.announcements.iter_mut().map(Announcements::current);
+        let contributions: Vec<Option<Vec<u8>>> = current.map(|list| list?.contribution.take()).collect();
+        if contributions.iter().any(Option::is_some) {
+            let all: Vec<Vec<u8>> = contributions.into_iter().map(Option::unwrap_or_default).collect();
             for batch in batches(&all) {
                 self.tell_all(|| Event::Gathered { contributions: batch.to_vec() });
             }
         }
-        let awaited = completed.iter().filter(|(_, pending)| pending.is_awaited);
-        Route::tell_all(awaited.map(|(rank, _)| &self.routes[*rank]), || Event::Released);
-        for (rank, _) in completed {
-            let news = self.pending.news(rank);
-            self.tell_progress(rank, news);
-        }
+    }
+
+    /// Reports the matched calls of a rank to it, if a report is due.
+    fn tell_news(&mut self, rank: usize) {
+        let news = self.announcements[rank].news();
+        self.tell_progress(rank, news);
     }
 
     fn tell_progress(&self, rank: usize, matched: Option<u64>) {
-        if let (Some(calls), None) = (matched, self.departed[rank]) {
+        if let (Some(calls), None) = (matched, self.left[rank]) {
             Route::tell_all([&self.routes[rank]], || Event::Matched { calls });
         }
     }
 
     fn confirm(&mut self, rank: usize, calls: u64) {
-        self.pending.ask(rank, calls);
-        let news = self.pending.news(rank);
-        self.tell_progress(rank, news);
+        self.announcements[rank].ask(calls);
+        self.tell_news(rank);
     }
 
     fn unconfirmed(&mut self, rank: usize, calls: u64, deadline: Duration) {
         // If all these calls are matched by now, the report has crossed this request.
-        if self.pending.lacks(rank, calls) {
-            self.be_late(rank, deadline);
+        if self.announcements[rank].lacks(calls) {
+            self.engine.expire(rank, deadline);
         }
     }
 
     fn overdue(&mut self, rank: usize, deadline: Duration) {
         // If the rank is not waiting, its release has crossed this request.
-        if self.pending.is_awaiting(rank) {
-            self.be_late(rank, deadline);
-        }
-    }
-
-    /// Fails the group with a timeout, because the pending calls of `rank` are not complete in time.
-    fn be_late(&mut self, rank: usize, deadline: Duration) {
-        if let Some(operation) = self.pending.operation(rank) {
-            let missing = self.pending.missing(rank);
-            self.fail(CommError::Timeout { operation, missing, deadline });
-        }
-    }
-
-    /// Fails the group if a pending call needs a rank that has left.
-    fn miss(&mut self) {
-        if self.failure.is_some() {
-            return;
-        }
-        let Some((rank, peer)) = self.pending.missed(|rank| self.departed[rank].is_some()) else { return };
-        if let (Some((departure, _)), Some(operation)) = (self.departed[peer], self.pending.operation(rank)) {
-            self.fail(CommError::PeerGone { operation, rank: peer, departure });
+        if self.engine.is_waiting(rank) {
+            self.engine.expire(rank, deadline);
         }
     }
 
     fn depart(&mut self, rank: usize, departure: Departure, sequence: u64) {
-        if self.departed[rank].is_some() {
+        if self.left[rank].is_some() {
             return;
         }
         if rank == 0 {
             // The coordinator may end with rank 0, so the other ranks get their last reports of matched calls now.
             for other in 0..self.routes.len() {
-                let news = self.pending.last_news(other);
+                let news = self.announcements[other].last_news();
                 self.tell_progress(other, news);
             }
         }
-        self.departed[rank] = Some((departure, sequence));
-        self.pending.depart(rank);
+        self.left[rank] = Some(sequence);
         self.tell_all(|| Event::Departed { rank, departure, sequence });
-        self.miss();
+        self.engine.depart(rank, departure);
         if let Some(inquiry) = &mut self.inquiry {
             inquiry.answers[rank] = Some(sequence);
             self.conclude_if_all_answered();
@@ -282,14 +292,14 @@ impl State {
 
     fn inquire(&mut self, rank: usize, sequence: u64, operation: Operation, deadline: Duration) {
         // A second rank that asks gets the answer to the first query.
-        if self.failure.is_some() || self.inquiry.is_some() {
+        if self.engine.failure().is_some() || self.inquiry.is_some() {
             return;
         }
         self.inquiries += 1;
         let number = self.inquiries;
-        let known = |peer: usize| match (&self.routes[peer], self.departed[peer]) {
+        let known = |peer: usize| match (&self.routes[peer], self.left[peer]) {
             _ if peer == rank => Some(sequence),
-            (_, Some((_, last))) => Some(last),
+            (_, Some(last)) => Some(last),
             (Route::Local(endpoint), None) => Some(endpoint.recorder.sequence()),
             (Route::Remote(_), None) => None,
         };
@@ -317,7 +327,7 @@ impl State {
         if let Some(Inquiry { sequence, operation, deadline, answers, .. }) = self.inquiry.take() {
             let is_behind = |answer: &Option<u64>| answer.is_none_or(|number| number < sequence);
             let missing = (0..answers.len()).filter(|&rank| is_behind(&answers[rank])).collect();
-            self.fail(CommError::Timeout { operation, missing, deadline });
+            self.engine.fail(CommError::Timeout { operation, missing, deadline });
         }
     }
 }

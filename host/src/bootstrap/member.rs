@@ -11,8 +11,8 @@ use super::admission::Subgroups;
 use super::control_channel::{ChannelLink, Connections};
 use super::coordinator::{Coordinator, Route};
 use super::endpoint::Endpoint;
-use super::matching::check;
 use super::protocol::{ANNOUNCED_LIMIT, CALLS_LIMIT, CONTRIBUTION_LIMIT, Network, Request, bounded};
+use crate::engine::check;
 use crate::error::{Call, CommError, Departure, Operation};
 use crate::trace::Recorder;
 
@@ -116,7 +116,7 @@ impl Member {
     /// Gathers the bytes of all ranks on every rank, in rank order; the lengths may differ. Blocks until all ranks have called it.
     ///
     /// # Errors
-    /// [`CommError::InvalidCall`], on every rank, if one rank gives more than 64 KiB; else as [`agree`](Self::agree).
+    /// [`CommError::InvalidCall`], on every rank, if one rank gives more than 64 KiB; else the errors of a collective.
     pub fn all_gather(&self, bytes: &[u8], deadline: Duration) -> Result<Vec<Vec<u8>>, CommError> {
         self.gather(0, bytes, deadline)
     }
@@ -154,8 +154,7 @@ impl Member {
     ///   case nothing is posted, and the group does not fail;
     /// * [`CommError::InvalidCall`], on every rank, if one rank makes more than 16384 calls at once;
     /// * the earlier failure of this group, if it has one.
-    #[doc(hidden)]
-    pub fn agree(&self, calls: &[Call], deadline: Duration) -> Result<(), CommError> {
+    pub(crate) fn agree(&self, calls: &[Call], deadline: Duration) -> Result<(), CommError> {
         if self.check(calls)?.is_none() {
             return Ok(());
         }
@@ -170,8 +169,7 @@ impl Member {
     ///
     /// # Errors
     /// The errors of `agree`, except that a mismatch is not known yet: a later call returns it.
-    #[doc(hidden)]
-    pub fn announce(&self, calls: &[Call], deadline: Duration) -> Result<(), CommError> {
+    pub(crate) fn announce(&self, calls: &[Call], deadline: Duration) -> Result<(), CommError> {
         let Some(operation) = self.check(calls)? else { return Ok(()) };
         let _announcing = self.announcing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(refusal) = self.endpoint.refusal(operation) {
@@ -187,8 +185,7 @@ impl Member {
 
     /// Asks the coordinator to report when all calls that this rank has announced so far have been matched, so that a
     /// [`confirm`](Self::confirm) soon afterwards need not wait for the answer. Returns at once.
-    #[doc(hidden)]
-    pub fn ask_to_confirm(&self) {
+    pub(crate) fn ask_to_confirm(&self) {
         self.ask_about(self.announced());
     }
 
@@ -211,8 +208,7 @@ impl Member {
     /// # Errors
     /// [`CommError::Mismatch`] if some calls do not match, [`CommError::Timeout`] after `deadline`, naming the ranks that have not
     /// announced their calls, [`CommError::PeerGone`], and an earlier failure of this group; all on every rank.
-    #[doc(hidden)]
-    pub fn confirm(&self, deadline: Duration) -> Result<(), CommError> {
+    pub(crate) fn confirm(&self, deadline: Duration) -> Result<(), CommError> {
         self.confirm_first(self.announced(), deadline)
     }
 
@@ -226,15 +222,13 @@ impl Member {
 
     /// Records that this rank starts a call, and returns the number of collectives that it has started, including this one. Transfers are
     /// recorded under the number of the collective before them. Sends no message.
-    #[doc(hidden)]
-    pub fn posted(&self, call: Call) -> u64 {
+    pub(crate) fn posted(&self, call: Call) -> u64 {
         self.recorder().post(call, self.announced()).0
     }
 
     /// The calls of [`posted`](Self::posted) among this rank's last 32 calls, with their numbers, oldest first. They are also written to
     /// the files of [`trace`](crate::trace).
-    #[doc(hidden)]
-    pub fn recent(&self) -> Vec<(u64, Call)> {
+    pub(crate) fn recent(&self) -> Vec<(u64, Call)> {
         self.recorder().posted()
     }
 
@@ -247,8 +241,7 @@ impl Member {
     /// [`CommError::Timeout`] that names the ranks which have not reached this collective. All ranks are queried, and count as missing if
     /// they have not answered after 500 ms; if the coordinator is silent for 1 s, only rank 0 counts as missing. Returns the failure of
     /// the group, which may be another one that came first.
-    #[doc(hidden)]
-    pub fn late(&self, sequence: u64, operation: Operation, deadline: Duration) -> CommError {
+    pub(crate) fn late(&self, sequence: u64, operation: Operation, deadline: Duration) -> CommError {
         if let Some(refusal) = self.endpoint.refusal(operation) {
             return refusal;
         }
@@ -279,14 +272,12 @@ impl Member {
     }
 
     /// Waits at most `timeout` for this group to fail, and not at all once this rank has left.
-    #[doc(hidden)]
-    pub fn wait_failure(&self, timeout: Duration) -> Option<CommError> {
+    pub(crate) fn wait_failure(&self, timeout: Duration) -> Option<CommError> {
         self.endpoint.wait_failure(timeout)
     }
 
     /// The first rank that has left in good order before it reached collective number `sequence`.
-    #[doc(hidden)]
-    pub fn gone_before(&self, sequence: u64) -> Option<(usize, Departure)> {
+    pub(crate) fn gone_before(&self, sequence: u64) -> Option<(usize, Departure)> {
         self.endpoint.gone_before(sequence)
     }
 

@@ -33,11 +33,10 @@
 //!
 //! # Detected failures
 //!
-//! * Calls that do not match: before any rank makes them, by [`Member::agree`]; or without waiting, soon after they are made,
-//!   by [`Member::announce`].
+//! * Calls that do not match: before any rank makes them; or, where ranks announce them without waiting, soon after they are made.
 //! * A process that ends without leaving the group: at once, because its connection breaks.
 //! * A process that hangs or is stopped, or a machine that is cut off: when the deadline of a rank passes, by a query to all
-//!   ranks ([`Member::late`]). There is no heartbeat.
+//!   ranks. There is no heartbeat.
 //!
 //! # Strangers
 //!
@@ -50,6 +49,7 @@
 //! This module does not depend on CUDA, NCCL or MPI, and never moves gradients.
 
 mod admission;
+mod announcements;
 mod client;
 mod control_channel;
 mod coordinator;
@@ -58,7 +58,6 @@ mod environment;
 mod frame;
 #[cfg(unix)]
 mod local;
-mod matching;
 mod member;
 #[cfg(feature = "mpi")]
 mod mpi_rendezvous;
@@ -67,7 +66,6 @@ mod noise;
 mod notice;
 #[cfg(unix)]
 mod peer_connections;
-mod pending;
 mod poll;
 mod primitives;
 mod protocol;
@@ -88,7 +86,9 @@ pub(crate) use self::noise::NoiseSession;
 pub(crate) use self::noise::sessions;
 #[cfg(unix)]
 pub(crate) use self::peer_connections::{Peer, Peers, Socket};
+#[cfg(feature = "cuda")]
+pub(crate) use self::rendezvous::DEFAULT_DEADLINE;
+pub use self::rendezvous::Rendezvous;
 pub(crate) use self::rendezvous::call_deadline;
-pub use self::rendezvous::{DEFAULT_DEADLINE, Rendezvous};
 pub use self::secret::Secret;
 pub use crate::error::{BootstrapError, Strangers};

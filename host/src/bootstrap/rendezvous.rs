@@ -18,7 +18,7 @@ use crate::trace::{RankKind, Recorder};
 /// The default deadline for waiting for other ranks, in a join and in every call of every transport: 10 minutes.
 ///
 /// `GRADSYNC_JOIN_DEADLINE` and `GRADSYNC_DEADLINE`, in seconds, replace it for joins and for calls.
-pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(600);
+pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_secs(600);
 
 /// The deadline of calls where the program sets none: `GRADSYNC_DEADLINE`, or [`DEFAULT_DEADLINE`].
 ///
@@ -100,7 +100,9 @@ impl Rendezvous {
     /// generation that is not a number; the errors of [`Secret::from_env`].
     pub fn from_env(launch: &Launch) -> Result<Self> {
         let Some(master) = launch.master.clone() else {
-            let reason = "it and MASTER_PORT say where rank 0 listens".into();
+            let reason = "it and MASTER_PORT say where rank 0 listens: `gradsync launch` and torchrun set both; ranks that mpirun or srun \
+                          starts take both, or join by MPI with the feature `mpi`"
+                .into();
             return Err(BootstrapError::MissingVariable { variable: "MASTER_ADDR".into(), reason }.into());
         };
         Ok(Rendezvous::at_master(master, launch, Secret::from_env()?, environment::generation()?))
@@ -119,7 +121,7 @@ impl Rendezvous {
         Rendezvous::new(Way::Tcp(address)).with_generation(generation)
     }
 
-    /// Sets the deadline of a join; it is `GRADSYNC_JOIN_DEADLINE` (in seconds) or [`DEFAULT_DEADLINE`] otherwise.
+    /// Sets the deadline of a join; it is `GRADSYNC_JOIN_DEADLINE` (in seconds) or 10 minutes otherwise.
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
         Rendezvous { deadline: Some(deadline), ..self }

@@ -39,7 +39,7 @@ impl Member {
     /// The new group fails and ends independently of this one.
     ///
     /// # Errors
-    /// As [`agree`](Self::agree), and [`Error::Bootstrap`](crate::Error::Bootstrap) if the ranks of the colour do not join within
+    /// The errors of a collective, and [`Error::Bootstrap`](crate::Error::Bootstrap) if the ranks of the colour do not join within
     /// `deadline`.
     pub fn split(&self, color: Option<u64>, key: i64, deadline: Duration) -> Result<Option<Member>> {
         let _scope = scope::within(Operation::Split);

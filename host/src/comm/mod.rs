@@ -10,10 +10,13 @@
 //! | transport | ranks | memory |
 //! |---|---|---|
 //! | [`local`] | threads of one process | [`Host`] |
-//! | `process` (Unix; more than 1 MiB in a call on Linux alone) | processes of one machine, without MPI; small data between machines | [`Host`] |
+//! | [`process`] (Unix; more than 1 MiB in a call on Linux alone) | processes of one machine, without MPI; small data between machines | [`Host`] |
 //! | `mpi` (feature) | processes of an MPI job | [`Host`] |
 //! | `mpi::device` (features `mpi` and `cuda`) | processes of an MPI job | `Cuda`, through the host's memory where MPI takes no other |
 //! | `nccl` (feature `cuda`) | processes or threads, each with a GPU | `Cuda` |
+//!
+//! A process that a launcher has started need not name one: [`join`](crate::join()) and `Launch::join_gpu` take the transport that suits the
+//! launcher.
 //!
 //! Each transport implements the traits itself; the two transports between processes, with and without MPI, share their handshake and
 //! data movement. [`groups`](crate::groups) divides the ranks of any transport into data, tensor-parallel and pipeline groups.
@@ -24,11 +27,12 @@
 //! Every transport has a deadline: a call that has waited this long for other ranks fails with a [`CommError::Timeout`] that names the
 //! missing ranks. Over MPI, messages of more than 2 MiB have none once data move; where ranks share memory, reductions, `all_gather` and
 //! `all_to_all` of host memory take no messages. The deadline is a [`Duration`](std::time::Duration): `GRADSYNC_DEADLINE` (in
-//! seconds) or [`DEFAULT_DEADLINE`], unless another is given when the communicator is made. Groups that are split off keep it.
+//! seconds) or 10 minutes, unless another is given when the communicator is made. Groups that are split off keep it.
 //!
 //! | made by | with another deadline |
 //! |---|---|
-//! | [`local::run`], [`local::try_run`], [`local::group`] | [`local::run_each_with_deadline`], [`local::group_with_deadline`] |
+//! | [`local::run`], [`local::try_run`], [`local::group`] | [`local::group_with_deadline`] |
+//! | [`join`](crate::join()), [`Launch::join_host`](crate::bootstrap::Launch::join_host) | [`HostCommunicator::with_deadline`] |
 //! | `process::ProcessCommunicator::new` | `ProcessCommunicator::new_within`, `with_deadline` |
 //! | `mpi::MpiCommunicator::world`, `from_rsmpi` | `MpiCommunicator::world_within`, `with_deadline` |
 //! | `nccl::NcclCommunicator::new` | `NcclOptions::with_deadline` |
@@ -36,8 +40,13 @@
 
 mod collective;
 mod collectives;
+pub(crate) mod join;
+mod ledger;
 pub mod local;
-#[cfg(any(unix, feature = "mpi"))]
+#[cfg_attr(
+    not(any(unix, feature = "mpi")),
+    expect(dead_code, unused_imports, reason = "no transport between processes is there")
+)]
 mod message_passing;
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -45,51 +54,24 @@ pub mod mpi;
 pub mod nccl;
 #[cfg(feature = "cuda")]
 mod packet_connection;
-#[cfg(unix)]
 pub mod process;
 mod reduction;
 
-use std::cell::RefCell;
-use std::collections::HashMap;
 use std::fmt;
 
 pub use self::collective::{Collective, Operands, Scaling};
 pub use self::collectives::Collectives;
+pub use self::join::HostCommunicator;
+#[cfg(feature = "cuda")]
+pub(crate) use self::ledger::Agreements;
+pub(crate) use self::ledger::Ledger;
 #[cfg(feature = "cuda")]
 pub(crate) use self::packet_connection::PacketConnection;
 pub(crate) use self::reduction::reduce_windows;
-pub use crate::bootstrap::DEFAULT_DEADLINE;
-use crate::call::Digest;
 pub use crate::call::ReduceOp;
-pub use crate::error::{Call, CommError, Departure, Factor, Operation, Pass};
+pub use crate::error::{Call, CommError, Departure, Operation, Pass};
 use crate::error::{Error, Result};
 use crate::memory::{Host, Memory};
-
-/// The record of calls that ranks compare without waiting for each other: agreements of the ranks, and calls announced to them.
-#[doc(hidden)]
-pub trait Ledger {
-    /// The agreements of the ranks on operations that are repeated at every step, so that the host waits for each of them once.
-    fn agreements(&self) -> &Agreements;
-
-    /// Relies on the earlier agreement with this number, without waiting for other ranks. Ranks that rely on different agreements fail like
-    /// ranks with different calls.
-    ///
-    /// # Errors
-    /// The errors of a collective.
-    fn recall(&self, agreement: u64) -> Result<()>;
-
-    /// The number of calls of this rank that were sent to the other ranks for comparison.
-    fn announced(&self) -> u64;
-
-    /// Whether the first `calls` of [`announced`](Self::announced) are known to match the calls of the other ranks. Does not wait.
-    fn is_confirmed(&self, calls: u64) -> bool;
-
-    /// Waits until the first `calls` of [`announced`](Self::announced) are known to match.
-    ///
-    /// # Errors
-    /// The errors of a collective.
-    fn confirm(&self, calls: u64) -> Result<()>;
-}
 
 /// A group of ranks: this rank's number, the number of ranks, and exchanges of a few numbers between them.
 pub trait Ranks {
@@ -99,10 +81,16 @@ pub trait Ranks {
     /// How many ranks there are.
     fn world_size(&self) -> usize;
 
+    /// [`world_size`](Self::world_size) by MPI's name (MPI_Comm_size, 7.4.1).
+    fn size(&self) -> usize {
+        self.world_size()
+    }
+
     /// Gathers every rank's words, in rank order; all ranks pass the same number of words. The host waits for the other ranks.
     ///
     /// # Errors
     /// The errors of a collective.
+    #[doc(hidden)]
     fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>>;
 
     /// Returns once every rank has called it (MPI_Barrier, 6.3).
@@ -124,26 +112,6 @@ pub trait Ranks {
     /// wait. `None` for transports on which every failure is returned by a call.
     fn failure(&self) -> Option<Error> {
         None
-    }
-}
-
-/// The plans that all ranks of a group have agreed on, and that need not be compared again; equal on every rank of the group. All ranks
-/// make their agreements in the same order, so the number of an agreement identifies its plan on every rank.
-#[doc(hidden)]
-#[derive(Debug, Default)]
-pub struct Agreements(RefCell<HashMap<Digest, u64>>);
-
-impl Agreements {
-    /// The number of the agreement on the plan with this digest, if there is one.
-    pub(crate) fn number_of(&self, plan: &Digest) -> Option<u64> {
-        self.0.borrow().get(plan).copied()
-    }
-
-    /// Adds an agreement that all ranks have just made.
-    pub(crate) fn add(&self, plan: Digest) {
-        let mut agreements = self.0.borrow_mut();
-        let number = agreements.len() as u64 + 1;
-        agreements.entry(plan).or_insert(number);
     }
 }
 

@@ -12,7 +12,7 @@ pub struct Device {
     handle: cuda::CUdevice,
 }
 
-/// The attributes that [`Device::attribute`] returns.
+/// The attributes of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 #[allow(missing_docs)] // the names are the driver's
@@ -96,11 +96,35 @@ impl Device {
     ///
     /// # Errors
     /// [`CudaError`] of the driver.
-    pub fn attribute(self, attribute: DeviceAttribute) -> Result<i32, CudaError> {
+    pub(crate) fn attribute(self, attribute: DeviceAttribute) -> Result<i32, CudaError> {
         let mut value = 0;
         // SAFETY: writes one number.
         let status = unsafe { cuda::cuDeviceGetAttribute(&mut value, attribute as u32, self.handle) };
         check("cuDeviceGetAttribute", status)?;
         Ok(value)
     }
+}
+
+/// The names of the CUDA devices of this machine, by ordinal.
+///
+/// # Errors
+/// [`CudaError`] if there is no driver or no device: code 100, `CUDA_ERROR_NO_DEVICE`.
+pub fn devices() -> Result<Vec<String>, CudaError> {
+    let count = Device::count()?;
+    if count == 0 {
+        return Err(CudaError::of("cuDeviceGetCount".into(), Status::NO_DEVICE));
+    }
+    (0..count).map(|ordinal| Device::new(ordinal)?.name()).collect()
+}
+
+/// Whether kernels on a device of this machine can reach the memory of another one, both by ordinal.
+///
+/// # Errors
+/// [`CudaError`] for a device that does not exist, and without a driver.
+pub fn can_access_peer(device: u32, peer: u32) -> Result<bool, CudaError> {
+    let (device, peer, mut answer) = (Device::new(device)?, Device::new(peer)?, 0);
+    // SAFETY: writes one integer.
+    let status = unsafe { cuda::cuDeviceCanAccessPeer(&mut answer, device.handle(), peer.handle()) };
+    check("cuDeviceCanAccessPeer", status)?;
+    Ok(answer != 0)
 }

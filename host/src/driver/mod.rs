@@ -7,7 +7,7 @@
 //! here returns a [`CudaError`] there.
 
 mod context;
-mod device;
+pub(crate) mod device;
 mod event;
 mod exposure;
 mod gate;
@@ -15,7 +15,7 @@ mod graph;
 mod launch;
 mod launch_order;
 mod memory;
-mod module;
+pub(crate) mod module;
 mod occupancy;
 mod peer;
 mod pinned;
@@ -26,13 +26,13 @@ mod retired;
 
 #[doc(no_inline)]
 pub use crate::error::CudaError;
-use crate::sys::cuda::{self, Status};
+use crate::sys::cuda::Status;
 
-pub use device::{Device, DeviceAttribute};
+pub use device::Device;
+pub(crate) use device::DeviceAttribute;
 pub use event::Event;
 pub use graph::Graph;
 pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
-pub use module::{KernelSource, LoadedKernel};
 pub use queue::Queue;
 
 pub(crate) use exposure::{Exposure, FlagList};
@@ -66,30 +66,6 @@ impl<T> Named<T> for cust::error::CudaResult<T> {
     fn named(self, call: &str) -> Result<T, CudaError> {
         self.map_err(|error| CudaError::of(call.into(), Status(error as u32)))
     }
-}
-
-/// The names of the CUDA devices of this machine, by ordinal.
-///
-/// # Errors
-/// [`CudaError`] if there is no driver or no device: code 100, `CUDA_ERROR_NO_DEVICE`.
-pub fn devices() -> Result<Vec<String>, CudaError> {
-    let count = Device::count()?;
-    if count == 0 {
-        return Err(CudaError::of("cuDeviceGetCount".into(), Status::NO_DEVICE));
-    }
-    (0..count).map(|ordinal| Device::new(ordinal)?.name()).collect()
-}
-
-/// Whether kernels on a device of this machine can reach the memory of another one, both by ordinal.
-///
-/// # Errors
-/// [`CudaError`] for a device that does not exist, and without a driver.
-pub fn can_access_peer(device: u32, peer: u32) -> Result<bool, CudaError> {
-    let (device, peer, mut answer) = (Device::new(device)?, Device::new(peer)?, 0);
-    // SAFETY: writes one integer.
-    let status = unsafe { cuda::cuDeviceCanAccessPeer(&mut answer, device.handle(), peer.handle()) };
-    check("cuDeviceCanAccessPeer", status)?;
-    Ok(answer != 0)
 }
 
 #[cfg(test)]

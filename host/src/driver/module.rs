@@ -3,10 +3,13 @@
 //!
 //! An entry point is loaded on its own, when it is first needed or a little before. The driver then compiles a few hundred lines of PTX in
 //! some ten milliseconds, instead of all kernels at once, and caches the result on disk. The kernels of Adasum over peers' memory have one
-//! to three thousand lines, which take up to a quarter of a second to compile, and the kernels of small sums are loaded all at once. So they are included as cubins too, for the architectures
-//! whose GPUs have fast links to each other. The PTX that the cubins were assembled from is always included: the driver gets it where no
-//! cubin fits, where it refuses the cubin, or where `GRADSYNC_FORCE_PTX=1` asks for it. A cubin holds its whole family; the driver looks up
-//! the one entry point.
+//! to three thousand lines, which take up to a quarter of a second to compile, and the kernels of small sums are loaded all at once. So they
+//! are included as cubins too, for the architectures whose GPUs have fast links to each other. The PTX that the cubins were assembled from
+//! is always included: the driver gets it where no cubin fits, where it refuses the cubin, or where `GRADSYNC_FORCE_PTX=1` asks for it. A
+//! cubin holds its whole family; the driver looks up the one entry point.
+//!
+//! Programs that are built for few GPUs leave out the cubins, and the PTX for 7.5, of other architectures: the build script sets
+//! `gradsync_left_out` for these.
 
 use std::env;
 use std::ffi::{CString, c_void};
@@ -35,7 +38,7 @@ macro_rules! library {
             "peer_barrier" "peer_reduce" "scale" "squared_norms" "sweep" "tree_combine" "tree_dots" "two_shot" "zero" "zero_segments")
     };
 }
-static SM_75: &Families = library!("sm_75");
+static SM_75: &Families = if cfg!(gradsync_left_out = "sm_75") { &[] } else { library!("sm_75") };
 static SM_80: &Families = library!("sm_80");
 
 /// Cubins for one architecture and the later ones with the same major number, by family of entry points.
@@ -51,9 +54,16 @@ macro_rules! cubins {
         ]
     };
 }
-static CUBINS_80: &Cubins = cubins!("sm_80");
-static CUBINS_90: &Cubins = cubins!("sm_90");
-static CUBINS_100: &Cubins = cubins!("sm_100");
+static CUBINS_80: &Cubins = if cfg!(gradsync_left_out = "sm_80") { &[] } else { cubins!("sm_80") };
+static CUBINS_90: &Cubins = if cfg!(gradsync_left_out = "sm_90") { &[] } else { cubins!("sm_90") };
+static CUBINS_100: &Cubins = if cfg!(gradsync_left_out = "sm_100") { &[] } else { cubins!("sm_100") };
+
+/// The lowest compute capability that has kernels, for messages.
+pub(super) const LOWEST_CAPABILITY: &str = if cfg!(gradsync_left_out = "sm_75") {
+    "8.0, because GRADSYNC_CUDA_ARCHS left out sm_75 when this program was built"
+} else {
+    "7.5"
+};
 
 /// Makes the driver compile all kernels from PTX, to test the path of an architecture without a cubin. NVIDIA's own variable for that would
 /// also make it compile NCCL's kernels, as far as NCCL has their PTX.
@@ -81,7 +91,7 @@ impl Library {
         match (major, minor) {
             (9.., _) => Some(Self { families: SM_80, cubins, early: early() }),
             (8, _) => Some(Self { families: SM_80, cubins, early: None }),
-            (7, 5..) => Some(Self { families: SM_75, cubins, early: None }),
+            (7, 5..) if !SM_75.is_empty() => Some(Self { families: SM_75, cubins, early: None }),
             _ => None,
         }
     }

@@ -10,7 +10,7 @@ use super::device::{Device, DeviceAttribute};
 use super::event::{Event, Timing};
 use super::gate::{Changing, Gate, Held};
 use super::launch::{Argument, EarlyLaunch, Grid};
-use super::module::{Kernel, Library, LoadedKernel};
+use super::module::{Kernel, LOWEST_CAPABILITY, Library, LoadedKernel};
 use super::pool::{self, Pool, Staging, Table, Tables};
 use super::recording::Recording;
 use super::{CudaError, check, exposure, retired};
@@ -110,7 +110,7 @@ impl Queue {
         let library = Library::for_capability(major, minor, EarlyLaunch::of_driver).ok_or_else(|| CudaError {
             call: format!("device {ordinal}"),
             code: Status::NO_BINARY_FOR_GPU.0,
-            text: format!("compute capability {major}.{minor}, and the kernels need 7.5"),
+            text: format!("compute capability {major}.{minor}, and the kernels need {LOWEST_CAPABILITY}"),
         })?;
         let library = library.as_told();
         let context = Primary::retain(device)?;
@@ -223,7 +223,7 @@ impl Queue {
     }
 
     /// The kernels that this queue and its clones have loaded, by name, each with its source and its load time.
-    pub fn loaded_kernels(&self) -> Vec<LoadedKernel> {
+    pub(crate) fn loaded_kernels(&self) -> Vec<LoadedKernel> {
         let kernels = self.inner.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         let mut loaded: Vec<LoadedKernel> = kernels.values().map(|kernel| kernel.loaded).collect();
         loaded.sort_by_key(|kernel| kernel.name);

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub use self::bootstrap::{BootstrapError, Strangers};
 #[cfg(feature = "mpi")]
 pub use self::mpi::MpiError;
-pub use crate::call::{Call, Factor, Operation, Pass};
+pub use crate::call::{Call, Operation, Pass};
 use crate::call::{scope, two_calls};
 use crate::dtype::DType;
 #[cfg(feature = "cuda")]
@@ -100,6 +100,14 @@ pub enum Error {
         bytes: usize,
         /// The system's error.
         source: std::io::Error,
+    },
+    /// This system lacks what the transport needs.
+    #[error("{operation}: {} {lacks}", std::env::consts::OS)]
+    UnsupportedSystem {
+        /// The operation that was refused.
+        operation: &'static str,
+        /// What is missing, and what to use instead.
+        lacks: &'static str,
     },
     /// The requested algorithm does not support this number of ranks or nodes.
     #[error("{operation}: the {algorithm} algorithm needs {needs}, and there are {world_size}")]

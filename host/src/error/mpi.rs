@@ -34,6 +34,18 @@ pub enum MpiError {
         /// The highest tag of this MPI.
         highest: i32,
     },
+    /// The launcher has started other ranks than MPI knows.
+    #[error(
+        "the launcher says rank {} of {}, and MPI says rank {} of {}: start the program with the mpirun of the MPI library that it is \
+         linked with",
+        launched.0, launched.1, found.0, found.1
+    )]
+    OtherRanks {
+        /// The rank and the world size of the launcher's variables.
+        launched: (usize, usize),
+        /// The rank and the world size in MPI.
+        found: (usize, usize),
+    },
     /// MPI returned an error code.
     #[error("{call} failed with code {code}: {text}")]
     Refused {

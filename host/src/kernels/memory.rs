@@ -13,7 +13,7 @@ use crate::slice::{Slice, check_floats};
 
 /// The element-wise kernels on one kind of memory, [`Host`] or `Cuda`, for operations that are written once for both.
 ///
-/// Each function runs the kernel of its name in [`cpu`] or `cuda`. On a GPU the kernel is enqueued into the queue of its operands, one
+/// On a GPU the kernel is enqueued into the queue of its operands, one
 /// launch serves all tensors of a list with the same dtypes, and functions may also return `Error::Cuda`, or
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of different queues. Lengths and offsets are in elements.
 /// Operands may have any dtypes; where these differ, or where numbers are added or multiplied, the working precision is `f64` if one of the

@@ -1,11 +1,22 @@
-//! Kernels on the memory of one rank: [`cpu`] on slices, `cuda` (feature `cuda`) on device memory.
+//! Kernels on the memory of one rank: [`KernelMemory`], whose functions are called on [`Host`](crate::memory::Host) or `Cuda`.
 //!
-//! Both apply the formulas of `gradsync_device::math`. [`KernelMemory`] has the kernels that operations use on either memory. Nothing here
-//! communicates. The operations `zero_gradient`, `accumulate` and `overwrite` in `ops` are these kernels on one tensor of a shape.
+//! `cpu` and `cuda` (private) implement them by the formulas of `gradsync_device::math`. Nothing here communicates. The operations
+//! `zero_gradient`, `accumulate` and `overwrite` in `ops` are these kernels on one tensor of a shape.
+//!
+//! ```
+//! use gradsync::kernels::KernelMemory;
+//! use gradsync::memory::Host;
+//!
+//! let (mut sum, value) = ([1.0f32, 2.0], [0.5f32, f32::NAN]);
+//! Host::accumulate((&mut sum).into(), (&value).into())?;
+//! assert_eq!(sum[0], 1.5);
+//! assert!(!Host::all_finite((&sum).into())?);
+//! # Ok::<(), gradsync::Error>(())
+//! ```
 
-pub mod cpu;
+pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
-pub mod cuda;
+pub(crate) mod cuda;
 mod memory;
 
 pub use self::memory::KernelMemory;

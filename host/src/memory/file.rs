@@ -76,7 +76,6 @@ impl MemoryFile {
     }
 
     /// Leaves the memory to the processes that have it mapped, until the last one unmaps it. No other process can map it afterwards.
-    #[cfg_attr(not(any(unix, feature = "mpi")), expect(dead_code, reason = "processes meet over MPI there"))]
     pub(crate) fn leave(self) {
         files().remove(&self.bytes().as_ptr().addr());
     }
@@ -139,7 +138,6 @@ impl Open {
 ///
 /// # Safety
 /// No other code of this process uses the bytes meanwhile.
-#[cfg_attr(not(any(unix, feature = "mpi")), expect(dead_code, reason = "processes meet over MPI there"))]
 pub(crate) unsafe fn revoke(bytes: *mut [u8]) -> io::Result<()> {
     let mut files = files();
     let address = bytes.cast::<u8>().addr();
@@ -171,7 +169,6 @@ pub(crate) unsafe fn revoke(bytes: *mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-#[cfg_attr(not(any(unix, feature = "mpi")), expect(dead_code, reason = "processes meet over MPI there"))]
 impl FileHandle {
     /// The number of words of a handle.
     pub(crate) const WORDS: usize = 2;
@@ -217,7 +214,6 @@ impl FileHandle {
     }
 }
 
-#[cfg_attr(not(any(unix, feature = "mpi")), expect(dead_code, reason = "processes meet over MPI there"))]
 impl Mapped {
     /// Whether the owner still holds the memory.
     pub(crate) fn has_owner(&self) -> bool {

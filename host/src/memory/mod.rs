@@ -15,7 +15,7 @@ mod buffer;
 mod cuda;
 pub(crate) mod file;
 mod host;
-mod sharing;
+pub(crate) mod sharing;
 mod tensor;
 
 use std::fmt::Debug;
@@ -25,14 +25,9 @@ pub(crate) use self::buffer::HostBuffer;
 #[cfg(feature = "cuda")]
 pub use self::cuda::Cuda;
 pub use self::host::Host;
-// Hidden: what a transport offers to operations on memory that ranks share.
 #[cfg(feature = "cuda")]
-#[doc(hidden)]
-pub use self::sharing::{PeerMemory, SharedMemory};
-#[doc(hidden)]
-pub use self::sharing::{SharedWindows, Work};
-#[cfg(feature = "cuda")]
-pub(crate) use self::sharing::{expose, share};
+pub(crate) use self::sharing::{PeerMemory, SharedMemory, expose, share};
+pub(crate) use self::sharing::{SharedWindows, Work};
 pub use self::tensor::{TensorView, TensorViewMut};
 use crate::dtype::{DType, Element};
 use crate::error::Result;

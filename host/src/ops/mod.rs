@@ -17,7 +17,7 @@
 //!
 //! An operation checks its operands, makes the ranks compare their calls, then runs kernels and collectives. No operation calls another.
 
-mod adasum;
+pub(crate) mod adasum;
 mod all_reduce;
 mod gradient;
 pub mod offline;
@@ -30,11 +30,11 @@ pub mod tensor_parallel;
 mod tensors;
 mod zero;
 
-pub(crate) use adasum::check_nodes;
 pub use adasum::{
-    Adasum, AdasumMemory, AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, WithinNode, adasum,
-    adasum_all_reduce, hierarchical_adasum_all_reduce,
+    Adasum, AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, WithinNode, adasum, adasum_all_reduce,
+    hierarchical_adasum_all_reduce,
 };
+pub(crate) use adasum::{AdasumMemory, check_nodes};
 pub(crate) use all_reduce::reduce_in_windows;
 pub use all_reduce::{all_reduce, all_reduce_scaled};
 pub(crate) use gradient::same_shape;

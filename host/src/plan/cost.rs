@@ -290,7 +290,6 @@ impl Gpu {
 
 /// The kernels that multiply `vectors` vectors with each other, and the number of vectors that they read: a kernel multiplies up to eight
 /// vectors, or four by four of different eights, which are read again.
-#[doc(hidden)]
 pub fn product_kernels(vectors: usize) -> (f64, f64) {
     let width = vectors as f64;
     ((width * width / 32.0 - width / 8.0).max(1.0), (width * width / 4.0 - width).max(width))

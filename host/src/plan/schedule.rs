@@ -6,7 +6,7 @@
 //! the ranks that are furthest behind are all in the same slot, or on their way to it, and their transfers match there. A schedule without
 //! that property cannot be constructed.
 //!
-//! [`one_forward_one_backward`] computes the schedule of a pipeline.
+//! [`Stage::one_forward_one_backward`] computes the schedule of a pipeline.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -249,59 +249,61 @@ pub struct Stage {
     pub transfers: RankSchedule<Payload>,
 }
 
-/// Computes the steps of stage `stage` of `stages` with `micro_batches`, alternating one forward and one backward pass ("1F1B").
-///
-/// Stage s begins with `stages - s` forward passes, or all if there are fewer, and then alternates backward and forward passes. So it never
-/// keeps the activations of more than `stages - s` micro-batches, besides the received activations of at most one micro-batch that waits
-/// for its forward pass. Backward passes are in the order of the forward passes.
-///
-/// Each pass takes one tick, and slot t transfers the results of the passes of tick t. Every tensor is received at the latest in the slot
-/// before the pass that needs it, and the whole takes `2 * (micro_batches + stages - 1)` ticks. A slot waits only for neighbours, so stages
-/// need not be synchronous if their passes take different times.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] for a stage beyond `stages`, no micro-batches, or `stages + micro_batches`
-/// beyond 2^31 - 1.
-pub fn one_forward_one_backward(stage: usize, stages: usize, micro_batches: usize) -> Result<Stage> {
-    const OPERATION: &str = "pipeline schedule";
-    let refused = |reason| Err(Error::InvalidArgument { operation: OPERATION, reason });
-    if stage >= stages {
-        return refused(format!("stage {stage} is not in a pipeline of {stages}"));
-    }
-    if micro_batches == 0 {
-        return refused("there are 0 micro-batches".into());
-    }
-    if micro_batches.checked_add(stages).is_none_or(|sum| sum > i32::MAX as usize) {
-        return refused(format!("{stages} stages and {micro_batches} micro-batches are more than 2^31 - 1"));
-    }
-    let mut passes = Vec::with_capacity(2 * micro_batches);
-    for k in 0..micro_batches {
-        passes.push((forward_tick(stage, stages, k), PipelineStep::Forward(k)));
-        passes.push((backward_tick(stage, stages, k), PipelineStep::Backward(k)));
-    }
-    passes.sort_unstable_by_key(|&(tick, _)| tick);
-    let mut transfers = RankSchedule::new(stage, stages)?;
-    for k in 0..micro_batches {
-        if let Some(previous) = stage.checked_sub(1) {
-            transfers.recv(forward_tick(previous, stages, k), previous, Payload::Activation(k))?;
-            transfers.send(backward_tick(stage, stages, k), previous, Payload::Gradient(k))?;
+impl Stage {
+    /// Computes the steps of stage `stage` of `stages` with `micro_batches`, alternating one forward and one backward pass ("1F1B").
+    ///
+    /// Stage s begins with `stages - s` forward passes, or all if there are fewer, and then alternates backward and forward passes. So it never
+    /// keeps the activations of more than `stages - s` micro-batches, besides the received activations of at most one micro-batch that waits
+    /// for its forward pass. Backward passes are in the order of the forward passes.
+    ///
+    /// Each pass takes one tick, and slot t transfers the results of the passes of tick t. Every tensor is received at the latest in the slot
+    /// before the pass that needs it, and the whole takes `2 * (micro_batches + stages - 1)` ticks. A slot waits only for neighbours, so stages
+    /// need not be synchronous if their passes take different times.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a stage beyond `stages`, no micro-batches, or `stages + micro_batches`
+    /// beyond 2^31 - 1.
+    pub fn one_forward_one_backward(stage: usize, stages: usize, micro_batches: usize) -> Result<Self> {
+        const OPERATION: &str = "pipeline schedule";
+        let refused = |reason| Err(Error::InvalidArgument { operation: OPERATION, reason });
+        if stage >= stages {
+            return refused(format!("stage {stage} is not in a pipeline of {stages}"));
         }
-        let next = stage + 1;
-        if next < stages {
-            transfers.send(forward_tick(stage, stages, k), next, Payload::Activation(k))?;
-            transfers.recv(backward_tick(next, stages, k), next, Payload::Gradient(k))?;
+        if micro_batches == 0 {
+            return refused("there are 0 micro-batches".into());
         }
-    }
-    let mut steps = Vec::with_capacity(passes.len() + transfers.slots.len());
-    let mut slots = transfers.slots.keys().copied().peekable();
-    for (tick, pass) in passes {
-        while let Some(slot) = slots.next_if(|&slot| slot < tick) {
-            steps.push(PipelineStep::Slot(slot));
+        if micro_batches.checked_add(stages).is_none_or(|sum| sum > i32::MAX as usize) {
+            return refused(format!("{stages} stages and {micro_batches} micro-batches are more than 2^31 - 1"));
         }
-        steps.push(pass);
+        let mut passes = Vec::with_capacity(2 * micro_batches);
+        for k in 0..micro_batches {
+            passes.push((forward_tick(stage, stages, k), PipelineStep::Forward(k)));
+            passes.push((backward_tick(stage, stages, k), PipelineStep::Backward(k)));
+        }
+        passes.sort_unstable_by_key(|&(tick, _)| tick);
+        let mut transfers = RankSchedule::new(stage, stages)?;
+        for k in 0..micro_batches {
+            if let Some(previous) = stage.checked_sub(1) {
+                transfers.recv(forward_tick(previous, stages, k), previous, Payload::Activation(k))?;
+                transfers.send(backward_tick(stage, stages, k), previous, Payload::Gradient(k))?;
+            }
+            let next = stage + 1;
+            if next < stages {
+                transfers.send(forward_tick(stage, stages, k), next, Payload::Activation(k))?;
+                transfers.recv(backward_tick(next, stages, k), next, Payload::Gradient(k))?;
+            }
+        }
+        let mut steps = Vec::with_capacity(passes.len() + transfers.slots.len());
+        let mut slots = transfers.slots.keys().copied().peekable();
+        for (tick, pass) in passes {
+            while let Some(slot) = slots.next_if(|&slot| slot < tick) {
+                steps.push(PipelineStep::Slot(slot));
+            }
+            steps.push(pass);
+        }
+        steps.extend(slots.map(PipelineStep::Slot));
+        Ok(Stage { steps, transfers })
     }
-    steps.extend(slots.map(PipelineStep::Slot));
-    Ok(Stage { steps, transfers })
 }
 
 /// The tick of a forward pass: right after the preceding stage's pass, until backward passes take every second tick.

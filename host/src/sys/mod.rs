@@ -4,7 +4,7 @@
 
 pub(crate) mod cuda;
 mod loader;
-pub mod nccl;
+pub(crate) mod nccl;
 
 /// An error of the CUDA driver, or its absence.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]

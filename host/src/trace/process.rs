@@ -27,6 +27,7 @@ pub(super) struct Process {
     /// The number of the job.
     job: Option<String>,
     /// The launcher's private folder.
+    #[cfg(target_os = "linux")]
     launcher: Option<PathBuf>,
     /// The number that the launcher has given to this process.
     rank: Option<usize>,
@@ -47,14 +48,23 @@ pub(super) fn start_tracing() -> Option<&'static Process> {
     static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
     let process = PROCESS.get_or_init(|| {
         let folder = |name| std::env::var_os(name).filter(|folder| !folder.is_empty()).map(PathBuf::from);
-        let (directory, launcher) = (folder(DIRECTORY)?, folder(LAUNCHER));
+        let directory = folder(DIRECTORY)?;
         // The number is part of a file's name.
         let is_number = |job: &String| !job.is_empty() && job.bytes().all(|byte| byte.is_ascii_alphanumeric());
         let job = std::env::var(JOB).ok().filter(is_number);
         let number = |name: &&str| std::env::var(name).ok()?.parse().ok();
         let rank = RANK_VARIABLES.iter().find_map(number);
         let (recorders, groups, writing) = Default::default();
-        Some(Process { directory, job, launcher, rank, recorders, groups, writing })
+        Some(Process {
+            directory,
+            job,
+            #[cfg(target_os = "linux")]
+            launcher: folder(LAUNCHER),
+            rank,
+            recorders,
+            groups,
+            writing,
+        })
     });
     let process = process.as_ref()?;
     static LISTENING: std::sync::Once = std::sync::Once::new();

@@ -16,7 +16,7 @@ mod blocks;
 mod metrics;
 mod optimizer;
 mod random;
-mod reducer;
+pub(crate) mod reducer;
 mod same_bits;
 mod sampler;
 mod sgd;
@@ -27,8 +27,6 @@ pub use adam::{Adam, AdamOptions};
 pub use metrics::{RunningMean, mean_over_ranks};
 pub use optimizer::DeltaOptimizer;
 pub use random::RankSeeds;
-#[doc(hidden)]
-pub use reducer::ReducerMemory;
 pub use reducer::{
     AbsentGradients, BucketMemory, BucketTimes, GradientState, NonFinite, NonFiniteGradient, Parameter, Reduced,
     Reducer, ReducerOptions, Step, StepTimes, UnevenEnds,
@@ -38,8 +36,6 @@ pub use sgd::{Sgd, SgdOptions};
 pub use start::{Start, broadcast_numbers, broadcast_parameters, compare_parameters};
 pub use step::{Reduction, StepOptions, StepOutcome, StepReport, Stepper};
 
-#[doc(hidden)]
-pub use crate::agreement::all_prepared;
 use crate::buffer::{GradientBuffer, TensorTable};
 use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};

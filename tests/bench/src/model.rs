@@ -1,4 +1,4 @@
-//! `gradsync-bench model`: the times of Adasum on 2 to 4096 ranks by [`plan::cost`](gradsync::plan::cost), the automatic choices, and the numbers
+//! `gradsync-bench model`: the times of Adasum on 2 to 4096 ranks by [`plan::cost`](gradsync::internal::plan::cost), the automatic choices, and the numbers
 //! of a kind of GPU, each of them the median of what the rows of `perf`'s JSON say about it.
 
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use gradsync::plan::cost::{Gpu, LAYERS, Scheme, World, product_kernels};
+use gradsync::internal::plan::cost::{Gpu, LAYERS, Scheme, World, product_kernels};
 use gradsync_cli::messages::Listener;
 use serde_json::Value;
 

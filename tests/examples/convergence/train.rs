@@ -7,9 +7,11 @@
 use anyhow::{Result, ensure};
 use gradsync::comm::local::{self, LocalCommunicator};
 use gradsync::comm::{Collectives, Ranks, ReduceOp, Split};
+use gradsync::kernels::KernelMemory;
+use gradsync::memory::Host;
 use gradsync::ops::{self, AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes};
 use gradsync::train::{self, Adam, AdamOptions, DeltaOptimizer, Sgd, SgdOptions, StepOutcome, Stepper};
-use gradsync::{DType, GradientBuffer, Slice, SliceMut, kernels};
+use gradsync::{DType, GradientBuffer, Slice, SliceMut};
 use serde::{Deserialize, Serialize};
 
 use crate::images::{CLASSES, Images, Part};
@@ -184,7 +186,7 @@ impl<'a> Rank<'a> {
             }
         }
         // The gradients are bit-identical on every rank, so that either all ranks return here or none does.
-        if !kernels::cpu::all_finite(gradients.as_slice()) {
+        if !Host::all_finite(gradients.as_slice())? {
             return Ok(None);
         }
         match optimizer.step(&mut self.weights, gradients) {
@@ -309,7 +311,7 @@ mod tests {
     #[test]
     fn one_different_bit_on_one_rank_is_found_by_all() {
         let (images, spec) = (Images::random(160), spec(Method::Sgd, Reduction::Mean, 4, 0.1));
-        let outcomes = local::run_each(4, |comm| {
+        let outcomes = gradsync::internal::run_each(4, |comm| {
             let mut rank = Rank::new(&comm, &spec, &images).unwrap();
             rank.check_weights(7).unwrap();
             if comm.rank() == 2 {

@@ -6,9 +6,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use gradsync::bootstrap::{Launch, Member, Rendezvous};
-use gradsync::comm::local::{LocalCommunicator, run_each_with_deadline};
+use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::process::ProcessCommunicator;
 use gradsync::comm::{Call, Collectives, Operation, Ranks, ReduceOp, Split};
+use gradsync::internal::{MemberCalls, run_each_with_deadline};
 use gradsync::ops::{AdasumOptions, adasum_all_reduce};
 use gradsync::{DType, GradientBuffer};
 

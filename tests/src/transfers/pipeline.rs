@@ -3,9 +3,7 @@
 //! All numbers are integers that f64 represents exactly, so that every result is exact. On a GPU the host waits only for described
 //! activations.
 
-use gradsync::ops::send_recv::{
-    Bundle, Expected, Payload, Received, StageWork, TransferHandler, one_forward_one_backward, run_stage,
-};
+use gradsync::ops::send_recv::{Bundle, Expected, Payload, Received, Stage, StageWork, TransferHandler, run_stage};
 use gradsync::{DType, Result, TensorView};
 
 use super::{Owned, Rank};
@@ -149,7 +147,7 @@ fn label(micro_batch: usize, stage: usize) -> Owned {
 /// Runs a pipeline with one stage per rank, twice, and compares the vectors of every stage with the expected ones.
 pub fn pipeline<R: Rank>(rank: &R) {
     let (stage, stages) = (rank.rank(), rank.world_size());
-    let plan = one_forward_one_backward(stage, stages, MICRO_BATCHES).unwrap();
+    let plan = Stage::one_forward_one_backward(stage, stages, MICRO_BATCHES).unwrap();
     let none = || (0..MICRO_BATCHES).map(|_| None).collect::<Vectors<R>>();
     let product = |stages: std::ops::Range<usize>| stages.map(weight).product::<f64>();
     for _ in 0..2 {

@@ -1,8 +1,9 @@
 //! [`Rank`]: a rank of a case, with its communicator and the memory of its tensors; and [`HostRank`], for tensors in host memory.
 
 use gradsync::comm::Communicator;
+use gradsync::internal::BundleMemory;
 use gradsync::memory::Host;
-use gradsync::ops::send_recv::{Bundle, BundleMemory, Expected, Received, SendRecv};
+use gradsync::ops::send_recv::{Bundle, Expected, Received, SendRecv};
 use gradsync::{DType, GradientBuffer, TensorView, TensorViewMut};
 
 use crate::inputs::Random;

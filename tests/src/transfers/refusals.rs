@@ -2,9 +2,10 @@
 
 use std::fmt::Debug;
 
+use gradsync::internal::BundleMemory;
+use gradsync::internal::plan::bundle::{TensorSpec, encode};
 use gradsync::onnx::{recv, recv_described, send};
-use gradsync::ops::send_recv::{Bundle, BundleMemory, Completion, Expected, Limits, run_schedule};
-use gradsync::plan::bundle::{TensorSpec, encode};
+use gradsync::ops::send_recv::{Bundle, Completion, Expected, Limits, run_schedule};
 use gradsync::{CommError, DType, Error, Result, TensorView};
 
 use super::{Owned, Rank, Rounds, bundles, known, over, ring};

@@ -6,6 +6,7 @@ use gradsync::CommError;
 use gradsync::bootstrap::Member;
 use gradsync::comm::{Call, Operation, ReduceOp};
 use gradsync::dtype::DType;
+use gradsync::internal::MemberCalls;
 use gradsync_tests::ranks::guarded;
 
 use crate::group::{Way, barrier, mismatch, on_members, recv, reduce, send, send_recv, sync};

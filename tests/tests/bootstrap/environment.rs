@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use gradsync::Error;
 use gradsync::bootstrap::{BootstrapError, Launch, Rendezvous, Secret};
+use gradsync::internal::device_of;
 
 const TORCHRUN: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
 const OPEN_MPI: [&str; 4] =
@@ -59,7 +60,7 @@ fn each_launcher_by_itself() {
         let found = launch(&set(names)).unwrap();
         assert_eq!((found.rank, found.world_size, found.local_rank), (5, 8, Some(1)), "{names:?}");
         assert_eq!(found.local_world_size, (names.len() == 4).then_some(4), "{names:?}");
-        assert_eq!((found.device(), found.master), (1, None), "{names:?}");
+        assert_eq!((device_of(&found), found.master), (1, None), "{names:?}");
         let least = launch(&set(&names[..2])).unwrap();
         assert_eq!((least.rank, least.world_size, least.local_rank, least.local_world_size), (5, 8, None, None));
     }
@@ -154,11 +155,11 @@ fn half_a_pair_is_refused_by_name() {
 fn a_single_visible_gpu_is_device_0() {
     for (visible, device) in [("3", 0), ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", 0), ("0,1,2,3", 1), ("", 1)] {
         let variables = [set(&SLURM), vec![("CUDA_VISIBLE_DEVICES", visible)]].concat();
-        assert_eq!(launch(&variables).unwrap().device(), device, "{visible:?}");
+        assert_eq!(device_of(&launch(&variables).unwrap()), device, "{visible:?}");
     }
     let mut found = launch(&set(&TORCHRUN)).unwrap();
     found.local_rank = Some(1 << 32);
-    assert_eq!(found.device(), u32::MAX, "a number beyond the range is not another GPU's");
+    assert_eq!(device_of(&found), u32::MAX, "a number beyond the range is not another GPU's");
 }
 
 #[test]

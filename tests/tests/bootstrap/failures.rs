@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use gradsync::CommError;
 use gradsync::comm::{Departure, Operation};
+use gradsync::internal::MemberCalls;
 use gradsync_tests::ranks::{agree, guarded};
 
 use crate::group::{Way, barrier, on_members, recv, reduce, send, sync};

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use gradsync::CommError;
 use gradsync::comm::{Call, Operation};
+use gradsync::internal::MemberCalls;
 use gradsync_tests::ranks::guarded;
 
 use crate::group::{Way, barrier, mismatch, on_members, sync};

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use gradsync::CommError;
 use gradsync::bootstrap::{Launch, Member, Rendezvous};
 use gradsync::comm::{Departure, Operation};
+use gradsync::internal::MemberCalls;
 use gradsync_tests::ranks::guarded;
 
 use crate::PLENTY;

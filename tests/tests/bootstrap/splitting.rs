@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use gradsync::CommError;
 use gradsync::comm::Departure;
+use gradsync::internal::MemberCalls;
 use gradsync_tests::ranks::guarded;
 
 use crate::group::{Way, barrier, on_members, reduce, send_recv, sync};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gradsync::DType;
 use gradsync::driver::{DeviceBuffer, Queue};
-use gradsync::kernels::cuda;
+use gradsync::internal::kernels::cuda;
 
 use crate::{after, lines_with, queue, say};
 

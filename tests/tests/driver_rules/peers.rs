@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use gradsync::comm::{Call, Collective, Communicator, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
-use gradsync::kernels::cuda;
-use gradsync::memory::{Cuda, PeerMemory, SharedMemory};
+use gradsync::internal::kernels::cuda;
+use gradsync::internal::memory::{PeerMemory, SharedMemory};
+use gradsync::memory::Cuda;
 use gradsync::ops::OrderedAllReduce;
 use gradsync::{DType, Error, GradientBuffer, Result};
 

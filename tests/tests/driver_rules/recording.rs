@@ -2,7 +2,7 @@
 
 use gradsync::DType;
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
-use gradsync::kernels::cuda::{self, SegmentWorkspace};
+use gradsync::internal::kernels::cuda::{self, SegmentWorkspace};
 
 use crate::{after, lines, queue, say};
 

@@ -1,8 +1,8 @@
 //! Adasum's weights on the device: for equal inner products bitwise equal to the CPU's, and computed by the exact path where norms cancel.
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
-use gradsync::kernels::cpu::{self, Coefficients, Trees};
-use gradsync::kernels::cuda::SegmentWorkspace;
+use gradsync::internal::kernels::cpu::{self, Coefficients, Trees};
+use gradsync::internal::kernels::cuda::SegmentWorkspace;
 use gradsync::{DType, Slice};
 use gradsync_device::math::adasum::{self, Criterion};
 use gradsync_tests::double::{Family, OUT_OF_RANGE, UNITS, UNITS_OUT_OF_RANGE, of_magnitudes};

@@ -2,8 +2,8 @@
 
 use gradsync::DType;
 use gradsync::driver::DeviceBuffer;
-use gradsync::kernels::cuda;
-use gradsync::kernels::cuda::SegmentWorkspace;
+use gradsync::internal::kernels::cuda;
+use gradsync::internal::kernels::cuda::SegmentWorkspace;
 
 use crate::queue;
 

@@ -1,7 +1,7 @@
 //! Float-wise kernels: bitwise equal to the CPU backend, for every pair of dtypes, border length and alignment.
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
-use gradsync::kernels::{cpu, cuda};
+use gradsync::internal::kernels::{cpu, cuda};
 use gradsync::memory::{TensorView, TensorViewMut};
 use gradsync::onnx::{in_place_accumulator, in_place_accumulator_v2};
 use gradsync::ops::zero_gradient;

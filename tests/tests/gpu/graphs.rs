@@ -1,8 +1,8 @@
 //! A graph owns the resources that its work uses: buffers and queues dropped before a launch keep their memory until the graph ends.
 
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
-use gradsync::kernels::cpu::Coefficients;
-use gradsync::kernels::cuda::{self, SegmentWorkspace};
+use gradsync::internal::kernels::cpu::Coefficients;
+use gradsync::internal::kernels::cuda::{self, SegmentWorkspace};
 use gradsync::{DType, Error};
 
 use crate::{download, queue, uniform, upload};

@@ -13,7 +13,7 @@ mod graphs;
 mod reductions;
 
 use gradsync::driver::{DeviceBuffer, Queue};
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 use gradsync::{DType, GradientBuffer, Slice};
 
 /// The queue on device 0 that a test uses.

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::thread;
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
-use gradsync::kernels::cuda::SegmentWorkspace;
-use gradsync::kernels::{cpu, cuda};
+use gradsync::internal::kernels::cuda::SegmentWorkspace;
+use gradsync::internal::kernels::{cpu, cuda};
 use gradsync::{DType, GradientBuffer, Slice};
 use half::{bf16, f16};
 

@@ -10,6 +10,7 @@ mod program;
 mod blame;
 mod doctor;
 mod endings;
+mod examples;
 mod explanations;
 mod job;
 mod leftovers;

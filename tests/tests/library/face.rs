@@ -11,6 +11,7 @@ fn gradients(world_size: usize) -> Result<GradientBuffer, Error> {
 #[test]
 fn run_returns_plain_values() {
     assert_eq!(local::run(4, |comm| comm.rank()).unwrap(), [0, 1, 2, 3]);
+    assert_eq!(local::run(3, |comm| comm.size()).unwrap(), [3; 3]);
     assert_eq!(local::run(2, |comm| vec![comm.world_size() as f32; 2]).unwrap(), [[2.0; 2]; 2]);
     assert_eq!(local::run(2, |comm| (comm.rank(), Some("rank"))).unwrap(), [(0, Some("rank")), (1, Some("rank"))]);
     local::run(2, |comm| comm.barrier().unwrap()).unwrap();

@@ -5,7 +5,8 @@ use std::time::Duration;
 use gradsync::Error;
 use gradsync::comm::{Call, CommError, Operation, Ranks, ReduceOp, Split};
 use gradsync::dtype::DType;
-use gradsync_tests::suite::Suite;
+use gradsync::internal::MemberCalls;
+use gradsync_tests::suite::{Suite, processes};
 
 use crate::transport::Job;
 
@@ -49,5 +50,6 @@ pub(crate) fn run(suite: &mut Suite<Job>) {
         let error = outcome.expect_err("the calls differ");
         assert!(matches!(error, Error::Comm(CommError::Mismatch { .. })), "{error:?}");
     });
+    suite.check("one line joins", |_| processes::join());
     suite.done("member");
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use gradsync::DType;
 use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
-use gradsync::kernels::cuda;
+use gradsync::internal::kernels::cuda;
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::Random;
 use gradsync_tests::oracle::Format;

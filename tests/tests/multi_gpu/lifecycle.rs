@@ -56,7 +56,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         // The call is invalid on one rank alone and has no effect.
         if context.rank == 0 {
             let mut data = DeviceBuffer::zeroed(queue, DType::F32, 5).unwrap();
-            let mut group = comm.group();
+            let mut group = gradsync::internal::nccl_group(&comm);
             group.all_reduce(data.as_mut_slice(), ReduceOp::Sum).unwrap();
             drop(group);
         }

@@ -4,7 +4,7 @@
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
-use gradsync::kernels::cuda::zero;
+use gradsync::internal::kernels::cuda::zero;
 use gradsync::{DType, Error};
 use gradsync_tests::array::{Array, dtype};
 use gradsync_tests::inputs::Random;

@@ -20,6 +20,9 @@ mod mismatch;
 mod mpi;
 mod ownership;
 mod placed;
+#[allow(dead_code)] // the example without its program
+#[path = "../../../host/examples/raw_stream.rs"]
+mod raw_stream;
 mod reducer;
 mod report;
 mod send_recv;

@@ -6,11 +6,12 @@ use gradsync::DType;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
-use gradsync::kernels::cuda;
+use gradsync::internal::kernels::cuda;
 use gradsync_tests::suite::checks::Checks;
 
 use crate::ballast::Ballast;
-use crate::context::Context;
+use crate::context::{Context, DEADLINE};
+use crate::raw_stream;
 use crate::report::Report;
 
 const LEN: usize = 100_003;
@@ -26,6 +27,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     report.case("an input dropped after the call", || streams.dropped());
     report.case("a communicator dropped with 100 operations queued", || streams.communicator_dropped());
     report.case("a queue on another's stream", || streams.wrapped());
+    report.case("the example raw_stream", || streams.example());
 }
 
 /// A rank's numbers: element `index` times `factor`.
@@ -239,5 +241,17 @@ impl Streams<'_> {
         }
         comm.synchronize(&wrapper).unwrap();
         self.check(&results, |round| round + 1);
+    }
+
+    /// Gradients of another library, in its stream: rank `r` has `r + 1` and ten times that.
+    fn example(&self) {
+        let (rank, world_size) = (self.context.rank, self.context.world_size);
+        let connect = |queue: &Queue| {
+            let member = self.context.join(rank, world_size, 9, DEADLINE)?;
+            NcclCommunicator::new(member, queue, &self.context.options())
+        };
+        let means = raw_stream::run(self.queue().ordinal(), connect).unwrap();
+        let mean = (world_size + 1) as f32 / 2.0;
+        assert_eq!(means, [vec![mean; 1000], vec![10.0 * mean; 3]]);
     }
 }

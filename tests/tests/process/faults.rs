@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use gradsync::comm::process::ProcessCommunicator;
 use gradsync::comm::{Collectives, CommError, Departure, Ranks, ReduceOp};
-use gradsync::memory::SharedWindows;
+use gradsync::internal::memory::SharedWindows;
 use gradsync::{DType, Error, GradientBuffer, Result};
 use gradsync_tests::suite::processes::Processes;
 use gradsync_tests::suite::{DEADLINE, Transport};

@@ -86,6 +86,7 @@ fn rank() {
         #[cfg(target_os = "linux")]
         "namespaces" => crate::namespaces::run(),
         "no descriptor" => crate::set_up::run(),
+        "join" => gradsync_tests::suite::processes::join(),
         other => crate::faults::run(other),
     }
 }

@@ -1,4 +1,4 @@
-//! Ranks that cannot connect: an error on every rank that names the failing rank and the reason.
+//! Ranks that connect by one line, and ranks that cannot connect: an error on every rank that names the failing rank and the reason.
 
 use gradsync::Error;
 use gradsync::comm::process::ProcessCommunicator;
@@ -33,4 +33,10 @@ pub(crate) fn run() {
 fn a_rank_without_a_descriptor_is_an_error_on_every_rank() {
     let _turn = turn();
     Launch::start("no descriptor", 3, |_| Vec::new()).finish();
+}
+
+#[test]
+fn one_line_joins() {
+    let _turn = turn();
+    Launch::start("join", 3, |_| Vec::new()).finish();
 }

@@ -2,7 +2,12 @@
 //!
 //! This module starts nothing except the launcher's version query.
 
-use std::{env, process::Command, time::Duration};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use crate::process::Cmd;
 
@@ -12,6 +17,8 @@ pub(crate) struct Mpirun {
     program: String,
     is_open_mpi: bool,
     is_open_mpi_4: bool,
+    /// The folder of the MPI library, if the system's loader does not find the library by itself.
+    libraries: Option<PathBuf>,
 }
 
 impl Mpirun {
@@ -30,12 +37,28 @@ impl Mpirun {
         }
         let is_open_mpi = ["Open MPI", "OpenRTE", "PRRTE"].iter().any(|name| text.contains(name));
         let is_open_mpi_4 = text.contains("(Open MPI) 4.");
-        Ok(Self { program, is_open_mpi, is_open_mpi_4 })
+        Ok(Self { program, is_open_mpi, is_open_mpi_4, libraries: None })
+    }
+
+    /// The launcher of an MPI that lies in a folder of its own.
+    pub(crate) fn in_folder(folder: &Path) -> Result<Self, String> {
+        let launcher = Self::named(folder.join("bin/mpiexec").display().to_string())?;
+        Ok(Self { libraries: Some(folder.join("lib")), ..launcher })
+    }
+
+    pub(crate) fn is_open_mpi(&self) -> bool {
+        self.is_open_mpi
     }
 
     /// Whether it is Open MPI 4, which starts ranks on other machines by a replaceable ssh command.
     pub(crate) fn is_open_mpi_4(&self) -> bool {
         self.is_open_mpi_4
+    }
+
+    /// The variables of programs that start ranks by themselves.
+    pub(crate) fn variables(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let libraries = self.libraries.iter().map(|folder| ("LD_LIBRARY_PATH", folder.display().to_string()));
+        libraries.chain([("MPIRUN", self.program.clone())])
     }
 
     /// The beginning of a command that runs the appended program as `ranks` ranks, and ends all of them at the deadline.
@@ -48,6 +71,7 @@ impl Mpirun {
         command.args(["-n", &ranks.to_string()]);
         // With this variable, both Open MPI and MPICH end a job at the deadline, ranks first.
         command.env("MPIEXEC_TIMEOUT", deadline.as_secs().max(1).to_string());
+        command.envs(self.variables());
         command
     }
 }

@@ -12,14 +12,15 @@ use std::{
 
 use anyhow::{Result, anyhow, bail};
 
-use super::Compiler;
+use super::{Compiler, Outcome, nodes};
 use crate::{
     bundle, demo,
     multi_gpu::{
         launch::{self, End, Limits, Process},
         mpirun::Mpirun,
     },
-    process::Cmd,
+    process::{Cmd, target},
+    toolchain::python,
 };
 
 const RANKS: [usize; 4] = [2, 3, 4, 8];
@@ -51,18 +52,47 @@ pub(super) fn build() -> Cmd {
     super::workspace("build").args(["--test", "mpi", "--test", "perf_mpi"])
 }
 
-/// Runs the tests, the largest when `compiler` has ended; returns a description for the table.
+/// The command that builds these tests for MPI's standard ABI. They have a target folder of their own: in one folder, every change of the MPI
+/// would compile all that depends on it again.
+fn build_abi() -> Cmd {
+    let features = "gradsync-tests/mpi,gradsync-bench/mpi";
+    Cmd::cargo("build")
+        .args(["--config", "host/mpi-abi.toml", "--target-dir"])
+        .arg(target("mpi-abi"))
+        .args(["--package", "gradsync-tests", "--package", "gradsync-bench", "--features", features])
+        .args(["--test", "mpi", "--test", "perf_mpi"])
+        .env("MPICC", python::mpicc_abi())
+}
+
+pub(super) fn launcher() -> Result<Mpirun> {
+    Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))
+}
+
+/// Runs the tests on the system's MPI, the largest when `compiler` has ended; returns a description for the table.
 pub(super) fn run(compiler: &mut Compiler) -> Result<String> {
-    let built = bundle::executables(build())?;
-    let (program, perf) = (&bundle::named(&built, "mpi")?.executable, bundle::named(&built, "perf_mpi")?);
-    let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
+    suites(&launcher()?, &bundle::executables(build())?, compiler)
+}
+
+/// Runs the tests of MPI's standard ABI on MPICH.
+pub(super) fn run_abi(compiler: &mut Compiler) -> Result<String> {
+    let built = bundle::executables(build_abi())?;
+    let mpirun = Mpirun::in_folder(&python::mpich()).map_err(|why| anyhow!("cannot start ranks: {why}"))?;
+    let on_one = suites(&mpirun, &built, compiler)?;
+    Ok(match nodes::run(&mpirun, &bundle::named(&built, "mpi")?.executable)? {
+        Outcome::Passed(note) => format!("{on_one}; {note}"),
+        Outcome::NotRun(why) => format!("{on_one}; not on several machines: {why}"),
+    })
+}
+
+fn suites(mpirun: &Mpirun, built: &[bundle::Built], compiler: &mut Compiler) -> Result<String> {
+    let (program, perf) = (&bundle::named(built, "mpi")?.executable, bundle::named(built, "perf_mpi")?);
     let [fewest, more @ ..] = RANKS;
     let launches = more.map(|ranks| (ranks, [].as_slice()));
     let by_messages: [(_, &[_]); 3] = [(2, &SHORT_MESSAGES), (3, &[MESSAGES_ONLY]), (8, &[MESSAGES_ONLY])];
     let mut failed = Vec::new();
     let mut launch = |(ranks, environment): (usize, &[(&str, &str)])| -> Result<()> {
         let start = Instant::now();
-        let end = start_ranks(&mpirun, program, ranks, &[], environment)?;
+        let end = start_ranks(mpirun, program, ranks, &[], environment)?;
         let how = if environment.contains(&MESSAGES_ONLY) { ", by messages" } else { "" };
         println!("{ranks} ranks{how}: mpirun {end} after {:.1} s", start.elapsed().as_secs_f64());
         if end != End::Exited(0) {
@@ -75,26 +105,35 @@ pub(super) fn run(compiler: &mut Compiler) -> Result<String> {
     compiler.wait();
     let has_room = available_kib().is_some_and(|available| available >= LARGE_KIB);
     launch((fewest, if has_room { &[("GRADSYNC_MPI_LARGE", "1")] } else { &[] }))?;
-    match in_tiny_shared_memory(&mpirun, program)? {
-        None => println!("in a tiny /dev/shm: not run, no mounts can be made for a command"),
-        Some(End::Exited(0)) => println!("in a tiny /dev/shm: passed"),
-        Some(end) => failed.push(format!("in a tiny /dev/shm it {end}")),
-    }
+    let tiny = if !mpirun.is_open_mpi() {
+        ", not in a /dev/shm of 64 KiB: MPICH and its descendants keep data of their own there, and end by SIGBUS without the room"
+    } else {
+        match in_tiny_shared_memory(mpirun, program)? {
+            None => ", not in a /dev/shm of 64 KiB: no mounts can be made for a command",
+            Some(end) => {
+                if end != End::Exited(0) {
+                    failed.push(format!("in a /dev/shm of 64 KiB it {end}"));
+                }
+                ", in a /dev/shm of 64 KiB"
+            }
+        }
+    };
     if !failed.is_empty() {
         bail!("the MPI transport: {}", failed.join(", "));
     }
-    Cmd::new(&perf.executable).folder(&perf.folder).run()?;
+    let perf = Cmd::new(&perf.executable).folder(&perf.folder);
+    mpirun.variables().fold(perf, |perf, (name, value)| perf.env(name, value)).run()?;
     let large = if has_room {
         "2.2 GB messages included"
     } else {
         "without the 2.2 GB messages: they need 8 GiB of free memory"
     };
-    Ok(format!("on {RANKS:?} ranks, in memory of each other and by messages, {large}; `perf`"))
+    Ok(format!("on {RANKS:?} ranks, in memory of each other and by messages, {large}{tiny}; `perf`"))
 }
 
 /// Runs the cases of training with candle on ranks of an MPI job.
 pub(super) fn candle(program: &Path) -> Result<String> {
-    let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
+    let mpirun = launcher()?;
     for ranks in [2, 4] {
         let case = [demo::RANK_OF_MPI, "--exact", "--test-threads=1"];
         match start_ranks(&mpirun, program, ranks, &case, &[])? {

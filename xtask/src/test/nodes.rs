@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 
 use super::{Outcome, mpi};
 use crate::{
@@ -20,6 +20,8 @@ use crate::{
 
 /// The number of nodes, and of ranks on each.
 const GRIDS: [(usize, usize); 2] = [(3, 1), (2, 2)];
+/// The address at which nodes reach the launcher.
+const LAUNCHER: &str = "10.77.0.254";
 const DEADLINE: Duration = Duration::from_secs(180);
 /// The deadline of a launch in which ranks only print their host names.
 const START: Duration = Duration::from_secs(60);
@@ -28,23 +30,27 @@ const WORLDS: [&[&str]; 2] = [&["--user", "--map-root-user"], &[]];
 /// The exit code of `nodes.sh` if the system refuses an operation.
 const REFUSED: i32 = 77;
 
-pub(super) fn run() -> Result<Outcome> {
-    let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
-    if !mpirun.is_open_mpi_4() {
-        let why = "machines are made for the launcher of Open MPI 4; that of 5 does not always start its ranks there";
+/// Runs a program of the tests under this launcher, which has to understand `nodes.sh`.
+pub(super) fn run(mpirun: &Mpirun, program: &Path) -> Result<Outcome> {
+    if mpirun.is_open_mpi() && !mpirun.is_open_mpi_4() {
+        let why = "machines are made for the launchers of Open MPI 4 and MPICH; that of Open MPI 5 does not always start its ranks there";
         return Ok(Outcome::NotRun(why.into()));
     }
     let world = match find_world()? {
         Ok(world) => world,
         Err(why) => return Ok(Outcome::NotRun(format!("no namespaces to make machines of: {why}"))),
     };
-    let program = mpi::program()?;
     let mut failed = Vec::new();
     for (nodes, each) in GRIDS {
         let start = |program: &Path, deadline: Duration| {
             let mut start = mpirun.command(nodes * each, deadline);
             let hosts: Vec<String> = (1..=nodes).map(|node| format!("10.77.0.{node}:{each}")).collect();
-            start.args(["--host", &hosts.join(","), "--map-by", &format!("ppr:{each}:node")]).arg(program);
+            if mpirun.is_open_mpi() {
+                start.args(["--host", &hosts.join(","), "--map-by", &format!("ppr:{each}:node")]);
+            } else {
+                start.args(["-hosts", &hosts.join(","), "-localhost", LAUNCHER]);
+            }
+            start.arg(program);
             on_nodes(world, nodes, &start)
         };
         let mut names = names(&mut start(Path::new("hostname"), START))?;
@@ -53,7 +59,7 @@ pub(super) fn run() -> Result<Outcome> {
         if names != expected {
             bail!("the ranks are not on the machines that were made for them, but on {names:?}");
         }
-        match mpi::watch(start(&program, DEADLINE), DEADLINE)? {
+        match mpi::watch(start(program, DEADLINE), DEADLINE)? {
             End::Exited(0) => println!("{nodes} machines of {each}: passed"),
             end => failed.push(format!("on {nodes} machines with {each} ranks each it {end}")),
         }

@@ -2,7 +2,7 @@
 # Several machines on one: nodes.sh NODES COMMAND...
 #
 # Every node has its own network, processes, host name and shared memory. A bridge joins the nodes, and no host name resolves to any of
-# them. The command, which is Open MPI 4's launcher, finds them at 10.77.0.1 and up, and starts processes there without ssh. `unshare`
+# them. The command, the launcher of Open MPI 4 or of MPICH, finds them at 10.77.0.1 and up, and starts processes there without ssh. `unshare`
 # runs this script in namespaces of its own for network, mounts and processes, and their end removes everything. Exits with 77 if the
 # system refuses it.
 set -euo pipefail
@@ -47,4 +47,6 @@ END
 chmod +x "$here/enter"
 # Every node uses all cores as if they were its own, so ranks are not bound to cores.
 export OMPI_MCA_plm_rsh_agent="$here/enter" OMPI_MCA_hwloc_base_binding_policy=none
+# UCX, over which MPICH communicates between machines, warns of the messages that a failed communicator leaves.
+export HYDRA_LAUNCHER=rsh HYDRA_LAUNCHER_EXEC="$here/enter" UCX_LOG_LEVEL=error
 "$@"

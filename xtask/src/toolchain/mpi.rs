@@ -5,7 +5,8 @@ use std::{env, fs, path::Path};
 use crate::process::Cmd;
 
 /// Debian's Open MPI. rsmpi builds with other MPIs too, and an installed MPI is used.
-pub(super) const PACKAGES: [&str; 3] = ["libopenmpi-dev", "openmpi-bin", "libclang-dev"];
+pub(super) const PACKAGES: [&str; 3] = ["libopenmpi-dev", "openmpi-bin", LIBCLANG];
+pub(super) const LIBCLANG: &str = "libclang-dev";
 
 /// Whether this machine can build with MPI and start ranks.
 pub(crate) fn is_here() -> bool {
@@ -13,7 +14,7 @@ pub(crate) fn is_here() -> bool {
 }
 
 /// Whether there is a libclang where bindgen searches for it.
-fn has_libclang() -> bool {
+pub(super) fn has_libclang() -> bool {
     if super::variable("LIBCLANG_PATH").is_some() || Cmd::new("llvm-config").arg("--version").probe().0 {
         return true;
     }

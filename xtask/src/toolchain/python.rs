@@ -1,4 +1,4 @@
-//! Files from PyPI by pip: NVIDIA's assembler and `nccl.h`, packages that read gradsync's output, training data, and Horovod's sources.
+//! Files from PyPI by pip: NVIDIA's assembler and `nccl.h`, MPICH, packages that read gradsync's output, training data, and Horovod's sources.
 //!
 //! Every version is fixed, and all files stay under target/; no Python environment of the user is changed.
 
@@ -17,6 +17,8 @@ pub(crate) const NCCL_VARIABLE: &str = "GRADSYNC_NCCL_INCLUDE";
 pub(super) const NCCL_VERSION: &str = "2.27.7";
 /// The version for bundles: it supports several ranks on one GPU, as NCCL does from 2.30 on.
 pub(super) const NCCL_LIBRARY_VERSION: &str = "2.32.3";
+/// The first release series of MPICH with MPI's standard ABI is 5.0.
+pub(super) const MPICH_VERSION: &str = "5.0.2";
 /// Its file of digits is the UCI "Optical Recognition of Handwritten Digits" test set (CC BY 4.0), which has not changed for years.
 pub(super) const SCIKIT_LEARN_VERSION: &str = "1.7.2";
 pub(super) const DIGITS_SHA256: &str = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22";
@@ -35,6 +37,9 @@ const PACKAGES: [&str; 4] = [
 const EXTRACT: &str = "import glob, os, sys, zipfile; wheel = glob.glob(sys.argv[1])[0]; \
                        [open(to, 'wb').write(zipfile.ZipFile(wheel).read(name)) \
                        for name, to in zip(sys.argv[2::2], sys.argv[3::2])]; os.remove(wheel)";
+
+/// Unpacks the wheel that matches the first argument into the second.
+const UNPACK: &str = "import glob, sys, zipfile; zipfile.ZipFile(glob.glob(sys.argv[1])[0]).extractall(sys.argv[2])";
 
 /// The assembler, if it is present.
 pub(crate) fn ptxas() -> Option<PathBuf> {
@@ -132,6 +137,30 @@ pub(super) fn fetch_packages() -> Cmd {
         .args(["-m", "pip", "install", "--quiet", "--upgrade", "--only-binary=:all:", "--no-deps", "--target"])
         .arg(packages_folder())
         .args(PACKAGES)
+}
+
+/// The folder of MPICH, with its subfolders `bin` and `lib`, whether it has been downloaded or not.
+pub(crate) fn mpich() -> PathBuf {
+    target("tools").join(format!("mpich-{MPICH_VERSION}"))
+}
+
+/// The compiler of MPICH for MPI's standard ABI.
+pub(crate) fn mpicc_abi() -> PathBuf {
+    mpich().join("bin/mpicc_abi")
+}
+
+pub(super) fn fetch_mpich() -> Vec<Cmd> {
+    // pip's own --target leaves out the wheel's folder `lib`.
+    let folder = target("tools").join("mpich-wheel");
+    let data = folder.join(format!("mpich-{MPICH_VERSION}.data/data"));
+    vec![
+        pip_download(&folder).arg(format!("mpich=={MPICH_VERSION}")),
+        Cmd::new("python3").args(["-c", UNPACK]).arg(folder.join("mpich-*.whl")).arg(&folder),
+        Cmd::new("chmod").args(["-R", "+x"]).arg(data.join("bin")),
+        // The folder is moved when it is complete, so that an existing folder is always usable.
+        Cmd::new("mv").arg(&data).arg(mpich()),
+        Cmd::new("rm").arg("-r").arg(folder),
+    ]
 }
 
 /// The demo's data.

@@ -13,8 +13,6 @@ use crate::data_parallel::values;
 #[allow(dead_code)] // the model without the program
 #[path = "../../examples/gpt.rs"]
 mod example;
-#[cfg(feature = "cuda")]
-pub(crate) use example::join::join;
 
 pub(crate) fn of_gradients<M: TensorMemory>() -> Case<M> {
     Case { name: "gradients of a GPT as on one rank", run: gradients }

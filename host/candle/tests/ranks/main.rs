@@ -9,20 +9,28 @@
 mod allocations;
 mod data_parallel;
 mod declared;
+mod fused;
 mod gpt;
+mod lora;
 mod refused;
 mod replicas;
 mod steps;
 mod tensor_parallel;
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use candle_core::{Device, Var};
-use gradsync::comm::{Communicator, DEFAULT_DEADLINE};
+use gradsync::bootstrap::Launch;
+use gradsync::comm::Communicator;
 use gradsync::memory::Host;
 use gradsync_candle::{TensorMemory, Variables};
 use gradsync_tests::programs::{Finished, built};
 use gradsync_tests::ranks::{guarded, on_processes, on_ranks};
+
+/// The deadline of every call.
+const DEADLINE: Duration = Duration::from_secs(600);
 
 /// A case that all ranks run, with tensors on this device, which is of the communicator's memory.
 pub(crate) struct Case<M: TensorMemory = Host> {
@@ -58,7 +66,7 @@ fn on_ranks_of(world_sizes: &'static [usize], cases: Vec<Case>) {
 /// All cases of several ranks on the host.
 fn on_host() -> impl Iterator<Item = Case> {
     let cases = data_parallel::on_host().into_iter().chain(replicas::on_host());
-    cases.chain(declared::all()).chain(steps::all()).chain(refused::all())
+    cases.chain(declared::all()).chain(steps::all()).chain(refused::all()).chain([lora::of_losses()])
 }
 
 /// An owned communicator, the argument of groups.
@@ -96,13 +104,18 @@ fn a_gpt_on_several_ranks() {
 }
 
 #[test]
+fn a_lora_on_several_ranks() {
+    on_ranks_of(&[1, 2, 3, 4], vec![lora::of_losses()]);
+}
+
+#[test]
 fn ranks_that_connect_as_processes() {
     guarded(240, || {
         for case in on_host() {
             println!("{}", case.name);
-            on_processes(2, DEFAULT_DEADLINE, |comm| (case.run)(&comm, &Device::Cpu));
+            on_processes(2, DEADLINE, |comm| (case.run)(&comm, &Device::Cpu));
         }
-        on_processes(2, DEFAULT_DEADLINE, |comm| tensor_parallel::on_host(Box::new(comm)));
+        on_processes(2, DEADLINE, |comm| tensor_parallel::on_host(Box::new(comm)));
     });
 }
 
@@ -119,7 +132,7 @@ fn layers_divided_over_ranks() {
 #[cfg(feature = "mpi")]
 #[test]
 fn rank_of_an_mpi_job() {
-    let comm = gradsync::comm::mpi::MpiCommunicator::world().unwrap();
+    let comm = Launch::from_env().and_then(|launch| launch.join_host()).unwrap();
     for case in on_host().chain([gpt::of_gradients()]) {
         (case.run)(&comm, &Device::Cpu);
     }
@@ -140,7 +153,7 @@ fn rank_of_an_nccl_job() {
         println!("not run: no launcher has started this process");
         return;
     }
-    let (comm, device) = gpt::join().unwrap();
+    let (comm, device) = gradsync_candle::join().unwrap();
     let mut failed = Vec::new();
     let mut run = |name: &'static str, body: &dyn Fn()| {
         println!("{name}");
@@ -150,7 +163,7 @@ fn rank_of_an_nccl_job() {
     };
     let mut cases = data_parallel::all();
     cases.extend(replicas::all().into_iter().chain(declared::all()).chain(steps::all()));
-    cases.extend([gpt::of_gradients(), gpt::of_learning()]);
+    cases.extend([gpt::of_gradients(), gpt::of_learning(), lora::of_losses()]);
     if comm.world_size() > 1 {
         cases.extend(refused::all()); // which need ranks that differ
     }
@@ -164,15 +177,44 @@ fn rank_of_an_nccl_job() {
     assert!(failed.is_empty(), "failed: {failed:?}");
 }
 
-/// README's first program, as its reader starts it.
+fn example(name: &str) -> PathBuf {
+    built("gradsync-candle", "--example", name, &[])
+}
+
+/// The launcher with four ranks of this program.
+fn four_of(program: &Path) -> Command {
+    let mut launch = Command::new(built("gradsync-cli", "--bin", "gradsync", &[]));
+    launch.args(["launch", "-n", "4", "--"]).arg(program);
+    launch
+}
+
+/// The loss behind these words, in the output of rank 0.
+fn loss_behind(words: &str, printed: &str) -> f32 {
+    let (_, loss) = printed.split_once(words).unwrap_or_else(|| panic!("no {words:?}: {printed}"));
+    loss.trim().parse().unwrap_or_else(|_| panic!("no number: {loss}"))
+}
+
+/// README's first program, as its reader starts it: by the launcher, and by itself. Half of a launcher's variables never mean one rank.
 #[test]
 fn the_first_example_learns() {
-    let (launcher, first) =
-        (built("gradsync-cli", "--bin", "gradsync", &[]), built("gradsync-candle", "--example", "first", &[]));
-    let mut launch = Command::new(launcher);
-    let job = Finished::of(launch.args(["launch", "-n", "4", "--"]).arg(first)).succeeded("four ranks");
-    let (_, loss) = job.stdout.split_once("[0] step 100: loss ").expect("rank 0 tells its last loss");
-    let loss: f32 = loss.trim().parse().expect("a number");
-    // The examples' sums have a variance of 8 / 3, the loss of a model that has learnt nothing.
-    assert!(loss < 0.1, "{loss}");
+    let first = example("first");
+    let mut alone = Command::new(&first);
+    Launch::variables().for_each(|variable| _ = alone.env_remove(variable));
+    for (mut command, start) in [(four_of(&first), "[0] step 100: loss "), (alone, "step 100: loss ")] {
+        let loss = loss_behind(start, &Finished::of(&mut command).succeeded("the example").stdout);
+        // The examples' sums have a variance of 8 / 3, the loss of a model that has learnt nothing.
+        assert!(loss < 0.1, "{loss}");
+    }
+    let mut half = Command::new(&first);
+    Launch::variables().for_each(|variable| _ = half.env_remove(variable));
+    Finished::of(half.env("LOCAL_RANK", "1")).refused("half of a launcher", &["LOCAL_RANK", "WORLD_SIZE"]);
+}
+
+#[test]
+fn the_lora_example_learns() {
+    let printed = Finished::of(&mut four_of(&example("lora"))).succeeded("four ranks").stdout;
+    assert!(printed.contains("[0] 146 numbers are trained, and 321 are frozen\n"), "{printed}");
+    // As above: numbers from -1 to 1.
+    let loss = loss_behind("[0] step 200: loss ", &printed);
+    assert!(loss < 0.5, "{loss}");
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use gradsync::internal::NETWORK_BYTES;
 use serde::Serialize;
 
 use super::clock::Offset;
@@ -61,6 +62,7 @@ pub(super) fn problems(ranks: &[Facts], clocks: &[Offset], exchanges: &[Exchange
         found.extend(difference(ranks, description, value, remedy));
     }
     places(ranks, &mut found);
+    machines(ranks, &mut found);
     gpus(ranks, &mut found);
     interfaces(ranks, &mut found);
     mpi(ranks, &mut found);
@@ -155,6 +157,23 @@ fn places(ranks: &[Facts], found: &mut Vec<Problem>) {
             found.push(problem(text, "set RAYON_NUM_THREADS to cores / ranks; gradsync launch does"));
         }
     }
+}
+
+/// Ranks of several machines that neither NCCL nor MPI connects: processes by themselves carry small data between machines.
+fn machines(ranks: &[Facts], found: &mut Vec<Problem>) {
+    let machines = by(ranks, |rank| rank.machine.clone());
+    let is_connected = |rank: &Facts| rank.uses_mpi || rank.gpu().is_some() && rank.nccl.is_some();
+    if machines.len() == 1 || ranks.iter().all(is_connected) {
+        return;
+    }
+    let text = format!(
+        "the ranks are on {} machines, with neither MPI nor NCCL: a call between machines may have {} bytes, and gradients have more",
+        machines.len(),
+        NETWORK_BYTES
+    );
+    let remedy = "metrics and settings need nothing else; for gradients on CPUs, build the program with the feature `mpi` and start it with mpiexec, \
+                  as the page on deployment has it under \"Several CPU machines\"";
+    found.push(problem(text, remedy));
 }
 
 fn gpus(ranks: &[Facts], found: &mut Vec<Problem>) {
@@ -294,6 +313,7 @@ mod tests {
             unreachable_gpus: Vec::new(),
             nccl: Some("2.28".into()),
             mpi: Some("Open MPI v4".into()),
+            uses_mpi: false,
             mpi_launcher: None,
             interface: None,
             interfaces: vec!["eth0".into(), "lo".into()],
@@ -326,7 +346,7 @@ mod tests {
     fn each_fact_out_of_order_is_one_problem_that_names_the_rank_and_the_value() {
         assert_eq!(of(|_| {}, 0.2), []);
         type Change = fn(&mut Facts);
-        let cases: [(Change, f64, &str); 14] = [
+        let cases: [(Change, f64, &str); 15] = [
             (|rank| rank.version = "2".into(), 0.0, "1 (rank 0); 2 (rank 1)"),
             (|rank| rank.features.clear(), 0.0, "features of the build"),
             (|rank| rank.nccl = Some("2.18".into()), 0.0, "2.18 (rank 1)"),
@@ -340,14 +360,26 @@ mod tests {
             (|rank| rank.descriptors = Some(256), 0.0, "rank 1 of node have 256 descriptors, less than 1024"),
             (|rank| rank.locked_bytes = Some(65536), 0.0, "65536 bytes of locked memory"),
             (|rank| rank.shared_memory_bytes = Some(64 << 20), 0.0, "67108864 bytes of /dev/shm"),
+            (
+                |rank| (rank.machine, rank.gpus) = ("another".into(), Vec::new()),
+                0.0,
+                "on 2 machines, with neither MPI nor NCCL: a call between machines may have 1048576 bytes",
+            ),
             (|_| {}, -3.0, "the clock of rank 1 (node) differs from rank 0's by -3.0 s"),
         ];
         for (change, offset, words) in cases {
             let found = of(change, offset);
             assert!(found.len() == 1 && found[0].problem.contains(words), "{words}: {found:?}");
         }
-        let few = [0, 1].map(|rank| Facts { memory_bytes: Some(1 << 29), ..facts(rank) });
         let same = [Offset { seconds: 0.0, uncertainty: 0.0 }; 2];
+        let on_two_machines = |change: fn(&mut Facts)| {
+            let mut ranks = [0, 1].map(|rank| Facts { machine: format!("{rank}"), ..facts(rank) });
+            ranks.iter_mut().for_each(change);
+            problems(&ranks, &same, &[Exchange::Alone, Exchange::Alone])
+        };
+        assert_eq!(on_two_machines(|_| {}), []);
+        assert_eq!(on_two_machines(|rank| (rank.gpus, rank.nccl, rank.uses_mpi) = (Vec::new(), None, true)), []);
+        let few = [0, 1].map(|rank| Facts { memory_bytes: Some(1 << 29), ..facts(rank) });
         let found = problems(&few, &same, &[Exchange::Memory, Exchange::Memory]);
         assert!(found[0].problem.contains("may use 536870912 bytes of memory, less than 1073741824"), "{found:?}");
         let unknown = of(|rank| rank.interface = Some("ib".into()), 0.0);

@@ -5,6 +5,7 @@ use std::net::UdpSocket;
 use std::path::Path;
 
 use gradsync::bootstrap::Launch;
+use gradsync::internal::device_of;
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +41,8 @@ pub(super) struct Facts {
     pub(super) unreachable_gpus: Vec<(u32, u32)>,
     pub(super) nccl: Option<String>,
     pub(super) mpi: Option<String>,
+    /// Whether MPI connects the ranks.
+    pub(super) uses_mpi: bool,
     /// The flavour of MPI whose launcher has started this rank.
     pub(super) mpi_launcher: Option<String>,
     /// `NCCL_SOCKET_IFNAME`.
@@ -76,16 +79,17 @@ impl Facts {
             host,
             pid_namespace: fs::read_link("/proc/self/ns/pid").ok().map(|link| link.display().to_string()),
             uses_messages_only: number("GRADSYNC_PROCESS_MESSAGES_ONLY").is_some_and(|value| value != 0),
-            device: launch.device() as usize,
+            device: device_of(launch) as usize,
             pid: std::process::id(),
             version: machine.version.into(),
             features: machine.features.iter().map(|&feature| feature.to_owned()).collect(),
             address: launch.master.as_ref().and_then(|(host, port)| own_address(host, *port)),
             gpus: visible_gpus(),
-            gpu_identifier: gpu_identifier(launch.device()),
+            gpu_identifier: gpu_identifier(device_of(launch)),
             unreachable_gpus: unreachable_gpus(machine.gpus.len()),
             nccl: version_of(&machine.nccl),
             mpi: version_of(&machine.mpi),
+            uses_mpi: launch.is_mpi_job(),
             mpi_launcher: mpi_launcher().map(str::to_owned),
             interface: std::env::var("NCCL_SOCKET_IFNAME").ok(),
             interfaces: names("/sys/class/net"),
@@ -165,7 +169,7 @@ fn gpu_identifier(_: u32) -> Option<String> {
 fn unreachable_gpus(count: usize) -> Vec<(u32, u32)> {
     let pairs = (0..count as u32).flat_map(|device| (0..count as u32).map(move |peer| (device, peer)));
     let others = pairs.filter(|(device, peer)| device != peer);
-    others.filter(|&(device, peer)| gradsync::driver::can_access_peer(device, peer) == Ok(false)).collect()
+    others.filter(|&(device, peer)| gradsync::internal::driver::can_access_peer(device, peer) == Ok(false)).collect()
 }
 
 #[cfg(not(feature = "cuda"))]

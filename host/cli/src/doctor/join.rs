@@ -7,21 +7,16 @@ use gradsync::bootstrap::{BootstrapError, Launch, Member, Rendezvous};
 
 use super::diagnosis::Problem;
 
+/// Joins the other ranks in the way of [`gradsync::join`].
 pub(super) fn join(deadline: Duration) -> Result<(Launch, Member), Problem> {
     let launch = Launch::from_env().map_err(explained)?;
     #[cfg(feature = "mpi")]
-    if launch.master.is_none() && is_under_mpi() {
+    if launch.is_mpi_job() {
         return join_by_mpi(launch, deadline);
     }
     let rendezvous = Rendezvous::from_env(&launch).map_err(explained)?.with_deadline(deadline);
     let member = rendezvous.join(launch.rank, launch.world_size).map_err(explained)?;
     Ok((launch, member))
-}
-
-/// Whether a launcher of MPI has started this process.
-#[cfg(feature = "mpi")]
-fn is_under_mpi() -> bool {
-    ["OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK"].iter().any(|name| std::env::var_os(name).is_some())
 }
 
 #[cfg(feature = "mpi")]
@@ -103,7 +98,8 @@ fn missing(variable: &str) -> &'static str {
             "export GRADSYNC_SECRET=$(gradsync secret) where the launcher is started, and have it passed on (mpirun -x GRADSYNC_SECRET); gradsync launch does both"
         }
         "MASTER_ADDR" | "MASTER_PORT" => {
-            "export MASTER_ADDR and MASTER_PORT, the name of rank 0's machine and a free port there, and have them passed on (mpirun -x); gradsync launch and torchrun set them"
+            "export MASTER_ADDR and MASTER_PORT, the name of rank 0's machine and a free port there, and have them passed on (mpirun -x); gradsync launch and torchrun set them; with the \
+             feature `mpi`, mpirun and mpiexec need neither"
         }
         _ => {
             "a launcher sets a rank and a world size together: set both, as RANK and WORLD_SIZE, or unset the other one"

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use gradsync::comm::Departure;
-use gradsync::trace::RankTrace;
+use gradsync::internal::trace::RankTrace;
 
 use super::records::has_failure;
 
@@ -20,8 +20,9 @@ pub(super) struct Named {
 /// The rank that the record of `rank` names.
 fn named_by(trace: &RankTrace) -> Option<Named> {
     // A group whose ranks have other numbers than the launcher's cannot tell a rank of the launcher.
-    let has_numbers_of_launcher =
-        |group: &&gradsync::trace::GroupTrace| !group.in_process && group.members.get(group.rank) == Some(&trace.rank);
+    let has_numbers_of_launcher = |group: &&gradsync::internal::trace::GroupTrace| {
+        !group.in_process && group.members.get(group.rank) == Some(&trace.rank)
+    };
     let groups = trace.groups.iter().filter(has_numbers_of_launcher);
     let named = groups.filter_map(|group| match group.blamed[..] {
         [rank] if group.failure.is_some() && rank != trace.rank => Some(Named { rank, departure: group.departure }),

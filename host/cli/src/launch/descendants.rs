@@ -76,7 +76,8 @@ pub(super) fn kill_all_of(job: &str) {
     for _ in 0..TIMES {
         let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = numbers.filter_map(|entry| Pid::from_raw(i32::from_str(entry.file_name().to_str()?).ok()?));
-        let found: Vec<Pid> = pids.filter(|&pid| variable(pid, gradsync::trace::JOB).as_deref() == Some(job)).collect();
+        let found: Vec<Pid> =
+            pids.filter(|&pid| variable(pid, gradsync::internal::trace::JOB).as_deref() == Some(job)).collect();
         if found.is_empty() {
             return;
         }
@@ -132,6 +133,6 @@ fn variable(pid: Pid, name: &str) -> Option<String> {
 
 /// The rank of this job that has started a process, by the environment of the process.
 pub(super) fn rank_of(pid: Pid, job: &str) -> Option<usize> {
-    let is_of_job = variable(pid, gradsync::trace::JOB).as_deref() == Some(job);
+    let is_of_job = variable(pid, gradsync::internal::trace::JOB).as_deref() == Some(job);
     variable(pid, "RANK").filter(|_| is_of_job)?.parse().ok()
 }

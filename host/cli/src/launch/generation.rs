@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gradsync::comm::Departure;
-use gradsync::trace::RankTrace;
+use gradsync::internal::trace::RankTrace;
 use gradsync_cli::messages::{complain, say};
 use rustix::process::Pid;
 

@@ -16,7 +16,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
-use gradsync::trace::{DIRECTORY, JOB, LAUNCHER, RankTrace};
+use gradsync::internal::trace::{DIRECTORY, JOB, LAUNCHER, RankTrace};
 use gradsync_cli::messages::say;
 use gradsync_cli::text::shown;
 use rustix::fs::{CWD, FileType, Mode, mknodat};

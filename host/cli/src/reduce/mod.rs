@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 use gradsync::ops::offline::{OfflineOp, OfflineReduction};
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity};
 use gradsync::{DType, GradientBuffer, Slice};

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use gradsync::Slice;
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 use serde::Serialize;
 
 use super::source::Source;

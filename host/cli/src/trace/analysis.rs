@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use gradsync::trace::{CallState, GroupTrace, RankTrace, TracedCall};
+use gradsync::internal::trace::{CallState, GroupTrace, RankTrace, TracedCall};
 use serde::Serialize;
 
 use super::{End, Ends};

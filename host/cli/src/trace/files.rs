@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use gradsync::trace::{GroupTrace, RankTrace, TracedCall, file_name};
+use gradsync::internal::trace::{GroupTrace, RankTrace, TracedCall, file_name};
 use gradsync_cli::text::shown;
 
 use crate::regular;

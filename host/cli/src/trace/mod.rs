@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
-use gradsync::trace::RankTrace;
+use gradsync::internal::trace::RankTrace;
 use gradsync_cli::messages::Listener;
 use gradsync_cli::text::{printable_json, shown};
 use serde::{Deserialize, Serialize};
@@ -95,7 +95,7 @@ impl Trace {
             return Err(format!(
                 "{}: there is no record, rank-N.json or rank-N.JOB.json; ranks write one when a call fails, and on SIGUSR1, into the folder that {} names",
                 shown(&self.folder),
-                gradsync::trace::DIRECTORY
+                gradsync::internal::trace::DIRECTORY
             ));
         }
         let analysis = Analysis::of(&read.traces, self.ranks.unwrap_or(0) as usize, &BTreeMap::new());
@@ -113,7 +113,7 @@ impl Trace {
 mod tests {
     use std::collections::BTreeMap;
 
-    use gradsync::trace::RankTrace;
+    use gradsync::internal::trace::RankTrace;
     use serde_json::{Value, json};
 
     use super::analysis::Analysis;

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use gradsync::trace::CallState;
+use gradsync::internal::trace::CallState;
 use gradsync_cli::text::one_line;
 
 use super::analysis::{Analysis, Cause, Difference, Last, Wait, Who};

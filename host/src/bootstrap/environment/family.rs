@@ -16,8 +16,18 @@ struct Family {
     world_size: &'static [&'static str],
     local_rank: &'static [&'static str],
     local_world_size: &'static [&'static str],
-    /// Whether its launchers start the processes of an MPI job.
-    is_mpi: bool,
+    launcher: Launcher,
+}
+
+/// The kind of a launcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::bootstrap) enum Launcher {
+    /// torchrun, `gradsync launch` or a script: it sets the address of rank 0.
+    Plain,
+    /// The launcher of an MPI library.
+    Mpi,
+    /// A scheduler, whose processes are an MPI job if MPI supports this scheduler.
+    Scheduler,
 }
 
 /// Inner launchers come first.
@@ -28,7 +38,7 @@ const FAMILIES: [Family; 8] = [
         world_size: &["WORLD_SIZE"],
         local_rank: &["LOCAL_RANK"],
         local_world_size: &["LOCAL_WORLD_SIZE"],
-        is_mpi: false,
+        launcher: Launcher::Plain,
     },
     // mpirun of Open MPI
     Family {
@@ -36,7 +46,7 @@ const FAMILIES: [Family; 8] = [
         world_size: &["OMPI_COMM_WORLD_SIZE"],
         local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
         local_world_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
-        is_mpi: true,
+        launcher: Launcher::Mpi,
     },
     // mpirun_rsh of MVAPICH2
     Family {
@@ -44,7 +54,7 @@ const FAMILIES: [Family; 8] = [
         world_size: &["MV2_COMM_WORLD_SIZE"],
         local_rank: &["MV2_COMM_WORLD_LOCAL_RANK"],
         local_world_size: &["MV2_COMM_WORLD_LOCAL_SIZE"],
-        is_mpi: true,
+        launcher: Launcher::Mpi,
     },
     // mpiexec of MPICH and Intel MPI (Hydra), of HPE Cray (PALS), of MVAPICH 3 and later; srun with PMI
     Family {
@@ -52,7 +62,7 @@ const FAMILIES: [Family; 8] = [
         world_size: &["PMI_SIZE"],
         local_rank: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID", "MVP_COMM_WORLD_LOCAL_RANK"],
         local_world_size: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE"],
-        is_mpi: true,
+        launcher: Launcher::Mpi,
     },
     // jsrun
     Family {
@@ -60,7 +70,7 @@ const FAMILIES: [Family; 8] = [
         world_size: &["JSM_NAMESPACE_SIZE"],
         local_rank: &["JSM_NAMESPACE_LOCAL_RANK"],
         local_world_size: &["JSM_NAMESPACE_LOCAL_SIZE"],
-        is_mpi: false,
+        launcher: Launcher::Scheduler,
     },
     // flux run
     Family {
@@ -68,7 +78,7 @@ const FAMILIES: [Family; 8] = [
         world_size: &["FLUX_JOB_SIZE"],
         local_rank: &["FLUX_TASK_LOCAL_ID"],
         local_world_size: &[],
-        is_mpi: false,
+        launcher: Launcher::Scheduler,
     },
     // PMIx, which every launcher with PMIx sets beside its own; many set the rank only
     Family {
@@ -76,7 +86,7 @@ const FAMILIES: [Family; 8] = [
         world_size: &["PMIX_SIZE"],
         local_rank: &["PMIX_LOCAL_RANK"],
         local_world_size: &["PMIX_LOCAL_SIZE"],
-        is_mpi: false,
+        launcher: Launcher::Scheduler,
     },
     // srun
     Family {
@@ -84,7 +94,7 @@ const FAMILIES: [Family; 8] = [
         world_size: &["SLURM_NTASKS", "SLURM_NPROCS"],
         local_rank: &["SLURM_LOCALID"],
         local_world_size: &[],
-        is_mpi: false,
+        launcher: Launcher::Scheduler,
     },
 ];
 
@@ -97,6 +107,7 @@ pub(super) struct Setting {
 
 /// The numbers of this process.
 pub(super) struct Numbers {
+    pub(super) launcher: Launcher,
     pub(super) rank: Setting,
     pub(super) world_size: Setting,
     pub(super) local_rank: Option<Setting>,
@@ -122,7 +133,7 @@ pub(super) fn numbers(variable: &impl Fn(&str) -> Option<String>) -> Result<Numb
         if other.rank.value == numbers.rank.value && other.world_size.value == numbers.world_size.value {
             numbers.local_rank = numbers.local_rank.or(other.local_rank);
             numbers.local_world_size = numbers.local_world_size.or(other.local_world_size);
-        } else if outer.is_mpi && !inner.is_mpi && numbers.local_rank.is_none() {
+        } else if outer.launcher == Launcher::Mpi && inner.launcher != Launcher::Mpi && numbers.local_rank.is_none() {
             return Err(conflict(&numbers, &other, outer));
         }
     }
@@ -158,6 +169,7 @@ impl Family {
             get(names)?.ok_or_else(|| missing(names[0], "its launcher sets it beside its other variables"))
         };
         let numbers = Numbers {
+            launcher: self.launcher,
             rank: required(self.rank)?,
             world_size: required(self.world_size)?,
             local_rank: get(self.local_rank)?,
@@ -228,7 +240,7 @@ fn below(description: &str, rank: Setting, size: Setting) -> Result<(), Bootstra
     Err(invalid(rank.variable, rank.value.to_string(), reason))
 }
 
-fn missing(variable: &str, reason: &str) -> BootstrapError {
+pub(super) fn missing(variable: &str, reason: &str) -> BootstrapError {
     BootstrapError::MissingVariable { variable: variable.to_owned(), reason: reason.to_owned() }
 }
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 pub(super) use self::address::host;
 pub(crate) use self::family::WORLD_SIZE_LIMIT;
-use self::family::invalid;
+use self::family::{Launcher, invalid, missing};
 use self::torchrun::Torchrun;
 use crate::error::BootstrapError;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::trace;
 
 /// The variables of the address at which rank 0 listens. The third takes the place of the second.
@@ -41,6 +41,7 @@ pub struct Launch {
     pub master: Option<(String, u16)>,
     /// Whether this process sees a single GPU.
     has_one_gpu: bool,
+    launcher: Launcher,
     /// The job of torchrun, if rank 0 needs another port than `MASTER_PORT`.
     pub(super) torchrun: Option<Torchrun>,
 }
@@ -85,6 +86,40 @@ impl Launch {
         Launch::from_variables(environment)
     }
 
+    /// Like [`from_env`](Self::from_env), but a process that no launcher has started is the only rank of its group: rank 0 of 1.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env), but for [`BootstrapError::NoLauncher`]. A process with any variable of a launcher is not alone: where
+    /// only a local rank or `MASTER_ADDR` is set, the error is [`BootstrapError::MissingVariable`] too.
+    pub fn from_env_or_alone() -> Result<Self> {
+        trace::start();
+        Launch::from_variables_or_alone(&environment)
+    }
+
+    fn from_variables_or_alone(variable: &impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let launch = Launch::from_variables(variable);
+        if !matches!(&launch, Err(Error::Bootstrap(BootstrapError::NoLauncher { .. }))) {
+            return launch;
+        }
+        let mut variables = Launch::variables().chain([ADDRESS, PORT, OWN_PORT]);
+        if let Some(set) = variables.find(|name| variable(name).is_some()) {
+            let reason = format!(
+                "{set} is; set RANK and WORLD_SIZE too, or `unset {set}` if this process is to be the only rank"
+            );
+            return Err(missing("RANK", &reason).into());
+        }
+        Ok(Launch {
+            rank: 0,
+            world_size: 1,
+            local_rank: Some(0),
+            local_world_size: Some(1),
+            master: None,
+            has_one_gpu: has_one_gpu(variable),
+            launcher: Launcher::Plain,
+            torchrun: None,
+        })
+    }
+
     /// The names of all variables by which launchers tell a process its rank, the world size, and its number on the machine, and by which
     /// torchrun's agent is recognised. A program that starts ranks removes them before it sets its own.
     pub fn variables() -> impl Iterator<Item = &'static str> {
@@ -105,9 +140,22 @@ impl Launch {
             local_rank: numbers.local_rank.map(|setting| setting.value),
             local_world_size: numbers.local_world_size.map(|setting| setting.value),
             master: master(variable)?,
-            has_one_gpu: variable("CUDA_VISIBLE_DEVICES").is_some_and(|devices| is_one(&devices)),
+            has_one_gpu: has_one_gpu(variable),
+            launcher: numbers.launcher,
             torchrun,
         })
+    }
+
+    /// Whether the ranks are the processes of an MPI job, as far as the launcher's variables tell, and this program has the feature `mpi`. A
+    /// scheduler's are if nothing says where rank 0 listens: they have no other way to find each other.
+    #[doc(hidden)]
+    pub fn is_mpi_job(&self) -> bool {
+        let is_launcher_of_mpi = match self.launcher {
+            Launcher::Plain => false,
+            Launcher::Mpi => true,
+            Launcher::Scheduler => self.master.is_none(),
+        };
+        cfg!(feature = "mpi") && is_launcher_of_mpi
     }
 
     /// Whether all ranks are known to be on this machine.
@@ -121,6 +169,10 @@ fn environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
+fn has_one_gpu(variable: &impl Fn(&str) -> Option<String>) -> bool {
+    variable("CUDA_VISIBLE_DEVICES").is_some_and(|devices| is_one(&devices))
+}
+
 /// Whether CUDA shows a single GPU for this value of `CUDA_VISIBLE_DEVICES`: it ends the list at the first name of no GPU.
 fn is_one(devices: &str) -> bool {
     let names = devices.split(',').map(str::trim);
@@ -128,16 +180,14 @@ fn is_one(devices: &str) -> bool {
 }
 
 fn master(variable: &impl Fn(&str) -> Option<String>) -> Result<Option<(String, u16)>, BootstrapError> {
-    let missing = |name: &str, other: &str| {
-        let reason = format!("{other} is, and rank 0 listens at both together");
-        Err(BootstrapError::MissingVariable { variable: name.to_owned(), reason })
-    };
+    let half =
+        |name: &str, other: &str| Err(missing(name, &format!("{other} is, and rank 0 listens at both together")));
     let port_variable = if variable(OWN_PORT).is_some() { OWN_PORT } else { PORT };
     match (variable(ADDRESS), variable(port_variable)) {
         (None, None) => Ok(None),
         (None, Some(_)) if port_variable == OWN_PORT && variable(PORT).is_none() => Ok(None),
-        (None, Some(_)) => missing(ADDRESS, PORT),
-        (Some(_), None) => missing(PORT, ADDRESS),
+        (None, Some(_)) => half(ADDRESS, PORT),
+        (Some(_), None) => half(PORT, ADDRESS),
         (Some(address), Some(port)) => match (host(&address), port.parse()) {
             (Ok(host), Ok(number @ 1..)) => Ok(Some((host, number))),
             (Err(reason), _) => Err(invalid(ADDRESS, address, reason.into())),
@@ -188,6 +238,27 @@ mod tests {
         for wrong in ["", "0", "-1", "nan", "inf", "1e10", "10m", "1e-300x"] {
             let error = read(wrong).expect_err(wrong).to_string();
             assert!(error.contains(JOIN_DEADLINE) && error.contains("seconds above 0"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_process_is_alone_without_any_variable_of_a_launcher() {
+        let read = |set: &'static [&'static str]| {
+            Launch::from_variables_or_alone(&move |name: &str| set.contains(&name).then(|| "1".to_owned()))
+        };
+        for set in [&[][..], &["CUDA_VISIBLE_DEVICES", "GRADSYNC_SECRET", "GRADSYNC_DEADLINE"]] {
+            let alone = read(set).expect("alone");
+            assert_eq!(
+                (alone.rank, alone.world_size, alone.local_rank, alone.local_world_size),
+                (0, 1, Some(0), Some(1))
+            );
+            assert_eq!((alone.device(), alone.master), (0, None));
+        }
+        for half in Launch::variables().chain([ADDRESS, PORT, OWN_PORT]) {
+            let set: &'static [&'static str] = Box::leak(Box::new([half]));
+            let error = read(set).expect_err(half);
+            assert!(matches!(error, Error::Bootstrap(BootstrapError::MissingVariable { .. })), "{half}: {error}");
+            assert!(error.to_string().contains(half), "{half}: {error}");
         }
     }
 

@@ -1,13 +1,14 @@
 //! Ranks as threads of one process: every collective without intermediate copies, for tests, demos and CPU training.
 //!
-//! All ranks of a call synchronise in shared memory (`rendezvous`), compare their pending calls (`pending`), and only then move data
+//! All ranks of a call synchronise in shared memory (`rendezvous`), compare their calls by the engine, and only then move data
 //! (`transfer`): each rank computes its share of the result directly from the other ranks' buffers. Ranks can also expose windows of
 //! their memory to each other (`windows`). A rank that panics, leaves or is late turns every other rank's call into an error within the
 //! deadline, so no call hangs. Never spans processes.
 
+mod operands;
 mod output;
-mod pending;
 mod rendezvous;
+pub(crate) mod run;
 mod signal;
 mod split;
 mod transfer;
@@ -15,13 +16,12 @@ mod windows;
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::panic::resume_unwind;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-pub use self::output::RankOutput;
-use self::pending::{CollectiveCall, Region, Transfer};
+use self::operands::{CollectiveCall, Region, Transfer};
 use self::rendezvous::Rendezvous;
+pub use self::run::{run, try_run};
 use super::collective::{check_peer, check_shards};
 use super::reduction::Reduction;
 use super::{Collective, Communicator, Operands, Ranks, gather_words_by};
@@ -45,8 +45,8 @@ pub fn group(world_size: usize) -> Result<Vec<LocalCommunicator>> {
     group_with_deadline(world_size, call_deadline()?)
 }
 
-/// Like [`group`], but every call waits for the other ranks at most `deadline` instead of `GRADSYNC_DEADLINE` or
-/// [`DEFAULT_DEADLINE`](super::DEFAULT_DEADLINE).
+/// Like [`group`], but every call waits for the other ranks at most `deadline` instead of `GRADSYNC_DEADLINE`
+/// or 10 minutes.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for 0 ranks, and for more than 65536.
@@ -61,97 +61,6 @@ pub fn group_with_deadline(world_size: usize, deadline: Duration) -> Result<Vec<
     let recorders = Recorder::of_threads("threads", world_size);
     let shared = Arc::new(Rendezvous::new(world_size, deadline, recorders));
     Ok((0..world_size).map(|rank| LocalCommunicator::new(rank, shared.clone())).collect())
-}
-
-/// Runs `body` once for each of `world_size` ranks, each on its own thread, waits for all of them, and returns their results in rank
-/// order.
-///
-/// The threads are new and belong to no pool, so this function may be called from anywhere, tasks of rayon included; `body` may use
-/// rayon.
-///
-/// `body` returns a value or a [`Result`] ([`RankOutput`]).
-///
-/// ```
-/// use gradsync::prelude::*;
-///
-/// let sums = local::run(3, |comm| {
-///     let mut data = [comm.rank() as f32 + 1.0; 4];
-///     comm.all_reduce(&mut data, ReduceOp::Sum)?;
-///     Ok(data)
-/// })?;
-/// assert_eq!(sums, [[6.0; 4]; 3]);
-/// assert_eq!(local::run(3, |comm| comm.rank())?, [0, 1, 2]);
-/// # Ok::<(), Error>(())
-/// ```
-///
-/// # Errors
-/// The earliest error of a rank; the errors that it causes on other ranks are discarded. [`Error::InvalidArgument`] for 0 ranks, and for
-/// more than 65536.
-///
-/// # Panics
-/// With the panic of a rank, once all ranks have ended.
-pub fn run<R: RankOutput>(world_size: usize, body: impl Fn(LocalCommunicator) -> R + Sync) -> Result<Vec<R::Value>> {
-    try_run(world_size, |comm| body(comm).into_result())
-}
-
-/// Like [`run`], for a `body` whose error is another type than [`Error`], which an [`Error`] converts into. The type has to be named, as in
-/// `Ok::<_, E>(…)`, where `?` alone produces it.
-///
-/// # Errors
-/// The errors of [`run`].
-///
-/// # Panics
-/// As [`run`].
-pub fn try_run<T: Send, E: Send + From<Error>>(
-    world_size: usize,
-    body: impl Fn(LocalCommunicator) -> Result<T, E> + Sync,
-) -> Result<Vec<T>, E> {
-    let first = Mutex::new(None);
-    let keep_first = |comm: LocalCommunicator| {
-        // The membership keeps this rank in the group until its error is stored: other ranks must not fail earlier because it has left.
-        let _membership = Arc::clone(&comm.membership);
-        let note = |error: E| {
-            first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-        };
-        body(comm).map_err(note).ok()
-    };
-    let outcomes = run_each(world_size, keep_first)?;
-    let results: Vec<Option<T>> =
-        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|panic| resume_unwind(panic))).collect();
-    match first.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(error) => Err(error),
-        None => Ok(results.into_iter().flatten().collect()),
-    }
-}
-
-/// Like [`run`], but returns each rank's result separately: the return value of its thread, or the payload of its panic.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] for 0 ranks, and for more than 65536.
-pub fn run_each<T: Send>(
-    world_size: usize,
-    body: impl Fn(LocalCommunicator) -> T + Sync,
-) -> Result<Vec<std::thread::Result<T>>> {
-    run_each_with_deadline(world_size, call_deadline()?, body)
-}
-
-/// Like [`run_each`], but every call of a communicator waits for the other ranks at most `deadline` instead of `GRADSYNC_DEADLINE` or
-/// [`DEFAULT_DEADLINE`](super::DEFAULT_DEADLINE).
-/// `body` itself has no time limit.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] for 0 ranks, and for more than 65536.
-pub fn run_each_with_deadline<T: Send>(
-    world_size: usize,
-    deadline: Duration,
-    body: impl Fn(LocalCommunicator) -> T + Sync,
-) -> Result<Vec<std::thread::Result<T>>> {
-    let group = group_with_deadline(world_size, deadline)?;
-    let body = &body;
-    Ok(std::thread::scope(|scope| {
-        let ranks: Vec<_> = group.into_iter().map(|comm| scope.spawn(move || body(comm))).collect();
-        ranks.into_iter().map(|rank| rank.join()).collect()
-    }))
 }
 
 /// One rank of a local group. It may move to another thread, but only one thread at a time can use it.
@@ -256,7 +165,7 @@ impl Communicator for LocalCommunicator {
     fn exchange(&self, sends: &[(usize, Slice<'_>)], receives: &mut [(usize, SliceMut<'_>)]) -> Result<()> {
         let transfer = |operation, peer, data: Slice<'_>, memory| {
             check_peer(operation, peer, self.rank, self.world_size())?;
-            Ok(Transfer { peer, call: Call::new(operation, data.len(), data.dtype()), memory })
+            Ok(Transfer { call: Call::new(operation, data.len(), data.dtype()), memory })
         };
         let send = |&(peer, data): &(usize, Slice<'_>)| {
             transfer(Operation::Send { peer }, peer, data, Region::of_bytes(data.as_bytes()))
@@ -265,12 +174,10 @@ impl Communicator for LocalCommunicator {
             let memory = Region::of_bytes_mut(data.reborrow().as_bytes_mut());
             transfer(Operation::Recv { peer: *peer }, *peer, data.as_slice(), memory)
         };
-        let outgoing = sends.iter().map(send).collect::<Result<Vec<_>>>()?;
-        let incoming = receives.iter_mut().map(recv).collect::<Result<Vec<_>>>()?;
+        let transfers = sends.iter().map(send).chain(receives.iter_mut().map(recv)).collect::<Result<Vec<_>>>()?;
         // Errors name the exchange by its first transfer.
-        let Some(first) = outgoing.first().or(incoming.first()) else { return Ok(()) };
-        let operation = first.call.operation;
-        self.shared.exchange(self.rank, operation, outgoing, incoming)
+        let Some(first) = transfers.first() else { return Ok(()) };
+        self.shared.exchange(self.rank, first.call.operation, transfers)
     }
 
     fn sharing(&self) -> Option<&(dyn SharedWindows + 'static)> {

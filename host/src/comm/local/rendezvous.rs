@@ -1,27 +1,28 @@
-//! The rendezvous of a local group: it holds the pending call of each rank and the first failure, and determines when buffers may be
-//! accessed.
+//! The rendezvous of a local group: the engine for the calls of its threads, and the operands of the calls.
 //!
-//! A collective has two phases. First every rank registers its call and its buffers and waits; the last rank to arrive starts the second
-//! phase if all calls match. Then every rank works on the registered buffers, and no rank returns before all have finished, so reading
-//! another rank's memory is sound. A failure can only end the first phase, and then no rank accesses any buffer. Each transfer follows
-//! the same rule: the receiver copies while the sender waits, and even if a failure occurs meanwhile, the sender stays until the copy is
-//! done.
+//! A rank registers its operands, posts its calls to the engine, and waits. Once a collective matches, every rank works on the registered
+//! operands, and no rank returns before all have finished, so reading another rank's memory is sound. A transfer is carried out by its
+//! receiver, while the sender waits. A failure ends only calls that have not been begun, and then no rank accesses their operands; calls that
+//! have been begun are finished before their ranks return.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::pending::{CollectiveCall, PendingCalls, Transfer};
+use super::operands::{CollectiveCall, Transfer};
 use super::signal::{Signal, Wait};
-use crate::error::{Call, CommError, Departure, Error, Operation, Result};
+use crate::engine::{Engine, Run};
+use crate::error::{Call, CommError, Departure, Operation, Result};
 use crate::trace::{Recorded, Recorder};
 
 #[derive(Debug)]
 pub(super) struct State {
-    pending: PendingCalls,
-    departed: Vec<Option<Departure>>,
-    /// The first failure; it ends every wait and refuses every later call.
-    failure: Option<CommError>,
+    engine: Engine,
+    /// The collective of each rank, and its transfers in the order of its list.
+    collectives: Vec<Option<CollectiveCall>>,
+    transfers: Vec<Vec<Transfer>>,
+    /// The matched transfers, by their receivers, which carry them out.
+    matched: Vec<VecDeque<Run>>,
     /// The calls of all ranks, while the ranks work on the operands.
     work: Option<Vec<CollectiveCall>>,
     /// The number of ranks that have finished this work.
@@ -46,6 +47,7 @@ pub(super) struct Epochs {
 
 #[derive(Debug)]
 pub(super) struct Rendezvous {
+    world_size: usize,
     deadline: Duration,
     state: Mutex<State>,
     changed: Signal,
@@ -65,9 +67,10 @@ enum Progress<T> {
 impl Rendezvous {
     pub(super) fn new(world_size: usize, deadline: Duration, recorders: Vec<Arc<Recorder>>) -> Self {
         let state = State {
-            pending: PendingCalls::new(world_size),
-            departed: vec![None; world_size],
-            failure: None,
+            engine: Engine::new(world_size),
+            collectives: vec![None; world_size],
+            transfers: vec![Vec::new(); world_size],
+            matched: vec![VecDeque::new(); world_size],
             work: None,
             finished: 0,
             completed: 0,
@@ -75,11 +78,11 @@ impl Rendezvous {
             epochs: Epochs::default(),
             pending_groups: BTreeMap::new(),
         };
-        Rendezvous { deadline, state: Mutex::new(state), changed: Signal::default(), recorders }
+        Rendezvous { world_size, deadline, state: Mutex::new(state), changed: Signal::default(), recorders }
     }
 
     pub(super) fn world_size(&self) -> usize {
-        self.lock().world_size()
+        self.world_size
     }
 
     /// No user code runs under the lock, so a poisoned one still guards consistent state.
@@ -103,14 +106,14 @@ impl Rendezvous {
 
     /// Records a failure, unless there is one already, and wakes all ranks.
     pub(super) fn fail(&self, failure: CommError) {
-        self.lock().failure.get_or_insert(failure);
+        self.lock().engine.fail(failure);
         self.notify();
     }
 
     /// Marks a rank as departed, which is a failure only once a call needs the rank.
     pub(super) fn depart(&self, rank: usize) {
         let departure = if std::thread::panicking() { Departure::Panicked } else { Departure::Left };
-        self.lock().departed[rank] = Some(departure);
+        self.lock().engine.depart(rank, departure);
         self.notify();
         self.recorders.get(rank).into_iter().for_each(|recorder| recorder.leave());
     }
@@ -164,13 +167,10 @@ impl Rendezvous {
         let end = self.end();
         let mut state = self.lock();
         state.check(operation)?;
-        let outcome = state.pending.collective(rank, collective);
-        state.note(outcome);
+        state.collectives[rank] = Some(collective);
+        let (_, runs) = state.engine.post(rank, &[collective.call], true);
+        state.begin(runs);
         let generation = state.completed;
-        // A rank whose transfers are finished may not have returned from its exchange yet; it arrives only afterwards.
-        if state.failure.is_none() {
-            state.work = state.pending.all_collective();
-        }
         self.notify();
 
         let (state, calls) = self.wait(state, rank, operation, end, |state| match &state.work {
@@ -189,63 +189,47 @@ impl Rendezvous {
     }
 
     /// Runs transfers to and from other ranks, each of which proceeds as soon as both ranks are present.
-    pub(super) fn exchange(
-        &self,
-        rank: usize,
-        operation: Operation,
-        outgoing: Vec<Transfer>,
-        incoming: Vec<Transfer>,
-    ) -> Result<()> {
-        let recorded = self.record(rank, outgoing.iter().chain(&incoming).map(|transfer| transfer.call));
-        let outcome = self.run_exchange(rank, operation, outgoing, incoming);
+    pub(super) fn exchange(&self, rank: usize, operation: Operation, transfers: Vec<Transfer>) -> Result<()> {
+        let recorded = self.record(rank, transfers.iter().map(|transfer| transfer.call));
+        let outcome = self.run_exchange(rank, operation, transfers);
         recorded.end(&outcome);
         outcome
     }
 
-    fn run_exchange(
-        &self,
-        rank: usize,
-        operation: Operation,
-        outgoing: Vec<Transfer>,
-        incoming: Vec<Transfer>,
-    ) -> Result<()> {
+    fn run_exchange(&self, rank: usize, operation: Operation, transfers: Vec<Transfer>) -> Result<()> {
         let end = self.end();
         let mut state = self.lock();
         state.check(operation)?;
-        let outcome = state.pending.exchange(rank, outgoing, incoming);
-        state.note(outcome);
+        let calls: Vec<Call> = transfers.iter().map(|transfer| transfer.call).collect();
+        state.transfers[rank] = transfers;
+        let (ticket, runs) = state.engine.post(rank, &calls, true);
+        state.begin(runs);
         self.notify();
         loop {
-            let (guard, offer) =
-                self.wait(state, rank, operation, end, |state| match state.pending.offer_for(rank) {
-                    Some(peer) => Progress::Done(Some(peer)),
-                    None if state.pending.is_over(rank) => Progress::Done(None),
-                    None if state.pending.is_being_copied(rank) => Progress::InUse,
+            let (guard, run) =
+                self.wait(state, rank, operation, end, |state| match state.matched[rank].pop_front() {
+                    Some(run) => Progress::Done(Some(run)),
+                    None if state.engine.is_over(ticket) => Progress::Done(None),
+                    None if state.engine.is_running(rank) => Progress::InUse,
                     None => Progress::Waiting,
                 })?;
             state = guard;
-            let Some(peer) = offer else { break };
-            let (source, destination) = match state.pending.take(rank, peer) {
-                Ok(memory) => memory,
-                Err(error) => {
-                    state.failure.get_or_insert(error);
-                    self.notify();
-                    return Err(self.leave(state, rank, operation));
-                }
-            };
+            let Some(run) = run else { return Ok(()) };
+            let Run::Transfer { send, receive } = run else { unreachable!("a collective has no receiver") };
+            let [source, destination] = [send, receive].map(|end| state.transfers[end.rank][end.index].memory);
             drop(state);
-            // SAFETY: the sender stays in its call until `finish` below, so its memory stays borrowed; ours is borrowed
-            // by this call; two live borrows, one of them mutable, never overlap; `take` has compared their sizes.
+            // SAFETY: the sender stays in its call until the run is finished below, so its memory stays borrowed; ours is borrowed by this
+            // call; two live borrows, one of them mutable, never overlap; the engine has compared their lengths and dtypes.
             unsafe { std::ptr::copy_nonoverlapping(source.start, destination.start, destination.bytes) };
             state = self.lock();
-            state.pending.finish(rank, peer);
+            let runs = state.engine.finish(run);
+            state.begin(runs);
             self.notify();
-            for (owner, operation) in [(rank, Operation::Recv { peer }), (peer, Operation::Send { peer: rank })] {
+            let (from, to) = (Operation::Recv { peer: send.rank }, Operation::Send { peer: rank });
+            for (owner, operation) in [(rank, from), (send.rank, to)] {
                 self.recorders.get(owner).into_iter().for_each(|recorder| recorder.finish_transfer(operation));
             }
         }
-        state.pending.withdraw(rank);
-        Ok(())
     }
 
     /// The deadline of a call that starts now; `None` if the clock cannot represent it.
@@ -253,18 +237,18 @@ impl Rendezvous {
         Instant::now().checked_add(self.deadline)
     }
 
-    /// Waits until `progress` returns `Done`, or until a failure occurs; in this case the rank's call is removed.
+    /// Waits until `progress` returns `Done`, or until a failure occurs; in this case the rank's calls are withdrawn.
     fn wait<'a, T>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         rank: usize,
         operation: Operation,
         end: Option<Instant>,
-        progress: impl Fn(&State) -> Progress<T>,
+        progress: impl Fn(&mut State) -> Progress<T>,
     ) -> Result<(MutexGuard<'a, State>, T)> {
         let mut wait = Wait::default();
         loop {
-            match progress(&state) {
+            match progress(&mut state) {
                 Progress::Done(outcome) => return Ok((state, outcome)),
                 Progress::InUse => {
                     state = self.wait_for_change(state, &mut wait);
@@ -272,65 +256,37 @@ impl Rendezvous {
                 }
                 Progress::Waiting => {}
             }
-            if state.failure.is_none() {
-                let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-                let is_late = left == Some(Duration::ZERO);
-                let missing = state.missing(rank, is_late);
-                let gone = missing.iter().find_map(|&peer| Some((peer, state.departed[peer]?)));
-                if let Some((rank, departure)) = gone {
-                    state.failure = Some(CommError::PeerGone { operation, rank, departure });
-                } else if is_late && !missing.is_empty() {
-                    state.failure = Some(CommError::Timeout { operation, missing, deadline: self.deadline });
-                } else {
-                    // The deadline has passed but no rank is missing: the remaining transfers are matched, and complete without a
-                    // deadline.
-                    let limit = left.filter(|_| !is_late);
-                    state = self.changed.wait(|| self.lock(), state, &mut wait, limit);
-                    continue;
-                }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let is_late = left == Some(Duration::ZERO);
+            if is_late && state.engine.failure().is_none() {
+                state.engine.expire(rank, self.deadline);
                 self.notify();
             }
-            return Err(self.leave(state, rank, operation));
-        }
-    }
-
-    /// Ends this rank's part in a failed call, and returns the error.
-    fn leave<'a>(&'a self, mut state: MutexGuard<'a, State>, rank: usize, operation: Operation) -> Error {
-        // A receiver that is copying out of this rank's memory began before the failure, and has to finish.
-        let mut wait = Wait::default();
-        while state.pending.is_being_copied(rank) {
-            state = self.wait_for_change(state, &mut wait);
-        }
-        state.pending.withdraw(rank);
-        match state.check(operation) {
-            Err(error) => error,
-            Ok(()) => unreachable!("rank {rank} leaves a call that has not failed"),
+            if let Err(error) = state.check(operation) {
+                state.engine.withdraw(rank);
+                return Err(error);
+            }
+            // After the deadline, this wait is for calls that other ranks are carrying out, which have none.
+            let limit = left.filter(|_| !is_late);
+            state = self.changed.wait(|| self.lock(), state, &mut wait, limit);
         }
     }
 }
 
 impl State {
-    pub(super) fn world_size(&self) -> usize {
-        self.departed.len()
+    /// Hands matched calls to the ranks that carry them out.
+    fn begin(&mut self, runs: Vec<Run>) {
+        for run in runs {
+            match run {
+                Run::Collectives => self.work = self.collectives.iter().copied().collect(),
+                Run::Transfer { receive, .. } => self.matched[receive.rank].push_back(run),
+            }
+        }
     }
 
     /// The failure of this group, if any, as the error of `operation`.
     fn check(&self, operation: Operation) -> Result<()> {
-        self.failure.clone().map_or(Ok(()), |failure| Err(failure.seen_in(operation).into()))
-    }
-
-    /// Keeps the first failure.
-    fn note(&mut self, outcome: Result<(), CommError>) {
-        if let Err(failure) = outcome {
-            self.failure.get_or_insert(failure);
-        }
-    }
-
-    /// The missing ranks on which the call of `rank` depends. Before the deadline they matter only if a rank has departed, and are not
-    /// looked up otherwise.
-    fn missing(&self, rank: usize, is_late: bool) -> Vec<usize> {
-        let is_needed = is_late || self.departed.iter().any(Option::is_some);
-        if is_needed { self.pending.missing(rank) } else { Vec::new() }
+        self.engine.failure().map_or(Ok(()), |failure| Err(failure.clone().seen_in(operation).into()))
     }
 }
 
@@ -348,12 +304,13 @@ impl Drop for Finish<'_> {
         let mut state = self.rendezvous.lock();
         if std::thread::panicking() {
             let (operation, rank) = (self.operation, self.rank);
-            state.failure.get_or_insert(CommError::PeerGone { operation, rank, departure: Departure::Panicked });
+            state.engine.fail(CommError::PeerGone { operation, rank, departure: Departure::Panicked });
             state.panicked = Some(state.completed);
         }
         state.finished += 1;
-        if state.finished == state.world_size() {
-            state.pending.withdraw_all();
+        if state.finished == self.rendezvous.world_size {
+            let runs = state.engine.finish(Run::Collectives);
+            state.begin(runs);
             (state.work, state.finished) = (None, 0);
             state.completed += 1;
             self.rendezvous.notify();

@@ -2,7 +2,7 @@
 //!
 //! The new group inherits only the deadline of the old one.
 
-use super::pending::{CollectiveCall, Region};
+use super::operands::{CollectiveCall, Region};
 use super::{LocalCommunicator, transfer};
 use crate::comm::{Ranks, Split};
 use crate::error::{Call, Operation, Result};

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::ptr;
 
-use super::pending::{CollectiveCall, Region};
+use super::operands::{CollectiveCall, Region};
 use crate::comm::reduction::Reduction;
 
 /// Rank `rank` reduces the `rank`-th part of all outputs and writes the result to all of them.

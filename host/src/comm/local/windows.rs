@@ -4,7 +4,7 @@
 //! call. No rank returns before the work of all ranks has ended, with or without an error: this last wait ignores failures and deadlines.
 //! It ends because failures and deadlines end the collectives in which the work of other ranks may be waiting.
 
-use super::pending::{CollectiveCall, Region};
+use super::operands::{CollectiveCall, Region};
 use super::rendezvous::{Epochs, Rendezvous};
 use super::signal::Wait;
 use crate::error::{Call, CommError, Departure, Operation, Result};
@@ -56,7 +56,7 @@ impl Drop for ExposureEpoch<'_> {
         let mut state = self.rendezvous.lock();
         let over = state.epochs.over;
         state.epochs.ended += 1;
-        if state.epochs.ended == state.world_size() {
+        if state.epochs.ended == self.rendezvous.world_size() {
             state.epochs = Epochs { ended: 0, over: over + 1 };
             self.rendezvous.notify();
         }

@@ -20,6 +20,7 @@ use super::mailbox::{Mailboxes, Payload};
 use super::record::{EagerBytes, Record};
 use super::scratch::Scratch;
 use super::stream::{Stall, Stream};
+use crate::engine;
 use crate::error::{Call, CommError, Departure, Error, Operation, Result};
 use crate::trace::CurrentCall;
 
@@ -216,7 +217,7 @@ impl Handshake {
             received.push(piece);
         }
         // Every rank compares the same calls.
-        compare(&calls).map_err(|failure| Failure { is_unreported: false, ..failure })?;
+        engine::compare(&calls).map_err(|mismatch| known(&mismatch))?;
         let is_other = |peer: &usize| received[*peer].len() != payload.piece(*peer, world_size).len();
         let other = self.link.others().find(is_other);
         other.map_or(Ok(received), |peer| Err(self.other_kind(call, peer)))
@@ -396,7 +397,8 @@ impl Handshake {
             }
         };
         let here = (0..self.link.world_size()).filter(|peer| !missing.contains(peer));
-        compare(&here.filter_map(call_of).collect::<Vec<_>>())
+        let compared = engine::compare(&here.filter_map(call_of).collect::<Vec<_>>());
+        compared.map_err(|error| Failure { error, is_unreported: true })
     }
 
     /// Runs one step of a collective in which all ranks have proceeded, and which completes with its last step. A rank that has finished
@@ -498,13 +500,6 @@ impl Drop for Handshake {
         let completed = self.completed.get();
         self.link.leave(self.failure.take().map(|error| Record::Failed { completed, error }));
     }
-}
-
-/// Returns an error that names the first two calls that differ, if any.
-fn compare(calls: &[(usize, Call)]) -> Result<(), Failure> {
-    let Some(&first) = calls.first() else { return Ok(()) };
-    let other = calls.iter().find(|(_, call)| !call.fits(&first.1));
-    other.map_or(Ok(()), |&other| Err(mismatch(first, other)))
 }
 
 /// A failure that the detecting rank has reported to all ranks.

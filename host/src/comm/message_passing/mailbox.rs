@@ -6,10 +6,9 @@
 //! only after it has read every rank's entry of this one. So no rank is more than one round ahead of another, and two entries and two
 //! payload slots, used in turn, are enough.
 //!
-//! A rank whose wait fails closes the round: it writes its failure to its own mailbox and marks the [`ClosableCounter`] of the first rank
-//! that has not arrived, which can no longer enter the round. So either all ranks enter a round or it fails, every rank finds the same
-//! outcome, and a process that was stopped learns the decision of the others when it resumes. The ends of exposure epochs are closed in
-//! the same way.
+//! A rank whose wait fails closes the round: it writes its failure to its own mailbox and closes the counter ([`Closable`]) of the first rank
+//! that has not arrived, which can no longer enter the round. So every rank finds the same outcome, and a process that was stopped learns the
+//! decision of the others when it resumes. The ends of exposure epochs are closed in the same way.
 //!
 //! Mailboxes never wait. Other failures are sent as records, and a rank that has failed joins no further rounds.
 
@@ -20,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 
 use super::record::{Record, shortened};
+use crate::engine::{Closable, Closing};
 use crate::error::{Call, CommError, Operation};
 use crate::memory::file::{FileHandle, Mapped, MemoryFile};
 
@@ -80,28 +80,12 @@ pub(super) struct Entry {
     are_shards: bool,
 }
 
-/// A counter in a rank's mailbox, which that rank raises by one at a time until another rank closes it. Raising and closing are single
-/// atomic operations on the same word, so a step was made or never will be, and all ranks agree on this.
+/// A [`Closable`] in a rank's mailbox.
 struct ClosableCounter<'a>(&'a AtomicU64);
 
 impl ClosableCounter<'_> {
-    /// The number of low bits that hold the counter. The bits above hold the rank that has closed it, plus one, or 0 while it is open.
-    const NUMBER_BITS: u32 = 48;
-
-    fn number(&self) -> u64 {
-        Self::number_of(self.0.load(Ordering::Acquire))
-    }
-
-    fn number_of(word: u64) -> u64 {
-        word & ((1 << Self::NUMBER_BITS) - 1)
-    }
-
-    fn closer_of(word: u64) -> Option<usize> {
-        (word >> Self::NUMBER_BITS).checked_sub(1).map(|rank| rank as usize)
-    }
-
-    fn closer(&self) -> Option<usize> {
-        Self::closer_of(self.0.load(Ordering::Acquire))
+    fn load(&self) -> Closable {
+        Closable(self.0.load(Ordering::Acquire))
     }
 
     /// Raises the counter to `to`, and publishes all earlier writes to ranks that read it. If another rank has closed the counter,
@@ -109,18 +93,29 @@ impl ClosableCounter<'_> {
     fn raise(&self, to: u64) -> Result<(), usize> {
         let raised = self.0.compare_exchange(to - 1, to, Ordering::AcqRel, Ordering::Acquire);
         // Only a broken rank raises it instead of this one, and no rank has this number.
-        raised.map(drop).map_err(|word| Self::closer_of(word).unwrap_or(usize::MAX))
+        raised.map(drop).map_err(|word| Closable(word).closer().unwrap_or(usize::MAX))
     }
 
     /// Closes the counter as `rank`, unless it has reached `before`. Returns the rank that has closed it, if one has.
     fn close(&self, before: u64, rank: usize) -> Option<usize> {
-        let mark = (rank as u64 + 1) << Self::NUMBER_BITS;
-        let is_open = |word| (Self::number_of(word) < before && Self::closer_of(word).is_none()).then_some(word | mark);
-        match self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, is_open) {
-            Ok(_) => Some(rank),
-            Err(word) if Self::number_of(word) < before => Self::closer_of(word),
-            Err(_) => None,
-        }
+        let mut closer = None;
+        let closing = |word| match Closable(word).close(before, rank) {
+            Closing::Closes(closed) => {
+                closer = Some(rank);
+                Some(closed.0)
+            }
+            Closing::ClosedBy(other) => {
+                closer = Some(other);
+                None
+            }
+            Closing::Reached => {
+                closer = None;
+                None
+            }
+        };
+        // The error is the value of a counter that this rank has not closed.
+        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, closing);
+        closer
     }
 }
 
@@ -161,7 +156,7 @@ impl Mailbox {
     /// Whether the mailbox's rank has ended this many epochs, and if so, whether it had failed by the end of the last of these. The rank
     /// may have ended more epochs since, and failed in them.
     fn has_ended(&self, epochs: u64) -> Option<bool> {
-        if self.epochs().number() < epochs {
+        if self.epochs().load().number() < epochs {
             return None;
         }
         let failed = self.number(FAILED_EPOCH_AT).load(Ordering::Relaxed);
@@ -269,8 +264,9 @@ impl Mailboxes {
     }
 
     fn closed(&self, of: fn(&Mailbox) -> ClosableCounter<'_>, before: u64) -> Option<CommError> {
-        let missing = self.others().map(of).filter(|steps| steps.number() < before);
-        missing.filter_map(|steps| steps.closer()).next().map(|closer| self.failure_of(closer))
+        // One load for both: a counter that has reached the step may be closed later, before another step.
+        let mut missing = self.others().map(|mailbox| of(mailbox).load()).filter(|counter| counter.number() < before);
+        missing.find_map(Closable::closer).map(|closer| self.failure_of(closer))
     }
 
     /// The failure with which `closer` has closed a counter.
@@ -294,7 +290,7 @@ impl Mailboxes {
     }
 
     fn has_come(&self, mailbox: &Mailbox, round: u64) -> bool {
-        mailbox.rounds().number() >= round
+        mailbox.rounds().load().number() >= round
     }
 
     /// Polls whether all other ranks have entered this rank's last round.

@@ -125,7 +125,8 @@ impl MessagePassing {
             return Ok(());
         }
         let reason = format!(
-            "{operation} of {bytes} bytes, and this communicator carries at most {longest} between machines: NCCL and MPI carry gradients there"
+            "{operation} of {bytes} bytes, and processes without MPI carry at most {longest} between machines in a call: on CPUs build the program \
+             with the feature `mpi` and start it with mpiexec (page \"Deployment\", \"Several CPU machines\"), on GPUs use NCCL"
         );
         Err(self.handshake.refuse(operation, Error::InvalidArgument { operation: "message passing", reason }))
     }

@@ -8,6 +8,7 @@ use super::handshake::{Failure, Handshake, Wait, end_of_epoch, known, mismatch};
 use super::link::Link;
 use super::record::Record;
 use super::stream::Stall;
+use crate::engine;
 use crate::error::{Call, CommError, Operation, Result};
 
 /// The progress of an agreed transfer.
@@ -422,9 +423,8 @@ fn accept(handshake: &Handshake, half: &Half<'_>) -> Result<bool, Failure> {
         return handshake.departure(call.operation, peer).map_or(Ok(false), Err);
     };
     link.inbox()[peer].remove(index);
-    if (offered.len, offered.dtype) != (call.len, call.dtype) {
-        return Err(mismatch((link.rank(), call), (peer, offered)));
-    }
+    engine::compare_transfer((peer, offered), (link.rank(), call))
+        .map_err(|error| Failure { error, is_unreported: true })?;
     link.post(peer, Record::Accept).map_err(|error| handshake.broken(call.operation, &error))?;
     Ok(true)
 }

@@ -163,10 +163,13 @@ impl Drop for RollCall {
     fn drop(&mut self) {
         // SAFETY: MPI's own constant.
         let none = unsafe { ffi::RSMPI_REQUEST_NULL };
-        if self.requests.iter().all(|request| *request == none) {
+        self.requests.retain(|request| *request != none);
+        if self.requests.is_empty() {
             // SAFETY: made by `begin`, and MPI is done with it.
             drop(unsafe { Box::from_raw(self.bytes) });
         }
+        // SAFETY: the bytes stay.
+        self.requests.drain(..).for_each(|request| unsafe { self.library.give_up(request) });
     }
 }
 
@@ -208,6 +211,9 @@ impl Drop for Duplicate {
         if self.request == unsafe { ffi::RSMPI_REQUEST_NULL } {
             // SAFETY: made by `begin`, and MPI is done with it.
             drop(unsafe { Box::from_raw(self.comm) });
+        } else {
+            // SAFETY: the place of the handle stays.
+            unsafe { self.library.give_up(self.request) };
         }
     }
 }

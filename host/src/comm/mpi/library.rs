@@ -5,6 +5,8 @@
 use std::ffi::{c_char, c_int};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use mpi::Threading;
 use mpi::environment::Universe;
@@ -21,6 +23,19 @@ const LEAST_HIGHEST_TAG: c_int = 32_767;
 static UNIVERSE: Mutex<Option<Universe>> = Mutex::new(None);
 /// Serialises calls of MPI, if it allows one thread at a time.
 static TURN: Mutex<()> = Mutex::new(());
+
+/// Operations that were given up at a deadline, and that MPI still has.
+static GIVEN_UP: Mutex<Vec<GivenUp>> = Mutex::new(Vec::new());
+/// How long the end of the process waits for these operations. A rank that was late has begun its part of them by then, or never does.
+const LAST_WAIT: Duration = Duration::from_secs(1);
+
+struct GivenUp {
+    library: Library,
+    request: ffi::MPI_Request,
+}
+
+// SAFETY: handles may be used from any thread if MPI supports it, or in turns, which `Library` ensures.
+unsafe impl Send for GivenUp {}
 
 /// The right to call MPI: it is initialised, and its level of thread support is known.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +88,14 @@ impl Library {
         Ok(is_over != 0)
     }
 
+    /// Leaves an operation to the end of the process.
+    ///
+    /// # Safety
+    /// The request is pending, and its memory stays valid until the process ends.
+    pub(super) unsafe fn give_up(self, request: ffi::MPI_Request) {
+        lock(&GIVEN_UP).push(GivenUp { library: self, request });
+    }
+
     /// This process's rank in a communicator, and the number of ranks.
     ///
     /// # Safety
@@ -112,6 +135,22 @@ extern "C" fn finalise() {
     let universe = universe.take();
     if flag(ffi::MPI_Finalized) {
         std::mem::forget(universe);
+    } else {
+        complete_given_up();
+    }
+}
+
+/// Completes what was given up, where the late ranks have come meanwhile: MPI wants no pending operation at its end (MPI-4.1, 11.2.2).
+fn complete_given_up() {
+    let Ok(mut given_up) = GIVEN_UP.try_lock() else { return };
+    let start = Instant::now();
+    loop {
+        // SAFETY: the promise of `give_up`.
+        given_up.retain_mut(|GivenUp { library, request }| matches!(unsafe { library.test(request) }, Ok(false)));
+        if given_up.is_empty() || start.elapsed() > LAST_WAIT {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -131,7 +131,7 @@ impl MpiCommunicator {
         Self::over(channel, deadline)
     }
 
-    /// Sets the deadline of every call, `GRADSYNC_DEADLINE` or [`DEFAULT_DEADLINE`](super::DEFAULT_DEADLINE) otherwise; equal on all
+    /// Sets the deadline of every call, `GRADSYNC_DEADLINE` or 10 minutes otherwise; equal on all
     /// ranks, or the shortest takes effect. Groups that are split off keep it.
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {

@@ -7,16 +7,12 @@
 //!
 //! ```no_run
 //! use gradsync::bootstrap::Launch;
-//! use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+//! use gradsync::comm::nccl::NcclOptions;
 //! use gradsync::comm::{Communicator, Ranks};
-//! use gradsync::driver::Queue;
 //! use gradsync::ops::{Adasum, AdasumOptions};
 //! use gradsync::{DType, GradientBuffer};
 //!
-//! let launch = Launch::from_env()?;
-//! let member = launch.join()?;
-//! let queue = Queue::new(launch.device())?;
-//! let comm = NcclCommunicator::new(member, &queue, &NcclOptions::default())?;
+//! let (comm, queue) = Launch::from_env()?.join_gpu(&NcclOptions::default())?;
 //!
 //! let tensors = [("weight", vec![1024, 1024]), ("bias", vec![1024])];
 //! let mut gradients = GradientBuffer::on_queue(&queue, DType::BF16, comm.world_size(), tensors)?;
@@ -50,7 +46,7 @@
 //! Between two to eight ranks of one machine whose kernels can access each other's memory, an all-reduce (`Sum` or `Mean`, scaled or not)
 //! of a small tensor is one launch of this crate's kernels, which send packets to the mailboxes of their peers, without any work of the
 //! host. That takes a quarter to three quarters of NCCL's time ([performance](crate::docs::performance)), also in a recorded
-//! graph. The sum is that of [`OrderedAllReduce`](crate::ops::OrderedAllReduce): in rank order, in `f64`, times the factors, rounded once.
+//! graph. The sum has the bits of [`OrderedAllReduce`](crate::ops::OrderedAllReduce): in rank order, in `f64`, times the factors, rounded once.
 //!
 //! Up to a threshold every rank sends all data to all others (one shot: half a round trip); above it each rank sums up its shard, and
 //! sends the result to all (two shots: less traffic), as vLLM's custom all-reduce and PyTorch's symmetric memory do. The largest small
@@ -108,8 +104,7 @@
 
 mod all_reduce;
 mod companions;
-mod group;
-#[cfg(unix)]
+pub(crate) mod group;
 mod host;
 mod low_latency;
 mod options;
@@ -121,12 +116,12 @@ mod session;
 mod setup;
 mod watch;
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use self::group::NcclGroup;
+use self::group::NcclGroup;
 use self::low_latency::LowLatency;
 pub use self::options::NcclOptions;
 use self::primitive::{Primitive, RawSlice};
@@ -134,6 +129,7 @@ use self::recorded::Recorded;
 use self::session::{Failure, Session};
 use self::watch::End;
 use super::collective::one_queue;
+use super::process::ProcessCommunicator;
 use super::{Agreements, Collective, Communicator, Ledger, Operands, Ranks, Split};
 use crate::bootstrap::Member;
 use crate::call::scope;
@@ -162,8 +158,7 @@ pub struct NcclCommunicator {
     /// Sums of small tensors by this crate's kernels, if they can access the memory of all ranks.
     low_latency: Option<LowLatency>,
     /// The communicator for host memory, once it was requested.
-    #[cfg(unix)]
-    host: std::cell::OnceCell<super::process::ProcessCommunicator>,
+    host: OnceCell<ProcessCommunicator>,
     one_thread: PhantomData<Cell<()>>,
 }
 
@@ -205,8 +200,7 @@ impl NcclCommunicator {
             end,
             agreements: Agreements::default(),
             low_latency: None,
-            #[cfg(unix)]
-            host: std::cell::OnceCell::new(),
+            host: OnceCell::new(),
             one_thread: PhantomData,
         };
         comm.low_latency = LowLatency::connect(&comm, limits)?;
@@ -275,7 +269,7 @@ impl NcclCommunicator {
     }
 
     /// Begins a group of operations that run at once.
-    pub fn group<'d>(&self) -> NcclGroup<'_, 'd> {
+    pub(crate) fn group<'d>(&self) -> NcclGroup<'_, 'd> {
         NcclGroup::new(self)
     }
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use crate::bootstrap::DEFAULT_DEADLINE;
 use crate::bootstrap::call_deadline;
 use crate::call::setters;
-use crate::comm::DEFAULT_DEADLINE;
 
 /// Choices of an NCCL communicator.
 ///
@@ -19,7 +19,7 @@ use crate::comm::DEFAULT_DEADLINE;
 #[non_exhaustive]
 pub struct NcclOptions {
     /// The time limit of set-up, and of each operation from its call to its end, including the earlier work in its queue.
-    /// `GRADSYNC_DEADLINE` (in seconds) or [`DEFAULT_DEADLINE`] by default.
+    /// `GRADSYNC_DEADLINE` (in seconds) or 10 minutes by default.
     pub deadline: Duration,
     /// Whether ranks compare every call with each other (see the [module](super#checks)), so that a mismatch is an error that names two
     /// ranks' calls, instead of a hang or a wrong result. On by default; must be equal on all ranks. Calls by which NCCL could write

@@ -4,17 +4,15 @@ use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::NETWORK_BYTES;
 use super::connection::Kind;
 use super::mesh::{Mesh, WORLD};
 use crate::comm::message_passing::{Buffers, Incoming, Link, LinkError, Outgoing, Pending, Record, Requests};
 use crate::error::{Departure, Result};
 
-/// The longest message between machines.
-pub(super) const NETWORK_BYTES: usize = 1 << 20;
-
 /// This process's end of a group.
 #[derive(Debug)]
-pub(super) struct ProcessLink {
+struct ProcessLink {
     mesh: Arc<Mesh>,
     group: u64,
     rank: usize,
@@ -24,13 +22,13 @@ pub(super) struct ProcessLink {
     inbox: RefCell<Vec<VecDeque<Record>>>,
 }
 
-impl ProcessLink {
-    /// Makes the link of all ranks of the mesh.
-    pub(super) fn world(mesh: Arc<Mesh>) -> Self {
-        let (rank, numbers) = (mesh.rank(), (0..mesh.world_size()).collect());
-        Self::over(mesh, WORLD, rank, numbers)
-    }
+/// Makes the link of all ranks of the mesh.
+pub(super) fn link_of_all(mesh: Arc<Mesh>) -> Box<dyn Link> {
+    let (rank, numbers) = (mesh.rank(), (0..mesh.world_size()).collect());
+    Box::new(ProcessLink::over(mesh, WORLD, rank, numbers))
+}
 
+impl ProcessLink {
     fn over(mesh: Arc<Mesh>, group: u64, rank: usize, numbers: Vec<usize>) -> Self {
         let inbox = RefCell::new(vec![VecDeque::new(); numbers.len()]);
         ProcessLink { mesh, group, rank, numbers, inbox }

@@ -43,6 +43,11 @@
 //! [`Error::InvalidArgument`](crate::Error::InvalidArgument) on every rank: use NCCL or MPI for gradients between machines.
 //! Ranks with different values of `GRADSYNC_HOSTID` behave as if on different machines.
 //!
+//! # Systems
+//!
+//! Linux has all of it. Other Unix systems share no memory, and a call may have 1 MiB. On Windows, making a communicator is
+//! [`Error::UnsupportedSystem`](crate::Error::UnsupportedSystem).
+//!
 //! # Failures
 //!
 //! * Calls that differ are [`CommError::Mismatch`](crate::CommError::Mismatch), and a rank's own bad operands are
@@ -54,18 +59,28 @@
 //!
 //! The first failure is permanent, as with every communicator.
 
+#[cfg(unix)]
 mod connection;
+#[cfg(unix)]
 mod lane;
+#[cfg(unix)]
 mod link;
+#[cfg(unix)]
 mod mesh;
+#[cfg(unix)]
 mod mesh_setup;
+#[cfg(unix)]
 mod message;
+#[cfg(not(unix))]
+mod missing;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::link::ProcessLink;
-use self::mesh::Mesh;
+#[cfg(not(unix))]
+use self::missing::{Mesh, connect, link_of_all};
+#[cfg(unix)]
+use self::{link::link_of_all, mesh::Mesh, mesh_setup::connect};
 use super::message_passing::{MemoryUse, MessagePassing, communicator};
 use crate::bootstrap::{Member, call_deadline};
 use crate::error::Result;
@@ -74,8 +89,7 @@ use crate::error::Result;
 const MESSAGES_ONLY: &str = "GRADSYNC_PROCESS_MESSAGES_ONLY";
 
 /// The most bytes of a call between machines: of its longer operand, or of one transfer.
-#[doc(hidden)]
-pub const NETWORK_BYTES: usize = link::NETWORK_BYTES;
+pub(crate) const NETWORK_BYTES: usize = 1 << 20;
 
 /// One rank, which is a process or a thread of one. It may move to another thread, but only one thread at a time can use it.
 #[derive(Debug)]
@@ -86,12 +100,13 @@ pub struct ProcessCommunicator {
 
 impl ProcessCommunicator {
     /// Connects the ranks of a group that a [`Rendezvous`](crate::bootstrap::Rendezvous) has formed. All of them have to call it.
-    /// The deadline of its calls is `GRADSYNC_DEADLINE` or [`DEFAULT_DEADLINE`](crate::comm::DEFAULT_DEADLINE), whatever the rendezvous had.
+    /// The deadline of its calls is `GRADSYNC_DEADLINE` or 10 minutes, whatever the rendezvous had.
     ///
     /// # Errors
     /// [`CommError::Timeout`](crate::CommError::Timeout) and [`CommError::PeerGone`](crate::CommError::PeerGone) for ranks that do not
     /// connect; [`CommError::Transport`](crate::CommError::Transport), on every rank, with the system's error if a rank cannot connect:
     /// for example, it has no descriptors left, of which it needs one for each other rank.
+    /// [`Error::UnsupportedSystem`](crate::Error::UnsupportedSystem) on systems that are no Unix.
     pub fn new(member: Member) -> Result<Self> {
         Self::new_within(member, call_deadline()?)
     }
@@ -103,9 +118,8 @@ impl ProcessCommunicator {
     /// As [`new`](Self::new).
     pub fn new_within(member: Member, deadline: Duration) -> Result<Self> {
         let memory = MemoryUse::unless(MESSAGES_ONLY);
-        let mesh = Arc::new(mesh_setup::connect(member, deadline, memory)?);
-        let link = ProcessLink::world(mesh.clone());
-        Ok(Self { ranks: MessagePassing::new(Box::new(link), deadline, memory)?, mesh })
+        let mesh = Arc::new(connect(member, deadline, memory)?);
+        Ok(Self { ranks: MessagePassing::new(link_of_all(mesh.clone()), deadline, memory)?, mesh })
     }
 
     /// Sets the deadline of every call, that of [`new`](Self::new) otherwise; equal on all ranks, or the shortest takes effect. Groups that are
@@ -137,7 +151,7 @@ communicator! {
     /// Groups share the connections of all ranks. Keep groups instead of making them again, which takes several rounds.
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
     use crate::bootstrap::Rendezvous;
@@ -149,14 +163,14 @@ mod tests {
     #[test]
     fn a_rank_that_leaves_after_a_failure_passes_it_on() {
         let (deadline, rendezvous) = (Duration::from_secs(20), Rendezvous::in_process());
-        let connect = |rank: usize| {
+        let join = |rank: usize| {
             let member = rendezvous.join(rank, 3).expect("all join");
-            let mesh = Arc::new(mesh_setup::connect(member, deadline, MemoryUse::MessagesOnly).expect("all connect"));
-            MessagePassing::new(Box::new(ProcessLink::world(mesh)), deadline, MemoryUse::MessagesOnly)
+            let mesh = Arc::new(connect(member, deadline, MemoryUse::MessagesOnly).expect("all connect"));
+            MessagePassing::new(link_of_all(mesh), deadline, MemoryUse::MessagesOnly)
         };
         let ranks = std::thread::scope(|scope| {
-            let (scope, connect) = (&scope, &connect);
-            let threads = [0, 1, 2].map(|rank| scope.spawn(move || connect(rank)));
+            let (scope, join) = (&scope, &join);
+            let threads = [0, 1, 2].map(|rank| scope.spawn(move || join(rank)));
             threads.map(|thread| thread.join().expect("no panic").expect("all are here"))
         });
         let [first, second, third] = ranks;

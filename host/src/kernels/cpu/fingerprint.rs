@@ -14,7 +14,6 @@ pub(crate) const BLOCK_BYTES: usize = 1 << 20;
 ///
 /// XXH3 is specified, so ranks built by different compilers compute the same hash, on machines with the same byte order. The result does
 /// not depend on the number of threads.
-#[doc(hidden)]
 #[derive(Debug, Default)]
 pub struct Fingerprint {
     hashes: Vec<u64>,

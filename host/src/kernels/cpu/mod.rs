@@ -20,28 +20,20 @@ use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
-// Hidden names are the arithmetic of operations in `ops`, which the tests compare with an oracle and with the kernels of GPUs.
-#[doc(hidden)]
 pub use combine::combine;
 pub(crate) use combine::{Operand, combine_in_place};
-#[doc(hidden)]
-pub use elementwise::{accumulate, cast, zero};
+pub use elementwise::{accumulate, all_finite, cast, scale, scale_in_place, zero};
 pub(crate) use elementwise::{accumulate_piece, cast_piece};
-pub use elementwise::{all_finite, scale, scale_in_place};
 #[cfg(feature = "cuda")]
 pub(crate) use fingerprint::BLOCK_BYTES;
-#[doc(hidden)]
 pub use fingerprint::Fingerprint;
 pub(crate) use fingerprint::fingerprint_of_words;
 pub use many::{accumulate_all, cast_all, zero_all};
 pub(crate) use pack::pack_checked;
 pub use pack::{pack, unpack};
 pub(crate) use products::add_gram;
-pub use products::squared_norms;
-#[doc(hidden)]
-pub use products::{Coefficients, coefficients, coefficients_by, dots, gram};
+pub use products::{Coefficients, coefficients, coefficients_by, dots, gram, squared_norms};
 pub(crate) use tree::add_tree_dots;
-#[doc(hidden)]
 pub use tree::{Trees, tree_combine, tree_dots};
 
 use crate::plan::segments;
@@ -49,7 +41,6 @@ use crate::slice::SliceMut;
 
 /// The number of elements that one thread takes at a time, counted from the begin of each segment, in kernels that compute no sums (sums
 /// have [chunks](crate::plan::chunks) instead). A power of two, so that pieces keep the alignment of every dtype.
-#[doc(hidden)]
 pub const PIECE_LEN: usize = 1 << 16;
 /// The number of elements that are widened to `f64` at a time inside a piece or chunk, small enough for the first-level cache.
 const BLOCK_LEN: usize = 256;

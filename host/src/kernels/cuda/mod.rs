@@ -3,7 +3,6 @@
 //! Every call checks lengths, dtypes and queues, then enqueues its launches into the queue of its destination. Only calls that return
 //! values wait for the queue. Sums of f32, f16 and bf16 products differ from the CPU's only in the order of their `f64` additions.
 
-#[doc(hidden)] // for measuring and tests
 pub mod baseline;
 mod elementwise;
 mod packet_adasum;
@@ -11,12 +10,9 @@ mod packet_group;
 mod segments;
 
 pub(crate) use elementwise::scale_in_place;
-#[doc(hidden)] // the arithmetic of operations in `ops`
-pub use elementwise::{accumulate, cast, zero};
-pub use elementwise::{accumulate_all, all_finite, cast_all, pack, scale, unpack, zero_all};
+pub use elementwise::{accumulate, accumulate_all, all_finite, cast, cast_all, pack, scale, unpack, zero, zero_all};
 pub(crate) use packet_adasum::{PacketAdasum, PacketPlan};
 pub(crate) use packet_group::{MailboxSize, PacketGroup, PacketLimits, Shots, sum_entries};
-#[doc(hidden)] // the arithmetic of Adasum, for measuring and tests
 pub use segments::SegmentWorkspace;
 pub(crate) use segments::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
 

@@ -22,6 +22,29 @@ pub(super) const OPERATION: &str = "hierarchical_adasum_all_reduce";
 ///
 /// [`Groups`](crate::groups::Groups) makes them: all ranks of a data group, its ranks on this rank's node, and its ranks with this rank's
 /// position on every node. The size of `all` is the product of the sizes of `node` and `across`.
+///
+/// ```
+/// use gradsync::groups::{GroupKind, Groups, Sizes};
+/// use gradsync::ops::{Adasum, Nodes, WithinNode};
+/// use gradsync::prelude::*;
+///
+/// // Two nodes of two ranks.
+/// let results = local::run(4, |comm| {
+///     let mut gradients = GradientBuffer::new(DType::F32, 4, [("weight", [2])])?;
+///     gradients.tensor_mut(0).data_mut::<f32>().fill(comm.rank() as f32);
+///     let groups = Groups::new(comm, Sizes { world: 4, local: 2, data: 4, horizontal: 1, pipeline: 1 })?;
+///     let nodes = Nodes {
+///         all: groups.get(GroupKind::Data)?,
+///         node: groups.get(GroupKind::NodeLocalData)?,
+///         across: groups.get(GroupKind::CrossNodeData)?,
+///     };
+///     let mut adasum = Adasum::on_nodes(nodes, &gradients, ReduceOp::Mean, AdasumOptions::default())?;
+///     adasum.all_reduce(&mut gradients)?;
+///     gradients.tensor(0).to_vec::<f32>()
+/// })?;
+/// assert!(results.windows(2).all(|ranks| ranks[0] == ranks[1]));
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Nodes<'a, M: Memory = Host> {
     /// All ranks.

@@ -56,8 +56,8 @@ const TENSORS: &str = "Adasum of tensors";
 /// below 1.22e-77, so that its square is below the square root above, has the coefficient 1: shorter vectors are added.
 ///
 /// For layers of up to 128 elements, on up to 16 ranks and without nodes, the error is at most 8 × 2^-52 times the largest input, if the
-/// elements are below 1e147. Inner products with vectors whose squares overflow have the precision of sums of `f64`, so that of two such
-/// vectors that are opposite to within 1e-8, half of the digits remain.
+/// elements are below 1e147. Inner products with vectors whose squares overflow have the precision of sums of `f64`: half of the digits
+/// remain where two such vectors are opposite to within 1e-8.
 ///
 /// This prepares an [`Adasum`], runs it once and waits for its report. A training loop keeps the object.
 ///
@@ -75,7 +75,6 @@ pub fn adasum_all_reduce<M: AdasumMemory>(
 }
 
 /// A kind of memory whose gradient buffers Adasum can reduce: [`Host`] and `Cuda`.
-#[doc(hidden)]
 pub trait AdasumMemory: KernelMemory {
     /// Chooses and prepares the strategy for all ranks at once; every rank calls it, in the scope of the operation.
     ///
@@ -100,7 +99,6 @@ pub trait AdasumMemory: KernelMemory {
 }
 
 /// A way in which ranks compute Adasum, with its communicators and its workspace.
-#[doc(hidden)]
 pub trait Strategy<M: Memory>: Debug {
     /// Reduces a buffer with the tensors of the preparation's; the caller has compared them and entered the scope of the operation.
     ///

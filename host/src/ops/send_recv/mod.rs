@@ -23,14 +23,14 @@
 
 mod bundle;
 mod completion;
-mod memory;
+pub(crate) mod memory;
 mod negotiation;
 mod schedule;
 mod transfer;
 
 pub use bundle::{Bundle, Expected, Received};
 pub use completion::Completion;
-pub use memory::BundleMemory;
+pub(crate) use memory::BundleMemory;
 pub use schedule::{StageWork, TransferHandler, run_schedule, run_stage};
 
 use self::transfer::Destination;
@@ -44,7 +44,7 @@ use crate::memory::Cuda;
 use crate::memory::{Host, TensorViewMut};
 
 pub use crate::plan::bundle::Limits;
-pub use crate::plan::schedule::{Payload, PipelineStep, RankSchedule, Schedule, Stage, one_forward_one_backward};
+pub use crate::plan::schedule::{Payload, PipelineStep, RankSchedule, Schedule, Stage};
 
 /// The transfers of a communicator; on a GPU, transfers of tensors of one queue.
 ///

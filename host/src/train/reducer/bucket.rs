@@ -234,3 +234,64 @@ pub(super) fn unpack<M: ReducerMemory>(
     let offsets: Vec<usize> = tensors.iter().map(|&tensor| buffer.segments()[tensor].start).collect();
     <M as KernelMemory>::unpack(destinations, M::arena(lanes, buffer), &offsets)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Reducer, ReducerOptions};
+    use super::*;
+    use crate::comm::local;
+    use crate::plan::chunks::chunk_len;
+
+    const LENS: [usize; 6] = [1, 700, 40_000, 300_000, 0, 1_500_000];
+
+    /// The bytes of buckets and of sums after some steps, with micro-batches or without, checked against the documented formula.
+    fn bytes_of(wire: Option<DType>, ranks: usize, accumulates: bool) -> (usize, usize) {
+        let taken = local::run(ranks, |comm| {
+            let parameters = LENS.map(|len| Parameter::new(format!("of {len}"), [len], DType::F32));
+            let mut reducer = Reducer::new(&comm, parameters, ReducerOptions::default().with_wire_dtype(wire))?;
+            let gradients = LENS.map(|len| vec![1f32; len]);
+            for _ in 0..3 {
+                if accumulates {
+                    let views = gradients.iter().enumerate().map(|(index, gradient)| (index, gradient.into()));
+                    reducer.accumulate(&views.collect::<Vec<_>>())?;
+                }
+                let mut step = reducer.step()?;
+                gradients.iter().enumerate().try_for_each(|(index, gradient)| step.ready(index, gradient))?;
+                assert_eq!(step.finish()?.skipped().count(), 0);
+            }
+            let bytes =
+                |buffer: Option<&GradientBuffer>| buffer.map_or(0, |buffer| buffer.len() * buffer.dtype().size_bytes());
+            let buckets: usize = reducer.buckets.iter().map(|bucket| bytes(bucket.buffer.as_ref())).sum();
+            let sums: usize = reducer.buckets.iter().map(|bucket| bytes(bucket.sums.as_ref())).sum();
+            Ok((buckets, sums, reducer.buckets.len()))
+        });
+        let taken = taken.unwrap();
+        assert!(taken.iter().all(|of| *of == taken[0]), "{taken:?}");
+        let (buckets, sums, count) = taken[0];
+        let elements: usize = LENS.iter().sum();
+        let chunks: usize = LENS.iter().map(|&len| chunk_len(len)).sum();
+        let most = elements + chunks + count * ranks * chunk_len(1_500_000);
+        let size = wire.unwrap_or(DType::F32).size_bytes();
+        for (bytes, size) in [(buckets, size), (sums, 4)] {
+            assert!(
+                bytes == 0 || (elements * size..most * size).contains(&bytes),
+                "{bytes} bytes of {elements} elements"
+            );
+        }
+        (buckets, sums)
+    }
+
+    /// The table in the documentation of [`Reducer`].
+    #[test]
+    fn buckets_and_sums_take_the_documented_memory() {
+        for (wire, is_narrower) in [(None, false), (Some(DType::BF16), true)] {
+            let (buckets, sums) = bytes_of(wire, 3, false);
+            assert!(buckets > 0 && sums == 0);
+            let (buckets, sums) = bytes_of(wire, 3, true);
+            assert!(buckets > 0 && (sums > 0) == is_narrower);
+        }
+        assert_eq!(bytes_of(None, 1, false), (0, 0));
+        let (sums_in_buckets, sums) = bytes_of(None, 1, true);
+        assert!(sums_in_buckets > 0 && sums == 0);
+    }
+}

@@ -14,7 +14,6 @@ use crate::memory::Cuda;
 use crate::ops::OrderedAllReduce;
 
 /// The queue that computes gradients, and the queue that reduces them.
-#[doc(hidden)]
 #[derive(Debug)]
 pub struct Lanes {
     compute: Queue,

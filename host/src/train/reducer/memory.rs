@@ -17,7 +17,6 @@ use crate::ops::AdasumMemory;
 use crate::slice::{Slice, SliceMut};
 
 /// The work that a moment is the end of.
-#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     Gradients,
@@ -25,7 +24,6 @@ pub enum Lane {
 }
 
 /// A kind of memory for gradients of a [`Reducer`](super::Reducer): [`Host`] and `Cuda`.
-#[doc(hidden)]
 #[allow(missing_docs)] // for this module alone
 pub trait ReducerMemory: AdasumMemory {
     /// The queues in which gradients are computed and reduced.
@@ -109,7 +107,6 @@ pub trait ReducerMemory: AdasumMemory {
 }
 
 /// The memory of buckets; the host needs no ordering of queues.
-#[doc(hidden)]
 #[derive(Debug)]
 pub struct HostLanes {
     /// The option, which is equal on all ranks.

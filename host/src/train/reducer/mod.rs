@@ -107,6 +107,20 @@ const OPERATION: &str = "reducer";
 /// the ranks alone, and not on buckets, their order or the order of the gradients. A gradient is rounded to the wire's dtype once, and its
 /// reduction once more. NCCL's own sums depend on the length of the bucket.
 ///
+/// # Memory
+///
+/// Besides the gradients that are handed in, a reducer of several ranks takes, for `n` elements of trained parameters:
+///
+/// | memory | bytes |
+/// |---|---|
+/// | buckets, from the first step on | `n` × the size of the dtype on the wire |
+/// | sums over micro-batches, from the first [`accumulate`](Self::accumulate) on, where the wire's dtype is narrower than `f32` | `n` × 4; otherwise the buckets hold the sums |
+/// | Adasum and [ordered sums](ReducerOptions::ordered_sums) on GPUs | up to the buckets' bytes, for the vectors of other ranks |
+///
+/// Rounding adds less than a chunk for each tensor and for each rank of a bucket: 512 elements, and 8192 for tensors of a million. So a model
+/// of 100 million parameters takes 400 MB with gradients in `f32`; with `bf16` on the wire 200 MB, and with micro-batches 600 MB. One rank
+/// takes memory only for sums.
+///
 /// # Errors on all ranks
 ///
 /// Ranks compare the numbers of their steps, also where steps are [alike](ReducerOptions::static_graph): a step that one rank has left and

@@ -9,8 +9,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use gradsync::DType;
 use gradsync::comm::ReduceOp;
+use gradsync::internal::plan::cost::Scheme;
 use gradsync::ops::Algorithm;
-use gradsync::plan::cost::Scheme;
 
 use super::PerfError;
 use super::layers::Layers;

@@ -5,7 +5,7 @@
 //! more ranks would not be exact in bf16.
 
 use gradsync::comm::ReduceOp;
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 use gradsync::{Slice, SliceMut};
 use rayon::prelude::*;
 

@@ -4,8 +4,8 @@
 //! Nothing is measured in this module.
 
 use gradsync::comm::{ReduceOp, Split};
+use gradsync::internal::plan::cost::Scheme;
 use gradsync::ops::{AdasumOptions, Algorithm, WithinNode};
-use gradsync::plan::cost::Scheme;
 
 use super::PerfError;
 

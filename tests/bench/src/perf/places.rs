@@ -135,7 +135,7 @@ fn backend(choice: BackendChoice, transports: &[TransportChoice]) -> Result<Plac
 /// The number of GPUs.
 #[cfg(feature = "cuda")]
 pub(crate) fn gpus() -> Result<usize, PerfError> {
-    gradsync::driver::devices().map(|names| names.len()).map_err(PerfError::NoDriver)
+    gradsync::internal::driver::devices().map(|names| names.len()).map_err(PerfError::NoDriver)
 }
 
 #[cfg(not(feature = "cuda"))]

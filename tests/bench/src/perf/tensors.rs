@@ -4,7 +4,7 @@
 //! launch, whatever the number of tensors; on the CPU it processes them one by one.
 
 use clap::ValueEnum;
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 use gradsync::{DType, GradientBuffer};
 
 use super::PerfError;

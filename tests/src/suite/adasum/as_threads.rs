@@ -2,7 +2,7 @@
 
 use gradsync::GradientBuffer;
 use gradsync::comm::local::LocalCommunicator;
-use gradsync::comm::{Communicator, ReduceOp, Split, local};
+use gradsync::comm::{Communicator, ReduceOp, Split};
 use gradsync::ops::{
     AdasumOptions, Algorithm, Granularity, WithinNode, adasum_all_reduce, all_reduce, hierarchical_adasum_all_reduce,
 };
@@ -90,7 +90,7 @@ fn adasum(comm: &dyn Communicator, memory: Memory, kind: Kind, format: Format, o
 
 /// What this rank gets over threads.
 fn over_threads<R: Send>(comm: &dyn Communicator, run: impl Fn(&LocalCommunicator) -> R + Sync) -> R {
-    let mut ranks = local::run_each(comm.world_size(), |comm| run(&comm)).expect("threads");
+    let mut ranks = gradsync::internal::run_each(comm.world_size(), |comm| run(&comm)).expect("threads");
     ranks.swap_remove(comm.rank()).expect("no rank panicked")
 }
 

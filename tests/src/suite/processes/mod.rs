@@ -15,7 +15,9 @@ pub mod stopped;
 #[cfg(target_os = "linux")]
 mod windows;
 
-use gradsync::memory::SharedWindows;
+use gradsync::bootstrap::Launch;
+use gradsync::comm::{Collectives, Ranks, ReduceOp, Split};
+use gradsync::internal::memory::SharedWindows;
 
 use super::adasum::as_threads;
 use super::{Suite, Transport, collectives, exchange, failures, groups, mismatches, operations, point_to_point, words};
@@ -52,4 +54,19 @@ pub fn run<T: Processes>(suite: &mut Suite<T>) {
     #[cfg(target_os = "linux")]
     set_up::run(suite);
     operations::run(suite);
+}
+
+/// Joins the ranks of the launcher by [`gradsync::join`], whose communicator reduces and splits.
+///
+/// # Panics
+/// If anything of that fails.
+pub fn join() {
+    let launch = Launch::from_env().expect("a launcher");
+    let comm = gradsync::join().expect("every rank joins");
+    assert_eq!((comm.rank(), comm.world_size()), (launch.rank, launch.world_size));
+    let sum: usize = (0..launch.world_size).sum();
+    assert_eq!(comm.all_reduce_scalar(comm.rank() as f32, ReduceOp::Sum).expect("a sum"), sum as f32);
+    let group = comm.split(Some((comm.rank() % 2) as u64), 0).expect("groups").expect("a colour");
+    assert_eq!((group.rank(), group.world_size()), (comm.rank() / 2, (comm.world_size() + 1 - comm.rank() % 2) / 2));
+    group.barrier().expect("all ranks of the group are here");
 }

@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
-use gradsync::memory::SharedWindows;
+use gradsync::internal::memory::SharedWindows;
 use gradsync::train::{Parameter, Reducer, Reduction};
 use gradsync::{DType, Error, GradientBuffer, Result, SliceMut};
 

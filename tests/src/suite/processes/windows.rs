@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use gradsync::comm::{Communicator, Ranks, Split};
-use gradsync::memory::SharedWindows;
+use gradsync::internal::memory::SharedWindows;
 use gradsync::ops::{AdasumOptions, adasum_all_reduce};
 use gradsync::{DType, GradientBuffer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

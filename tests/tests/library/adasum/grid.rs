@@ -1,6 +1,6 @@
 //! Algorithms × dtypes × granularities × rank counts × kinds of input.
 
-use gradsync::comm::{Ranks, local};
+use gradsync::comm::Ranks;
 use gradsync::ops::{Algorithm, Granularity, adasum_all_reduce};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
@@ -135,7 +135,7 @@ fn a_step_finds_nothing_of_the_one_before() {
                     Case::of(Kind::Random, Format::F32, world_size, &SHAPES, seed).with(algorithm, Granularity::Tensor)
                 };
                 let (first, second) = (case(1), case(100));
-                let ranks = local::run_each(world_size, |comm| {
+                let ranks = gradsync::internal::run_each(world_size, |comm| {
                     let (mut used, mut fresh) = (first.buffer(comm.rank()), second.buffer(comm.rank()));
                     adasum_all_reduce(&comm, &mut used, first.options()).unwrap();
                     used.as_mut_slice().as_bytes_mut().copy_from_slice(fresh.as_slice().as_bytes());

@@ -1,6 +1,6 @@
 //! Cases with an answer that is known without an oracle, over threads.
 
-use gradsync::kernels::cpu::coefficients;
+use gradsync::internal::kernels::cpu::coefficients;
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity, adasum_all_reduce};
 use gradsync::{DType, GradientBuffer};
 use gradsync_tests::inputs::Kind;

@@ -36,7 +36,7 @@ fn assert_names(missing: &[usize], outcomes: impl IntoIterator<Item = Result<f32
 fn run_takes_a_deadline() {
     guarded(30, || {
         let start = Instant::now();
-        let outcomes = local::run_each_with_deadline(3, DEADLINE, |comm| {
+        let outcomes = gradsync::internal::run_each_with_deadline(3, DEADLINE, |comm| {
             if comm.rank() == 1 {
                 std::thread::sleep(3 * DEADLINE);
             }
@@ -47,7 +47,7 @@ fn run_takes_a_deadline() {
         let (outcomes, times): (Vec<_>, Vec<_>) = outcomes.unwrap().into_iter().map(|rank| rank.unwrap()).unzip();
         assert!(times.iter().all(|time| *time < DEADLINE + SLACK), "{times:?}");
         assert_names(&[1], outcomes);
-        assert!(local::run_each_with_deadline(0, DEADLINE, |comm| sum(&comm)).is_err());
+        assert!(gradsync::internal::run_each_with_deadline(0, DEADLINE, |comm| sum(&comm)).is_err());
     });
 }
 
@@ -92,7 +92,9 @@ fn ranks_that_are_tasks_of_too_small_a_pool() {
 fn run_inside_a_task_of_a_small_pool() {
     guarded(30, || {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-        let outcomes = pool.install(|| local::run_each_with_deadline(4, DEADLINE + SLACK, |comm| sum(&comm))).unwrap();
+        let outcomes = pool
+            .install(|| gradsync::internal::run_each_with_deadline(4, DEADLINE + SLACK, |comm| sum(&comm)))
+            .unwrap();
         assert!(outcomes.into_iter().all(|sum| sum.unwrap().unwrap() == 4.0));
     });
 }

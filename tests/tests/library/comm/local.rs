@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use gradsync::comm::local::{group, run_each, run_each_with_deadline};
+use gradsync::comm::local::group;
 use gradsync::comm::{CommError, Communicator, Ranks};
+use gradsync::internal::{run_each, run_each_with_deadline};
 use gradsync::{Error, Result};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;

@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use gradsync::comm::local::{LocalCommunicator, run_each};
+use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{CommError, Ranks};
+use gradsync::internal::run_each;
 use gradsync::{Error, Result};
 use gradsync_tests::inputs::Random;
 use gradsync_tests::ranks::guarded;

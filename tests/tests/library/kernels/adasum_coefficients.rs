@@ -1,6 +1,6 @@
 //! Weights of Adasum from Gram matrices, against the oracle's tree of formed vectors.
 
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 use gradsync_tests::inputs::{Kind, generate};
 use gradsync_tests::oracle::Format;
 use gradsync_tests::oracle::exact::dot_f64;

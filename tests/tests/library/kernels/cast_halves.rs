@@ -1,6 +1,6 @@
 //! Conversions of the 16-bit dtypes: all 65536 patterns, and properties of rounding into them.
 
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 use gradsync::{Float, bf16, f16};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::{Format, elementwise};

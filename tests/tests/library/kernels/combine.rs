@@ -1,7 +1,7 @@
 //! combine: a weighted sum of P vectors per segment, computed in f64 with one rounding into any output dtype.
 
 use gradsync::Slice;
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::{Kind, Random, generate};
 use gradsync_tests::oracle::Format;

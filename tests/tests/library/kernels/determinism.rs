@@ -1,7 +1,7 @@
 //! Equal bits in every run, for any number of threads.
 
 use gradsync::Slice;
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::{Kind, generate};
 use gradsync_tests::oracle::Format;

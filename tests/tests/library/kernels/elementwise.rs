@@ -1,6 +1,6 @@
 //! zero, cast, accumulate and scale: equal to the oracle's element-by-element definition, bit for bit up to NaN payloads.
 
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::{edges, vector};
 use gradsync_tests::oracle::{Format, elementwise};

@@ -1,6 +1,6 @@
 //! Calls that a kernel refuses: typed errors that name both lengths, and no element written.
 
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 use gradsync::{DType, Error, Slice, SliceMut};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;

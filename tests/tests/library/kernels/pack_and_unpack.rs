@@ -1,6 +1,6 @@
 //! pack and unpack: many tensors to and from one arena, with a cast, and nothing written outside the tensors.
 
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 use gradsync::{Slice, SliceMut};
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::vector;

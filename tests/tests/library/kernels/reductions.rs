@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use gradsync::Slice;
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::{Kind, Random, generate, vector};
 use gradsync_tests::oracle::Format;

@@ -1,7 +1,7 @@
 //! Collectives between threads on tensors in separate memory, and the kernels on many tensors.
 
 use gradsync::comm::{CommError, Ranks, local};
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 use gradsync::{DType, Error, GradientBuffer, SliceMut};
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::vector;

@@ -1,6 +1,6 @@
 //! The layout of a gradient buffer: alignment, padding, shards, names, and gaps that are zero and stay zero.
 
-use gradsync::plan::chunks::chunk_len;
+use gradsync::internal::plan::chunks::chunk_len;
 use gradsync::{GradientBuffer, TensorView};
 use gradsync_tests::array::{dtype, patterns_of, values_of, write};
 use gradsync_tests::inputs::vector;

@@ -2,8 +2,8 @@
 
 use gradsync::comm::{Ranks, local};
 use gradsync::ops::send_recv::{
-    Bundle, Expected, Payload, RankSchedule, Received, SendRecv, StageWork, TransferHandler, one_forward_one_backward,
-    run_schedule, run_stage,
+    Bundle, Expected, Payload, RankSchedule, Received, SendRecv, Stage, StageWork, TransferHandler, run_schedule,
+    run_stage,
 };
 use gradsync::{CommError, Error, Result};
 use gradsync_tests::ranks::{guarded, on_ranks};
@@ -62,7 +62,7 @@ fn work_that_fails_ends_the_pipeline() {
     guarded(60, || {
         let outcomes = on_ranks(3, |comm| {
             let refused = if comm.rank() == 1 { Payload::Activation(2) } else { Payload::Activation(99) };
-            let stage = one_forward_one_backward(comm.rank(), 3, 4).unwrap();
+            let stage = Stage::one_forward_one_backward(comm.rank(), 3, 4).unwrap();
             run_stage(&SendRecv::new(&comm), &stage, &mut Refuses(refused))
         });
         for (rank, outcome) in outcomes.into_iter().enumerate() {

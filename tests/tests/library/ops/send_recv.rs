@@ -1,8 +1,8 @@
 //! Send and Recv between threads: cases that only this transport allows.
 
 use gradsync::comm::{Collectives, Ranks};
+use gradsync::internal::plan::bundle::{TensorSpec, encode};
 use gradsync::ops::send_recv::{Bundle, Limits, SendRecv};
-use gradsync::plan::bundle::{TensorSpec, encode};
 use gradsync::{DType, Error, TensorView, TensorViewMut, bf16};
 use gradsync_tests::ranks::{guarded, on_ranks};
 use gradsync_tests::transfers::refused;
@@ -150,6 +150,6 @@ fn bytes(ids: &[i64; 2]) -> &[u8] {
 /// Offsets beyond 2^32 bytes are right, without so much memory: the layout is arithmetic only.
 #[test]
 fn sizes_beyond_32_bits() {
-    let expected = gradsync::plan::bundle::BundleLayout::new(&[3 << 30, 3 << 30, 5]).unwrap();
+    let expected = gradsync::internal::plan::bundle::BundleLayout::new(&[3 << 30, 3 << 30, 5]).unwrap();
     assert_eq!((expected.places[2].start, expected.len), (6 << 30, (6 << 30) + 5));
 }

@@ -238,7 +238,11 @@ impl DeltaOptimizer for Decay {
             return Err(Error::InvalidArgument { operation: "decay", reason: "weights of another rank".into() });
         }
         for index in 0..weights.tensor_count() {
-            gradsync::kernels::cpu::scale(deltas.tensor_mut(index).into_data(), weights.tensor(index).data(), -0.5)?;
+            gradsync::internal::kernels::cpu::scale(
+                deltas.tensor_mut(index).into_data(),
+                weights.tensor(index).data(),
+                -0.5,
+            )?;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Bundles of tensors: their offsets, and headers that are valid, wrong in one place, or arbitrary bytes.
 
 use gradsync::DType;
-use gradsync::plan::bundle::{
+use gradsync::internal::plan::bundle::{
     BundleLayout, Header, HeaderError, Limits, PREFIX_BYTES, Prefix, TensorSpec, decode, encode,
 };
 use proptest::prelude::*;

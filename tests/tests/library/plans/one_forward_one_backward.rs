@@ -1,12 +1,12 @@
 //! The schedule of a pipeline, run by the simulator with passes of several lengths.
 
-use gradsync::ops::send_recv::{Payload, PipelineStep, RankSchedule, Schedule, Stage, one_forward_one_backward};
+use gradsync::ops::send_recv::{Payload, PipelineStep, RankSchedule, Schedule, Stage};
 use proptest::prelude::*;
 
 use super::schedule::{Action, Event, run};
 
 fn pipeline(stages: usize, micro_batches: usize) -> Vec<Stage> {
-    (0..stages).map(|stage| one_forward_one_backward(stage, stages, micro_batches).unwrap()).collect()
+    (0..stages).map(|stage| Stage::one_forward_one_backward(stage, stages, micro_batches).unwrap()).collect()
 }
 
 /// The passes of one stage, without its transfers.
@@ -124,8 +124,9 @@ fn passes_in_turn() {
 
 #[test]
 fn refusals_name_the_values() {
-    let refusal =
-        |stage, stages, micro_batches| one_forward_one_backward(stage, stages, micro_batches).unwrap_err().to_string();
+    let refusal = |stage, stages, micro_batches| {
+        Stage::one_forward_one_backward(stage, stages, micro_batches).unwrap_err().to_string()
+    };
     assert!(refusal(3, 3, 1).contains("stage 3 is not in a pipeline of 3"));
     assert!(refusal(0, 0, 1).contains("stage 0 is not in a pipeline of 0"));
     assert!(refusal(0, 1, 0).contains("0 micro-batches"));

@@ -1,7 +1,7 @@
 //! Whole tensors gathered from their owners and reduced to their owners, over every rank of worlds of 1 to 9.
 
 use gradsync::Error;
-use gradsync::plan::ownership::{Moves, Ownership, PaddedLayout};
+use gradsync::internal::plan::ownership::{Moves, Ownership, PaddedLayout};
 use gradsync_tests::inputs::Random;
 use proptest::prelude::*;
 

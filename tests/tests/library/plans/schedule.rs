@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
 
+use gradsync::internal::plan::schedule::Slot;
 use gradsync::ops::send_recv::{RankSchedule, Schedule};
-use gradsync::plan::schedule::Slot;
 use gradsync_tests::inputs::Random;
 use proptest::prelude::*;
 

@@ -1,9 +1,9 @@
 //! An optimizer step with its state divided over ranks, against the same step on one rank: the bits are equal.
 
 use gradsync::DType;
-use gradsync::plan::layout::Layout;
-use gradsync::plan::ownership::Ownership;
-use gradsync::plan::zero::{ZeroPart, partition, partition_padded, parts_of};
+use gradsync::internal::plan::layout::Layout;
+use gradsync::internal::plan::ownership::Ownership;
+use gradsync::internal::plan::zero::{ZeroPart, partition, partition_padded, parts_of};
 use gradsync_tests::inputs::Random;
 use proptest::prelude::*;
 

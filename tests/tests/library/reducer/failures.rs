@@ -1,7 +1,7 @@
 //! Ranks that fail in the middle of a step, and steps that differ between ranks: communicator errors on the other ranks, and no hang.
 
 use gradsync::comm::Ranks;
-use gradsync::comm::local::run_each;
+use gradsync::internal::run_each;
 use gradsync::train::{Parameter, Reducer, ReducerOptions};
 use gradsync::{CommError, DType, Error};
 use gradsync_tests::ranks::{guarded, on_ranks};

@@ -6,7 +6,7 @@ use gradsync::GradientBuffer;
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Communicator, Ranks, ReduceOp, Split};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
-use gradsync::kernels::cuda::SegmentWorkspace;
+use gradsync::internal::kernels::cuda::SegmentWorkspace;
 use gradsync::memory::Cuda;
 use gradsync::ops::OrderedAllReduce;
 use gradsync::ops::{Adasum, AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes};

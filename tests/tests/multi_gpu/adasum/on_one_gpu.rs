@@ -11,8 +11,10 @@ use cust::device::{Device, DeviceAttribute};
 use gradsync::Result;
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Call, Collective, Communicator, Ranks, ReduceOp};
-use gradsync::driver::{DeviceSlice, DeviceSliceMut, KernelSource, Queue};
-use gradsync::memory::{Cuda, PeerMemory, SharedMemory};
+use gradsync::driver::{DeviceSlice, DeviceSliceMut, Queue};
+use gradsync::internal::driver::KernelSource;
+use gradsync::internal::memory::{PeerMemory, SharedMemory};
+use gradsync::memory::Cuda;
 use gradsync::ops::{Algorithm, Granularity, OrderedAllReduce};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
@@ -104,8 +106,10 @@ fn check(device: u32, comm: &OneGpu, format: Format, source: KernelSource) {
         tensors.check_sums(&queue, comm, false);
     }
 
-    let loaded: Vec<_> =
-        queue.loaded_kernels().into_iter().filter(|kernel| kernel.name.starts_with("peer_adasum")).collect();
+    let loaded: Vec<_> = gradsync::internal::driver::loaded_kernels(&queue)
+        .into_iter()
+        .filter(|kernel| kernel.name.starts_with("peer_adasum"))
+        .collect();
     assert!(matches!(&loaded[..], [kernel] if kernel.source == source), "not one from {source:?}: {loaded:?}");
 }
 

@@ -4,7 +4,7 @@
 use gradsync::GradientBuffer;
 use gradsync::comm::Communicator;
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::kernels::cuda::cast;
+use gradsync::internal::kernels::cuda::cast;
 use gradsync::memory::Cuda;
 use gradsync::ops::Adasum;
 use gradsync::ops::{Algorithm, Granularity};

@@ -16,7 +16,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     report.case("transfers of a group meet in order", || in_order(cases));
     report.case("a group dropped half full has not happened", || dropped(cases));
     report.case("an empty group", || {
-        cases.comm.group().submit().unwrap();
+        gradsync::internal::nccl_group(&cases.comm).submit().unwrap();
         assert_works(cases, "an all_reduce after an empty group");
     });
     report.case("a mean that needs a pass of its own", || mean(cases));
@@ -58,7 +58,7 @@ fn every_kind(cases: &Cases<'_>) {
     let mut block_output = Placed::unwritten(queue, Format::F32, 9 * world_size, 0);
     let mut from_root = Placed::new(queue, &roots[rank], 1);
 
-    let mut group = comm.group();
+    let mut group = gradsync::internal::nccl_group(comm);
     group.all_reduce(sum.slice_mut(), ReduceOp::Sum).unwrap();
     group.all_gather(gather_input.slice(), gathered.slice_mut()).unwrap();
     group.all_reduce(mean.slice_mut(), ReduceOp::Mean).unwrap();
@@ -98,7 +98,7 @@ fn in_order(cases: &Cases<'_>) {
     let numbers = cases.inputs(Format::F32, 33);
     let mut sum = Placed::new(queue, &Array::new(Format::F32, &numbers[rank]), 0);
 
-    let mut group = comm.group();
+    let mut group = gradsync::internal::nccl_group(comm);
     for ((peer, _), input) in each().zip(&inputs) {
         group.send(input.slice(), peer).unwrap();
     }
@@ -122,7 +122,7 @@ fn dropped(cases: &Cases<'_>) {
     let numbers = Array::new(Format::F32, &cases.inputs(Format::F32, 33)[rank]);
     let mut one = Placed::new(queue, &numbers, 0);
     let mut other = Placed::new(queue, &numbers, 1);
-    let mut group = comm.group();
+    let mut group = gradsync::internal::nccl_group(comm);
     group.all_reduce(one.slice_mut(), ReduceOp::Sum).unwrap();
     group.broadcast(other.slice_mut(), world_size - 1).unwrap();
     drop(group);
@@ -140,7 +140,7 @@ fn mean(cases: &Cases<'_>) {
     for format in [Format::F16, Format::BF16] {
         let inputs = cases.inputs(format, 257);
         let mut data = Placed::new(queue, &Array::new(format, &inputs[rank]), 0);
-        let mut group = comm.group();
+        let mut group = gradsync::internal::nccl_group(comm);
         match group.all_reduce(data.slice_mut(), ReduceOp::Mean) {
             Ok(()) => {
                 assert!(world_size.is_power_of_two(), "a mean of {format:?} over {world_size} ranks in a group");

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use gradsync::bootstrap::BootstrapError;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
 use gradsync::comm::{Communicator, Departure, Operation, ReduceOp};
+use gradsync::internal::MemberCalls;
 use gradsync::{CommError, Error};
 
 use super::{Groups, QUICK, SUM, comm_error};

@@ -180,7 +180,7 @@ fn group(comm: &Comm, queue: &Queue, parts: &[Part]) -> gradsync::Result<()> {
     let (mut reduced, own) = (f32s(queue, 4), f32s(queue, 3));
     let mut gathered = f32s(queue, 3 * comm.world_size());
     let (mut reduced, mut gathered) = (Some(reduced.as_mut_slice()), Some(gathered.as_mut_slice()));
-    let mut group = comm.group();
+    let mut group = gradsync::internal::nccl_group(comm);
     for part in parts {
         match part {
             Part::Reduce => group.all_reduce(reduced.take().expect("one of them"), ReduceOp::Sum)?,

@@ -1,7 +1,7 @@
 //! Cases of Send and Recv that only device memory has: contiguous tensors, memory that is used again at once, and several queues.
 
 use gradsync::driver::{DeviceBuffer, Queue};
-use gradsync::kernels::cuda;
+use gradsync::internal::kernels::cuda;
 use gradsync::memory::Cuda;
 use gradsync::ops::send_recv::{Bundle, Expected};
 use gradsync::{DType, TensorView};

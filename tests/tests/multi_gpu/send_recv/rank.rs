@@ -2,7 +2,7 @@
 
 use gradsync::comm::Communicator;
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
-use gradsync::kernels::cuda;
+use gradsync::internal::kernels::cuda;
 use gradsync::memory::{Cuda, Memory};
 use gradsync::ops::send_recv::{Received, SendRecv};
 use gradsync::{DType, GradientBuffer, TensorView, TensorViewMut};

@@ -177,7 +177,7 @@ fn an_entry_of_another_version_is_a_failure_of_its_rank() {
 fn words_of_a_broken_rank_are_errors() {
     let is_broken = |error: &CommError, broken: usize, text: &str| matches!(error, CommError::Transport { rank, reason, .. } if *rank == broken && reason.contains(text));
     // A rank that does not exist has closed the round, or the counter has a number that this rank has not given it.
-    for word in [999 << ClosableCounter::NUMBER_BITS, 7, u64::MAX] {
+    for word in [999 << Closable::NUMBER_BITS, 7, u64::MAX] {
         let ranks = self::ranks();
         ranks[1].own().number(ROUND_AT).store(word, Ordering::Release);
         let error = ranks[1].publish(&call(5), Payload::EMPTY).unwrap_err();
@@ -185,7 +185,7 @@ fn words_of_a_broken_rank_are_errors() {
     }
     // A rank has closed the round without a failure.
     let ranks = self::ranks();
-    ranks[1].own().number(ROUND_AT).store(3 << ClosableCounter::NUMBER_BITS, Ordering::Release);
+    ranks[1].own().number(ROUND_AT).store(3 << Closable::NUMBER_BITS, Ordering::Release);
     let mut room = [0; FAILURE_BYTES];
     postcard::to_slice(&Record::Go, &mut room).unwrap();
     // SAFETY: its own mailbox, which no other rank reads now.

@@ -13,7 +13,6 @@ use crate::error::Result;
 use crate::memory::Memory;
 
 /// A kind of memory from which bundles of tensors are sent and into which they are received: [`Host`](crate::memory::Host) and `Cuda`.
-#[doc(hidden)]
 pub trait BundleMemory: Memory {
     /// The end of a transfer.
     type End: Debug;
@@ -47,7 +46,7 @@ pub trait BundleMemory: Memory {
     /// Allocates a payload of `bytes` bytes, aligned to 256 bytes.
     ///
     /// # Errors
-    /// The error of memory that does not suffice: [`Error::OutOfMemory`], or `Error::Cuda` with code 2.
+    /// The error of memory that does not suffice: [`Error::OutOfMemory`](crate::Error::OutOfMemory), or `Error::Cuda` with code 2.
     fn allocate(operation: &'static str, queue: &Self::Queue, bytes: usize) -> Result<Self::Buffer>;
 
     /// The first `bytes` bytes, to write.

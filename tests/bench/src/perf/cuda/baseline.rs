@@ -4,7 +4,7 @@
 
 use gradsync::DType;
 use gradsync::driver::Queue;
-use gradsync::kernels::cuda::baseline::{empty, sweep, sweep_sums};
+use gradsync::internal::kernels::cuda::baseline::{empty, sweep, sweep_sums};
 
 use super::vectors::{Copy, Vectors};
 use crate::perf::PerfError;

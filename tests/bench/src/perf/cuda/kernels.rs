@@ -1,8 +1,8 @@
 //! Measurements of the CUDA backend's kernels, on the first device.
 
 use gradsync::driver::{DeviceSlice, Queue};
-use gradsync::kernels::cpu::Coefficients;
-use gradsync::kernels::cuda::{self, SegmentWorkspace};
+use gradsync::internal::kernels::cpu::Coefficients;
+use gradsync::internal::kernels::cuda::{self, SegmentWorkspace};
 
 use super::baseline::Baseline;
 use super::vectors::{Vectors, slots};

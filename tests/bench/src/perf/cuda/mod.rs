@@ -15,13 +15,14 @@ pub(crate) mod tensors;
 mod timing;
 mod vectors;
 
-use gradsync::driver::{KernelSource, Queue};
+use gradsync::driver::Queue;
+use gradsync::internal::driver::KernelSource;
 
 use super::record::Load;
 
 /// The kernels that a queue has loaded.
 fn loads(queue: &Queue) -> impl Iterator<Item = Load> {
-    queue.loaded_kernels().into_iter().map(|kernel| Load {
+    gradsync::internal::driver::loaded_kernels(&queue).into_iter().map(|kernel| Load {
         kernel: kernel.name.into(),
         source: match kernel.source {
             KernelSource::Cubin => "cubin".into(),

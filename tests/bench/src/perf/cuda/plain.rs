@@ -7,7 +7,7 @@ use gradsync::DType;
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Ranks, ReduceOp};
 use gradsync::driver::{DeviceSlice, DeviceSliceMut};
-use gradsync::sys::nccl::{Comm, Config, DataTypeCode, Nccl, RedOp, ResultCode, UniqueId};
+use gradsync::internal::sys::nccl::{Comm, Config, DataTypeCode, Nccl, RedOp, ResultCode, UniqueId};
 
 use crate::perf::PerfError;
 use crate::perf::record::BaselineName;

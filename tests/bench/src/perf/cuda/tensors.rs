@@ -1,7 +1,7 @@
 //! Many tensors in one launch.
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
-use gradsync::kernels::cuda;
+use gradsync::internal::kernels::cuda;
 use gradsync::{DType, GradientBuffer};
 
 use super::baseline::Baseline;

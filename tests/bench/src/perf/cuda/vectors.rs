@@ -1,6 +1,7 @@
 //! Vectors in device memory, several of each so that iterations can alternate between them, and the copy that is their baseline.
 
-use gradsync::driver::{Device, DeviceAttribute, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use gradsync::driver::{Device, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use gradsync::internal::driver::{self, DeviceAttribute};
 use gradsync::{DType, GradientBuffer};
 
 use crate::perf::PerfError;
@@ -23,7 +24,7 @@ pub(super) fn slots(queue: &Queue, working_set: Option<usize>, bytes: usize, mos
         Some(set) => (set, 1),
         None => {
             let device = Device::new(queue.ordinal());
-            let cache = device.and_then(|device| device.attribute(DeviceAttribute::L2CacheSize));
+            let cache = device.and_then(|device| driver::attribute(device, DeviceAttribute::L2CacheSize));
             let cache = cache.ok().and_then(|bytes| usize::try_from(bytes).ok());
             (CACHES * cache.unwrap_or(0), 2)
         }

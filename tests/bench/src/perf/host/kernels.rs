@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use gradsync::Slice;
-use gradsync::kernels::cpu;
+use gradsync::internal::kernels::cpu;
 
 use super::baseline::Baseline;
 use super::vectors::{Vectors, slots};

@@ -2,7 +2,7 @@
 //!
 //! The baseline is the bandwidth of the memory that all ranks share: a copy by all cores of as many bytes as the operation must move.
 
-use gradsync::comm::{Ranks, local};
+use gradsync::comm::Ranks;
 
 use super::collectives::{self, HostBaseline, HostBaselines};
 use super::vectors::{Copy, slots};
@@ -15,7 +15,7 @@ use crate::perf::record::BaselineName;
 
 /// Measures sections on `ranks` threads.
 pub(crate) fn run(ranks: usize, sections: &[Section], output: &Output) -> Result<(), PerfError> {
-    let outcomes = local::run_each(ranks, |comm| {
+    let outcomes = gradsync::internal::run_each(ranks, |comm| {
         collectives::run(&comm, sections, output, &Memory { is_first: comm.rank() == 0 })
     })?;
     first_failure(outcomes)

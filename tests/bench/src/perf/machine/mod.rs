@@ -141,12 +141,13 @@ fn cpu_lines(key: &'static str) -> impl Iterator<Item = String> {
 
 #[cfg(feature = "cuda")]
 fn gpus() -> (Vec<Gpu>, Option<String>) {
-    use gradsync::driver::{Device, DeviceAttribute};
-    let Ok(names) = gradsync::driver::devices() else { return (Vec::new(), None) };
+    use gradsync::driver::Device;
+    use gradsync::internal::driver::{self, DeviceAttribute};
+    let Ok(names) = gradsync::internal::driver::devices() else { return (Vec::new(), None) };
     let gpus = names.into_iter().enumerate().map(|(ordinal, name)| {
         let device = Device::new(ordinal as u32).ok();
         let attribute = |attribute: DeviceAttribute| {
-            let value = device.and_then(|device| device.attribute(attribute).ok())?;
+            let value = device.and_then(|device| driver::attribute(device, attribute).ok())?;
             usize::try_from(value).ok().filter(|&value| value > 0)
         };
         let state = device.and_then(|device| device.uuid().ok()).and_then(smi::GpuState::of);
@@ -174,7 +175,7 @@ fn gpus() -> (Vec<Gpu>, Option<String>) {
 
 #[cfg(feature = "cuda")]
 fn nccl() -> Option<String> {
-    let nccl = gradsync::sys::nccl::Nccl::get().ok()?;
+    let nccl = gradsync::internal::sys::nccl::Nccl::get().ok()?;
     Some(format!("{} ({})", nccl.version(), nccl.library()))
 }
 
