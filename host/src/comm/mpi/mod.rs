@@ -19,7 +19,7 @@
 //! an exposure epoch ([`SharedWindows`](crate::memory::SharedWindows)), the end of the epoch replaces the second round. The operands of
 //! small calls of all-reduce, reduce-scatter, all-gather and all-to-all are sent with the call (the eager protocol): up to 3 KiB for each
 //! rank and 64 KiB for all together in messages, and 256 KiB for all together in shared memory of one machine. Larger operands take two
-//! or three rounds of messages after the call. In shared memory they go through the mailboxes in chunks instead (pipelined), the reductions
+//! or three rounds of messages after the call. In shared memory they go through the mailboxes in pieces instead (pipelined), the reductions
 //! for up to some hundred ranks.
 //!
 //! # Failures
@@ -46,7 +46,7 @@
 //!
 //! If all ranks are processes of one machine and one user, they run their handshakes in shared memory, without messages
 //! ([`shares_memory`](MpiCommunicator::shares_memory)). With `GRADSYNC_MPI_MESSAGES_ONLY=1` in the environment of any rank they send
-//! messages, as ranks of several machines do. Long collectives go through the mailboxes in chunks; what ranks send to each other are
+//! messages, as ranks of several machines do. Long collectives go through the mailboxes in pieces; what ranks send to each other are
 //! messages.
 //!
 //! Vectors in memory that the other ranks can map ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)) stay in place:

@@ -60,7 +60,7 @@ impl MpiDeviceCommunicator {
         let mut room = self.room.borrow_mut();
         let work = |index: usize, block: *mut u8| {
             // SAFETY: the block holds the elements of the step, and the room every rank's part of it.
-            unsafe { transfer.all_reduce_window(reduction, block, range(index).1, part, room.start()) }
+            unsafe { transfer.all_reduce_piece(reduction, block, range(index).1, part, room.start()) }
         };
         let pieces = (|index: usize| whole(input, index), |index: usize| whole(output, index));
         // SAFETY: pieces lie within both; the rest is the caller's promise.
@@ -100,7 +100,7 @@ impl MpiDeviceCommunicator {
         let work = |index: usize, block: *mut u8| {
             let shard = |peer: usize| block.wrapping_add(peer * part * size);
             // SAFETY: the block holds every rank's elements of the step, and the room has as much.
-            unsafe { transfer.reduce_scatter_window(reduction, shard, shard(rank), range(index).1, room.start()) }
+            unsafe { transfer.reduce_scatter_piece(reduction, shard, shard(rank), range(index).1, room.start()) }
         };
         // SAFETY: pieces lie within both; the rest is the caller's promise.
         unsafe { self.staged(queue, transfer, len.div_ceil(part), fetch, work, store) }
