@@ -13,6 +13,22 @@ mod sealed {
     pub trait Sealed {}
 }
 
+/// The number of whole elements in so many bytes. It shifts, because a division by a variable takes longer than the rest of a small call's
+/// checks.
+#[inline]
+pub(crate) fn elements(bytes: usize, dtype: DType) -> usize {
+    bytes >> dtype.size_bytes().trailing_zeros()
+}
+
+// `elements` relies on it.
+const _: () = {
+    let mut index = 0;
+    while index < DType::ALL.len() {
+        assert!(DType::ALL[index].size_bytes().is_power_of_two());
+        index += 1;
+    }
+};
+
 /// A type of elements that transports carry: floating-point numbers, integers of 8 to 64 bits, and `bool`.
 pub trait Element: sealed::Sealed + bytemuck::NoUninit + bytemuck::CheckedBitPattern {
     /// The name of the type at run time.

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use crate::dtype::{DType, Element, Float, with_float};
+use crate::dtype::{DType, Element, Float, elements, with_float};
 use crate::error::{Error, Result, check_float};
 
 /// A borrowed slice of elements of a type known at run time, in host memory: the argument of collectives and of kernels that only read it.
@@ -44,8 +44,9 @@ impl<'a> Slice<'a> {
     }
 
     /// The number of elements.
+    #[inline]
     pub fn len(&self) -> usize {
-        self.bytes.len() / self.dtype.size_bytes()
+        elements(self.bytes.len(), self.dtype)
     }
 
     /// Whether there are no elements.
@@ -59,6 +60,7 @@ impl<'a> Slice<'a> {
     }
 
     /// The elements of a range; panics as slicing does when it is out of bounds.
+    #[inline]
     pub fn range(self, range: Range<usize>) -> Slice<'a> {
         Slice { dtype: self.dtype, bytes: &self.bytes[bytes_of(range, self.len(), self.dtype)] }
     }
@@ -103,8 +105,9 @@ impl<'a> SliceMut<'a> {
     }
 
     /// The number of elements.
+    #[inline]
     pub fn len(&self) -> usize {
-        self.as_slice().len()
+        elements(self.bytes.len(), self.dtype)
     }
 
     /// Whether there are no elements.
@@ -128,12 +131,14 @@ impl<'a> SliceMut<'a> {
     }
 
     /// The elements of a range; panics as slicing does when it is out of bounds.
+    #[inline]
     pub fn range_mut(self, range: Range<usize>) -> SliceMut<'a> {
         let bytes = bytes_of(range, self.len(), self.dtype);
         SliceMut { dtype: self.dtype, bytes: &mut self.bytes[bytes] }
     }
 
     /// Splits the elements at `middle`; panics as slicing does when that is out of bounds.
+    #[inline]
     pub fn split_at_mut(self, middle: usize) -> (SliceMut<'a>, SliceMut<'a>) {
         let Range { end, .. } = bytes_of(0..middle, self.len(), self.dtype);
         let (first, second) = self.bytes.split_at_mut(end);
@@ -170,6 +175,7 @@ impl<'a> SliceMut<'a> {
 }
 
 /// The bytes of a range of `len` elements; panics as slicing does when the range is out of bounds.
+#[inline]
 fn bytes_of(range: Range<usize>, len: usize, dtype: DType) -> Range<usize> {
     assert!(range.start <= range.end && range.end <= len, "range {range:?} of {len} elements");
     range.start * dtype.size_bytes()..range.end * dtype.size_bytes()
@@ -184,7 +190,8 @@ pub(crate) fn check_floats(operation: &'static str, data: Slice<'_>) -> Result<(
 /// Refuses elements that are not aligned.
 pub(crate) fn check_aligned(operation: &'static str, data: Slice<'_>) -> Result<()> {
     let (address, size) = (data.bytes.as_ptr().addr(), data.dtype.size_bytes());
-    if data.is_empty() || address % size == 0 {
+    // Sizes are powers of two.
+    if data.is_empty() || address & (size - 1) == 0 {
         return Ok(());
     }
     let reason = format!("elements of {} at {address:#x} are not aligned to {size} bytes", data.dtype);

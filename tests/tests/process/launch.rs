@@ -85,6 +85,8 @@ fn rank() {
         "machines" => crate::machines::run(),
         #[cfg(target_os = "linux")]
         "namespaces" => crate::namespaces::run(),
+        #[cfg(target_os = "linux")]
+        "unreadable" => crate::namespaces::run_unreadable(),
         "no descriptor" => crate::set_up::run(),
         "join" => gradsync_tests::suite::processes::join(),
         other => crate::faults::run(other),

@@ -2,8 +2,11 @@
 //! encrypted if it is a network's. The socket stays open in any case, because its end shows the end of the other process.
 
 use std::io::{self, ErrorKind, Read, Write};
+#[cfg(target_os = "linux")]
+use std::os::fd::AsRawFd;
 
 use super::lane::Lane;
+use super::single_copy;
 use crate::bootstrap::{NoiseSession, Peer, Socket};
 
 /// The bytes before a payload: its length, the kind, and the group.
@@ -28,11 +31,17 @@ pub(super) enum Kind {
     Left = 3,
     /// The number of bytes of messages that the sender of this frame has processed so far.
     Taken = 4,
+    /// A message that the receiver may read where it is.
+    Offer = 5,
+    /// Whether the receiver has read an offered message, or wants its bytes.
+    Answer = 6,
 }
 
 impl Kind {
     fn of(byte: u8) -> Option<Self> {
-        [Kind::Record, Kind::Bytes, Kind::Left, Kind::Taken].into_iter().find(|kind| *kind as u8 == byte)
+        [Kind::Record, Kind::Bytes, Kind::Left, Kind::Taken, Kind::Offer, Kind::Answer]
+            .into_iter()
+            .find(|kind| *kind as u8 == byte)
     }
 }
 
@@ -91,6 +100,8 @@ pub(super) struct Connection {
     session: Option<NoiseSession>,
     /// Whether the other process is on this machine.
     is_here: bool,
+    /// The number of the other process, if this process sees it.
+    pub(super) process: Option<u32>,
     lanes: Option<Lanes>,
     /// Bytes that wait for room in the lane or socket.
     queue: Buffer,
@@ -109,6 +120,7 @@ impl Connection {
     pub(super) fn new(peer: Peer) -> Self {
         let Peer { socket, session, is_here } = peer;
         Connection {
+            process: single_copy::process_at(&socket),
             socket,
             session,
             is_here,
@@ -127,6 +139,10 @@ impl Connection {
     pub(super) fn set_lanes(&mut self, lanes: Lanes) {
         self.lanes = Some(lanes);
         self.session = None;
+    }
+
+    pub(super) fn lanes(&self) -> Option<&Lanes> {
+        self.lanes.as_ref()
     }
 
     /// Whether the other process is on another machine.
@@ -169,7 +185,12 @@ impl Connection {
         if self.has_ended {
             self.window.arrived = self.window.sent;
         }
-        self.push_parts(Kind::Bytes, group, &[&message.to_le_bytes(), bytes]);
+        self.push_message(Kind::Bytes, group, message, bytes);
+    }
+
+    /// Sends a frame about a message.
+    pub(super) fn push_message(&mut self, kind: Kind, group: u64, message: u64, payload: &[u8]) {
+        self.push_parts(kind, group, &[&message.to_le_bytes(), payload]);
     }
 
     /// Records that message bytes were processed, and reports the number to the other process from time to time.
@@ -330,6 +351,18 @@ impl Connection {
             let Some(bytes) = session.decrypt(self.encrypted.rest(), self.received.end())? else { return Ok(None) };
             self.encrypted.remove(bytes);
         }
+    }
+
+    /// The number of sent bytes that the other machine has not confirmed, if the system tells it.
+    pub(super) fn unconfirmed(&self) -> usize {
+        #[cfg(target_os = "linux")]
+        if let Socket::Network(socket) = &self.socket {
+            let mut bytes: libc::c_int = 0;
+            // SAFETY: the system writes one number.
+            let code = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+            return usize::try_from(bytes).ok().filter(|_| code == 0).unwrap_or(0);
+        }
+        0
     }
 
     /// Tells the other process that no more frames follow.

@@ -11,8 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::memory::file::Mapped;
 
-/// The layout of a lane: the counters of bytes that were written and read, on separate cache lines, and the bytes.
+/// The layout of a lane: the writer's counters of written bytes and cancelled offers, the reader's counter of read bytes on another cache
+/// line, and the bytes.
 const WRITTEN_AT: usize = 0;
+const CANCELLED_AT: usize = 8;
 const READ_AT: usize = 64;
 const HEADER_BYTES: usize = 128;
 
@@ -47,6 +49,11 @@ impl Lane {
     fn word(&self, at: usize) -> &AtomicU64 {
         // SAFETY: within the lane, aligned, and only ever accessed as an atomic.
         unsafe { &*self.memory.start().add(self.begin + at).cast() }
+    }
+
+    /// The number of offers that the writer has cancelled, for `single_copy`.
+    pub(super) fn cancelled(&self) -> &AtomicU64 {
+        self.word(CANCELLED_AT)
     }
 
     fn data(&self) -> *mut u8 {

@@ -85,7 +85,8 @@ impl Link for ProcessLink {
 
     unsafe fn send(&self, outgoing: Outgoing, requests: &mut Requests) {
         let mut peer = self.mesh.peer(self.numbers[outgoing.peer]);
-        let number = peer.group(self.group).start_sending(outgoing.start, outgoing.bytes);
+        let (messages, connection) = peer.group_and_connection(self.group);
+        let number = messages.start_sending(self.group, connection, outgoing.start, outgoing.bytes);
         peer.progress_of(self.group);
         requests.add(Ok(Box::new(Send { message: self.message(outgoing.peer, number) })));
     }
@@ -181,7 +182,8 @@ impl Pending for Send {
     fn cancel(&mut self) {
         let Message { mesh, group, peer, number } = &self.message;
         let mut peer = mesh.peer(*peer);
-        peer.group(*group).cancel_sending(*number);
+        let (messages, connection) = peer.group_and_connection(*group);
+        messages.cancel_sending(*number, connection);
     }
 }
 

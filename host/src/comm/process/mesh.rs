@@ -3,7 +3,7 @@
 //! Groups share the connections, and any group may receive frames of another: every peer has a queue for the messages of each group. A
 //! frame may arrive before this process has made its end of the group.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::bootstrap::Member;
 
 /// The interval at which a rank with lanes checks the sockets for the end of other processes.
 const ENDS_AFTER: Duration = Duration::from_millis(1);
-/// The longest time for sending the last frames.
+/// The longest time for which a leaving rank waits until another process takes more of the last frames, or leaves too.
 const LINGER: Duration = Duration::from_secs(1);
 /// The group of all ranks.
 pub(super) const WORLD: u64 = 1;
@@ -52,27 +52,27 @@ impl Peer {
     }
 
     /// The messages of a group, and the connection.
-    pub(super) fn group_and_connection(&mut self, group: u64) -> (&mut Messages, &Connection) {
-        (self.groups.entry(group).or_default(), &self.connection)
+    pub(super) fn group_and_connection(&mut self, group: u64) -> (&mut Messages, &mut Connection) {
+        (self.groups.entry(group).or_default(), &mut self.connection)
     }
 
-    /// Receives the frames that have arrived, and sends as many frames as there is room for.
+    /// Receives the frames that have arrived, and advances the messages of all groups.
     pub(super) fn progress(&mut self) {
         self.connection.flush();
         self.connection.fill();
         self.take_frames();
         for (&number, group) in &mut self.groups {
-            group.send(number, &mut self.connection);
+            group.advance(number, &mut self.connection);
         }
     }
 
-    /// Like [`progress`](Self::progress), but sends only the messages of one group, and returns them.
+    /// Like [`progress`](Self::progress), but advances only the messages of one group, and returns them.
     pub(super) fn progress_of(&mut self, number: u64) -> &mut Messages {
         self.connection.flush();
         self.connection.fill();
         self.take_frames();
         let group = self.groups.entry(number).or_default();
-        group.send(number, &mut self.connection);
+        group.advance(number, &mut self.connection);
         group
     }
 
@@ -107,7 +107,7 @@ impl Peer {
     pub(super) fn leave(&mut self, number: u64) {
         self.connection.push(Kind::Left, number, &[]);
         let group = self.groups.entry(number).or_default();
-        group.close();
+        group.close(&self.connection);
         if group.is_over() {
             self.groups.remove(&number);
         }
@@ -165,58 +165,69 @@ impl Mesh {
 impl Drop for Mesh {
     /// Sends the last frames of this rank, which other ranks may still have to receive.
     fn drop(&mut self) {
-        let start = Instant::now();
-        let mut peers: Vec<&mut Peer> = self
-            .peers
-            .iter_mut()
-            .flatten()
-            .map(|peer| peer.get_mut().unwrap_or_else(PoisonError::into_inner))
-            .collect();
-        let is_sent = |peer: &mut &mut Peer| {
-            peer.connection.flush();
-            peer.connection.queued() == 0
-        };
-        while !peers.iter_mut().all(is_sent) && start.elapsed() < LINGER {
-            // A full connection drains only if the frames of its other end are read too.
-            peers.iter_mut().for_each(|peer| peer.progress());
-            std::thread::sleep(Duration::from_micros(100));
-        }
+        let peers = self.peers.iter_mut().flatten();
+        let mut peers: Vec<&mut Peer> =
+            peers.map(|peer| peer.get_mut().unwrap_or_else(PoisonError::into_inner)).collect();
+        linger(peers.iter_mut().collect(), |peer| peer.connection.queued());
         peers.iter_mut().for_each(|peer| peer.connection.finish());
-        let mut networks: VecDeque<&mut Peer> = peers.into_iter().filter(|peer| peer.connection.is_network()).collect();
         // A socket that is closed with unread bytes resets the connection, and bytes in flight to the other end are lost.
-        while start.elapsed() < LINGER && !networks.is_empty() {
-            networks.retain_mut(|peer| {
-                peer.progress();
-                !peer.connection.has_ended()
-            });
-            std::thread::sleep(Duration::from_micros(100));
+        peers.retain(|peer| peer.connection.is_network());
+        linger(peers.iter_mut().collect(), |peer| peer.connection.unconfirmed() + 1);
+    }
+}
+
+/// Waits for each peer until nothing is `left` to do, the other process has ended, or it has made no progress for [`LINGER`].
+fn linger(peers: Vec<&mut &mut Peer>, left: impl Fn(&Peer) -> usize) {
+    let mut waits: Vec<_> = peers.into_iter().map(|peer| (peer, usize::MAX, Instant::now())).collect();
+    loop {
+        waits.retain_mut(|(peer, before, since)| {
+            // A full connection drains only if the frames of its other end are read too.
+            peer.progress();
+            peer.connection.look_for_end();
+            let left = left(peer);
+            if left != *before {
+                (*before, *since) = (left, Instant::now());
+            }
+            left > 0 && !peer.connection.has_ended() && since.elapsed() < LINGER
+        });
+        if waits.is_empty() {
+            return;
         }
+        std::thread::sleep(Duration::from_micros(100));
     }
 }
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use std::io::{Read as _, Write as _};
+    use std::io::{Read, Write as _};
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
+    use std::thread;
 
     use super::*;
     use crate::bootstrap::{NoiseSession, Socket, sessions};
 
     const WORDS: [&[u8]; 3] = [b"the first record", b"the second record", b"the third record"];
 
-    fn network(session: NoiseSession) -> (Peer, TcpStream) {
+    fn network(session: Option<NoiseSession>) -> (Peer, TcpStream) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let own = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         own.set_nonblocking(true).unwrap();
         let socket = Socket::Network(own);
-        let peer = crate::bootstrap::Peer { socket, session: Some(session), is_here: false };
+        let peer = crate::bootstrap::Peer { socket, session, is_here: false };
         (Peer::new(Connection::new(peer)), listener.accept().unwrap().0)
+    }
+
+    fn local() -> (Peer, UnixStream) {
+        let (own, other) = UnixStream::pair().expect("a pair");
+        own.set_nonblocking(true).expect("a socket");
+        let peer = crate::bootstrap::Peer { socket: Socket::Local(own), session: None, is_here: true };
+        (Peer::new(Connection::new(peer)), other)
     }
 
     /// The bytes of records on their way over a network, one element for each.
     fn sent(session: NoiseSession) -> [Vec<u8>; 3] {
-        let (mut sender, mut wire) = network(session);
+        let (mut sender, mut wire) = network(Some(session));
         WORDS.map(|word| {
             sender.connection.push(Kind::Record, WORLD, word);
             let mut length = [0; 2];
@@ -229,7 +240,7 @@ mod tests {
 
     /// The number of records that arrive by these bytes, and the violation that ends their connection.
     fn arrived(session: NoiseSession, bytes: &[u8]) -> (usize, Option<String>) {
-        let (mut receiver, mut wire) = network(session);
+        let (mut receiver, mut wire) = network(Some(session));
         wire.write_all(bytes).unwrap();
         drop(wire);
         while !receiver.connection.has_ended() {
@@ -261,7 +272,7 @@ mod tests {
         let [[from, _], [_, to]] = [(); 2].map(|()| sessions());
         let records = sent(from);
         assert!(is_violated(arrived(to, &records.concat()), 0), "records of another connection");
-        let (mut sender, mut wire) = network(sessions().into_iter().next().unwrap());
+        let (mut sender, mut wire) = network(sessions().into_iter().next());
         sender.connection.push(Kind::Record, WORLD, WORDS[0]);
         let mut message = vec![0; records[0].len()];
         wire.read_exact(&mut message).unwrap();
@@ -282,20 +293,75 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_frame_are_a_violation_and_more_than_the_end_of_a_connection() {
-        let connected = || {
-            let (own, other) = UnixStream::pair().expect("a pair");
-            own.set_nonblocking(true).expect("a socket");
-            let peer = crate::bootstrap::Peer { socket: Socket::Local(own), session: None, is_here: true };
-            (Peer::new(Connection::new(peer)), other)
-        };
-        let (mut peer, mut other) = connected();
+        let (mut peer, mut other) = local();
         other.write_all(&[0xff; 64]).expect("room for a few bytes");
         peer.progress();
         assert!(peer.connection.has_ended());
         assert!(peer.violation.is_some_and(|violation| violation.contains("no rank of this version sends")));
-        let (mut peer, other) = connected();
+        let (mut peer, other) = local();
         drop(other);
         peer.progress();
         assert!(peer.connection.has_ended() && peer.violation.is_none());
+    }
+
+    /// Twice as many bytes as a reader takes in a second that reads [`BIT`] bytes each [`PAUSE`], in the frames of records.
+    const FRAMES: usize = 2 * (1000 / PAUSE.as_millis() as usize) * BIT / (HEADER + PAYLOAD);
+    const PAUSE: Duration = Duration::from_millis(50);
+    const BIT: usize = 256 << 10;
+    const HEADER: usize = 16;
+    const PAYLOAD: usize = 32 << 10;
+
+    /// A rank that leaves while its last frames are on their way to this peer.
+    fn leave(mut peer: Peer) -> thread::JoinHandle<Duration> {
+        (0..FRAMES).for_each(|_| peer.connection.push(Kind::Record, WORLD, &[7; PAYLOAD]));
+        let member = crate::bootstrap::Rendezvous::in_process().join(0, 1).expect("one rank");
+        let mesh = Mesh::new(member, vec![None, Some(peer)]);
+        thread::spawn(move || {
+            let start = Instant::now();
+            drop(mesh);
+            start.elapsed()
+        })
+    }
+
+    #[test]
+    fn a_slow_reader_gets_all_frames_of_a_rank_that_leaves() {
+        let read_slowly = |leaving: thread::JoinHandle<Duration>, wire: &mut dyn Read, answer: &mut dyn FnMut()| {
+            let (mut bytes, mut bit, mut read) = (0, vec![0; BIT], 1);
+            while read > 0 {
+                thread::sleep(PAUSE);
+                // A socket that was closed would answer with a reset, and drop what is on its way.
+                answer();
+                let mut room = &mut bit[..];
+                while read > 0 && !room.is_empty() {
+                    read = wire.read(room).expect("no reset");
+                    room = &mut room[read..];
+                    bytes += read;
+                }
+            }
+            assert_eq!(bytes, FRAMES * (HEADER + PAYLOAD));
+            leaving
+        };
+        let (peer, mut wire) = local();
+        let time = read_slowly(leave(peer), &mut wire, &mut || ()).join().expect("no panic");
+        assert!(time > LINGER, "the reader was not slow");
+        let (peer, mut wire) = network(None);
+        let mut other = wire.try_clone().expect("another handle");
+        let frame = [&[0; 4][..], &[Kind::Taken as u8], &[0; 11]].concat();
+        // It may fail once everything has arrived.
+        let answer = &mut || _ = other.write_all(&frame);
+        let leaving = read_slowly(leave(peer), &mut wire, answer);
+        drop((other, wire));
+        assert!(leaving.join().expect("no panic") > LINGER, "the reader was not slow");
+    }
+
+    #[test]
+    fn a_reader_that_has_stopped_does_not_hold_a_rank_that_leaves() {
+        let (peer, wire) = local();
+        let (other, network_wire) = network(None);
+        for leaving in [leave(peer), leave(other)] {
+            let time = leaving.join().expect("no panic");
+            assert!(time >= LINGER && time < 20 * LINGER, "{time:?}");
+        }
+        drop((wire, network_wire));
     }
 }

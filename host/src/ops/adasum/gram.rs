@@ -379,15 +379,15 @@ pub(super) fn for_tensors(of_layers: &[f64], width: usize, tensors: usize) -> Ve
 fn exchange_pieces(across: &dyn Communicator, pieces: &[Slice<'_>], received: SliceMut<'_>) -> Result<()> {
     let len = pieces.first().map_or(0, Slice::len);
     let places = received.ranges_mut((0..pieces.len()).map(|place| place * len..(place + 1) * len));
-    let sends: Vec<_> = others(across).zip(pieces.iter().map(|piece| (*piece).into())).collect();
-    let mut receives: Vec<_> = others(across).zip(places.into_iter().map(Into::into)).collect();
+    let sends: Vec<_> = others(across).zip(pieces.iter().copied()).collect();
+    let mut receives: Vec<_> = others(across).zip(places).collect();
     across.exchange(&sends, &mut receives)
 }
 
 /// Sends this rank's piece of the result to every other rank, and receives the other pieces into `places`, in rank order.
 fn gather_pieces(across: &dyn Communicator, own: Slice<'_>, places: Vec<SliceMut<'_>>) -> Result<()> {
-    let sends: Vec<_> = others(across).map(|peer| (peer, own.into())).collect();
-    let mut receives: Vec<_> = others(across).zip(places.into_iter().map(Into::into)).collect();
+    let sends: Vec<_> = others(across).map(|peer| (peer, own)).collect();
+    let mut receives: Vec<_> = others(across).zip(places).collect();
     across.exchange(&sends, &mut receives)
 }
 

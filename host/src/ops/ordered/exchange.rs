@@ -74,7 +74,7 @@ impl Steps<'_> {
         let shard = |rank: usize| rank * self.shard_len..(rank + 1) * self.shard_len;
 
         let view = data.as_slice();
-        let sends: Vec<_> = peers().map(|peer| (peer, view.range(shard(peer)).into())).collect();
+        let sends: Vec<_> = peers().map(|peer| (peer, view.range(shard(peer)))).collect();
         comm.exchange(&sends, &mut places(self.received.as_mut_slice(), peers(), self.shard_len))?;
 
         let (own, received) = (view.range(shard(rank)), self.received.as_slice());

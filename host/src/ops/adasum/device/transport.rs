@@ -75,10 +75,10 @@ impl<'c> DeviceGram<'c> {
         let mut receives = Vec::with_capacity(world_size - 1);
         for peer in peers() {
             let (own, others) = rest.split_at_mut(len);
-            receives.push((peer, own.into()));
+            receives.push((peer, own));
             rest = others;
         }
-        let sends: Vec<_> = peers().map(|peer| (peer, shard(peer).into())).collect();
+        let sends: Vec<_> = peers().map(|peer| (peer, shard(peer))).collect();
         across.exchange(&sends, &mut receives)?;
 
         // This rank's own vector is read in place.
@@ -179,10 +179,10 @@ impl<'c> DeviceTree<'c> {
         }
         for tree::Gather { held, peers } in &self.gathers {
             let view = arena.as_slice();
-            let sends: Vec<_> = peers.iter().map(|&(peer, _)| (peer, view.range(held.clone()).into())).collect();
+            let sends: Vec<_> = peers.iter().map(|&(peer, _)| (peer, view.range(held.clone()))).collect();
             // SAFETY: the arena is borrowed mutably, and the ranks' ranges do not overlap.
             let place = |range: &Range<usize>| unsafe { DeviceSliceMut::from_view(view.range(range.clone())) };
-            let mut receives: Vec<_> = peers.iter().map(|(peer, range)| (*peer, place(range).into())).collect();
+            let mut receives: Vec<_> = peers.iter().map(|(peer, range)| (*peer, place(range))).collect();
             across.exchange(&sends, &mut receives)?;
         }
         Ok(())
