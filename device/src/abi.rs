@@ -95,16 +95,16 @@ pub const fn stream_unroll(to: DType, from: DType) -> usize {
 /// On an H200, larger parts of 256 MiB end so unevenly, and smaller ones start so often, that up to a tenth of the bandwidth is lost.
 pub const fn reduce_stretch_len(total: usize) -> usize {
     let len = total >> 13;
-    if len <= LEAST_CHUNK { LEAST_CHUNK } else { len.next_multiple_of(2 * LEAST_CHUNK) }
+    if len <= LEAST_BLOCK { LEAST_BLOCK } else { len.next_multiple_of(2 * LEAST_BLOCK) }
 }
 /// The least number of elements that is enough work for a block.
-const LEAST_CHUNK: usize = 2048;
+const LEAST_BLOCK: usize = 2048;
 
 /// The number of elements that one block of a weighted sum of `vectors` vectors writes. Blocks leave no partial sums and can be short;
 /// blocks of few bf16 vectors compute so much per byte read that short ones are slower, on an H200.
-pub const fn combine_chunk_len(total: usize, from: DType, vectors: usize) -> usize {
+pub const fn combine_block_len(total: usize, from: DType, vectors: usize) -> usize {
     let is_slow = matches!(from, DType::BF16) && vectors <= 4;
-    if is_slow && reduce_stretch_len(total) > LEAST_CHUNK { 2 * LEAST_CHUNK } else { LEAST_CHUNK }
+    if is_slow && reduce_stretch_len(total) > LEAST_BLOCK { 2 * LEAST_BLOCK } else { LEAST_BLOCK }
 }
 
 /// The largest number of elements per job of the kernels over peers' memory: about 512 jobs, of up to 64 KiB. Jobs that multiply take at
@@ -112,8 +112,8 @@ pub const fn combine_chunk_len(total: usize, from: DType, vectors: usize) -> usi
 pub const fn peer_stretch_len(total: usize, dtype: DType) -> usize {
     let most = (64 << 10) / dtype.size_bytes();
     let len = (total >> 9).next_power_of_two();
-    if len < LEAST_CHUNK {
-        LEAST_CHUNK
+    if len < LEAST_BLOCK {
+        LEAST_BLOCK
     } else if len > most {
         most
     } else {
@@ -159,7 +159,7 @@ pub const SWEEP_UNROLL: usize = 8;
 pub const SWEEP_TILE_BYTES: usize = THREADS as usize * VECTOR_BYTES * SWEEP_UNROLL;
 
 /// The number of tiles per block of a launch over many tensors, in sequence: a look-up in the table costs as much as a tile.
-pub const PIECE_TILES: usize = 8;
+pub const COPY_TILES: usize = 8;
 
 /// A row of a table that the host uploads as it lies in its memory, and kernels read.
 ///
@@ -177,7 +177,7 @@ macro_rules! table_rows {
     };
 }
 table_rows! {
-    Piece 4 * 8;
+    CopySpan 4 * 8;
     Span 3 * 8;
     ChunkedSpan 9 * 8;
     Peers (14 + 5 * MOST_PEERS) * 8;
@@ -198,7 +198,7 @@ pub const fn bytes_of<T: TableRow>(rows: &[T]) -> &[u8] {
 /// `zero_segments` reads `len` as bytes and ignores `source`; all others read it as elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Piece {
+pub struct CopySpan {
     /// Device address of the first element written.
     pub destination: u64,
     /// Device address of the first element read.
@@ -217,18 +217,18 @@ pub struct Span {
     pub begin: u64,
     /// Elements.
     pub len: u64,
-    /// Index of the first block for this segment: the number of chunks of all segments before it.
+    /// Index of the first block for this segment: the number of blocks of all segments before it.
     pub first_block: u64,
 }
 
-/// One segment of a window of an arena, in the form in which reductions look up their chunks.
+/// One segment of a shard of an arena, in the form in which reductions look up their chunks.
 ///
-/// A chunk's offset and length depend on its tensor alone. A layer in several windows has a row of sums for each chunk in all windows,
-/// behind the rows of whole layers; this window's chunks have consecutive rows. If all segments are one layer, the first has its rows.
+/// A chunk's offset and length depend on its tensor alone. A layer in several shards has a row of sums for each chunk in all shards,
+/// behind the rows of whole layers; this shard's chunks have consecutive rows. If all segments are one layer, the first has its rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ChunkedSpan {
-    /// First element, counted from the start of the window.
+    /// First element, counted from the start of the shard.
     pub begin: u64,
     /// Elements.
     pub len: u64,
@@ -244,7 +244,7 @@ pub struct ChunkedSpan {
     pub first_row: u64,
     /// The number of such rows of the layer.
     pub rows: u64,
-    /// The number of those rows that belong to chunks in front of this window.
+    /// The number of those rows that belong to chunks in front of this shard.
     pub rows_before: u64,
 }
 
@@ -271,7 +271,7 @@ impl Param {
 
 /// An entry point of the PTX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct EntryPoint {
     /// Its name.
     pub name: &'static str,
     /// The operation: the part of the name before the dtypes; its PTX is in the file with that name.
@@ -290,12 +290,12 @@ macro_rules! dtypes_of {
         dtypes_of!($family, $suffix, $bounds, $params, "f64" "f32" "f16" "bf16")
     };
     ($family:literal, $suffix:literal, $bounds:expr, $params:expr, $($dtype:literal)*) => {
-        [$(Entry { name: concat!($family, "_", $dtype, $suffix), family: $family, bounds: $bounds, params: $params }),*]
+        [$(EntryPoint { name: concat!($family, "_", $dtype, $suffix), family: $family, bounds: $bounds, params: $params }),*]
     };
 }
 
 /// Entries for each dtype, of which the kernel for `f64` has launch bounds of its own.
-const fn with_f64_bounds(mut entries: [Entry; 4], bounds: LaunchBounds) -> [Entry; 4] {
+const fn with_f64_bounds(mut entries: [EntryPoint; 4], bounds: LaunchBounds) -> [EntryPoint; 4] {
     entries[0].bounds = bounds;
     entries
 }
@@ -308,41 +308,41 @@ macro_rules! pairs_of {
             "f16_f64" "f16_f32" "f16_f16" "f16_bf16" "bf16_f64" "bf16_f32" "bf16_f16" "bf16_bf16")
     };
     ($family:literal, $suffix:literal, $bounds:expr, $params:expr, $($dtypes:literal)*) => {
-        [$(Entry { name: concat!($family, "_", $dtypes, $suffix), family: $family, bounds: $bounds, params: $params }),*]
+        [$(EntryPoint { name: concat!($family, "_", $dtypes, $suffix), family: $family, bounds: $bounds, params: $params }),*]
     };
 }
 
 /// `(destination, source, len)`.
 const STREAM: &[Param] = &[Pointer, Pointer, U64];
 /// `(pieces, piece count)`.
-const PIECES: &[Param] = &[Pointer, U64];
+const COPIES: &[Param] = &[Pointer, U64];
 /// `(partials, totals, inputs…, chunked spans, span count, layer count, block count, chunk count)`: the first and last parameters of
 /// kernels that reduce. `block count` blocks reduce the chunks, followed by one for each layer and sum. `partials[sum][chunk]` are
 /// [`EMPTY_BYTE`]s before and after; `totals[row][product]` has a row for each layer, and then the rows of divided layers
-/// ([`ChunkedSpan`]). Rows of chunks in other windows become zero; `fold_sums` adds the rows.
+/// ([`ChunkedSpan`]). Rows of chunks in other shards become zero; `fold_sums` adds the rows.
 const REDUCE_ONE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
 const REDUCE_TWO: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
 
 /// Streaming kernels over two dtypes.
-pub const STREAM_ENTRIES: [[Entry; 16]; 5] = [
+pub const STREAM_ENTRIES: [[EntryPoint; 16]; 5] = [
     // (destination, source, len)
     pairs_of!("cast", "", LaunchBounds::STREAM, STREAM),
     // (sum, value, len)
     pairs_of!("accumulate", "", LaunchBounds::STREAM, STREAM),
     // (destination, source, len, factor)
     pairs_of!("scale", "", LaunchBounds::STREAM, &[Pointer, Pointer, U64, F64]),
-    pairs_of!("cast_segments", "", LaunchBounds::STREAM, PIECES),
-    pairs_of!("accumulate_segments", "", LaunchBounds::STREAM, PIECES),
+    pairs_of!("cast_segments", "", LaunchBounds::STREAM, COPIES),
+    pairs_of!("accumulate_segments", "", LaunchBounds::STREAM, COPIES),
 ];
 
-/// `combine`: `(destination, table of vectors, vector count, weights, cancelled, spans, span count, chunk length)`; leaves cancelled layers
+/// `combine`: `(destination, table of vectors, vector count, weights, cancelled, spans, span count, block length)`; leaves cancelled layers
 /// unchanged. The destination may be one of the vectors. [`combine_suffix`] selects the entry for a number of vectors.
-pub const COMBINE_ENTRIES: [[Entry; 16]; 2] = [
+pub const COMBINE_ENTRIES: [[EntryPoint; 16]; 2] = [
     pairs_of!("combine", "_p2", LaunchBounds::COMBINE, COMBINE),
     pairs_of!("combine", "", LaunchBounds::COMBINE, COMBINE),
 ];
 /// The entries of [`COMBINE_ENTRIES`] for several vectors, where the sum has their dtype.
-pub const COMBINE_WIDE_ENTRIES: [[Entry; 4]; 2] = [
+pub const COMBINE_WIDE_ENTRIES: [[EntryPoint; 4]; 2] = [
     dtypes_of!("combine", "_p4", LaunchBounds::COMBINE_OF_FOUR, COMBINE, "f64_f64" "f32_f32" "f16_f16" "bf16_bf16"),
     dtypes_of!("combine", "_p8", LaunchBounds::COMBINE_OF_EIGHT, COMBINE, "f64_f64" "f32_f32" "f16_f16" "bf16_bf16"),
 ];
@@ -365,7 +365,7 @@ pub const fn tree_row(world_size: usize) -> usize {
 }
 
 /// Kernels over one dtype.
-pub const DTYPE_ENTRIES: [[Entry; 4]; 9] = [
+pub const DTYPE_ENTRIES: [[EntryPoint; 4]; 9] = [
     // (flag, source, len): a u32 that is 1 before the launch becomes 0 if any element is NaN or infinite
     dtypes_of!("all_finite", "", LaunchBounds::REDUCE, STREAM),
     // one sum: |a|²
@@ -392,19 +392,19 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 9] = [
         LaunchBounds::TREE_DOTS,
         &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, Pointer, U64, U64, U64, U64]
     ),
-    // (destination, table of vectors, vector count, tree, cancelled, spans, span count, chunk length), for cancelled layers
+    // (destination, table of vectors, vector count, tree, cancelled, spans, span count, block length), for cancelled layers
     dtypes_of!("tree_combine", "", LaunchBounds::TREE, &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64]),
 ];
 
 /// Kernels over one dtype and the memory of peers.
-pub const PEER_ENTRIES: [[Entry; 4]; 15] = [
-    // (peers, weights, tree, cancelled, short, totals, partials, chunked spans, span count, block count, chunk count, spans, chunk count, chunk
-    // length, senders): one job for each sender, block of chunks, PEER_LAYERS layers and chunk of the result, in this order, on any number of
-    // blocks; every rank's window becomes Adasum of all
+pub const PEER_ENTRIES: [[EntryPoint; 4]; 15] = [
+    // (peers, weights, tree, cancelled, short, totals, partials, chunked spans, span count, block count, chunk count, spans, block count, block
+    // length, senders): one job for each sender, block of chunks, PEER_LAYERS layers and block of the result, in this order, on any number of
+    // blocks; every rank's shard becomes Adasum of all
     dtypes_of!("peer_adasum", "_p2", LaunchBounds::of_peers(2), PEER_ADASUM),
     dtypes_of!("peer_adasum", "_p4", LaunchBounds::of_peers(4), PEER_ADASUM),
     dtypes_of!("peer_adasum", "_p8", LaunchBounds::of_peers(8), PEER_ADASUM),
-    // (peers, factor, senders, reducers): one job for each sender and reducer, on any number of blocks; every rank's window becomes the sum
+    // (peers, factor, senders, reducers): one job for each sender and reducer, on any number of blocks; every rank's shard becomes the sum
     // times the factor
     dtypes_of!("peer_reduce", "_p2", LaunchBounds::of_peers(2), PEER_REDUCE),
     dtypes_of!("peer_reduce", "_p4", LaunchBounds::of_peers(4), PEER_REDUCE),
@@ -414,7 +414,7 @@ pub const PEER_ENTRIES: [[Entry; 4]; 15] = [
     dtypes_of!("one_shot", "_p2", LaunchBounds::PACKETS, PACKETS),
     dtypes_of!("one_shot", "_p4", LaunchBounds::PACKETS, PACKETS),
     dtypes_of!("one_shot", "_p8", LaunchBounds::PACKETS, PACKETS),
-    // the same; every rank sends each other one its window, adds up its own and sends all others the result
+    // the same; every rank sends each other one its shard, adds up its own and sends all others the result
     dtypes_of!("two_shot", "_p2", LaunchBounds::PACKETS, PACKETS),
     dtypes_of!("two_shot", "_p4", LaunchBounds::PACKETS, PACKETS),
     dtypes_of!("two_shot", "_p8", LaunchBounds::PACKETS, PACKETS),
@@ -442,7 +442,7 @@ const PEER_REDUCE: &[Param] = &[Pointer, F64, U64, U64];
 const GRAM: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64, U64];
 
 /// Kernels without a dtype.
-pub const PLAIN_ENTRIES: [Entry; 8] = [
+pub const PLAIN_ENTRIES: [EntryPoint; 8] = [
     plain("empty", LaunchBounds::STREAM, &[]),
     // (sums, source, bytes): the exclusive or of the words that each warp reads, a u32 per warp; bytes are a multiple of 4
     plain("sweep", LaunchBounds::STREAM, STREAM),
@@ -450,7 +450,7 @@ pub const PLAIN_ENTRIES: [Entry; 8] = [
     plain("peer_barrier", LaunchBounds::of_peers(MOST_PEERS), &[Pointer]),
     // (destination, bytes)
     plain("zero", LaunchBounds::STREAM, &[Pointer, U64]),
-    plain("zero_segments", LaunchBounds::STREAM, PIECES),
+    plain("zero_segments", LaunchBounds::STREAM, COPIES),
     // (totals, chunked spans, divided layers, count of products): one block for each divided layer and product adds the rows to its total
     plain("fold_sums", LaunchBounds::REDUCE, &[Pointer, Pointer, Pointer, U64]),
     // (weights, tree, cancelled, short, gram, layers, world size, whether vectors are of f64); cancelled and short are a u32 per layer. The
@@ -462,12 +462,12 @@ pub const PLAIN_ENTRIES: [Entry; 8] = [
     plain("combine_pair", LaunchBounds::LAYER, &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, U64, U64]),
 ];
 
-const fn plain(name: &'static str, bounds: LaunchBounds, params: &'static [Param]) -> Entry {
-    Entry { name, family: name, bounds, params }
+const fn plain(name: &'static str, bounds: LaunchBounds, params: &'static [Param]) -> EntryPoint {
+    EntryPoint { name, family: name, bounds, params }
 }
 
 /// Every entry point of the PTX.
-pub fn entries() -> impl Iterator<Item = &'static Entry> {
+pub fn entries() -> impl Iterator<Item = &'static EntryPoint> {
     let pairs = STREAM_ENTRIES.iter().flatten().chain(COMBINE_ENTRIES.iter().flatten());
     let dtypes = COMBINE_WIDE_ENTRIES.iter().flatten().chain(DTYPE_ENTRIES.iter().flatten());
     pairs.chain(dtypes).chain(PEER_ENTRIES.iter().flatten()).chain(&PLAIN_ENTRIES)

@@ -4,7 +4,7 @@
 //! abort flag; once that is set, no thread waits for a peer, and results are unspecified.
 //!
 //! A launch has its kinds of jobs in order: sending jobs, jobs that multiply, jobs that compute weights, and jobs that write. A job waits only for earlier kinds, on any rank, or for the job with its own number on other ranks. Blocks draw the numbers
-//! of jobs from a counter ([`Group::draw`]), so that every job before a waiting one has a block that runs it: a launch completes with any
+//! of jobs from a counter ([`GroupView::draw`]), so that every job before a waiting one has a block that runs it: a launch completes with any
 //! number of blocks, at least one on each rank, in any order in which the device makes them resident. Besides flags, ranks send tiles,
 //! whose contents this file ignores.
 
@@ -52,13 +52,13 @@ pub(crate) enum Progress {
 
 /// The group from the view of a block.
 #[derive(Clone, Copy)]
-pub(crate) struct Group<'a> {
+pub(crate) struct GroupView<'a> {
     pub(crate) peers: &'a Peers,
     /// Runs completed before this one.
     runs: u32,
 }
 
-impl<'a> Group<'a> {
+impl<'a> GroupView<'a> {
     /// # Safety
     /// `peers` describes a live group.
     #[inline(always)]
@@ -66,7 +66,7 @@ impl<'a> Group<'a> {
         // SAFETY: the caller's promise.
         unsafe {
             let peers = &*peers;
-            Group { peers, runs: atomic_load_32_system(peers.runs as *mut u32, Ordering::Relaxed) }
+            GroupView { peers, runs: atomic_load_32_system(peers.runs as *mut u32, Ordering::Relaxed) }
         }
     }
 
@@ -151,7 +151,7 @@ impl<'a> Group<'a> {
     pub(crate) fn again(self) -> Self {
         // SAFETY: the same reference.
         let peers = unsafe { &*(arch::forget(self.peers as *const Peers as u64) as *const Peers) };
-        Group { peers, runs: arch::forget(self.runs as u64) as u32 }
+        GroupView { peers, runs: arch::forget(self.runs as u64) as u32 }
     }
 
     /// The number of the next job of a launch that has `jobs` of them, for the whole block; `None` if all have been drawn.
@@ -187,11 +187,11 @@ impl<'a> Group<'a> {
         None
     }
 
-    /// Sends every peer its window of this rank's arena; the sending blocks take turns tile by tile, and this is number `sender` of them.
+    /// Sends every peer its shard of this rank's arena; the sending blocks take turns tile by tile, and this is number `sender` of them.
     /// It does not wait: in the preceding run the peers have finished reading the memory to which this writes.
     ///
     /// # Safety
-    /// Every thread of the block must call this; sources and slots are of whole windows, at multiples of 16 bytes.
+    /// Every thread of the block must call this; sources and slots are of whole shards, at multiples of 16 bytes.
     #[inline(always)]
     unsafe fn send(self, sender: u64, senders: u64) {
         const STRIDE: u64 = PEER_THREADS as u64 * VECTOR_BYTES as u64;
@@ -200,7 +200,7 @@ impl<'a> Group<'a> {
         type Vector = [u32; 4];
         let peers = self.peers;
         // Never less than 1, which the compiler does not know: a check of divisions would compile a panic into the kernel. 64-bit divisions
-        // take twenty times as long as these; tiles times peers reach 2^32 only at 36 TiB per window.
+        // take twenty times as long as these; tiles times peers reach 2^32 only at 36 TiB per shard.
         let others = (peers.world_size as u32 - 1).max(1);
         let units = peers.tiles() as u32 * others;
         let mut unit = sender as u32;
@@ -212,7 +212,7 @@ impl<'a> Group<'a> {
             }
             let (begin, end) = peers.tile(tile);
             let mut at = begin + thread::thread_idx_x() as u64 * VECTOR_BYTES as u64;
-            // SAFETY: the caller's promise; a peer's number is below the world size, and the tile lies within the window.
+            // SAFETY: the caller's promise; a peer's number is below the world size, and the tile lies within the shard.
             unsafe {
                 let source = *peers.sources.get_unchecked(peer as usize);
                 let slot = *peers.slots.get_unchecked(peer as usize);
@@ -241,10 +241,10 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Waits until the peers' tiles with the bytes from `begin` to `end` of this rank's window have arrived.
+    /// Waits until the peers' tiles with the bytes from `begin` to `end` of this rank's shard have arrived.
     ///
     /// # Safety
-    /// Every thread of the block must call this; the range is not empty and lies within the window.
+    /// Every thread of the block must call this; the range is not empty and lies within the shard.
     #[inline(always)]
     pub(crate) unsafe fn receive(self, begin: u64, end: u64) {
         const PEERS: u32 = MOST_PEERS as u32;

@@ -2,9 +2,9 @@
 //!
 //! One launch, two kinds of blocks, no atomic additions: each of the first adds a few chunks of one segment in sequence, and leaves one
 //! partial per chunk and product; each of the last takes a layer's partials of one product, as they are written, and adds them in a fixed
-//! order, or, for a layer with chunks in other windows too, leaves them as rows for [`fold`]. A chunk's borders depend on its tensor alone,
+//! order, or, for a layer with chunks in other shards too, leaves them as rows for [`fold`]. A chunk's borders depend on its tensor alone,
 //! an element's thread on its offset in the chunk, and a partial's position in the sum on the chunk's number. So results do not depend on
-//! the grid, on windows or on other work. Blocks become resident in order, so no block waits for one that is not resident.
+//! the grid, on shards or on other work. Blocks become resident in order, so no block waits for one that is not resident.
 //!
 //! [`THREADS`] threads work on a chunk: a team. Blocks of the kernels over peers' memory have two teams.
 
@@ -21,7 +21,7 @@ pub(crate) use fold::{FoldingLanes, fold};
 
 /// The range of elements that a block, or a team of it, works on.
 #[derive(Clone, Copy)]
-pub(crate) struct Chunk {
+pub(crate) struct ElementRange {
     /// Index of the segment.
     pub(crate) span: u64,
     /// First element, counted from the start of the arena.
@@ -48,35 +48,35 @@ pub(crate) unsafe fn row_of_block(count: u64, block: u64, first_block: impl Fn(u
     low
 }
 
-/// The chunk of this block.
+/// The elements of this block.
 ///
 /// # Safety
-/// `spans` must hold `count ≥ 1` rows that were laid out for chunks of `chunk_len` elements and a grid of this size.
+/// `spans` must hold `count ≥ 1` rows that were laid out for blocks of `block_len` elements and a grid of this size.
 #[inline(always)]
-pub(crate) unsafe fn chunk_of_block(spans: *const Span, count: u64, chunk_len: u64) -> Chunk {
+pub(crate) unsafe fn range_of_this_block(spans: *const Span, count: u64, block_len: u64) -> ElementRange {
     // SAFETY: the caller's promise.
-    unsafe { chunk(thread::block_idx_x() as u64, spans, count, chunk_len) }
+    unsafe { range_of_block(thread::block_idx_x() as u64, spans, count, block_len) }
 }
 
-/// The chunk with this number, counted over all segments.
+/// The elements of the block with this number, counted over all segments.
 ///
 /// # Safety
-/// The conditions of [`chunk_of_block`], for a grid that includes `block`.
+/// The conditions of [`range_of_this_block`], for a grid that includes `block`.
 #[inline(always)]
-pub(crate) unsafe fn chunk(block: u64, spans: *const Span, count: u64, chunk_len: u64) -> Chunk {
+pub(crate) unsafe fn range_of_block(block: u64, spans: *const Span, count: u64, block_len: u64) -> ElementRange {
     // SAFETY: the caller's promise.
     unsafe {
         let row = row_of_block(count, block, |row| (*spans.add(row as usize)).first_block);
-        chunk_in(row, *spans.add(row as usize), block, chunk_len)
+        range_in(row, *spans.add(row as usize), block, block_len)
     }
 }
 
-/// The chunk with this number, which is one of this row's.
+/// The elements of the block with this number, which is one of this row's.
 #[inline(always)]
-pub(crate) fn chunk_in(row: u64, span: Span, block: u64, chunk_len: u64) -> Chunk {
-    let offset = (block - span.first_block) * chunk_len;
-    let len = if span.len - offset < chunk_len { span.len - offset } else { chunk_len };
-    Chunk { span: row, begin: span.begin + offset, end: span.begin + offset + len }
+pub(crate) fn range_in(row: u64, span: Span, block: u64, block_len: u64) -> ElementRange {
+    let offset = (block - span.first_block) * block_len;
+    let len = if span.len - offset < block_len { span.len - offset } else { block_len };
+    ElementRange { span: row, begin: span.begin + offset, end: span.begin + offset + len }
 }
 
 /// The consecutive chunks of one segment that a block processes, by their numbers in the segment. Its methods take the segment's row of the
@@ -145,7 +145,7 @@ impl Stretch {
     /// Takes the next `TEAMS` chunks, one for each team, if there are any: returns the chunk of this thread's team, which is empty if there
     /// are too few. Except for the range, the result is the same for the whole block.
     #[inline(always)]
-    pub(crate) fn next<const TEAMS: u32>(&mut self, span: ChunkedSpan) -> Option<Chunk> {
+    pub(crate) fn next<const TEAMS: u32>(&mut self, span: ChunkedSpan) -> Option<ElementRange> {
         let (chunk_len, (begin, end)) = (span.chunk_len, self.rest(span));
         if begin >= end {
             return None;
@@ -153,7 +153,7 @@ impl Stretch {
         self.next += TEAMS;
         let least = |place: u64| if place < end { place } else { end };
         let begin = least(begin + team::<TEAMS>() as u64 * chunk_len);
-        Some(Chunk { span: self.span as u64, begin, end: least(begin + chunk_len) })
+        Some(ElementRange { span: self.span as u64, begin, end: least(begin + chunk_len) })
     }
 
     /// The number, counted over all segments, of the chunk that this thread's team has taken last, if there was one for it.
@@ -170,7 +170,7 @@ impl Stretch {
 /// # Safety
 /// `spans` must hold `count ≥ 1` rows, one of which has the chunk.
 #[inline(always)]
-pub(crate) unsafe fn chunk_of_number(number: u64, spans: *const ChunkedSpan, count: u64) -> Chunk {
+pub(crate) unsafe fn chunk_of_number(number: u64, spans: *const ChunkedSpan, count: u64) -> ElementRange {
     // SAFETY: the caller's promise.
     let (row, span) = unsafe {
         let row = row_of_block(count, number, |row| (*spans.add(row as usize)).first_chunk);
@@ -178,7 +178,7 @@ pub(crate) unsafe fn chunk_of_number(number: u64, spans: *const ChunkedSpan, cou
     };
     let offset = (number - span.first_chunk) * span.chunk_len;
     let len = if span.len - offset < span.chunk_len { span.len - offset } else { span.chunk_len };
-    Chunk { span: row, begin: span.begin + offset, end: span.begin + offset + len }
+    ElementRange { span: row, begin: span.begin + offset, end: span.begin + offset + len }
 }
 
 /// The number of this thread's team, in a block of `TEAMS` of them.
@@ -202,7 +202,7 @@ pub(crate) fn thread_of_block() -> u32 {
 /// Walks the chunk of this thread's team: `visit(index, N)` for whole vectors of `N` elements, `visit(index, 1)` for single ones at the
 /// end. Each thread's indices ascend. Blocks have `TEAMS` teams.
 #[inline(always)]
-pub(crate) fn walk<const N: usize, const TEAMS: u32>(chunk: Chunk, mut visit: impl FnMut(u64, usize)) {
+pub(crate) fn walk<const N: usize, const TEAMS: u32>(chunk: ElementRange, mut visit: impl FnMut(u64, usize)) {
     let stride = THREADS as u64 * N as u64;
     let mut index = chunk.begin + thread_of_team::<TEAMS>() as u64 * N as u64;
     while index + N as u64 <= chunk.end {
@@ -231,7 +231,7 @@ pub(crate) unsafe fn accumulate<
     const TEAMS: u32,
 >(
     vectors: [*const T; W],
-    chunk: Chunk,
+    chunk: ElementRange,
     add: impl Fn(&mut [f64; K], [T; W]),
 ) -> [f64; K] {
     let start = chunk.begin as usize;
@@ -264,7 +264,7 @@ pub(crate) unsafe fn accumulate_aligned<
     const TEAMS: u32,
 >(
     vectors: [*const T; W],
-    mut chunk: Chunk,
+    mut chunk: ElementRange,
     add: impl Fn(&mut [f64; K], [T; W]),
 ) -> [f64; K] {
     let mut totals = [0.0; K];
@@ -310,7 +310,7 @@ pub(crate) unsafe fn accumulate_aligned<
 #[inline(always)]
 pub(crate) unsafe fn accumulate_short<T: Copy, const W: usize, const N: usize, const K: usize>(
     vectors: [*const T; W],
-    chunk: Chunk,
+    chunk: ElementRange,
     add: impl Fn(&mut [f64; K], [T; W]),
 ) -> [f64; K] {
     let (mut totals, len) = ([0.0; K], (chunk.end - chunk.begin) as u32);
@@ -444,7 +444,7 @@ impl Reduction {
         products: usize,
         place: impl Fn(usize) -> Option<usize>,
         wanted: impl Fn(u64) -> bool,
-        sums_of: impl Fn(Chunk) -> [f64; K],
+        sums_of: impl Fn(ElementRange) -> [f64; K],
     ) {
         /// The most sums of a thread beside which it keeps the row of its segment.
         const MOST_SUMS: usize = 16;
@@ -492,7 +492,7 @@ impl Reduction {
                 }
             });
             if is_divided {
-                // Rows of other windows' chunks become zero, for the addition of all windows' tables.
+                // Rows of other shards' chunks become zero, for the addition of all shards' tables.
                 let mut index = thread::thread_idx_x() as u64;
                 while index < own.rows {
                     if index < own.rows_before || index >= own.rows_before + (chunks.1 - chunks.0) {
@@ -506,7 +506,7 @@ impl Reduction {
         }
     }
 
-    /// The numbers of a layer's first chunk in this window, and of the one behind its last.
+    /// The numbers of a layer's first chunk in this shard, and of the one behind its last.
     #[inline(always)]
     unsafe fn chunks_of(self, layer: u64) -> (u64, u64) {
         // SAFETY: there is a span for each layer.

@@ -84,7 +84,7 @@ pub mod driver {
 
 /// Begins a group of NCCL's operations.
 #[cfg(feature = "cuda")]
-pub fn nccl_group<'c, 'd>(comm: &'c nccl::NcclCommunicator) -> nccl::group::Group<'c, 'd> {
+pub fn nccl_group<'c, 'd>(comm: &'c nccl::NcclCommunicator) -> nccl::group::NcclGroup<'c, 'd> {
     comm.group()
 }
 

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use gradsync_device::abi::{self, Entry};
+use gradsync_device::abi::{self, EntryPoint};
 use object::{FileFlags, Object, ObjectSection};
 
 /// Attributes of an entry point, as `cuobjdump -elf` names them: the threads of a block in three dimensions; the symbol, offset and size of
@@ -84,7 +84,7 @@ fn entry_points_are_those_of_the_table() {
             sections.collect::<BTreeMap<_, _>>()
         };
         let (code, info) = (section(".text."), section(".nv.info."));
-        let expected: BTreeMap<&str, &Entry> =
+        let expected: BTreeMap<&str, &EntryPoint> =
             abi::entries().filter(|entry| entry.family == family).map(|entry| (entry.name, entry)).collect();
         assert!(!expected.is_empty(), "sm_{sm}: there is no family {family}");
         assert!(code.keys().eq(expected.keys()), "sm_{sm} {family} has code of {:?}", code.keys());

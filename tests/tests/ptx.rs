@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use gradsync::DType;
-use gradsync_device::abi::{self, Entry};
+use gradsync_device::abi::{self, EntryPoint};
 
 const ARCHS: [&str; 2] = ["sm_75", "sm_80"];
 
@@ -44,7 +44,7 @@ fn entry_points_are_those_of_the_table() {
         let mut expected: Vec<_> = abi::entries().map(|entry| entry.name.to_owned()).collect();
         expected.sort();
         assert_eq!(names, expected, "{arch}");
-        for Entry { name, family, bounds, params } in abi::entries() {
+        for EntryPoint { name, family, bounds, params } in abi::entries() {
             let (found_family, types, body) = &found[*name];
             assert_eq!(found_family, family, "{arch} {name}");
             let pragma = if bounds.unroll { "" } else { ".pragma \"nounroll\";\n" };

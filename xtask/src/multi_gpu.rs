@@ -378,5 +378,4 @@ fn secret_of(bytes: &[u8; 32]) -> String {
 }
 
 #[cfg(test)]
-#[path = "multi_gpu/prebuilt_tests.rs"]
 mod tests;

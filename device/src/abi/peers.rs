@@ -17,10 +17,10 @@ pub const fn peer_senders(width: usize, world_size: u64) -> u64 {
     if wanted < places { wanted } else { places }
 }
 
-/// The binary logarithm of a tile's size in bytes, for windows of `window_bytes` bytes: about 256 tiles, of 4 KiB to 64 KiB. A tile ends
+/// The binary logarithm of a tile's size in bytes, for shards of `shard_bytes` bytes: about 256 tiles, of 4 KiB to 64 KiB. A tile ends
 /// with a fence, which costs as much as a few KiB.
-pub const fn peer_tile_shift(window_bytes: u64) -> u32 {
-    let shift = (window_bytes >> 8).next_power_of_two().ilog2();
+pub const fn peer_tile_shift(shard_bytes: u64) -> u32 {
+    let shift = (shard_bytes >> 8).next_power_of_two().ilog2();
     if shift < 12 {
         12
     } else if shift > 16 {
@@ -88,7 +88,7 @@ pub struct Mailboxes {
 }
 
 impl Mailboxes {
-    /// The least slot with which two shots reduce `bytes` bytes: half a slot for the parts of this rank's window, half for results.
+    /// The least slot with which two shots reduce `bytes` bytes: half a slot for the parts of this rank's shard, half for results.
     pub const fn slot_packets_for(bytes: usize, world_size: usize) -> usize {
         2 * bytes.div_ceil(PACKET_BYTES).div_ceil(world_size)
     }
@@ -132,7 +132,7 @@ pub struct PacketChunk {
     pub begin: u32,
     /// Elements.
     pub len: u32,
-    /// In two shots the rank with the chunk in its window, otherwise 0.
+    /// In two shots the rank with the chunk in its shard, otherwise 0.
     pub owner: u32,
     /// The number of its layer.
     pub layer: u32,
@@ -143,7 +143,7 @@ pub struct PacketChunk {
 /// An arena that Adasum reduces by packets, and the parts of the common area of its mailboxes. A [`PacketChunk`] for each chunk, in their
 /// order in the arena, and a [`PacketChunks`] for each layer follow in memory.
 ///
-/// In the slot of each writer are that rank's elements: of the whole arena in one shot, of the reader's window in two. The common area has,
+/// In the slot of each writer are that rank's elements: of the whole arena in one shot, of the reader's shard in two. The common area has,
 /// from its beginning on, the results of the whole arena (in two shots); each chunk's products, those of vectors of the kernel's width; each
 /// layer's weights and its flag, which is behind as many weights (in two shots); and for the exact path each chunk's sums of pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -160,8 +160,8 @@ pub struct PacketArena {
     pub chunk_count: u64,
     /// Number of layers.
     pub layer_count: u64,
-    /// Elements of a rank's window in two shots, 0 in one shot.
-    pub window_len: u64,
+    /// Elements of a rank's shard in two shots, 0 in one shot.
+    pub shard_len: u64,
     /// The first packet of the products in the common area.
     pub products: u64,
     /// The first packet of the weights.
@@ -182,18 +182,18 @@ pub struct PacketArena {
 
 impl PacketArena {
     /// The parts of the common area for these numbers of chunks and layers, for kernels of this width over elements of a dtype, in arenas of
-    /// `bytes` bytes that are reduced in two shots if they have windows of `window_len` elements. The ranks' chunks, the teams and
+    /// `bytes` bytes that are reduced in two shots if they have shards of `shard_len` elements. The ranks' chunks, the teams and
     /// the largest number of chunks of a layer remain 0, for the caller to set.
     pub const fn of(
         (chunks, layers): (usize, usize),
         width: usize,
         dtype: DType,
         bytes: usize,
-        window_len: usize,
+        shard_len: usize,
     ) -> Self {
-        let products = if window_len > 0 { bytes.div_ceil(PACKET_BYTES) } else { 0 };
+        let products = if shard_len > 0 { bytes.div_ceil(PACKET_BYTES) } else { 0 };
         let weights = products + chunks * crate::math::adasum::products(width);
-        let exact_sums = weights + if window_len > 0 { layers * (width + 1) } else { 0 };
+        let exact_sums = weights + if shard_len > 0 { layers * (width + 1) } else { 0 };
         let sums_of_pair = if matches!(dtype, DType::F64) { SUMS } else { SUMS_OF_PAIR };
         let has_exact_path = width > 2 || matches!(dtype, DType::F64);
         let end = exact_sums + if has_exact_path { chunks * (width - 1) * sums_of_pair } else { 0 };
@@ -203,7 +203,7 @@ impl PacketArena {
             most_reduced: 0,
             chunk_count: chunks as u64,
             layer_count: layers as u64,
-            window_len: window_len as u64,
+            shard_len: shard_len as u64,
             products: products as u64,
             weights: weights as u64,
             exact_sums: exact_sums as u64,
@@ -237,9 +237,9 @@ pub struct Peers {
     pub runs: u64,
     /// Address of a u32 that becomes nonzero when kernels must not wait for a peer any more.
     pub abort: u64,
-    /// Bytes of a window, a multiple of 16.
-    pub window_bytes: u64,
-    /// Windows are sent in tiles of two to the power of this many bytes; the last one may be shorter.
+    /// Bytes of a shard, a multiple of 16.
+    pub shard_bytes: u64,
+    /// Shards are sent in tiles of two to the power of this many bytes; the last one may be shorter.
     pub tile_shift: u64,
     /// Number of layers: one per span of a launch, or one in all.
     pub layers: u64,
@@ -257,30 +257,30 @@ pub struct Peers {
     pub pair_rows: u64,
     /// Each rank's mailbox: rows of flags ([`Row`]), and numbers.
     pub mailboxes: [u64; MOST_PEERS],
-    /// This rank's window of each rank's arena, which it writes at the end.
-    pub windows: [u64; MOST_PEERS],
-    /// Each rank's window of this rank's arena, which this rank sends.
+    /// This rank's shard of each rank's arena, which it writes at the end.
+    pub shards: [u64; MOST_PEERS],
+    /// Each rank's shard of this rank's arena, which this rank sends.
     pub sources: [u64; MOST_PEERS],
     /// The address at which each rank receives this rank's tiles; 0 at this rank's own index.
     pub slots: [u64; MOST_PEERS],
-    /// This rank's window of each rank's data: its own in place, the others where they are received.
+    /// This rank's shard of each rank's data: its own in place, the others where they are received.
     pub copies: [u64; MOST_PEERS],
-    /// The largest number of chunks of a layer, over all windows.
+    /// The largest number of chunks of a layer, over all shards.
     pub most_chunks: u64,
 }
 
 impl Peers {
-    /// A group of `world_size` ranks with windows of `window_bytes` bytes, sums of `layers` layers and `rows` rows for chunks of divided
+    /// A group of `world_size` ranks with shards of `shard_bytes` bytes, sums of `layers` layers and `rows` rows for chunks of divided
     /// layers, without ranks or addresses.
-    pub const fn of(layers: usize, rows: usize, world_size: usize, window_bytes: usize) -> Self {
+    pub const fn of(layers: usize, rows: usize, world_size: usize, shard_bytes: usize) -> Self {
         const NOWHERE: [u64; MOST_PEERS] = [0; MOST_PEERS];
         let mut peers = Self {
             rank: 0,
             world_size: world_size as u64,
             runs: 0,
             abort: 0,
-            window_bytes: window_bytes as u64,
-            tile_shift: peer_tile_shift(window_bytes as u64) as u64,
+            shard_bytes: shard_bytes as u64,
+            tile_shift: peer_tile_shift(shard_bytes as u64) as u64,
             layers: layers as u64,
             tile_flags: 0,
             products: 0,
@@ -289,7 +289,7 @@ impl Peers {
             product_rows: 0,
             pair_rows: 0,
             mailboxes: NOWHERE,
-            windows: NOWHERE,
+            shards: NOWHERE,
             sources: NOWHERE,
             slots: NOWHERE,
             copies: NOWHERE,
@@ -303,17 +303,17 @@ impl Peers {
         peers
     }
 
-    /// The number of tiles of a window.
+    /// The number of tiles of a shard.
     #[inline(always)]
     pub const fn tiles(&self) -> u64 {
-        (self.window_bytes + (1 << self.tile_shift) - 1) >> self.tile_shift
+        (self.shard_bytes + (1 << self.tile_shift) - 1) >> self.tile_shift
     }
 
-    /// The byte range of a tile in its window: its first byte, and one past its last.
+    /// The byte range of a tile in its shard: its first byte, and one past its last.
     #[inline(always)]
     pub fn tile(&self, number: u64) -> (u64, u64) {
         let begin = number << self.tile_shift;
-        (begin, (begin + (1 << self.tile_shift)).min(self.window_bytes))
+        (begin, (begin + (1 << self.tile_shift)).min(self.shard_bytes))
     }
 
     /// The layer of a span: its own, or the first if all of `span_count` spans are one layer.
@@ -346,13 +346,13 @@ impl Peers {
         begin + (row * MOST_PEERS + rank) * 4
     }
 
-    /// The offset in a mailbox of the products of all layers over the window of `rank`, which that rank writes: `[layer][product]`.
+    /// The offset in a mailbox of the products of all layers over the shard of `rank`, which that rank writes: `[layer][product]`.
     #[inline(always)]
     pub const fn products_of(&self, rank: usize) -> usize {
         self.products as usize + rank * self.products_of_all() * 8
     }
 
-    /// The offset in a mailbox of the sums of pairs over the window of `rank`, of the exact path, which that rank writes:
+    /// The offset in a mailbox of the sums of pairs over the shard of `rank`, of the exact path, which that rank writes:
     /// `[layer][pair][3]`.
     #[inline(always)]
     pub const fn pairs_of(&self, rank: usize) -> usize {
@@ -360,7 +360,7 @@ impl Peers {
     }
 
     /// The offset in a mailbox of a number in the rows that begin at `rows`, [`product_rows`](Self::product_rows) or
-    /// [`pair_rows`](Self::pair_rows): `[sum][row]`. The rank with the chunk in its window writes it.
+    /// [`pair_rows`](Self::pair_rows): `[sum][row]`. The rank with the chunk in its shard writes it.
     #[inline(always)]
     pub const fn in_rows(&self, rows: u64, sum: usize, row: u64) -> u64 {
         rows + (sum as u64 * self.rows + row) * 8
@@ -395,6 +395,6 @@ pub enum Row {
     /// Progress of one rank's blocks on these layers: the first word counts the multiplied chunks, the second how often the weights have
     /// been computed. Its words are not indexed by ranks, and only this rank's blocks use them.
     Progress(usize),
-    /// A tile of the mailbox's owner's window.
+    /// A tile of the mailbox's owner's shard.
     Tile(usize),
 }

@@ -1,13 +1,13 @@
 //! The names of rust-cuda's `cuda_std` that kernels use: with the feature `cuda_std` from that crate, for rust-cuda's own compiler, or for
-//! type checks on a CPU; without it from our `own`, with the same names, types and safety, for rustc's PTX target.
+//! type checks on a CPU; without it from `rustc`, with the same names, types and safety, for rustc's PTX target.
 
 // On a CPU, a stand-in's panic ends the functions.
+#[cfg(feature = "cuda_std")]
+mod rust_cuda;
 #[cfg_attr(not(target_arch = "nvptx64"), allow(unreachable_code, unused_unsafe, unused_variables))]
-mod own;
-#[cfg(feature = "cuda_std")]
-mod upstream;
+mod rustc;
 
-#[cfg(not(feature = "cuda_std"))]
-pub(crate) use own::{atomic, entry, shared, thread, warp};
 #[cfg(feature = "cuda_std")]
-pub(crate) use upstream::{atomic, entry, shared, thread, warp};
+pub(crate) use rust_cuda::{atomic, entry, shared, thread, warp};
+#[cfg(not(feature = "cuda_std"))]
+pub(crate) use rustc::{atomic, entry, shared, thread, warp};

@@ -476,12 +476,12 @@ macro_rules! of_dtype {
             spans: *const ChunkedSpan, span_count: u64, layers: u64, blocks: u64, chunks: u64,
         ) {
             let reduction = Reduction { partials, totals, spans, span_count, layers, blocks, chunks };
-            reduction.run(<$T>::COUNT, Some, |layer| *cancelled.add(layer as usize) != 0, |chunk| {
-                let tree = Tree::<$T, LEVELS>::of_layer(table, tree, chunk.span, world_size);
+            reduction.run(<$T>::COUNT, Some, |layer| *cancelled.add(layer as usize) != 0, |range| {
+                let tree = Tree::<$T, LEVELS>::of_layer(table, tree, range.span, world_size);
                 let pair = Pair { begin: begin as usize, middle: middle as usize, end: end as usize };
                 let scales = <$T>::scales(tree.row, pair, world_size as usize);
                 let mut totals = <$T>::ZEROS;
-                reduce::walk::<1, 1>(chunk, |element, _| {
+                reduce::walk::<1, 1>(range, |element, _| {
                     let (left, right) = tree.sides(element, pair);
                     totals = <$T>::add(totals, scales, left, right);
                 });
@@ -490,14 +490,14 @@ macro_rules! of_dtype {
         });
         kernel!(["tree_combine_" $name], LaunchBounds::TREE, fn (
             destination: *mut $T, table: *const *const $T, world_size: u64, tree: *const f64, cancelled: *const u32,
-            spans: *const Span, span_count: u64, chunk_len: u64,
+            spans: *const Span, span_count: u64, block_len: u64,
         ) {
-            let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
-            if *cancelled.add(chunk.span as usize) == 0 {
+            let range = reduce::range_of_this_block(spans, span_count, block_len);
+            if *cancelled.add(range.span as usize) == 0 {
                 return;
             }
-            let tree = Tree::<$T, LEVELS>::of_layer(table, tree, chunk.span, world_size);
-            reduce::walk::<1, 1>(chunk, |element, _| {
+            let tree = Tree::<$T, LEVELS>::of_layer(table, tree, range.span, world_size);
+            reduce::walk::<1, 1>(range, |element, _| {
                 destination.add(element as usize).write(<$T>::from_f64(tree.root(element)));
             });
         });

@@ -103,21 +103,21 @@ impl<S: Element> Inputs<S> {
     }
 }
 
-/// Walks the elements of a chunk: calls `steps(index)` for `N` elements at each of `U` places, `vector(index)` for `N`, `single(index)` for
-/// one; only the last unless the chunk `is_aligned` in every vector and in the destination.
+/// Walks the elements of a range: calls `steps(index)` for `N` elements at each of `U` places, `vector(index)` for `N`, `single(index)` for
+/// one; only the last unless the range `is_aligned` in every vector and in the destination.
 #[inline(always)]
 fn walk<const N: usize, const U: usize>(
-    chunk: reduce::Chunk,
+    range: reduce::ElementRange,
     is_aligned: bool,
     steps: impl Fn(usize),
     vector: impl Fn(usize),
     single: impl Fn(usize),
 ) {
     if !is_aligned {
-        return reduce::walk::<1, 1>(chunk, |index, _| single(index as usize));
+        return reduce::walk::<1, 1>(range, |index, _| single(index as usize));
     }
     // A few steps at once keep more memory accesses in flight.
-    let (mut rest, stride) = (chunk, (STRIDE * N) as u64);
+    let (mut rest, stride) = (range, (STRIDE * N) as u64);
     while rest.begin + U as u64 * stride <= rest.end {
         steps(rest.begin as usize + thread::thread_idx_x() as usize * N);
         rest.begin += U as u64 * stride;
@@ -129,10 +129,10 @@ fn walk<const N: usize, const U: usize>(
 unsafe fn combine<S: Element, D: Element, const N: usize, const U: usize, const G: usize>(
     destination: *mut D,
     inputs: Inputs<S>,
-    chunk: reduce::Chunk,
+    range: reduce::ElementRange,
 ) {
-    let start = chunk.begin as usize;
-    // SAFETY: the launch provides the destination and every vector over the whole chunk.
+    let start = range.begin as usize;
+    // SAFETY: the launch provides the destination and every vector over the whole range.
     unsafe {
         let mut is_aligned = memory::is_aligned::<D, N>(destination.add(start));
         for rank in 0..inputs.count {
@@ -152,7 +152,7 @@ unsafe fn combine<S: Element, D: Element, const N: usize, const U: usize, const 
             store(index, sums);
         };
         let single = |index: usize| destination.add(index).write(D::from_f64(inputs.sum_one(index)));
-        walk::<N, U>(chunk, is_aligned, steps, vector, single);
+        walk::<N, U>(range, is_aligned, steps, vector, single);
     }
 }
 
@@ -161,13 +161,13 @@ unsafe fn combine<S: Element, D: Element, const N: usize, const U: usize, const 
 unsafe fn combine_few<S: Element, D: Element, const LEAST: usize, const W: usize, const N: usize, const U: usize>(
     destination: *mut D,
     inputs: Inputs<S>,
-    chunk: reduce::Chunk,
+    range: reduce::ElementRange,
 ) {
-    let start = chunk.begin as usize;
+    let start = range.begin as usize;
     let is_there = |rank: usize| rank < LEAST || rank < inputs.count;
     // For a missing vector the first is read, and not added: it is in the cache then, and a branch around the load would cost more.
     let rank_or_first = |rank: usize| if is_there(rank) { rank } else { 0 };
-    // SAFETY: the launch provides the destination and the vectors, `LEAST` to `W`, over the whole chunk.
+    // SAFETY: the launch provides the destination and the vectors, `LEAST` to `W`, over the whole range.
     unsafe {
         let vectors: [*const S; W] = core::array::from_fn(|rank| *inputs.table.add(rank_or_first(rank)));
         let weights: [f64; W] = core::array::from_fn(|rank| *inputs.weights.add(rank_or_first(rank)));
@@ -201,7 +201,7 @@ unsafe fn combine_few<S: Element, D: Element, const LEAST: usize, const W: usize
         };
         let vector = |index: usize| store(index, load(index));
         let single = |index: usize| destination.add(index).write(sum(vectors.map(|vector| *vector.add(index))));
-        walk::<N, U>(chunk, is_aligned, steps, vector, single);
+        walk::<N, U>(range, is_aligned, steps, vector, single);
     }
 }
 
@@ -213,7 +213,7 @@ macro_rules! from_to {
     ($from:literal $S:ident $to:literal $D:ident $suffix:literal $bounds:ident: $combine:path) => {
         kernel!(["combine_" $from "_" $to $suffix], LaunchBounds::$bounds, fn (
             destination: *mut $D, table: *const *const $S, count: u64, weights: *const f64, cancelled: *const u32,
-            spans: *const Span, span_count: u64, chunk_len: u64,
+            spans: *const Span, span_count: u64, block_len: u64,
         ) {
             const N: usize = elements(<$D>::DTYPE, <$S>::DTYPE);
             const U: usize = steps(<$S>::DTYPE);
@@ -222,12 +222,12 @@ macro_rules! from_to {
             // These loads are independent of each other: one after the other, small launches would wait for each.
             let (span, is_cancelled) = (*spans.add(row as usize), *cancelled.add(row as usize) != 0);
             let weights = weights.add((row * count) as usize);
-            let mut chunk = reduce::chunk_in(row, span, block, chunk_len);
+            let mut range = reduce::range_in(row, span, block, block_len);
             if is_cancelled {
-                // The rest of the chunk is empty. An early return would wait for the flag before loading the vectors.
-                chunk.end = chunk.begin;
+                // The rest of the range is empty. An early return would wait for the flag before loading the vectors.
+                range.end = range.begin;
             }
-            $combine(destination, Inputs { table, weights, count: count as usize }, chunk);
+            $combine(destination, Inputs { table, weights, count: count as usize }, range);
         });
     };
 }

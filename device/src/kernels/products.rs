@@ -1,4 +1,4 @@
-//! Inner products per segment: `squared_norms`, `dots`, `gram` tiles; `fold_sums` adds the rows of segments in several windows.
+//! Inner products per segment: `squared_norms`, `dots`, `gram` tiles; `fold_sums` adds the rows of segments in several shards.
 //!
 //! Products and sums are `f64`. Each input is read once per launch; `gram` over more than eight vectors is launched tile by tile, and
 //! `gram_cross` multiplies the vectors of two different tiles.
@@ -72,7 +72,7 @@ pub(super) fn add_products<T: Element, const W: usize, const K: usize>(
 #[inline(always)]
 unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize, const STEPS: usize>(
     vectors: [*const T; W],
-    chunk: reduce::Chunk,
+    chunk: reduce::ElementRange,
 ) -> [f64; K] {
     // SAFETY: the launch provides the vectors.
     unsafe { reduce::accumulate::<T, W, N, K, STEPS, 1>(vectors, chunk, add_triangle::<T, W, K>) }
@@ -86,7 +86,7 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize, c
 #[inline(always)]
 unsafe fn multiply_eight<T: Element, const N: usize, const K: usize>(
     vectors: [*const T; 8],
-    chunk: reduce::Chunk,
+    chunk: reduce::ElementRange,
 ) -> [f64; K] {
     let stride = THREADS * N as u32;
     // Offsets count from the chunk's first element, in 32 bits, which saves registers.

@@ -1,4 +1,4 @@
-//! Streaming kernels: `cast`, `accumulate`, `scale` and `zero`, contiguous or over a table of pieces, and `all_finite`. No operation of the
+//! Streaming kernels: `cast`, `accumulate`, `scale` and `zero`, contiguous or over a table of spans, and `all_finite`. No operation of the
 //! library uses the baselines of measurements: `empty`, which does nothing, and `sweep`, which reads memory with as little work as possible.
 //!
 //! One block handles one tile: every thread has one or two vectors of each operand in flight, then computes, then writes. The compiler
@@ -6,7 +6,7 @@
 
 use super::{for_each_dtype, for_each_pair, kernel};
 use crate::abi::{
-    DType, LaunchBounds, PIECE_TILES, Piece, SWEEP_TILE_BYTES, SWEEP_UNROLL, THREADS, VECTOR_BYTES, WARP,
+    COPY_TILES, CopySpan, DType, LaunchBounds, SWEEP_TILE_BYTES, SWEEP_UNROLL, THREADS, VECTOR_BYTES, WARP,
     ZERO_TILE_BYTES, ZERO_UNROLL, finite_tile_len, stream_unroll, vector_len,
 };
 use crate::half::*;
@@ -51,25 +51,25 @@ unsafe fn update<D: Element, S: Element, const N: usize, const U: usize>(
     }
 }
 
-/// Applies [`update`] to this block's tensor and tiles in a table of pieces.
+/// Applies [`update`] to this block's tensor and tiles in a table of spans.
 #[inline(always)]
-unsafe fn update_piece<D: Element, S: Element, const N: usize, const U: usize>(
-    pieces: *const Piece,
+unsafe fn update_span<D: Element, S: Element, const N: usize, const U: usize>(
+    spans: *const CopySpan,
     count: u64,
     formula: impl Fn(D, S) -> D,
 ) {
     let block = thread::block_idx_x() as u64;
     // SAFETY: the launch provides `count` rows, laid out for this grid.
     unsafe {
-        let row = reduce::row_of_block(count, block, |row| (*pieces.add(row as usize)).first_block);
-        let piece = *pieces.add(row as usize);
-        let (first, stride) = ((block - piece.first_block) * PIECE_TILES as u64, (THREADS as usize * N * U) as u64);
+        let row = reduce::row_of_block(count, block, |row| (*spans.add(row as usize)).first_block);
+        let span = *spans.add(row as usize);
+        let (first, stride) = ((block - span.first_block) * COPY_TILES as u64, (THREADS as usize * N * U) as u64);
         // The number of tiles until the end of the tensor; unknown at compile time, so the compiler does not unroll the loop over tiles.
-        let left = piece.len.div_ceil(stride) - first;
-        let tiles = if left < PIECE_TILES as u64 { left } else { PIECE_TILES as u64 };
+        let left = span.len.div_ceil(stride) - first;
+        let tiles = if left < COPY_TILES as u64 { left } else { COPY_TILES as u64 };
         let mut tile = first;
         while tile < first + tiles {
-            update::<D, S, N, U>(piece.destination as *mut D, piece.source as *const S, piece.len, tile, &formula);
+            update::<D, S, N, U>(span.destination as *mut D, span.source as *const S, span.len, tile, &formula);
             tile += 1;
         }
     }
@@ -90,11 +90,11 @@ macro_rules! from_to {
             let formula = |_: $D, value: $S| elementwise::scale::<$S, $D>(value, factor);
             update::<$D, $S, N, U>(destination, source, len, thread::block_idx_x() as u64, formula)
         });
-        kernel!(["cast_segments_" $from "_" $to], LaunchBounds::STREAM, fn (pieces: *const Piece, count: u64) {
+        kernel!(["cast_segments_" $from "_" $to], LaunchBounds::STREAM, fn (spans: *const CopySpan, count: u64) {
             const N: usize = vector_len(<$D>::DTYPE, <$S>::DTYPE);
             const U: usize = stream_unroll(<$D>::DTYPE, <$S>::DTYPE);
             let formula = |_: $D, value: $S| elementwise::cast::<$S, $D>(value);
-            update_piece::<$D, $S, N, U>(pieces, count, formula)
+            update_span::<$D, $S, N, U>(spans, count, formula)
         });
     };
 }
@@ -108,10 +108,10 @@ macro_rules! sum_value {
             const U: usize = stream_unroll(<$T>::DTYPE, <$G>::DTYPE);
             update::<$T, $G, N, U>(sum, value, len, thread::block_idx_x() as u64, elementwise::accumulate::<$T, $G>)
         });
-        kernel!(["accumulate_segments_" $sum "_" $value], LaunchBounds::STREAM, fn (pieces: *const Piece, count: u64) {
+        kernel!(["accumulate_segments_" $sum "_" $value], LaunchBounds::STREAM, fn (spans: *const CopySpan, count: u64) {
             const N: usize = vector_len(<$T>::DTYPE, <$G>::DTYPE);
             const U: usize = stream_unroll(<$T>::DTYPE, <$G>::DTYPE);
-            update_piece::<$T, $G, N, U>(pieces, count, elementwise::accumulate::<$T, $G>)
+            update_span::<$T, $G, N, U>(spans, count, elementwise::accumulate::<$T, $G>)
         });
     };
 }
@@ -122,15 +122,15 @@ for_each_pair!(sum_value);
 unsafe fn check_finite<T: Element, const N: usize>(flag: *mut u32, source: *const T, len: u64) {
     let tile = finite_tile_len(T::DTYPE) as u64;
     let begin = thread::block_idx_x() as u64 * tile;
-    let chunk = reduce::Chunk { span: 0, begin, end: if len - begin < tile { len } else { begin + tile } };
-    // SAFETY: the chunk lies within the `len` elements of the launch.
+    let range = reduce::ElementRange { span: 0, begin, end: if len - begin < tile { len } else { begin + tile } };
+    // SAFETY: the range lies within the `len` elements of the launch.
     unsafe {
         let count = |bad: &mut [f64; 1], [value]: [T; 1]| {
             if !elementwise::is_finite(value) {
                 bad[0] = 1.0;
             }
         };
-        if reduce::accumulate::<T, 1, N, 1, 8, 1>([source], chunk, count)[0] != 0.0 {
+        if reduce::accumulate::<T, 1, N, 1, 8, 1>([source], range, count)[0] != 0.0 {
             flag.write(0);
         }
     }
@@ -175,12 +175,12 @@ kernel!(["zero"], LaunchBounds::STREAM, fn (destination: u64, bytes: u64) {
     clear(destination, bytes, thread::block_idx_x() as u64)
 });
 
-kernel!(["zero_segments"], LaunchBounds::STREAM, fn (pieces: *const Piece, count: u64) {
+kernel!(["zero_segments"], LaunchBounds::STREAM, fn (spans: *const CopySpan, count: u64) {
     let block = thread::block_idx_x() as u64;
-    let row = reduce::row_of_block(count, block, |row| (*pieces.add(row as usize)).first_block);
-    let piece = *pieces.add(row as usize);
-    for tile in 0..PIECE_TILES as u64 {
-        clear(piece.destination, piece.len, (block - piece.first_block) * PIECE_TILES as u64 + tile);
+    let row = reduce::row_of_block(count, block, |row| (*spans.add(row as usize)).first_block);
+    let span = *spans.add(row as usize);
+    for tile in 0..COPY_TILES as u64 {
+        clear(span.destination, span.len, (block - span.first_block) * COPY_TILES as u64 + tile);
     }
 });
 

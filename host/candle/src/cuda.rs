@@ -20,7 +20,7 @@ use gradsync::train::{Parameter, Reducer, ReducerOptions};
 
 use crate::error::{Error, Result};
 use crate::memory::TensorMemory;
-use crate::tensor_parallel::collective::{Step, part};
+use crate::tensor_parallel::collective::{PassFunction, part};
 
 /// The stream on which gradients are reduced, and a queue on it.
 #[doc(hidden)]
@@ -140,7 +140,7 @@ impl SharedCommunicator {
 
     pub(crate) fn run(
         &self,
-        step: Step,
+        step: PassFunction,
         storage: &CudaStorage,
         layout: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
@@ -158,7 +158,7 @@ impl SharedCommunicator {
 
     fn typed<T: CudaDType + DeviceRepr + Float>(
         &self,
-        step: Step,
+        step: PassFunction,
         storage: &CudaStorage,
         layout: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
@@ -170,15 +170,15 @@ impl SharedCommunicator {
         let mut dims = layout.dims().to_vec();
         let mut source = begin..end;
         match step {
-            Step::Same | Step::Sum => {}
-            Step::Concatenate => match dims.first_mut() {
+            PassFunction::Same | PassFunction::Sum => {}
+            PassFunction::Concatenate => match dims.first_mut() {
                 Some(first) => *first *= world_size,
                 None => bail!("{}: a tensor without dimensions", step.name()),
             },
-            Step::Part | Step::SumPart => {
+            PassFunction::Part | PassFunction::SumPart => {
                 let (range, own) = part(step, &dims, rank, world_size)?;
                 dims = own;
-                if step == Step::Part {
+                if step == PassFunction::Part {
                     source = begin + range.start..begin + range.end;
                 }
             }
@@ -188,11 +188,11 @@ impl SharedCommunicator {
         // SAFETY: every element is written below before it is read.
         let mut output = unsafe { self.device.alloc::<T>(shape.elem_count()) }?;
         let Streams { queue, stream } = &self.streams;
-        let in_place = !matches!(step, Step::Concatenate | Step::SumPart);
+        let in_place = !matches!(step, PassFunction::Concatenate | PassFunction::SumPart);
         if in_place {
             self.device.memcpy_dtod(&input, &mut output)?;
         }
-        if !matches!(step, Step::Same | Step::Part) {
+        if !matches!(step, PassFunction::Same | PassFunction::Part) {
             let (from, _from_guard) = input.device_ptr(stream);
             let (to, _to_guard) = output.device_ptr_mut(stream);
             // SAFETY: that many elements of that dtype, which the guards borrow; all work on them is in this stream, which has waited for
@@ -204,8 +204,8 @@ impl SharedCommunicator {
                 )
             };
             let outcome = match step {
-                Step::Concatenate => comm.all_gather(from, to),
-                Step::SumPart => comm.reduce_scatter(from, to, ReduceOp::Sum),
+                PassFunction::Concatenate => comm.all_gather(from, to),
+                PassFunction::SumPart => comm.reduce_scatter(from, to, ReduceOp::Sum),
                 _ => comm.all_reduce(to, ReduceOp::Sum),
             };
             outcome.map_err(candle_core::Error::wrap)?;

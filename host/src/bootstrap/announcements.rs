@@ -8,7 +8,7 @@ mod tests;
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::message::{ANNOUNCED_LIMIT, CALLS_LIMIT};
+use super::protocol::{ANNOUNCED_LIMIT, CALLS_LIMIT};
 
 /// The coordinator reports progress to a rank without a request when this many of its announced calls have been matched since the last
 /// report.

@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::connection::{LINGER, Link, Outbox, Threads, drain};
+use super::admission::Applicant;
+use super::control_channel::{ChannelLink, LINGER, Outbox, Threads, drain};
 use super::endpoint::Endpoint;
 use super::frame::{self, FRAME_LIMIT, Timed};
-use super::gathering::Applicant;
 use super::member::Member;
-use super::message::{Event, Network, Request, violation};
 use super::names::{self, Names};
-use super::noise::{self, Identity, Session};
+use super::noise::{self, Identity, NoiseSession};
 use super::notice::{self, Notices};
+use super::protocol::{Event, Network, Request, violation};
 use super::secret::Secret;
 use crate::error::BootstrapError;
 
@@ -148,7 +148,7 @@ pub(super) fn approach(
     address: SocketAddr,
     secret: &Secret,
     time: Duration,
-) -> Result<(TcpStream, Session), BootstrapError> {
+) -> Result<(TcpStream, NoiseSession), BootstrapError> {
     let deadline = applicant.deadline;
     let unreachable = |reason| BootstrapError::Unreachable { address: name.to_owned(), deadline, reason };
     let connect = || -> io::Result<TcpStream> {
@@ -178,7 +178,7 @@ pub(super) fn approach(
 }
 
 /// Waits on an authenticated connection until all ranks have joined.
-fn wait(applicant: &Applicant, name: &str, socket: TcpStream, session: Session) -> Result<Member, BootstrapError> {
+fn wait(applicant: &Applicant, name: &str, socket: TcpStream, session: NoiseSession) -> Result<Member, BootstrapError> {
     let (socket, session) = (Arc::new(socket), Arc::new(session));
     let start = |socket: &Arc<TcpStream>| -> io::Result<Result<Member, BootstrapError>> {
         let mut end = applicant.end;
@@ -221,7 +221,7 @@ fn wait(applicant: &Applicant, name: &str, socket: TcpStream, session: Session) 
 fn enter(
     applicant: &Applicant,
     socket: &Arc<TcpStream>,
-    session: &Arc<Session>,
+    session: &Arc<NoiseSession>,
     network: Network,
 ) -> io::Result<Member> {
     let endpoint = applicant.endpoint(true);
@@ -238,11 +238,11 @@ fn enter(
         outbox.close();
         return Err(error);
     }
-    Ok(Member::remote(Link { outbox, socket: socket.clone(), threads }, endpoint, network))
+    Ok(Member::remote(ChannelLink { outbox, socket: socket.clone(), threads }, endpoint, network))
 }
 
 /// Delivers the events of rank 0 until the connection ends.
-fn listen(socket: &TcpStream, session: &Session, answers: &Outbox, endpoint: &Endpoint) {
+fn listen(socket: &TcpStream, session: &NoiseSession, answers: &Outbox, endpoint: &Endpoint) {
     let mut socket = BufReader::new(socket);
     loop {
         match session.read(&mut socket, FRAME_LIMIT) {
@@ -264,7 +264,7 @@ fn listen(socket: &TcpStream, session: &Session, answers: &Outbox, endpoint: &En
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{Kind, Recorder};
+    use crate::trace::{RankKind, Recorder};
 
     #[test]
     fn a_silent_name_server_does_not_hold_up_a_rank_beyond_its_deadline() {
@@ -275,7 +275,7 @@ mod tests {
         });
         let start = Instant::now();
         let deadline = Duration::from_millis(200);
-        let recorder = Recorder::always(Kind::Processes, "test", 1, 2);
+        let recorder = Recorder::always(RankKind::Processes, "test", 1, 2);
         let end = start.checked_add(deadline);
         let applicant = Applicant { rank: 1, world_size: 2, generation: 0, deadline, end, recorder };
         let invitation =

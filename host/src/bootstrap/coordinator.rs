@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::announcements::{Announcements, Posted};
-use super::connection::Outbox;
+use super::control_channel::Outbox;
 use super::endpoint::Endpoint;
 use super::frame::{FRAME_LIMIT, encode};
-use super::message::{CALLS_LIMIT, CONTRIBUTION_LIMIT, Event, Network, Request, bounded, violation};
+use super::protocol::{CALLS_LIMIT, CONTRIBUTION_LIMIT, Event, Network, Request, bounded, violation};
 use crate::engine::{Engine, Run, check};
 use crate::error::{Call, CommError, Departure, Operation};
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::message::Event;
+use super::protocol::Event;
 use crate::error::{CommError, Departure, Operation};
 use crate::trace::Recorder;
 
@@ -20,7 +20,7 @@ struct Waiting {
 }
 
 #[derive(Debug)]
-struct State {
+struct EndpointState {
     /// The first failure of the group; later failures are ignored.
     failure: Option<CommError>,
     /// Ranks that have left in good order, each with the last collective that it started.
@@ -39,7 +39,7 @@ pub(super) struct Endpoint {
     is_remote: bool,
     /// Set with the failure, so that checking for one takes no lock.
     has_failed: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<EndpointState>,
     changed: Condvar,
     /// The recorder of this rank's last calls.
     pub(super) recorder: Arc<Recorder>,
@@ -52,7 +52,7 @@ impl Endpoint {
             rank,
             is_remote,
             has_failed: AtomicBool::new(false),
-            state: Mutex::new(State { failure: None, departed, left: None, waiting: None, matched: 0 }),
+            state: Mutex::new(EndpointState { failure: None, departed, left: None, waiting: None, matched: 0 }),
             changed: Condvar::new(),
             recorder,
         }
@@ -67,7 +67,7 @@ impl Endpoint {
     }
 
     /// No user code runs under the lock, so a poisoned one still guards consistent state.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, EndpointState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -107,7 +107,7 @@ impl Endpoint {
         self.changed.notify_all();
     }
 
-    fn set_failure(&self, state: &mut State, failure: CommError) {
+    fn set_failure(&self, state: &mut EndpointState, failure: CommError) {
         if state.failure.is_none() {
             self.recorder.failed(&failure);
         }
@@ -227,7 +227,11 @@ impl Endpoint {
     }
 
     /// Sleeps until the state changes; returns `None` once `end` has passed.
-    fn sleep<'a>(&self, state: MutexGuard<'a, State>, end: Option<Instant>) -> Option<MutexGuard<'a, State>> {
+    fn sleep<'a>(
+        &self,
+        state: MutexGuard<'a, EndpointState>,
+        end: Option<Instant>,
+    ) -> Option<MutexGuard<'a, EndpointState>> {
         let Some(end) = end else {
             return Some(self.changed.wait(state).unwrap_or_else(PoisonError::into_inner));
         };
@@ -236,7 +240,7 @@ impl Endpoint {
         (!left.is_zero()).then(sleep)
     }
 
-    fn check(&self, state: &mut State, operation: Operation) -> Result<(), CommError> {
+    fn check(&self, state: &mut EndpointState, operation: Operation) -> Result<(), CommError> {
         if let Some(departure) = state.left {
             return Err(CommError::PeerGone { operation, rank: self.rank, departure });
         }
@@ -251,7 +255,7 @@ impl Endpoint {
     }
 }
 
-impl State {
+impl EndpointState {
     /// The failure, as the error of the call that this rank is in.
     fn failure(&self) -> Option<CommError> {
         let failure = self.failure.clone()?;

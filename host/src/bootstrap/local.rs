@@ -70,7 +70,7 @@ mod linux {
     use rustix::process::geteuid;
 
     use super::super::noise::{self, Challenge, Identity};
-    use super::super::peers::Socket;
+    use super::super::peer_connections::Socket;
     use super::super::secret::Secret;
     use super::{Name, PROOF_TIME};
 
@@ -187,7 +187,7 @@ mod other {
     use std::time::Duration;
 
     use super::super::noise::Identity;
-    use super::super::peers::Socket;
+    use super::super::peer_connections::Socket;
     use super::super::secret::Secret;
     use super::Name;
 

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::connection::{Connections, Link};
+use super::admission::Subgroups;
+use super::control_channel::{ChannelLink, Connections};
 use super::coordinator::{Coordinator, Route};
 use super::endpoint::Endpoint;
-use super::gathering::Subgroups;
-use super::message::{ANNOUNCED_LIMIT, CALLS_LIMIT, CONTRIBUTION_LIMIT, Network, Request, bounded};
+use super::protocol::{ANNOUNCED_LIMIT, CALLS_LIMIT, CONTRIBUTION_LIMIT, Network, Request, bounded};
 use crate::engine::check;
 use crate::error::{Call, CommError, Departure, Operation};
 use crate::trace::Recorder;
@@ -29,7 +29,7 @@ pub(super) enum Uplink {
     /// By calls, from rank 0 of a group that spans processes; rank 0 also owns the connections of the other ranks.
     Server { coordinator: Arc<Coordinator>, connections: Arc<Connections> },
     /// By a connection, from all other ranks.
-    Remote(Link),
+    Remote(ChannelLink),
 }
 
 /// One rank's endpoint of a group's control channel, as [`Rendezvous::join`](super::Rendezvous::join) returns it.
@@ -78,7 +78,7 @@ impl Member {
     }
 
     /// Makes a member that reaches the coordinator over a connection.
-    pub(super) fn remote(link: Link, endpoint: Arc<Endpoint>, network: Network) -> Self {
+    pub(super) fn remote(link: ChannelLink, endpoint: Arc<Endpoint>, network: Network) -> Self {
         Member::new(endpoint, Uplink::Remote(link), network)
     }
 

@@ -48,27 +48,27 @@
 //!
 //! This module does not depend on CUDA, NCCL or MPI, and never moves gradients.
 
+mod admission;
 mod announcements;
 mod client;
-mod connection;
+mod control_channel;
 mod coordinator;
 mod endpoint;
 mod environment;
 mod frame;
-mod gathering;
 #[cfg(unix)]
 mod local;
 mod member;
-mod message;
+#[cfg(feature = "mpi")]
+mod mpi_rendezvous;
 mod names;
 mod noise;
 mod notice;
 #[cfg(unix)]
-mod peers;
+mod peer_connections;
 mod poll;
 mod primitives;
-#[cfg(feature = "mpi")]
-mod relayed;
+mod protocol;
 mod rendezvous;
 mod secret;
 mod server;
@@ -78,14 +78,14 @@ mod unauthenticated;
 pub use self::environment::Launch;
 pub(crate) use self::environment::WORLD_SIZE_LIMIT;
 pub use self::member::Member;
+#[cfg(feature = "mpi")]
+pub(crate) use self::mpi_rendezvous::{Host, accept};
 #[cfg(unix)]
-pub(crate) use self::noise::Session;
+pub(crate) use self::noise::NoiseSession;
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) use self::noise::sessions;
 #[cfg(unix)]
-pub(crate) use self::peers::{Peer, Peers, Socket};
-#[cfg(feature = "mpi")]
-pub(crate) use self::relayed::{Host, accept};
+pub(crate) use self::peer_connections::{Peer, Peers, Socket};
 #[cfg(feature = "cuda")]
 pub(crate) use self::rendezvous::DEFAULT_DEADLINE;
 pub use self::rendezvous::Rendezvous;

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::admission::Applicant;
 use super::client::{self, Invitation};
 use super::frame::decode;
-use super::gathering::Applicant;
 use super::member::{Member, Uplink};
 use super::rendezvous::join_in_process;
 use super::secret::Secret;

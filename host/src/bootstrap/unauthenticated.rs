@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::noise::{Challenge, HandshakeError, Identity, Session};
+use super::noise::{Challenge, HandshakeError, Identity, NoiseSession};
 use super::poll::Alarm;
 use super::secret::Secret;
 
@@ -33,7 +33,7 @@ const SLOTS: (usize, usize) = (16, 512);
 pub(super) struct Authenticated {
     pub(super) socket: TcpStream,
     pub(super) identity: Identity,
-    pub(super) session: Session,
+    pub(super) session: NoiseSession,
 }
 
 /// Why a connection was not taken.

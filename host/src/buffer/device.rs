@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{GradientBuffer, Scratch, TensorTable};
-use crate::driver::{DeviceBuffer, Memory, Queue};
+use crate::driver::{DeviceBuffer, DeviceMemory, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Cuda;
@@ -31,7 +31,7 @@ impl GradientBuffer<Cuda> {
     }
 
     /// The arena's allocation.
-    pub(crate) fn memory(&self) -> &Arc<Memory> {
+    pub(crate) fn memory(&self) -> &Arc<DeviceMemory> {
         self.arena.memory()
     }
 

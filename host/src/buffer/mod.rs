@@ -46,7 +46,7 @@ pub struct GradientBuffer<M: Memory = Host> {
 }
 
 /// A buffer's arena, its tensors and its workspaces.
-pub(crate) struct Parts<'a> {
+pub(crate) struct BufferParts<'a> {
     pub(crate) arena: SliceMut<'a>,
     pub(crate) tensors: &'a [Range<usize>],
     pub(crate) scratch: &'a mut Scratch,
@@ -110,12 +110,12 @@ impl GradientBuffer {
 
     /// The arena, its tensors and its workspaces, borrowed together. Gaps are cleared, so that inner products over whole arenas equal inner
     /// products over tensors.
-    pub(crate) fn parts_mut(&mut self) -> Parts<'_> {
+    pub(crate) fn parts_mut(&mut self) -> BufferParts<'_> {
         let (mut arena, tensors) = (self.arena.as_mut_slice(), self.table.segments());
         for gap in segments::gaps(tensors, arena.len()) {
             arena.reborrow().range_mut(gap).as_bytes_mut().fill(0);
         }
-        Parts { arena, tensors, scratch: &mut self.scratch }
+        BufferParts { arena, tensors, scratch: &mut self.scratch }
     }
 }
 

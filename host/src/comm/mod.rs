@@ -53,7 +53,7 @@ pub mod mpi;
 #[cfg(feature = "cuda")]
 pub mod nccl;
 #[cfg(feature = "cuda")]
-mod packets;
+mod packet_connection;
 pub mod process;
 mod reduction;
 
@@ -66,7 +66,7 @@ pub use self::join::HostCommunicator;
 pub(crate) use self::ledger::Agreements;
 pub(crate) use self::ledger::Ledger;
 #[cfg(feature = "cuda")]
-pub(crate) use self::packets::PacketConnection;
+pub(crate) use self::packet_connection::PacketConnection;
 pub(crate) use self::reduction::reduce_windows;
 pub use crate::call::ReduceOp;
 pub use crate::error::{Call, CommError, Departure, Operation, Pass};

@@ -15,7 +15,7 @@ use self::unbounded::Unbounded;
 use super::{ReduceOp, Scaling};
 use crate::dtype::{DType, Float, with_float};
 use crate::kernels::cpu::isa::vectorized;
-use crate::kernels::cpu::{CHUNK_LEN, accumulate_chunk, cast_chunk};
+use crate::kernels::cpu::{PIECE_LEN, accumulate_piece, cast_piece};
 use crate::plan::segments;
 use crate::slice::SliceMut;
 
@@ -27,16 +27,16 @@ const BLOCK_LEN: usize = 512;
 pub(crate) fn reduce_windows(windows: Vec<SliceMut<'_>>, op: ReduceOp, weights: &[f64]) {
     let Some(first) = windows.first() else { return };
     let (dtype, len) = (first.dtype(), first.len());
-    let chunks: Vec<_> = segments::pieces(0..len, CHUNK_LEN).collect();
-    let mut pieces: Vec<_> = windows.into_iter().map(|window| window.ranges_mut(chunks.clone()).into_iter()).collect();
-    let of_chunk = |_| pieces.iter_mut().map(|pieces| pieces.next().expect("one for each chunk")).collect();
-    let of_chunks: Vec<Vec<SliceMut<'_>>> = chunks.iter().map(of_chunk).collect();
+    let ranges: Vec<_> = segments::pieces(0..len, PIECE_LEN).collect();
+    let mut pieces: Vec<_> = windows.into_iter().map(|window| window.ranges_mut(ranges.clone()).into_iter()).collect();
+    let of_range = |_| pieces.iter_mut().map(|pieces| pieces.next().expect("one for each range")).collect();
+    let of_ranges: Vec<Vec<SliceMut<'_>>> = ranges.iter().map(of_range).collect();
     let reduction = Reduction { weights, ..Reduction::new(dtype, op) };
-    of_chunks.into_par_iter().zip(&chunks).for_each(|(pieces, chunk)| {
+    of_ranges.into_par_iter().zip(&ranges).for_each(|(pieces, range)| {
         let outputs: Vec<*mut u8> = pieces.into_iter().map(|piece| piece.as_bytes_mut().as_mut_ptr()).collect();
         let inputs: Vec<*const u8> = outputs.iter().map(|output| output.cast_const()).collect();
-        // SAFETY: the same chunk of every window, each borrowed for this alone, as input and output at one place.
-        unsafe { reduction.run(&inputs, &outputs, chunk.len()) };
+        // SAFETY: the same range of every window, each borrowed for this alone, as input and output at one place.
+        unsafe { reduction.run(&inputs, &outputs, range.len()) };
     });
 }
 
@@ -106,7 +106,7 @@ impl<'w> Reduction<'w> {
                 } else {
                     let mut scaled = [0.0; BLOCK_LEN];
                     let scaled = &mut scaled[..len];
-                    cast_chunk(scaled, values, false);
+                    cast_piece(scaled, values, false);
                     scale_block(scaled, factor);
                     join_block(totals, scaled, index == 0, self.op);
                 }
@@ -140,7 +140,7 @@ impl<'w> Reduction<'w> {
             for output in outputs {
                 // SAFETY: as above; the slices of the inputs are gone.
                 let values = unsafe { std::slice::from_raw_parts_mut(output.cast::<T>().add(begin), len) };
-                cast_chunk(values, totals, false);
+                cast_piece(values, totals, false);
             }
         }
     }
@@ -209,8 +209,8 @@ impl<'w> Reduction<'w> {
 
 fn join_block<T: Formula>(totals: &mut [f64], values: &[T], is_first: bool, op: ReduceOp) {
     match op {
-        _ if is_first => cast_chunk(totals, values, false),
-        ReduceOp::Sum | ReduceOp::Mean => accumulate_chunk(totals, values),
+        _ if is_first => cast_piece(totals, values, false),
+        ReduceOp::Sum | ReduceOp::Mean => accumulate_piece(totals, values),
         ReduceOp::Max => max_block(totals, values),
         ReduceOp::Min => min_block(totals, values),
     }

@@ -6,7 +6,7 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use gradsync_device::abi::{Entry, Param};
+use gradsync_device::abi::{EntryPoint, Param};
 
 use super::{CudaError, Table, check, check_named};
 use crate::sys::cuda::{self, Status};
@@ -57,7 +57,7 @@ pub(crate) struct Grid {
 /// See `Queue::launch`; the function is the entry point's, and its context current. With `early`, every thread of the kernel begins with
 /// `griddepcontrol.wait`.
 pub(super) unsafe fn launch(
-    (entry, function): (&Entry, cuda::CUfunction),
+    (entry, function): (&EntryPoint, cuda::CUfunction),
     stream: cuda::CUstream,
     Grid { blocks, threads }: Grid,
     arguments: &[Argument],

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::recording::Memory;
+use super::recording::DeviceMemory;
 use super::{CudaError, Queue, check};
 use crate::dtype::DType;
 use crate::error::{Error, Result, check_float, same_len};
@@ -18,7 +18,7 @@ use crate::sys::cuda;
 /// it on as a [`DeviceSlice`], with a shape as a [`TensorView`](crate::TensorView).
 #[derive(Debug)]
 pub struct DeviceBuffer {
-    memory: Arc<Memory>,
+    memory: Arc<DeviceMemory>,
     dtype: DType,
     len: usize,
 }
@@ -90,11 +90,11 @@ impl DeviceBuffer {
             operation: "device buffer",
             reason: format!("{len} elements of {dtype} exceed the address space"),
         })?;
-        Ok(Self { memory: Arc::new(Memory::new(queue, bytes)?), dtype, len })
+        Ok(Self { memory: Arc::new(DeviceMemory::new(queue, bytes)?), dtype, len })
     }
 
     /// The allocation, which lives as long as any reference to it.
-    pub(crate) fn memory(&self) -> &Arc<Memory> {
+    pub(crate) fn memory(&self) -> &Arc<DeviceMemory> {
         &self.memory
     }
 

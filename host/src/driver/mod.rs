@@ -13,15 +13,15 @@ mod exposure;
 mod gate;
 mod graph;
 mod launch;
+mod launch_order;
 mod memory;
 pub(crate) mod module;
-mod order;
+mod occupancy;
 mod peer;
 mod pinned;
 mod pool;
 mod queue;
 mod recording;
-mod residency;
 mod retired;
 
 #[doc(no_inline)]
@@ -38,12 +38,12 @@ pub use queue::Queue;
 pub(crate) use exposure::{Exposure, FlagList};
 pub(crate) use gate::Held;
 pub(crate) use launch::{Argument, Grid};
-pub(crate) use order::LaunchOrder;
+pub(crate) use launch_order::LaunchOrder;
+pub(crate) use occupancy::{Claim, Kernels, Sharers};
 pub(crate) use peer::{HostFlag, Mapping, Offer, process_number};
 pub(crate) use pinned::Pinned;
 pub(crate) use pool::Table;
-pub(crate) use recording::Memory;
-pub(crate) use residency::{Claim, Kernels, Sharers};
+pub(crate) use recording::DeviceMemory;
 
 fn check(call: &str, status: Status) -> Result<(), CudaError> {
     check_named(|| call.into(), status)

@@ -16,7 +16,7 @@ use std::ffi::{CString, c_void};
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use gradsync_device::abi::{self, Entry};
+use gradsync_device::abi::{self, EntryPoint};
 
 use super::launch::{self, Argument, EarlyLaunch, Grid};
 use super::{CudaError, check, check_named};
@@ -103,7 +103,7 @@ impl Library {
     }
 
     /// The text of a module with one entry point: the part of its file before the first entry, and the body of this entry.
-    fn source(&self, entry: &Entry) -> Option<String> {
+    fn source(&self, entry: &EntryPoint) -> Option<String> {
         let (_, text) = self.families.iter().find(|(family, _)| *family == entry.family)?;
         const ENTRY: &str = ".visible .entry ";
         let header = &text[..text.find(ENTRY)?];
@@ -115,7 +115,7 @@ impl Library {
 
     /// Loads the module that holds an entry point: from the cubin if there is one that the driver accepts, else from PTX. None if there is
     /// neither.
-    fn module(&self, entry: &Entry) -> Option<Result<(Module, KernelSource), CudaError>> {
+    fn module(&self, entry: &EntryPoint) -> Option<Result<(Module, KernelSource), CudaError>> {
         if let Some((_, cubin)) = self.cubins.iter().find(|(family, _)| *family == entry.family) {
             match Module::from_cubin(entry.name, cubin) {
                 Ok(module) => return Some(Ok((module, KernelSource::Cubin))),
@@ -223,7 +223,7 @@ impl Drop for Module {
 /// A loaded entry point.
 #[derive(Debug)]
 pub(super) struct Kernel {
-    pub(super) entry: &'static Entry,
+    pub(super) entry: &'static EntryPoint,
     pub(super) loaded: LoadedKernel,
     function: cuda::CUfunction,
     early: Option<EarlyLaunch>,

@@ -131,11 +131,11 @@ pub(super) fn out_of_memory(bytes: usize) -> CudaError {
 /// Pinned host memory for small uploads, so that the host need not wait for the copy to the device.
 #[derive(Debug, Default)]
 pub(super) struct Staging {
-    blocks: Vec<Block>,
+    blocks: Vec<StagingBlock>,
 }
 
 #[derive(Debug)]
-struct Block {
+struct StagingBlock {
     start: *mut u8,
     bytes: usize,
     /// The event after the last copy from the block.
@@ -162,7 +162,7 @@ impl Staging {
         block.copied.record(stream)
     }
 
-    fn find(&mut self, bytes: usize) -> Result<&mut Block, CudaError> {
+    fn find(&mut self, bytes: usize) -> Result<&mut StagingBlock, CudaError> {
         let mut found = None;
         for (index, block) in self.blocks.iter().enumerate() {
             if block.bytes >= bytes && block.copied.is_done()? {
@@ -178,7 +178,7 @@ impl Staging {
                 let mut start = ptr::null_mut();
                 // SAFETY: writes one address.
                 check("cuMemAllocHost", unsafe { cuda::cuMemAllocHost_v2(&mut start, bytes) })?;
-                self.blocks.push(Block { start: start.cast(), bytes, copied });
+                self.blocks.push(StagingBlock { start: start.cast(), bytes, copied });
                 self.blocks.len() - 1
             }
         };

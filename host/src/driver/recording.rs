@@ -1,7 +1,7 @@
 //! [`Recording`]: the resources that a graph keeps for as long as it can be launched: the memory, the queues and everything else that its work uses.
 //!
 //! Recorded work names addresses, and safe code can drop the memory there. So memory that was allocated before a recording ended stays with
-//! the recording when its owner drops it, whether the work uses it or not: the recording need not know the arguments of kernels. Memory
+//! the recording when its owner drops it, whether the work uses it or not: the recording need not know the arguments of kernels. DeviceMemory
 //! that was allocated later cannot be in it, and is not kept. All other resources of recorded work, such as a communicator or the memory of
 //! peers, are handed over by the code that records it ([`Queue::keep_for_recording`]).
 //!
@@ -32,13 +32,13 @@ pub(super) fn exist() -> bool {
 
 /// Device memory that goes back to its queue when this is dropped.
 #[derive(Debug)]
-pub(super) struct Block {
+pub(super) struct RecordedBlock {
     queue: Queue,
     address: u64,
     bytes: usize,
 }
 
-impl Drop for Block {
+impl Drop for RecordedBlock {
     fn drop(&mut self) {
         // Work in the queue may still use the memory; its next owner uses it only after that work.
         self.queue.free(self.address, self.bytes);
@@ -47,18 +47,18 @@ impl Drop for Block {
 
 /// An allocation. Its owner's drop frees it, unless a recording may use it.
 #[derive(Debug)]
-pub(crate) struct Memory {
-    block: Option<Block>,
+pub(crate) struct DeviceMemory {
+    block: Option<RecordedBlock>,
     number: u64,
 }
 
-impl Memory {
+impl DeviceMemory {
     pub(super) fn new(queue: &Queue, bytes: usize) -> Result<Self, CudaError> {
-        let block = Block { queue: queue.clone(), address: queue.allocate(bytes)?, bytes };
+        let block = RecordedBlock { queue: queue.clone(), address: queue.allocate(bytes)?, bytes };
         Ok(Self { block: Some(block), number: ALLOCATIONS.fetch_add(1, Ordering::AcqRel) })
     }
 
-    fn block(&self) -> &Block {
+    fn block(&self) -> &RecordedBlock {
         self.block.as_ref().expect("taken in `drop` alone")
     }
 
@@ -71,7 +71,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let Some(block) = self.block.take() else { return };
         if !exist() {
@@ -101,7 +101,7 @@ pub(crate) type Resource = Arc<dyn Any + Send + Sync>;
 
 #[derive(Default)]
 struct Kept {
-    blocks: Vec<Arc<Block>>,
+    blocks: Vec<Arc<RecordedBlock>>,
     /// Other queues that have taken part in the recording.
     branches: Vec<Queue>,
     /// The communicators whose kernels take part in it, in the order of their addresses.
@@ -209,7 +209,7 @@ impl Drop for Recording {
         LIVE.fetch_sub(1, Ordering::AcqRel);
         let blocks = std::mem::take(&mut self.kept.get_mut().unwrap_or_else(PoisonError::into_inner).blocks);
         for block in blocks {
-            // Memory that a recording keeps may belong to the queue of an unrelated thread.
+            // DeviceMemory that a recording keeps may belong to the queue of an unrelated thread.
             let queue = block.queue.clone();
             drop(block);
             queue.retire();

@@ -191,7 +191,7 @@ impl KernelMemory for Cuda {
     }
 
     fn fingerprint(src: Self::Slice<'_>) -> Result<Fingerprint> {
-        const PIECE_BYTES: usize = 64 * cpu::CHUNK_BYTES;
+        const PIECE_BYTES: usize = 64 * cpu::BLOCK_BYTES;
         let piece_len = PIECE_BYTES / src.dtype().size_bytes();
         let mut piece = HostBuffer::zeroed("fingerprint", src.dtype(), piece_len.min(src.len()))?;
         let mut fingerprint = Fingerprint::default();

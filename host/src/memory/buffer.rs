@@ -11,15 +11,15 @@ use crate::slice::{Slice, SliceMut};
 /// The unit of small allocations, with the alignment of tensors.
 #[derive(Clone, Copy)]
 #[repr(C, align(256))]
-struct Block([u8; TENSOR_ALIGNMENT]);
+struct AlignedBlock([u8; TENSOR_ALIGNMENT]);
 
 // SAFETY: plain bytes without padding; all zeros is a value.
-unsafe impl bytemuck::Zeroable for Block {}
+unsafe impl bytemuck::Zeroable for AlignedBlock {}
 // SAFETY: as above, and every byte pattern is a value.
-unsafe impl bytemuck::Pod for Block {}
+unsafe impl bytemuck::Pod for AlignedBlock {}
 
-enum Memory {
-    Small(Vec<Block>),
+enum Allocation {
+    Small(Vec<AlignedBlock>),
     /// An anonymous mapping whose bytes begin at `start`, aligned to a large page.
     Large {
         map: MmapMut,
@@ -29,11 +29,11 @@ enum Memory {
     File(MemoryFile),
 }
 
-impl Memory {
+impl Allocation {
     /// Allocates `bytes` zeros; `None` if the system has not enough memory.
     fn zeroed(bytes: usize) -> Option<Self> {
         if bytes < LARGE_PAGE {
-            return bytemuck::allocation::try_zeroed_vec(bytes.div_ceil(TENSOR_ALIGNMENT)).map(Memory::Small).ok();
+            return bytemuck::allocation::try_zeroed_vec(bytes.div_ceil(TENSOR_ALIGNMENT)).map(Allocation::Small).ok();
         }
         let map = MmapMut::map_anon(bytes.checked_add(LARGE_PAGE)?).ok()?;
         // A system without large pages uses small ones.
@@ -42,22 +42,22 @@ impl Memory {
             tracing::debug!(%error, "no large pages");
         }
         let start = map.as_ptr().align_offset(LARGE_PAGE);
-        Some(Memory::Large { map, start })
+        Some(Allocation::Large { map, start })
     }
 
     fn bytes(&self) -> &[u8] {
         match self {
-            Memory::Small(blocks) => bytemuck::cast_slice(blocks),
-            Memory::Large { map, start } => &map[*start..],
-            Memory::File(file) => file.bytes(),
+            Allocation::Small(blocks) => bytemuck::cast_slice(blocks),
+            Allocation::Large { map, start } => &map[*start..],
+            Allocation::File(file) => file.bytes(),
         }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
-            Memory::Small(blocks) => bytemuck::cast_slice_mut(blocks),
-            Memory::Large { map, start } => &mut map[*start..],
-            Memory::File(file) => file.bytes_mut(),
+            Allocation::Small(blocks) => bytemuck::cast_slice_mut(blocks),
+            Allocation::Large { map, start } => &mut map[*start..],
+            Allocation::File(file) => file.bytes_mut(),
         }
     }
 }
@@ -66,13 +66,13 @@ impl Memory {
 pub struct HostBuffer {
     dtype: DType,
     len: usize,
-    memory: Memory,
+    memory: Allocation,
 }
 
 impl HostBuffer {
     pub(crate) fn zeroed(operation: &'static str, dtype: DType, len: usize) -> Result<Self> {
         let bytes = len * dtype.size_bytes();
-        let memory = Memory::zeroed(bytes).ok_or(Error::OutOfMemory { operation, bytes })?;
+        let memory = Allocation::zeroed(bytes).ok_or(Error::OutOfMemory { operation, bytes })?;
         Ok(Self { dtype, len, memory })
     }
 
@@ -80,12 +80,12 @@ impl HostBuffer {
     pub(crate) fn shared(operation: &'static str, dtype: DType, len: usize) -> Result<Self> {
         let bytes = len * dtype.size_bytes();
         let refused = |source| Error::MemoryFile { operation, bytes, source };
-        Ok(Self { dtype, len, memory: Memory::File(MemoryFile::zeroed(bytes).map_err(refused)?) })
+        Ok(Self { dtype, len, memory: Allocation::File(MemoryFile::zeroed(bytes).map_err(refused)?) })
     }
 
     /// Whether other processes can map the buffer.
     pub(crate) fn is_shared(&self) -> bool {
-        matches!(self.memory, Memory::File(_))
+        matches!(self.memory, Allocation::File(_))
     }
 
     /// The type of every element.

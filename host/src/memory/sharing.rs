@@ -6,14 +6,14 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use crate::call::Call;
 #[cfg(feature = "cuda")]
-use crate::driver::{DeviceSlice, Exposure, FlagList, HostFlag, LaunchOrder, Mapping, Memory, Queue, Sharers};
+use crate::driver::{DeviceMemory, DeviceSlice, Exposure, FlagList, HostFlag, LaunchOrder, Mapping, Queue, Sharers};
 use crate::error::Result;
 use crate::slice::SliceMut;
 
 /// Access to the host memory of the other ranks of a communicator: ranks that are threads of one process, or processes of one machine whose
 /// buffers are in files that all can map, work on each other's vectors in place, and exchange no data.
 pub trait SharedWindows {
-    /// Divides every rank's vector into `world_size` windows of equal length, and passes window `rank` of every rank's vector, in rank
+    /// Divides every rank's vector into `world_size` shards of equal length, and passes shard `rank` of every rank's vector, in rank
     /// order, to `work`, which is called once and has exclusive access to these windows (an exposure epoch, in the terms of MPI). `work`
     /// may call collectives of this communicator, on every rank alike. The call returns on no rank before `work` has ended on all of them,
     /// even after a failure.
@@ -115,7 +115,7 @@ pub(crate) type Shared = (Vec<u64>, Arc<HostFlag>, Sharers);
 pub(crate) fn share(
     peers: &dyn PeerMemory,
     exposure: &mut Exposure,
-    memory: &Arc<Memory>,
+    memory: &Arc<DeviceMemory>,
     data: DeviceSlice<'_>,
 ) -> Result<Option<Shared>> {
     exposure.export(memory);

@@ -13,7 +13,7 @@ use crate::plan::ownership::{Move, Moves, Ownership};
 /// tensor belongs to the rank in whose `1 / world_size` of that length it lies.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a tensor in two ranks' windows, and the errors of
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a tensor in two ranks' shards, and the errors of
 /// [`ops::all_reduce_tensors`](crate::ops::all_reduce_tensors).
 #[doc(alias = "NcclAllGather")]
 pub fn nccl_all_gather<M: KernelMemory>(comm: &dyn Communicator<M>, tensors: &mut [M::SliceMut<'_>]) -> Result<()> {
@@ -125,7 +125,7 @@ impl<M: KernelMemory> Bundle<M> {
         let mut scratch = M::zeros_like(operation, tensors[0], ownership.padded_len())?;
         let moves = moves(&ownership);
         let sources: Vec<M::Slice<'_>> = moves.copy_in.iter().map(|one| tensors[one.tensor]).collect();
-        let offsets: Vec<usize> = moves.copy_in.iter().map(|one| one.place.start).collect();
+        let offsets: Vec<usize> = moves.copy_in.iter().map(|one| one.range.start).collect();
         M::pack(M::buffer_mut(&mut scratch), &offsets, &sources)?;
         Ok(Some(Self { ownership, moves, scratch }))
     }
@@ -138,7 +138,7 @@ fn copy_out<M: KernelMemory>(tensors: &mut [M::SliceMut<'_>], scratch: &M::Buffe
     // Moves are in the order of tensors.
     for (index, tensor) in tensors.iter_mut().enumerate() {
         if let Some(one) = wanted.next_if(|one| one.tensor == index) {
-            offsets.push(one.place.start);
+            offsets.push(one.range.start);
             destinations.push(M::reborrow(tensor));
         }
     }

@@ -24,7 +24,7 @@ pub mod offline;
 #[cfg(feature = "cuda")]
 mod ordered;
 #[cfg(feature = "cuda")]
-mod peers;
+mod peer_connection;
 pub mod send_recv;
 pub mod tensor_parallel;
 mod tensors;

@@ -11,18 +11,18 @@ use crate::call::scope;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Operation, Result};
 use crate::memory::{Host, Memory};
-use crate::plan::zero::{ZeroPart, partition, views_of};
+use crate::plan::zero::{ZeroPart, partition, parts_of};
 
 const OPERATION: Operation = Operation::ZeroPartition;
 
 /// The division of a buffer's elements over the ranks that update them.
 ///
-/// A step reduce-scatters the gradients, updates the elements of [`views`](Self::views) in the parameters, and all-gathers the parameters.
+/// A step reduce-scatters the gradients, updates the elements of [`parts`](Self::parts) in the parameters, and all-gathers the parameters.
 #[derive(Debug)]
 pub struct ZeroPartition<'c, M: Memory = Host> {
     comm: &'c dyn Communicator<M>,
     made_for: Arc<TensorTable>,
-    views: Vec<ZeroPart>,
+    parts: Vec<ZeroPart>,
 }
 
 impl<'c, M: Memory> ZeroPartition<'c, M> {
@@ -34,18 +34,18 @@ impl<'c, M: Memory> ZeroPartition<'c, M> {
     pub fn new(comm: &'c dyn Communicator<M>, buffer: &GradientBuffer<M>) -> Result<Self> {
         let table = buffer.table();
         same_plan(OPERATION, comm, table, &[], Ok(()))?;
-        let views = partition(table.segments(), table.shard_len(), table.world_size())?;
-        Ok(Self { comm, made_for: buffer.shared_table(), views })
+        let parts = partition(table.segments(), table.shard_len(), table.world_size())?;
+        Ok(Self { comm, made_for: buffer.shared_table(), parts })
     }
 
     /// The parts of tensors that this rank updates, in order.
-    pub fn views(&self) -> &[ZeroPart] {
-        views_of(&self.views, self.comm.rank())
+    pub fn parts(&self) -> &[ZeroPart] {
+        parts_of(&self.parts, self.comm.rank())
     }
 
     /// The parts of all tensors, in order, with the ranks that update them.
-    pub fn all_views(&self) -> &[ZeroPart] {
-        &self.views
+    pub fn all_parts(&self) -> &[ZeroPart] {
+        &self.parts
     }
 
     /// Replaces this rank's shard of the gradients by their reduction over ranks; the other shards are unspecified afterwards.

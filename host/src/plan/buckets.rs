@@ -32,18 +32,18 @@ pub(crate) fn assign<K: Copy + PartialEq>(
     }
     let mut open: Vec<Open<K>> = Vec::new();
     let mut closed: Vec<(usize, Bucket<K>)> = Vec::new();
-    for (place, (number, kind, len)) in order.into_iter().enumerate() {
+    for (position, (number, kind, len)) in order.into_iter().enumerate() {
         let index = open.iter().position(|open| open.bucket.kind == kind).unwrap_or_else(|| {
             open.push(Open { bucket: Bucket { kind, members: Vec::new() }, last: 0, filled: 0, limit: first_bytes });
             open.len() - 1
         });
         let current = &mut open[index];
         current.bucket.members.push(number);
-        current.last = place;
+        current.last = position;
         current.filled = current.filled.saturating_add(len);
         if current.filled >= current.limit {
             let members = std::mem::take(&mut current.bucket.members);
-            closed.push((place, Bucket { kind, members }));
+            closed.push((position, Bucket { kind, members }));
             (current.filled, current.limit) = (0, bytes);
         }
     }
@@ -78,10 +78,10 @@ mod tests {
             let order: Vec<usize> = (0..gradients.len()).rev().collect();
             let buckets = assign(order.iter().map(|&number| of(number)), first_bytes, bytes);
             let mut found: Vec<usize> = buckets.iter().flat_map(|bucket| bucket.members.clone()).collect();
-            let place = |number: usize| order.iter().position(|&other| other == number).unwrap();
+            let index = |number: usize| order.iter().position(|&other| other == number).unwrap();
             for bucket in &buckets {
                 prop_assert!(bucket.members.iter().all(|&number| of(number).1 == bucket.kind));
-                prop_assert!(bucket.members.windows(2).all(|pair| place(pair[0]) < place(pair[1])));
+                prop_assert!(bucket.members.windows(2).all(|pair| index(pair[0]) < index(pair[1])));
                 let filled: usize = bucket.members.iter().map(|&number| of(number).2).sum();
                 let of_dtype: Vec<&Bucket<DType>> = buckets.iter().filter(|other| other.kind == bucket.kind).collect();
                 let limit = if std::ptr::eq(of_dtype[0], bucket) { first_bytes } else { bytes };
@@ -90,7 +90,7 @@ mod tests {
                 let without_last: usize = filled - of(*bucket.members.last().unwrap()).2;
                 prop_assert!(bucket.members.len() == 1 || without_last < limit);
             }
-            let last = |bucket: &Bucket<DType>| place(*bucket.members.last().unwrap());
+            let last = |bucket: &Bucket<DType>| index(*bucket.members.last().unwrap());
             prop_assert!(buckets.windows(2).all(|pair| last(&pair[0]) < last(&pair[1])));
             found.sort_unstable();
             prop_assert_eq!(found, (0..gradients.len()).collect::<Vec<_>>());

@@ -1,8 +1,8 @@
-//! Chunks: the parts of a tensor over which products are added without interruption.
+//! Chunks: the ranges of a tensor over which products are added without interruption.
 //!
 //! A chunk's offset and length depend only on its tensor, no shard of an arena begins inside a chunk ([`Layout`](super::layout::Layout)),
 //! and the sums over a tensor's chunks are added in their order. So inner products and norms have the same bits for any other contents of
-//! the arena and any number of ranks. This holds in both memories: kernels of GPUs use the same chunks (`plan::reduction`).
+//! the arena and any number of ranks. This holds in both memories: kernels of GPUs use the same chunks (`plan::divided_layers`).
 
 use std::ops::Range;
 
@@ -40,7 +40,7 @@ pub fn chunks(tensor: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clon
 pub struct Chunk {
     /// The layer of the chunk.
     pub layer: usize,
-    /// The row of its sums. A layer in several windows has one row for each of its chunks; any other layer has one row for all of them.
+    /// The row of its sums. A layer in several shards has one row for each of its chunks; any other layer has one row for all of them.
     pub row: usize,
     /// The elements of the chunk.
     pub range: Range<usize>,
@@ -54,9 +54,9 @@ pub fn chunks_of_all(tensors: &[Range<usize>]) -> Vec<Chunk> {
     tensors.iter().enumerate().flat_map(of_tensor).collect()
 }
 
-/// The table in which the ranks of a group add products over the layers of an arena, each over its window.
+/// The table in which the ranks of a group add products over the layers of an arena, each over its shard.
 ///
-/// A rank fills the rows of the chunks in its window, and leaves the others zero. So each number of the sum of all ranks' tables is one
+/// A rank fills the rows of the chunks in its shard, and leaves the others zero. So each number of the sum of all ranks' tables is one
 /// number plus zeros, which is exact in any order, and [`fold`](Self::fold) then adds the rows of each layer in the order of its chunks, on
 /// every rank.
 #[derive(Clone, Debug)]
@@ -67,18 +67,18 @@ pub struct SumTable {
 }
 
 impl SumTable {
-    /// Creates the table for `layers` layers of equally many consecutive tensors, in an arena that is divided into windows of `window_len`
+    /// Creates the table for `layers` layers of equally many consecutive tensors, in an arena that is divided into shards of `shard_len`
     /// elements, or undivided for 0.
-    pub fn new(tensors: &[Range<usize>], layers: usize, window_len: usize) -> Self {
+    pub fn new(tensors: &[Range<usize>], layers: usize, shard_len: usize) -> Self {
         let (mut chunks, mut rows_of_layers, mut rows) = (Vec::new(), Vec::with_capacity(layers), 0);
         let each = tensors.len().checked_div(layers).unwrap_or(0);
         for layer in 0..layers {
             let first = chunks.len();
             let of_layer = tensors[layer * each..(layer + 1) * each].iter().cloned().flat_map(self::chunks);
             chunks.extend(of_layer.map(|range| Chunk { layer, row: rows, range }));
-            let window_of = |chunk: &Chunk| chunk.range.start.checked_div(window_len);
+            let shard_of = |chunk: &Chunk| chunk.range.start.checked_div(shard_len);
             let own = &mut chunks[first..];
-            let is_divided = own.first().map(window_of) != own.last().map(window_of);
+            let is_divided = own.first().map(shard_of) != own.last().map(shard_of);
             let count = if is_divided { own.len() } else { 1 };
             if is_divided {
                 own.iter_mut().enumerate().for_each(|(index, chunk)| chunk.row += index);
@@ -105,16 +105,16 @@ impl SumTable {
         self.layers.last().map_or(0, |rows| rows.end)
     }
 
-    /// The chunks in a window, with elements counted from the window's start. No chunk may cross its edges.
-    pub fn within(&self, window: Range<usize>) -> Vec<Chunk> {
-        let first = self.chunks.partition_point(|chunk| chunk.range.start < window.start);
-        let end = self.chunks.partition_point(|chunk| chunk.range.start < window.end);
-        let from_window = |chunk: &Chunk| {
+    /// The chunks in a range of the arena, with elements counted from the start of the range. No chunk may cross its edges.
+    pub fn within(&self, range: Range<usize>) -> Vec<Chunk> {
+        let first = self.chunks.partition_point(|chunk| chunk.range.start < range.start);
+        let end = self.chunks.partition_point(|chunk| chunk.range.start < range.end);
+        let from_start = |chunk: &Chunk| {
             let Range { start, end } = chunk.range;
-            assert!(end <= window.end, "the window {window:?} cuts the chunk {start}..{end}");
-            Chunk { range: start - window.start..end - window.start, ..chunk.clone() }
+            assert!(end <= range.end, "the range {range:?} cuts the chunk {start}..{end}");
+            Chunk { range: start - range.start..end - range.start, ..chunk.clone() }
         };
-        self.chunks[first..end].iter().map(from_window).collect()
+        self.chunks[first..end].iter().map(from_start).collect()
     }
 
     /// Adds the rows of each layer in their order: returns `layers × width` numbers for `rows × width`.
@@ -146,11 +146,11 @@ mod tests {
     }
 
     #[test]
-    fn only_layers_in_several_windows_have_a_row_for_each_chunk() {
+    fn only_layers_in_several_shards_have_a_row_for_each_chunk() {
         let tensors = [0..1300, 1536..1536, 1536..2000, 2048..3072];
         let table = SumTable::new(&tensors, 4, 1024);
         assert_eq!([0..1, 1..2, 2..3, 3..4].map(|layers| table.rows(layers)), [0..3, 3..4, 4..5, 5..6]);
-        let rows = |window| table.within(window).into_iter().map(|chunk| (chunk.row, chunk.range)).collect::<Vec<_>>();
+        let rows = |range| table.within(range).into_iter().map(|chunk| (chunk.row, chunk.range)).collect::<Vec<_>>();
         assert_eq!(rows(0..1024), [(0, 0..512), (1, 512..1024)]);
         assert_eq!(rows(1024..2048), [(2, 0..276), (4, 512..976)]);
         assert_eq!(rows(2048..3072), [(5, 0..512), (5, 512..1024)]);
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "cuts the chunk")]
-    fn a_window_that_cuts_a_chunk_is_a_mistake() {
+    fn a_range_that_cuts_a_chunk_is_a_mistake() {
         SumTable::new(&[0..1024], 1, 256).within(0..256);
     }
 }

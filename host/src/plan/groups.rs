@@ -141,7 +141,10 @@ impl Topology {
                 self.check_nodes()?;
                 // Every node of the data group has the same number of members, and they are consecutive in the group.
                 let per_node = self.members_on_first_node(self.rank);
-                self.data_group(self.rank).skip(self.place(self.rank) % per_node).step_by(per_node).collect()
+                self.data_group(self.rank)
+                    .skip(self.index_in_data_group(self.rank) % per_node)
+                    .step_by(per_node)
+                    .collect()
             }
         };
         let id = match kind {
@@ -198,15 +201,15 @@ impl Topology {
     /// The number of cross-node data groups that begin below `end`; every data group must have the same number of members on each of its
     /// nodes.
     fn cross_groups_below(&self, end: usize) -> usize {
-        (0..end).filter(|&rank| self.place(rank) < self.members_on_first_node(rank)).count()
+        (0..end).filter(|&rank| self.index_in_data_group(rank) < self.members_on_first_node(rank)).count()
     }
 
     fn node_of(&self, rank: usize) -> usize {
         rank / self.sizes.local
     }
 
-    /// The position of a rank in its data group.
-    fn place(&self, rank: usize) -> usize {
+    /// The index of a rank in its data group.
+    fn index_in_data_group(&self, rank: usize) -> usize {
         rank / self.sizes.horizontal % self.sizes.data
     }
 
@@ -218,24 +221,24 @@ impl Topology {
     /// The data group of a rank.
     fn data_group(&self, rank: usize) -> impl Iterator<Item = usize> {
         let Sizes { data, horizontal, .. } = self.sizes;
-        let first = rank - self.place(rank) * horizontal;
+        let first = rank - self.index_in_data_group(rank) * horizontal;
         (0..data).map(move |y| first + y * horizontal)
     }
 
     /// Whether a rank is the lowest of its data group on its node.
     fn leads_node(&self, rank: usize) -> bool {
-        self.place(rank) == 0 || self.node_of(rank - self.sizes.horizontal) != self.node_of(rank)
+        self.index_in_data_group(rank) == 0 || self.node_of(rank - self.sizes.horizontal) != self.node_of(rank)
     }
 
     /// The number of members of a rank's data group on its node, from that rank on.
     fn members_from(&self, rank: usize) -> usize {
         let Sizes { local, data, horizontal, .. } = self.sizes;
-        (local - rank % local).div_ceil(horizontal).min(data - self.place(rank))
+        (local - rank % local).div_ceil(horizontal).min(data - self.index_in_data_group(rank))
     }
 
     /// The number of members of a rank's data group on the node of its first member.
     fn members_on_first_node(&self, rank: usize) -> usize {
-        self.members_from(rank - self.place(rank) * self.sizes.horizontal)
+        self.members_from(rank - self.index_in_data_group(rank) * self.sizes.horizontal)
     }
 
     /// Refuses a world in which a data group has more members on one node than on another.
@@ -243,7 +246,7 @@ impl Topology {
         for rank in (0..self.sizes.world).filter(|&rank| self.leads_node(rank)) {
             let (per_node, members) = (self.members_on_first_node(rank), self.members_from(rank));
             if members != per_node {
-                let first = rank - self.place(rank) * self.sizes.horizontal;
+                let first = rank - self.index_in_data_group(rank) * self.sizes.horizontal;
                 let reason = format!(
                     "data group {} has {per_node} members on node {} and {members} on node {}, where cross-node data \
                      groups need equally many",

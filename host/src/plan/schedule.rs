@@ -229,7 +229,7 @@ pub enum Payload {
 
 /// One step of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Step {
+pub enum PipelineStep {
     /// The forward pass of a micro-batch.
     Forward(usize),
     /// The backward pass of a micro-batch.
@@ -243,7 +243,7 @@ pub enum Step {
 #[non_exhaustive]
 pub struct Stage {
     /// All steps, in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<PipelineStep>,
     /// The transfers of the stage's slots. Ranks are stages: indices in the pipeline group of
     /// [`groups`](super::groups::GroupKind::Pipeline).
     pub transfers: RankSchedule<Payload>,
@@ -277,8 +277,8 @@ impl Stage {
         }
         let mut passes = Vec::with_capacity(2 * micro_batches);
         for k in 0..micro_batches {
-            passes.push((forward_tick(stage, stages, k), Step::Forward(k)));
-            passes.push((backward_tick(stage, stages, k), Step::Backward(k)));
+            passes.push((forward_tick(stage, stages, k), PipelineStep::Forward(k)));
+            passes.push((backward_tick(stage, stages, k), PipelineStep::Backward(k)));
         }
         passes.sort_unstable_by_key(|&(tick, _)| tick);
         let mut transfers = RankSchedule::new(stage, stages)?;
@@ -297,11 +297,11 @@ impl Stage {
         let mut slots = transfers.slots.keys().copied().peekable();
         for (tick, pass) in passes {
             while let Some(slot) = slots.next_if(|&slot| slot < tick) {
-                steps.push(Step::Slot(slot));
+                steps.push(PipelineStep::Slot(slot));
             }
             steps.push(pass);
         }
-        steps.extend(slots.map(Step::Slot));
+        steps.extend(slots.map(PipelineStep::Slot));
         Ok(Stage { steps, transfers })
     }
 }

@@ -1,4 +1,4 @@
-//! Ranges of elements ("segments", the layers of Adasum) and their parts in the windows of ranks and blocks.
+//! Segments: the element ranges of tensors in an arena, what a shard has of them, and their division into pieces and blocks.
 
 use std::ops::Range;
 
@@ -23,11 +23,11 @@ pub(crate) fn check(operation: &'static str, segments: &[Range<usize>], len: usi
     Ok(())
 }
 
-/// The part of each segment inside `window`, counted from the window's start; empty for segments outside. Panics if the window ends before
-/// it begins.
-pub(crate) fn clip(segments: &[Range<usize>], window: Range<usize>) -> Vec<Range<usize>> {
-    let place = |index: usize| index.clamp(window.start, window.end) - window.start;
-    segments.iter().map(|segment| place(segment.start)..place(segment.end)).collect()
+/// The intersection of each segment with `range`, counted from the start of `range`; empty for segments outside. Panics if the range ends
+/// before it begins.
+pub(crate) fn clip(segments: &[Range<usize>], range: Range<usize>) -> Vec<Range<usize>> {
+    let offset = |element: usize| element.clamp(range.start, range.end) - range.start;
+    segments.iter().map(|segment| offset(segment.start)..offset(segment.end)).collect()
 }
 
 /// The gaps between ascending segments of an arena of `len` elements; never empty ranges.
@@ -43,22 +43,24 @@ pub(crate) fn pieces(range: Range<usize>, len: usize) -> impl Iterator<Item = Ra
     range.step_by(len).map(move |begin| begin..end.min(begin + len))
 }
 
-/// The segments divided into chunks of at most `chunk_len` elements: `(segment, range)`, in order. Panics if that is 0.
-pub(crate) fn chunks(segments: &[Range<usize>], chunk_len: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+/// The segments divided into pieces of at most `piece_len` elements: `(segment, range)`, in order. Panics if that is 0.
+pub(crate) fn pieces_of_all(
+    segments: &[Range<usize>],
+    piece_len: usize,
+) -> impl Iterator<Item = (usize, Range<usize>)> {
     segments
         .iter()
         .enumerate()
-        .flat_map(move |(index, segment)| pieces(segment.clone(), chunk_len).map(move |chunk| (index, chunk)))
+        .flat_map(move |(index, segment)| pieces(segment.clone(), piece_len).map(move |piece| (index, piece)))
 }
 
-/// The table in which a kernel looks up its segment, and the number of blocks, with one block for each chunk. Panics if chunks have length
-/// 0.
+/// The table in which a kernel looks up its segment, and the number of blocks of at most `block_len` elements. Panics if that is 0.
 #[cfg(any(feature = "cuda", test))]
-pub(crate) fn spans(segments: &[Range<usize>], chunk_len: usize) -> (Vec<Span>, u64) {
+pub(crate) fn spans(segments: &[Range<usize>], block_len: usize) -> (Vec<Span>, u64) {
     let mut blocks = 0;
     let spans = segments.iter().map(|segment| {
         let span = Span { begin: segment.start as u64, len: segment.len() as u64, first_block: blocks };
-        blocks += segment.len().div_ceil(chunk_len) as u64;
+        blocks += segment.len().div_ceil(block_len) as u64;
         span
     });
     (spans.collect(), blocks)
@@ -82,7 +84,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn windows_partition_every_segment(lens in prop::collection::vec((0usize..9, 0usize..50), 0..12), world in 1usize..9) {
+        fn shards_partition_every_segment(lens in prop::collection::vec((0usize..9, 0usize..50), 0..12), world in 1usize..9) {
             let segments = ascending(lens);
             let total = segments.last().map_or(0, |last| last.end);
             let shard = total.div_ceil(world);
@@ -104,19 +106,19 @@ mod tests {
             let gaps: Vec<_> = gaps(&segments, len).collect();
             prop_assert!(gaps.iter().all(|gap| !gap.is_empty()));
             let found: Vec<usize> = gaps.into_iter().flatten().collect();
-            let expected = (0..len).filter(|place| !segments.iter().any(|segment| segment.contains(place)));
+            let expected = (0..len).filter(|element| !segments.iter().any(|segment| segment.contains(element)));
             prop_assert_eq!(found, expected.collect::<Vec<_>>());
         }
 
         #[test]
-        fn spans_number_the_chunks(lens in prop::collection::vec((0usize..9, 0usize..50), 0..12), chunk_len in 1usize..20) {
+        fn spans_number_the_blocks(lens in prop::collection::vec((0usize..9, 0usize..50), 0..12), block_len in 1usize..20) {
             let segments = ascending(lens);
-            let (spans, blocks) = spans(&segments, chunk_len);
-            let expected: Vec<_> = chunks(&segments, chunk_len).collect();
+            let (spans, blocks) = spans(&segments, block_len);
+            let expected: Vec<_> = pieces_of_all(&segments, block_len).collect();
             prop_assert_eq!(blocks as usize, expected.len());
             for (block, (segment, range)) in expected.into_iter().enumerate() {
                 let span = spans[segment];
-                let begin = span.begin as usize + (block - span.first_block as usize) * chunk_len;
+                let begin = span.begin as usize + (block - span.first_block as usize) * block_len;
                 prop_assert_eq!(begin, range.start);
             }
         }

@@ -9,7 +9,7 @@ use std::ops::Range;
 /// One exchange of one rank in the halving phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub(crate) struct Step {
+pub(crate) struct HalvingStep {
     /// The rank to exchange with.
     pub(crate) peer: usize,
     /// The elements that this rank keeps.
@@ -24,7 +24,7 @@ pub(crate) struct Step {
 
 /// The steps of `rank` in a world of `world_size` ranks, a power of two, over `len` elements. Panics for any other world size, or a rank
 /// beyond it.
-pub(crate) fn steps(rank: usize, world_size: usize, len: usize) -> Vec<Step> {
+pub(crate) fn steps(rank: usize, world_size: usize, len: usize) -> Vec<HalvingStep> {
     assert!(world_size.is_power_of_two() && rank < world_size, "rank {rank} of {world_size} has no steps");
     let mut held = 0..len;
     (0..world_size.trailing_zeros())
@@ -36,7 +36,7 @@ pub(crate) fn steps(rank: usize, world_size: usize, len: usize) -> Vec<Step> {
             let (keep, give) = if is_left { (first, second) } else { (second, first) };
             held = keep.clone();
             let begin = rank & !(2 * distance - 1);
-            Step { peer: rank ^ distance, keep, give, is_left, group: begin..begin + 2 * distance }
+            HalvingStep { peer: rank ^ distance, keep, give, is_left, group: begin..begin + 2 * distance }
         })
         .collect()
 }

@@ -1,6 +1,6 @@
-//! Division of an optimizer's state among ranks (ZeRO): tensors are divided at the edges of the ranks' windows.
+//! Division of an optimizer's state among ranks (ZeRO): tensors are divided at the edges of the ranks' shards.
 //!
-//! Each rank reduces, updates and keeps state for the views in its window only, and gathers the parameters afterwards. All counts are
+//! Each rank reduces, updates and keeps state for the parts in its shard only, and gathers the parameters afterwards. All counts are
 //! elements. Nothing here accesses gradients, parameters or state, and no tensor is moved.
 
 use std::ops::Range;
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 
 const OPERATION: &str = "ZeRO partition";
 
-/// The part of one tensor in one rank's window. Never empty.
+/// The part of one tensor in one rank's shard. Never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ZeroPart {
@@ -19,15 +19,15 @@ pub struct ZeroPart {
     pub tensor: usize,
     /// The part's elements, counted from the tensor's start.
     pub within: Range<usize>,
-    /// The same elements, counted from the start of the arena that all windows divide.
-    pub place: Range<usize>,
-    /// The rank to whose window they belong.
+    /// The same elements, counted from the start of the arena that all shards divide.
+    pub range: Range<usize>,
+    /// The rank to whose shard they belong.
     pub rank: usize,
 }
 
 /// Divides tensors with the ranges `segments` in an arena at the edges of `world_size` shards of `shard_len` elements, as in a
-/// [`Layout`](super::layout::Layout). The views ascend by place, and so by tensor and by rank; every element of every tensor is in exactly
-/// one view, and an empty tensor has none.
+/// [`Layout`](super::layout::Layout). The parts ascend by range, and so by tensor and by rank; every element of every tensor is in exactly
+/// one part, and an empty tensor has none.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a world of 0 ranks, more elements than `usize` counts, or segments that do not ascend
@@ -41,43 +41,43 @@ pub fn partition(segments: &[Range<usize>], shard_len: usize, world_size: usize)
         .checked_mul(world_size)
         .ok_or_else(|| refused(format!("{world_size} shards of {shard_len} elements exceed the address space")))?;
     segments::check(OPERATION, segments, len)?;
-    let mut views = Vec::with_capacity(segments.len());
+    let mut parts = Vec::with_capacity(segments.len());
     for (tensor, segment) in segments.iter().enumerate() {
         let mut begin = segment.start;
         while begin < segment.end {
             // There are elements, so shards are not empty, and the edge is at most `len`.
             let rank = begin / shard_len;
             let end = segment.end.min((rank + 1) * shard_len);
-            views.push(ZeroPart {
+            parts.push(ZeroPart {
                 tensor,
                 within: begin - segment.start..end - segment.start,
-                place: begin..end,
+                range: begin..end,
                 rank,
             });
             begin = end;
         }
     }
-    Ok(views)
+    Ok(parts)
 }
 
 /// Like [`partition`], for contiguous tensors of the given lengths, padded as in [`PaddedLayout`], which is ONNX Runtime's layout. In its
-/// terms, a view is a previous, current or next piece of a rank if the view's `rank` is less, equal or greater.
+/// terms, a part is a previous, current or next piece of a rank if the part's `rank` is less, equal or greater.
 ///
-/// The views' lengths give the same windows as the tensors' lengths, and [`Ownership::new`](super::ownership::Ownership::new) assigns each
-/// view to its `rank`.
+/// The parts' lengths give the same shards as the tensors' lengths, and [`Ownership::new`](super::ownership::Ownership::new) assigns each
+/// part to its `rank`.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a world of 0 ranks, or more elements than `usize` counts.
 pub fn partition_padded(world_size: usize, lens: &[usize]) -> Result<Vec<ZeroPart>> {
     let layout = PaddedLayout::new(OPERATION, world_size, lens)?;
-    partition(&layout.segments, layout.window_len, world_size)
+    partition(&layout.segments, layout.shard_len, world_size)
 }
 
-/// The views in the window of `rank`, from a list in the order of [`partition`] and [`partition_padded`].
-pub fn views_of(views: &[ZeroPart], rank: usize) -> &[ZeroPart] {
-    let begin = views.partition_point(|view| view.rank < rank);
-    let end = views.partition_point(|view| view.rank <= rank);
-    &views[begin..end]
+/// The parts in the shard of `rank`, from a list in the order of [`partition`] and [`partition_padded`].
+pub fn parts_of(parts: &[ZeroPart], rank: usize) -> &[ZeroPart] {
+    let begin = parts.partition_point(|part| part.rank < rank);
+    let end = parts.partition_point(|part| part.rank <= rank);
+    &parts[begin..end]
 }
 
 #[cfg(test)]
@@ -89,64 +89,64 @@ mod tests {
     use crate::plan::layout::Layout;
     use crate::plan::ownership::Ownership;
 
-    fn view(tensor: usize, within: Range<usize>, place: Range<usize>, rank: usize) -> ZeroPart {
-        ZeroPart { tensor, within, place, rank }
+    fn part(tensor: usize, within: Range<usize>, range: Range<usize>, rank: usize) -> ZeroPart {
+        ZeroPart { tensor, within, range, rank }
     }
 
-    /// Checks that views in order cover each segment exactly once and stay in their windows.
-    fn check(views: &[ZeroPart], segments: &[Range<usize>], shard_len: usize, world_size: usize) {
-        let mut rest = views.iter().peekable();
+    /// Checks that parts in order cover each segment exactly once and stay in their shards.
+    fn check(parts: &[ZeroPart], segments: &[Range<usize>], shard_len: usize, world_size: usize) {
+        let mut rest = parts.iter().peekable();
         for (tensor, segment) in segments.iter().enumerate() {
             let mut covered = 0;
-            while let Some(view) = rest.next_if(|view| view.tensor == tensor) {
-                assert_eq!(view.within.start, covered);
-                assert!(!view.within.is_empty());
-                assert_eq!(view.place, segment.start + view.within.start..segment.start + view.within.end);
-                assert!(view.rank * shard_len <= view.place.start && view.place.end <= (view.rank + 1) * shard_len);
-                covered = view.within.end;
+            while let Some(part) = rest.next_if(|part| part.tensor == tensor) {
+                assert_eq!(part.within.start, covered);
+                assert!(!part.within.is_empty());
+                assert_eq!(part.range, segment.start + part.within.start..segment.start + part.within.end);
+                assert!(part.rank * shard_len <= part.range.start && part.range.end <= (part.rank + 1) * shard_len);
+                covered = part.within.end;
             }
             assert_eq!(covered, segment.len());
         }
         assert_eq!(rest.next(), None);
-        let by_rank: Vec<_> = (0..world_size).flat_map(|rank| views_of(views, rank).to_vec()).collect();
-        assert_eq!(by_rank, views);
+        let by_rank: Vec<_> = (0..world_size).flat_map(|rank| parts_of(parts, rank).to_vec()).collect();
+        assert_eq!(by_rank, parts);
     }
 
     proptest! {
         #[test]
         fn every_element_is_in_one_view(lens in prop::collection::vec(0usize..2000, 0..12), world_size in 1usize..10) {
             let layout = Layout::new(DType::F32, world_size, &lens).unwrap();
-            let views = partition(&layout.segments, layout.shard_len, world_size).unwrap();
-            check(&views, &layout.segments, layout.shard_len, world_size);
+            let parts = partition(&layout.segments, layout.shard_len, world_size).unwrap();
+            check(&parts, &layout.segments, layout.shard_len, world_size);
 
             let layout = PaddedLayout::new("test", world_size, &lens).unwrap();
-            let views = partition_padded(world_size, &lens).unwrap();
-            check(&views, &layout.segments, layout.window_len, world_size);
+            let parts = partition_padded(world_size, &lens).unwrap();
+            check(&parts, &layout.segments, layout.shard_len, world_size);
 
-            let lens: Vec<_> = views.iter().map(|view| view.within.len()).collect();
+            let lens: Vec<_> = parts.iter().map(|part| part.within.len()).collect();
             let ownership = Ownership::new("test", world_size, &lens).unwrap();
-            prop_assert_eq!(ownership.window_len(), layout.window_len);
-            prop_assert!(ownership.owners().iter().copied().eq(views.iter().map(|view| view.rank)));
+            prop_assert_eq!(ownership.shard_len(), layout.shard_len);
+            prop_assert!(ownership.owners().iter().copied().eq(parts.iter().map(|part| part.rank)));
         }
     }
 
     #[test]
-    fn a_tensor_may_span_many_windows() {
-        let views = partition_padded(3, &[10, 0, 250]).unwrap();
+    fn a_tensor_may_span_many_shards() {
+        let parts = partition_padded(3, &[10, 0, 250]).unwrap();
         let expected = [
-            view(0, 0..10, 0..10, 0),
-            view(2, 0..86, 10..96, 0),
-            view(2, 86..182, 96..192, 1),
-            view(2, 182..250, 192..260, 2),
+            part(0, 0..10, 0..10, 0),
+            part(2, 0..86, 10..96, 0),
+            part(2, 86..182, 96..192, 1),
+            part(2, 182..250, 192..260, 2),
         ];
-        assert_eq!(views, expected);
-        assert_eq!(views_of(&views, 0), &expected[..2]);
-        assert_eq!(views_of(&views, 3), []);
+        assert_eq!(parts, expected);
+        assert_eq!(parts_of(&parts, 0), &expected[..2]);
+        assert_eq!(parts_of(&parts, 3), []);
     }
 
     #[test]
     fn a_tensor_that_ends_at_an_edge_is_whole() {
-        assert_eq!(partition(&[0..4, 4..8], 4, 2).unwrap(), [view(0, 0..4, 0..4, 0), view(1, 0..4, 4..8, 1)]);
+        assert_eq!(partition(&[0..4, 4..8], 4, 2).unwrap(), [part(0, 0..4, 0..4, 0), part(1, 0..4, 4..8, 1)]);
         assert_eq!(partition(&[0..0, 0..0], 0, 2).unwrap(), []);
         assert_eq!(partition(&[], 4, 2).unwrap(), []);
     }

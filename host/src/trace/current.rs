@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::CallState;
-use super::recorder::{Kind, Recorder};
+use super::recorder::{RankKind, Recorder};
 use crate::call::{Call, Operation};
 
 /// The call that a rank is in, and its last calls; empty if no folder for traces is set.
@@ -20,7 +20,7 @@ pub(crate) struct CurrentCall {
 impl CurrentCall {
     /// Makes the trace of a group of all ranks, which are processes.
     pub(crate) fn of_processes(transport: &'static str, rank: usize, world_size: usize) -> Self {
-        Self::over(Recorder::if_written(Kind::Processes, transport, rank, world_size))
+        Self::over(Recorder::if_written(RankKind::Processes, transport, rank, world_size))
     }
 
     /// Makes the trace of a group that was split off as number `split`, with these ranks of the old group in their new order.

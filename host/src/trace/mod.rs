@@ -40,6 +40,6 @@ pub(crate) use self::current::CurrentCall;
 pub(crate) use self::format::DeviceWait;
 pub(crate) use self::format::{CallState, GroupTrace, RankTrace, TracedCall};
 pub use self::process::start;
-pub(crate) use self::recorder::{Kind, Recorded, Recorder};
+pub(crate) use self::recorder::{RankKind, Recorded, Recorder};
 #[cfg(feature = "cuda")]
 pub(crate) use self::waits::waiting_for_device;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::RankTrace;
 use super::file::save;
-use super::recorder::{Kind, Now, Recorder};
+use super::recorder::{Now, RankKind, Recorder};
 
 /// The variable that names the folder of the files.
 pub const DIRECTORY: &str = "GRADSYNC_TRACE_DIR";
@@ -116,7 +116,7 @@ impl Process {
 
     /// The number in the name of the file for this recorder's calls.
     fn file_of(&self, recorder: &Recorder, recorders: &[Arc<Recorder>]) -> usize {
-        let of_process = || recorders.iter().find(|recorder| recorder.kind() == Kind::Processes);
+        let of_process = || recorders.iter().find(|recorder| recorder.kind() == RankKind::Processes);
         let rank = self.rank.or_else(|| of_process().map(|recorder| recorder.origin()));
         rank.unwrap_or_else(|| recorder.origin())
     }

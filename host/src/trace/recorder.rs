@@ -21,7 +21,7 @@ const WRITES: usize = 2;
 
 /// The kind of ranks of a group that was not split off from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RankKind {
     /// Threads of one process.
     Threads,
     /// Processes: the rank is the rank of this process.
@@ -29,7 +29,7 @@ pub(crate) enum Kind {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct RecordedCall {
     /// The number of the call among all calls of the group.
     number: u64,
     sequence: u64,
@@ -52,14 +52,14 @@ struct Announced {
 
 /// The first failure of a rank in a group.
 #[derive(Clone, Debug)]
-struct Failure {
+struct RankFailure {
     text: String,
     /// The ranks of the group that are its cause, as far as is known.
     blamed: Vec<usize>,
     departure: Option<Departure>,
 }
 
-impl Failure {
+impl RankFailure {
     fn of(error: &(dyn Error + 'static)) -> Self {
         let of_crate = error.downcast_ref().and_then(|error: &crate::Error| match error {
             crate::Error::Comm(error) => Some(error),
@@ -70,7 +70,7 @@ impl Failure {
             CommError::PeerGone { departure, .. } => Some(*departure),
             _ => None,
         });
-        Failure { text: error.to_string(), blamed: failure.map(CommError::blamed).unwrap_or_default(), departure }
+        RankFailure { text: error.to_string(), blamed: failure.map(CommError::blamed).unwrap_or_default(), departure }
     }
 }
 
@@ -95,10 +95,10 @@ impl Now {
 
 #[derive(Debug, Default)]
 struct Log {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<RecordedCall>,
     number: u64,
     sequence: u64,
-    failure: Option<Failure>,
+    failure: Option<RankFailure>,
     /// How often a failure has been written.
     writes: usize,
     has_left: bool,
@@ -109,7 +109,7 @@ struct Log {
 pub(crate) struct Recorder {
     /// The process that writes the calls; `None` if no folder is set.
     process: Option<&'static Process>,
-    kind: Kind,
+    kind: RankKind,
     group: String,
     rank: usize,
     members: Vec<usize>,
@@ -122,20 +122,25 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     /// Makes the recorder of a group of all ranks, whether or not its calls are written.
-    pub(crate) fn always(kind: Kind, transport: &'static str, rank: usize, world_size: usize) -> Arc<Self> {
+    pub(crate) fn always(kind: RankKind, transport: &'static str, rank: usize, world_size: usize) -> Arc<Self> {
         let process = process::start_tracing();
         let number = process.map_or(0, |process| process.count_group(transport, rank));
         Self::register(process, kind, format!("{transport} {number}"), rank, (0..world_size).collect())
     }
 
     /// Like [`always`](Self::always), but only if calls are written.
-    pub(crate) fn if_written(kind: Kind, transport: &'static str, rank: usize, world_size: usize) -> Option<Arc<Self>> {
+    pub(crate) fn if_written(
+        kind: RankKind,
+        transport: &'static str,
+        rank: usize,
+        world_size: usize,
+    ) -> Option<Arc<Self>> {
         process::start_tracing().map(|_| Self::always(kind, transport, rank, world_size))
     }
 
     /// Makes the recorders of all ranks of a group of threads, in order; empty unless calls are written.
     pub(crate) fn of_threads(transport: &'static str, world_size: usize) -> Vec<Arc<Self>> {
-        (0..world_size).filter_map(|rank| Self::if_written(Kind::Threads, transport, rank, world_size)).collect()
+        (0..world_size).filter_map(|rank| Self::if_written(RankKind::Threads, transport, rank, world_size)).collect()
     }
 
     /// Makes the recorder of a group that was split off as number `split`, with these ranks of the old group in their new order.
@@ -146,7 +151,7 @@ impl Recorder {
 
     fn register(
         process: Option<&'static Process>,
-        kind: Kind,
+        kind: RankKind,
         group: String,
         rank: usize,
         members: Vec<usize>,
@@ -162,7 +167,7 @@ impl Recorder {
         self.members[self.rank]
     }
 
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> RankKind {
         self.kind
     }
 
@@ -220,7 +225,7 @@ impl Recorder {
     /// Marks the oldest unfinished transfer of this operation as finished.
     pub(crate) fn finish_transfer(&self, operation: Operation) {
         let mut log = self.lock();
-        let is_it = |entry: &&mut Entry| entry.call.operation == operation && !entry.state.is_over();
+        let is_it = |entry: &&mut RecordedCall| entry.call.operation == operation && !entry.state.is_over();
         if let Some(entry) = log.entries.iter_mut().find(is_it) {
             (entry.state, entry.changed) = (CallState::Finished, Instant::now());
         }
@@ -238,7 +243,7 @@ impl Recorder {
     /// Keeps the first failure and writes the trace: at the failure, and once more when the call in progress at that time has ended.
     pub(crate) fn failed(&self, error: &(dyn Error + 'static)) {
         let mut log = self.lock();
-        let text = log.failure.get_or_insert_with(|| Failure::of(error)).text.clone();
+        let text = log.failure.get_or_insert_with(|| RankFailure::of(error)).text.clone();
         log.writes += 1;
         let is_news = log.writes <= WRITES;
         drop(log);
@@ -270,7 +275,7 @@ impl Recorder {
             group: self.group.clone(),
             rank: self.rank,
             members: self.members.clone(),
-            in_process: self.kind == Kind::Threads,
+            in_process: self.kind == RankKind::Threads,
             failure: failure.map(|failure| failure.text.clone()),
             blamed: blamed.iter().filter_map(|&rank| self.members.get(rank).copied()).collect(),
             departure: failure.and_then(|failure| failure.departure),
@@ -289,11 +294,20 @@ impl Log {
         self.sequence += u64::from(call.operation.peers() == (None, None));
         let (number, sequence, tensors) = (self.number, self.sequence, scope::tensors());
         let state = CallState::Posted;
-        self.entries.push_back(Entry { number, sequence, call, tensors, announced, state, posted: now, changed: now });
+        self.entries.push_back(RecordedCall {
+            number,
+            sequence,
+            call,
+            tensors,
+            announced,
+            state,
+            posted: now,
+            changed: now,
+        });
     }
 }
 
-impl Entry {
+impl RecordedCall {
     fn trace(&self, matched: u64, now: Now) -> TracedCall {
         let Call { within, operation, len, dtype } = self.call;
         let is_matched = self.announced.is_some_and(|call| 0 < call.announced && call.announced <= matched);
@@ -364,7 +378,7 @@ mod tests {
 
     #[test]
     fn the_last_calls_are_kept_with_their_states_and_numbers() {
-        let recorder = Recorder::register(None, Kind::Threads, "test 0".into(), 1, vec![4, 7]);
+        let recorder = Recorder::register(None, RankKind::Threads, "test 0".into(), 1, vec![4, 7]);
         let barrier = || Call::without_data(Operation::Barrier);
         let first = recorder.record([barrier()]);
         first.matched();
@@ -393,7 +407,7 @@ mod tests {
 
     #[test]
     fn announced_calls_are_matched_and_finished_by_number() {
-        let recorder = Recorder::register(None, Kind::Threads, "test 0".into(), 0, vec![0]);
+        let recorder = Recorder::register(None, RankKind::Threads, "test 0".into(), 0, vec![0]);
         let reduce = || Call::new(Operation::AllGather, 3, DType::F32);
         let numbers = [1, 2, 3].map(|announced| recorder.post(reduce(), announced));
         assert_eq!(numbers, [(1, 1), (2, 2), (3, 3)]);

@@ -8,16 +8,16 @@ use super::DeviceWait;
 use super::process::start_tracing;
 use super::recorder::Now;
 
-struct Entry {
+struct TimedWait {
     number: u64,
     device: u32,
     since: Instant,
 }
 
-static WAITS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+static WAITS: Mutex<Vec<TimedWait>> = Mutex::new(Vec::new());
 
 /// No user code runs under the lock, so a poisoned one still guards consistent state.
-fn lock() -> MutexGuard<'static, Vec<Entry>> {
+fn lock() -> MutexGuard<'static, Vec<TimedWait>> {
     WAITS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -32,7 +32,7 @@ pub(crate) fn waiting_for_device(device: u32) -> Waiting {
     }
     let mut waits = lock();
     let number = waits.last().map_or(0, |last| last.number + 1);
-    waits.push(Entry { number, device, since: Instant::now() });
+    waits.push(TimedWait { number, device, since: Instant::now() });
     Waiting(Some(number))
 }
 
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn waits_are_there_until_they_are_dropped() {
         let wait = |device: u32| {
-            lock().push(Entry { number: device.into(), device, since: Instant::now() });
+            lock().push(TimedWait { number: device.into(), device, since: Instant::now() });
             Waiting(Some(device.into()))
         };
         let of = |device| waits(Now::new()).iter().any(|wait| wait.device == device);

@@ -21,7 +21,7 @@ const BLOCK_LEN: usize = 512;
 const BLOCKS: usize = 64;
 
 /// The operands of one block, widened.
-pub(super) struct Block<'a, const STATES: usize> {
+pub(super) struct OperandBlock<'a, const STATES: usize> {
     pub(super) gradients: &'a [f64],
     pub(super) weights: &'a [f64],
     pub(super) states: [&'a mut [f64]; STATES],
@@ -37,12 +37,12 @@ pub(super) fn for_blocks<const STATES: usize>(
     weights: &GradientBuffer,
     mut states: [&mut GradientBuffer; STATES],
     deltas: &mut GradientBuffer,
-    formula: impl Fn(Block<'_, STATES>) + Sync,
+    formula: impl Fn(OperandBlock<'_, STATES>) + Sync,
 ) -> Result<()> {
     for index in 0..gradients.tensor_count() {
         let (gradient, weight) = (gradients.tensor(index).data(), weights.tensor(index).data());
-        let mut rows: Vec<Row<'_>> =
-            blocks_mut(deltas.tensor_mut(index).into_data()).into_iter().map(Row::new).collect();
+        let mut rows: Vec<OutputBlock<'_>> =
+            blocks_mut(deltas.tensor_mut(index).into_data()).into_iter().map(OutputBlock::new).collect();
         for state in &mut states {
             let blocks = blocks_mut(state.tensor_mut(index).into_data());
             rows.iter_mut().zip(blocks).for_each(|(row, block)| row.states.push(block));
@@ -56,12 +56,12 @@ pub(super) fn for_blocks<const STATES: usize>(
 }
 
 /// One block of all outputs.
-struct Row<'a> {
+struct OutputBlock<'a> {
     delta: SliceMut<'a>,
     states: Vec<SliceMut<'a>>,
 }
 
-impl<'a> Row<'a> {
+impl<'a> OutputBlock<'a> {
     fn new(delta: SliceMut<'a>) -> Self {
         Self { delta, states: Vec::new() }
     }
@@ -70,7 +70,7 @@ impl<'a> Row<'a> {
         mut self,
         gradient: Slice<'_>,
         weight: Slice<'_>,
-        formula: &impl Fn(Block<'_, STATES>),
+        formula: &impl Fn(OperandBlock<'_, STATES>),
     ) -> Result<()> {
         let len = self.delta.len();
         let mut wide_states = [[0.0; BLOCK_LEN]; STATES];
@@ -80,7 +80,7 @@ impl<'a> Row<'a> {
         for (wide, state) in wide_states.iter_mut().zip(&self.states) {
             widen(&mut wide[..len], state.as_slice())?;
         }
-        formula(Block {
+        formula(OperandBlock {
             gradients: &wide_gradient[..len],
             weights: &wide_weight[..len],
             states: wide_states.each_mut().map(|wide| &mut wide[..len]),

@@ -26,7 +26,7 @@ pub(crate) struct Runner<'a> {
 /// The interval of lines about progress.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-struct State {
+struct RunnerState {
     runs: Runs,
     /// The runs that are being made.
     running: Vec<Spec>,
@@ -38,22 +38,22 @@ impl Runner<'_> {
     /// Makes all runs that are missing, or as many as the time allows.
     pub(crate) fn run(&self, runs: Runs) -> Result<Runs> {
         let begun = Instant::now();
-        let state = Mutex::new(State { runs, running: Vec::new(), failed: None, reported: begun });
+        let state = Mutex::new(RunnerState { runs, running: Vec::new(), failed: None, reported: begun });
         let finished = Condvar::new();
         std::thread::scope(|scope| {
             for _ in 0..self.threads {
                 scope.spawn(|| self.work(&state, &finished, begun));
             }
         });
-        let State { runs, failed, .. } = state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let RunnerState { runs, failed, .. } = state.into_inner().unwrap_or_else(PoisonError::into_inner);
         failed.map_or(Ok(runs), Err)
     }
 
     /// Makes one run after the other, until none is left to start.
-    fn work(&self, state: &Mutex<State>, finished: &Condvar, begun: Instant) {
+    fn work(&self, state: &Mutex<RunnerState>, finished: &Condvar, begun: Instant) {
         let mut guard = lock(state);
         while guard.failed.is_none() && begun.elapsed() < self.within {
-            let State { runs, running, .. } = &mut *guard;
+            let RunnerState { runs, running, .. } = &mut *guard;
             let plan = Study { scale: self.scale, runs }.plan();
             let next = plan.into_iter().find(|spec| runs.get(spec).is_none() && !running.contains(spec));
             let Some(spec) = next else {
@@ -86,6 +86,6 @@ impl Runner<'_> {
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<RunnerState>) -> MutexGuard<'_, RunnerState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -218,7 +218,7 @@ pub(crate) struct Search {
 
 /// An arm with its rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Place {
+pub(crate) struct ArmAndRate {
     pub(crate) arm: Arm,
     pub(crate) rate: f64,
 }
@@ -257,7 +257,7 @@ impl Study<'_> {
         unique
     }
 
-    fn specs(&self, purpose: Purpose, Place { arm, rate }: Place, seeds: &[u64]) -> Vec<Spec> {
+    fn specs(&self, purpose: Purpose, ArmAndRate { arm, rate }: ArmAndRate, seeds: &[u64]) -> Vec<Spec> {
         let samples = self.scale.samples;
         seeds.iter().map(|&seed| Spec { purpose, arm, rate, seed, samples }).collect()
     }
@@ -266,7 +266,7 @@ impl Study<'_> {
         let rates = &rates(arm.method)[self.scale.rates.clone()];
         let first: Vec<u64> = self.scale.first.clone().collect();
         let all: Vec<u64> = first.iter().copied().chain(self.scale.further.clone()).collect();
-        let specs = |rate, seeds: &[u64]| self.specs(Purpose::Search, Place { arm, rate }, seeds);
+        let specs = |rate, seeds: &[u64]| self.specs(Purpose::Search, ArmAndRate { arm, rate }, seeds);
         let mut search =
             Search { runs: rates.iter().flat_map(|&rate| specs(rate, &first)).collect(), best: None, is_edge: false };
         let of_one = if arm.ranks == 1 { None } else { self.search(one(arm.method)).best };
@@ -319,22 +319,22 @@ impl Study<'_> {
     }
 
     /// The runs of a place's figure, if all have finished.
-    pub(crate) fn figure_runs(&self, place: Option<Place>) -> Option<Vec<&Record>> {
+    pub(crate) fn figure_runs(&self, place: Option<ArmAndRate>) -> Option<Vec<&Record>> {
         self.records(&self.specs(Purpose::Figure, place?, &self.scale.figures))
     }
 
     /// The arm and the rate of a way, once the rate is known; for one rank, all ways are equal.
-    pub(crate) fn place(&self, family: &Family, way: &Way, ranks: usize) -> Option<Place> {
+    pub(crate) fn place(&self, family: &Family, way: &Way, ranks: usize) -> Option<ArmAndRate> {
         let of_one = self.search(one(family.method)).best?;
         if ranks == 1 {
-            return Some(Place { arm: one(family.method), rate: of_one });
+            return Some(ArmAndRate { arm: one(family.method), rate: of_one });
         }
         let arm = family.arm(way, ranks);
         let rate = match way.rate {
             Rate::OfOne => of_one,
             Rate::Tuned => self.search(arm).best?,
         };
-        Some(Place { arm, rate })
+        Some(ArmAndRate { arm, rate })
     }
 
     pub(crate) fn figure(&self, family: &Family, way: &Way, ranks: usize) -> Figure {

@@ -1,4 +1,4 @@
-//! nccl_all_gather and nccl_reduce_scatter, in any memory, against section 1.2 of the specification, which defines windows.
+//! nccl_all_gather and nccl_reduce_scatter, in any memory, against section 1.2 of the specification, which defines shards.
 
 use gradsync::comm::{ReduceOp, Scaling};
 use gradsync::onnx::{nccl_all_gather, nccl_all_gather_into, nccl_reduce_scatter, nccl_reduce_scatter_into};
@@ -18,13 +18,13 @@ const UPSTREAM: [usize; 5] = [6, 85, 512, 91, 256];
 /// All cases.
 pub fn run<O: Operands>(operands: &O, report: &mut impl Report) {
     report.case("upstream's tensors, owned", || {
-        // The tensors have 950 elements together: one rank has a window of 960, two ranks have windows of 480, three of 320, and four of
-        // 256. The third tensor fits only into the window of 960.
+        // The tensors have 950 elements together: one rank has a shard of 960, two ranks have shards of 480, three of 320, and four of
+        // 256. The third tensor fits only into the shard of 960.
         assert_eq!(owners(operands.comm().world_size(), &UPSTREAM).is_ok(), operands.comm().world_size() == 1);
         [Format::F16, Format::F32, Format::F64].iter().for_each(|&format| check(operands, format, &UPSTREAM));
     });
-    report.case("upstream's tensors in every window", || {
-        let lens = full_windows(operands.comm().world_size());
+    report.case("upstream's tensors in every shard", || {
+        let lens = full_shards(operands.comm().world_size());
         let expected: Vec<usize> = (0..lens.len()).map(|index| index / 6).collect();
         assert_eq!(owners(operands.comm().world_size(), &lens), Ok(expected));
         Format::ALL.iter().for_each(|&format| check(operands, format, &lens));
@@ -43,9 +43,9 @@ pub fn run<O: Operands>(operands: &O, report: &mut impl Report) {
     report.case("lists of any lengths, owned", || any_lists(operands));
 }
 
-/// Lengths whose windows of 960 elements are full: each window holds upstream's tensors and one tensor of 10 elements. The last window
+/// Lengths whose shards of 960 elements are full: each shard holds upstream's tensors and one tensor of 10 elements. The last shard
 /// lacks this tensor, so the padding is 10 elements, below the limit of 32 P.
-fn full_windows(world_size: usize) -> Vec<usize> {
+fn full_shards(world_size: usize) -> Vec<usize> {
     let mut lens = Vec::new();
     for _ in 0..world_size {
         lens.extend(UPSTREAM);
@@ -57,17 +57,17 @@ fn full_windows(world_size: usize) -> Vec<usize> {
 
 /// The owner of each tensor, or the first tensor without a rank that owns it entirely.
 ///
-/// The total gains `A − total mod A` elements with `A = 32 P`, and each rank has an equal window of the sum. Tensors lie back to back; the
-/// rank whose window contains a tensor's start owns it, and the tensor must end in that window too.
+/// The total gains `A − total mod A` elements with `A = 32 P`, and each rank has an equal shard of the sum. Tensors lie back to back; the
+/// rank whose shard contains a tensor's start owns it, and the tensor must end in that shard too.
 fn owners(world_size: usize, lens: &[usize]) -> Result<Vec<usize>, usize> {
     let total: usize = lens.iter().sum();
     let block = 32 * world_size;
-    let window = (total + block - total % block) / world_size;
+    let shard = (total + block - total % block) / world_size;
     let mut begin = 0;
     let mut owners = Vec::new();
     for (index, &len) in lens.iter().enumerate() {
-        let owner = begin / window;
-        if begin + len > (owner + 1) * window {
+        let owner = begin / shard;
+        if begin + len > (owner + 1) * shard {
             return Err(index);
         }
         owners.push(owner);

@@ -182,7 +182,7 @@ fn smallest_survival(node: &Node, inputs: &[&[f64]], root: bool) -> f64 {
 }
 
 /// The quantities that each node carries; the module's header defines them.
-struct State {
+struct NodeBounds {
     element: Vec<f64>,
     magnitude: Vec<f64>,
     norm_magnitude: f64,
@@ -227,10 +227,10 @@ impl Walk<'_> {
         (bounds, state.weight)
     }
 
-    fn node(&self, node: &Node) -> State {
+    fn node(&self, node: &Node) -> NodeBounds {
         let norm = dot(&node.vector, &node.vector).value().sqrt();
         match &node.origin {
-            Origin::Input(rank) => State {
+            Origin::Input(rank) => NodeBounds {
                 element: vec![0.0; self.len],
                 magnitude: self.inputs[*rank].iter().map(|value| value.abs()).collect(),
                 norm_magnitude: norm,
@@ -245,10 +245,10 @@ impl Walk<'_> {
         &self,
         node: &Node,
         norm: f64,
-        (a, in_a): (&Node, &State),
-        (b, in_b): (&Node, &State),
+        (a, in_a): (&Node, &NodeBounds),
+        (b, in_b): (&Node, &NodeBounds),
         pair: &Pair,
-    ) -> State {
+    ) -> NodeBounds {
         let (left, right) = (pair.left.value(), pair.right.value());
         let slack_left = self.slack(pair.dot.value(), pair.left_square.value(), in_a, in_b);
         let slack_right = self.slack(pair.dot.value(), pair.right_square.value(), in_b, in_a);
@@ -276,7 +276,7 @@ impl Walk<'_> {
                     + 3.0 * UNIT * node.weights[rank].value().abs()
             })
             .collect();
-        State {
+        NodeBounds {
             element,
             magnitude,
             norm_magnitude: left.abs() * in_a.norm_magnitude + right.abs() * in_b.norm_magnitude,
@@ -286,7 +286,7 @@ impl Walk<'_> {
     }
 
     /// The bound of the difference between `k̃_a ã_i` and `k_a a_i`.
-    fn term(&self, coefficient: f64, slack: &Slack, value: f64, error: f64, other: &State) -> f64 {
+    fn term(&self, coefficient: f64, slack: &Slack, value: f64, error: f64, other: &NodeBounds) -> f64 {
         match slack {
             Slack::Known(slack) => (coefficient.abs() + slack) * error + slack * value.abs(),
             Slack::DirectionLost => {
@@ -297,7 +297,7 @@ impl Walk<'_> {
     }
 
     /// The error bound of the coefficient `1 - dot / 2 square` of the vector described by `own`.
-    fn slack(&self, dot: f64, square: f64, own: &State, other: &State) -> Slack {
+    fn slack(&self, dot: f64, square: f64, own: &NodeBounds, other: &NodeBounds) -> Slack {
         let (own_error, other_error) = (norm_of(&own.element), norm_of(&other.element));
         let (own_magnitude, other_magnitude) = match self.path {
             Path::Tree | Path::Precise => (own.norm + own_error, other.norm + other_error),
@@ -360,4 +360,107 @@ fn norm_of(values: &[f64]) -> f64 {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::inputs::{Kind, generate};
+
+    /// A naive Gram implementation in plain f64, which shows that the bound holds and is tight.
+    fn naive_gram(format: Format, inputs: &[Vec<f64>]) -> Vec<f64> {
+        let world_size = inputs.len();
+        let product = |i: usize, j: usize| -> f64 { inputs[i].iter().zip(&inputs[j]).map(|(x, y)| x * y).sum() };
+        let gram: Vec<Vec<f64>> = (0..world_size).map(|i| (0..world_size).map(|j| product(i, j)).collect()).collect();
+        let form = |u: &[f64], v: &[f64]| -> f64 {
+            (0..world_size).map(|i| u[i] * (0..world_size).map(|j| gram[i][j] * v[j]).sum::<f64>()).sum()
+        };
+        let mut level: Vec<Vec<f64>> =
+            (0..world_size).map(|r| (0..world_size).map(|i| if i == r { 1.0 } else { 0.0 }).collect()).collect();
+        while level.len() > 1 {
+            level = level
+                .chunks(2)
+                .map(|chunk| match chunk {
+                    [a, b] => {
+                        let (s, qa, qb) = (form(a, b), form(a, a), form(b, b));
+                        let ka = if qa < SMALLEST_SQUARED_NORM { 1.0 } else { 1.0 - s / (2.0 * qa) };
+                        let kb = if qb < SMALLEST_SQUARED_NORM { 1.0 } else { 1.0 - s / (2.0 * qb) };
+                        a.iter().zip(b).map(|(x, y)| ka * x + kb * y).collect()
+                    }
+                    one => one[0].clone(),
+                })
+                .collect();
+        }
+        (0..inputs[0].len()).map(|i| format.round(inputs.iter().zip(&level[0]).map(|(x, w)| w * x[i]).sum())).collect()
+    }
+
+    fn naive_tree(format: Format, inputs: &[Vec<f64>]) -> Vec<f64> {
+        let mut level = inputs.to_vec();
+        while level.len() > 1 {
+            level = level
+                .chunks(2)
+                .map(|chunk| match chunk {
+                    [a, b] => {
+                        let product = |x: &[f64], y: &[f64]| -> f64 { x.iter().zip(y).map(|(x, y)| x * y).sum() };
+                        let (s, qa, qb) = (product(a, b), product(a, a), product(b, b));
+                        let ka = if qa < SMALLEST_SQUARED_NORM { 1.0 } else { 1.0 - s / (2.0 * qa) };
+                        let kb = if qb < SMALLEST_SQUARED_NORM { 1.0 } else { 1.0 - s / (2.0 * qb) };
+                        a.iter().zip(b).map(|(x, y)| format.round(ka * x + kb * y)).collect()
+                    }
+                    one => one[0].clone(),
+                })
+                .collect();
+        }
+        level.remove(0)
+    }
+
+    #[test]
+    fn plain_implementations_stay_inside_the_bounds() {
+        for format in Format::ALL {
+            for kind in Kind::ADASUM {
+                for world_size in [1, 2, 3, 4, 7, 8] {
+                    let inputs = generate(kind, format, world_size, 131, 5);
+                    let label = format!("{format:?} {kind:?} P={world_size}");
+                    let layers = std::slice::from_ref(&(0..131));
+                    let tree = expect(Method::Tree, format, &inputs, layers);
+                    let got = naive_tree(format, &inputs);
+                    crate::tolerance::assert_within(&format!("{label} tree"), format, &got, &tree.exact, &tree.bounds);
+                    let gram = expect(Method::Gram, format, &inputs, layers);
+                    assert!(
+                        gram.bounds.iter().all(|bound| bound.is_finite()),
+                        "{label}: an infinite bound checks nothing"
+                    );
+                    if gram.possibly_cancelled() == 0 {
+                        let got = naive_gram(format, &inputs);
+                        crate::tolerance::assert_within(
+                            &format!("{label} gram"),
+                            format,
+                            &got,
+                            &gram.exact,
+                            &gram.bounds,
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_gram_bound_of_ordinary_vectors_is_hardly_more_than_one_rounding() {
+        for format in [Format::F32, Format::F16, Format::BF16] {
+            let inputs = generate(Kind::Random, format, 8, 1000, 3);
+            let expected = expect(Method::Gram, format, &inputs, std::slice::from_ref(&(0..1000)));
+            for (bound, exact) in expected.bounds.iter().zip(&expected.exact) {
+                assert!(*bound < 1.001 * format.rounding_error(*exact) + 1e-11, "{format:?}: {bound:e} for {exact:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn nearly_opposite_vectors_are_told_apart_by_survival() {
+        let at = |gap| {
+            let inputs = generate(Kind::NearlyOpposite(gap), Format::F32, 4, 131, 5);
+            expect(Method::Gram, Format::F32, &inputs, std::slice::from_ref(&(0..131))).survival[0]
+        };
+        assert!(at(1e-3) > SURELY_CANCELLED, "{:e}", at(1e-3));
+        assert!(at(1e-6) < SURELY_CANCELLED, "{:e}", at(1e-6));
+        assert!(at(0.0) < SURELY_CANCELLED, "{:e}", at(0.0));
+    }
+}

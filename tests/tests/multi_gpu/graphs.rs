@@ -74,7 +74,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     report.case("all_reduce", || {
         check(queue, &comm, "all_reduce", |buffer| comm.all_reduce(buffer.as_mut_slice(), ReduceOp::Sum));
     });
-    report.case("ordered all_reduce", || {
+    report.case("ordered_all_reduce", || {
         let mut ordered = None;
         check(queue, &comm, "ordered", |buffer| {
             let ordered = match &mut ordered {
@@ -88,7 +88,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         });
     });
     if comm.world_size() > 1 && context.layout.reaches_peers() {
-        report.case("ordered all_reduce by peers", || {
+        report.case("ordered_all_reduce by peers", || {
             let mut peers = None;
             check(queue, &comm, "by peers", |buffer| {
                 let peers = match &mut peers {

@@ -14,7 +14,7 @@ use gradsync::{DType, Error, GradientBuffer};
 use crate::context::Context;
 use crate::report::Report;
 
-/// The number of elements of a gradient buffer, which gives windows of several tiles for every number of ranks.
+/// The number of elements of a gradient buffer, which gives shards of several tiles for every number of ranks.
 const LEN: usize = 1 << 20;
 
 pub(crate) fn run(context: &Context, report: &mut Report) {

@@ -16,7 +16,7 @@ use crate::math::Element;
 use crate::math::adasum::{Pair, Weights, pairs_of_level, product_index, products, weight_by_tree, weights};
 use crate::math::precise::NUMBERS;
 use crate::math::product_part::triangle;
-use crate::peers::{Group, Progress, Stage};
+use crate::peers::{GroupView, Progress, Stage};
 use crate::shared::{self, SHARED_SLOTS};
 use crate::{arch, reduce, thread};
 
@@ -24,7 +24,7 @@ use crate::{arch, reduce, thread};
 #[inline(always)]
 unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize>(
     peers: &Peers,
-    chunk: reduce::Chunk,
+    chunk: reduce::ElementRange,
 ) -> [f64; K] {
     let copies = pick(&peers.copies, peers.world_size as usize).map(|copy: *mut T| copy.cast_const());
     // One step at a time: the links are slower than that, and every additional step is compiled at first use.
@@ -33,14 +33,14 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize>(
 }
 
 /// The combination tree of a cancelled layer over `count` consecutive ranks, up to a level, at most `MOST`.
-struct Tree<const W: usize, const MOST: usize> {
+struct Subtree<const W: usize, const MOST: usize> {
     count: usize,
     level: usize,
     /// The coefficients of the first of these ranks' pairs, in the layer's row; for `f64` the row itself, of all ranks.
     row: *const f64,
 }
 
-impl<const W: usize, const MOST: usize> Tree<W, MOST> {
+impl<const W: usize, const MOST: usize> Subtree<W, MOST> {
     /// The tree over the ranks `begin..end`, below the pairs of `level`, which are not joined. `row` is the layer's.
     #[inline(always)]
     fn of(row: *const f64, (begin, end): (usize, usize), level: usize) -> Self {
@@ -76,7 +76,7 @@ macro_rules! of_width {
         kernel!(["peer_adasum_" $name $suffix], LaunchBounds::of_peers($width), fn (
             peers: *const Peers, weights: *mut f64, tree: *mut f64, cancelled: *mut u32, short: *const u32, totals: *mut f64,
             partials: *mut f64, chunked: *const ChunkedSpan, span_count: u64, blocks: u64, chunks: u64,
-            spans: *const Span, writers: u64, chunk_len: u64, senders: u64,
+            spans: *const Span, writers: u64, block_len: u64, senders: u64,
         ) {
             // The vector length of the kernels that multiply as many vectors on one rank, so that the bits are the same.
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
@@ -86,7 +86,7 @@ macro_rules! of_width {
             // Two ranks are one pair, which cannot cancel; but short vectors of `f64` always take the exact path.
             const HAS_EXACT_PATH: bool = LEVELS > 1 || <$T>::IS_DOUBLE;
             let partials = Partials { first: partials, spans: chunked, chunks };
-            let group = Group::of(peers);
+            let group = GroupView::of(peers);
             loop {
                 let group = group.again();
                 // There are at least two ranks, which the compiler does not know.
@@ -123,25 +123,25 @@ macro_rules! of_width {
                     let team = Team::new(group, block, ranks);
                     let multiplied = team.blocks(chunked, blocks);
                     group.wait_for_count(team.number as usize, Progress::Multiplied, multiplied, multiplied);
-                    let table = Table { weights, tree, cancelled, short, totals, partials, span_count };
+                    let table = WeightMemory { weights, tree, cancelled, short, totals, partials, span_count };
                     team.find_weights::<$T, $width, { LEVELS - 1 }>(table);
                     group.count(team.number as usize, Progress::Weights);
                     continue;
                 }
                 block -= teams;
-                let chunk = reduce::chunk(block, spans, span_count, chunk_len);
-                let layer = layer_of(chunk.span);
+                let range = reduce::range_of_block(block, spans, span_count, block_len);
+                let layer = layer_of(range.span);
                 group.wait_for_count(layer / PEER_LAYERS, Progress::Weights, 1, 1);
                 let layer_weights = weights.add(layer * ranks);
                 let factors = core::array::from_fn(|rank| *layer_weights.add(if rank < ranks { rank } else { 0 }));
                 let sum = |values| <$T>::from_f64(weighted(values, factors, ranks));
                 let exact = if HAS_EXACT_PATH && *cancelled.add(layer) != 0 {
-                    let tree = Tree::<$width, LEVELS>::of(tree.add(layer * tree_row(ranks)), (0, ranks), LEVELS);
+                    let tree = Subtree::<$width, LEVELS>::of(tree.add(layer * tree_row(ranks)), (0, ranks), LEVELS);
                     Some(move |values| <$T>::from_f64(<$T>::root(tree.nodes::<$T>(values)[0], tree.row_again::<$T>(), tree.count)))
                 } else {
                     None
                 };
-                write_each::<$T, $width, WRITTEN>(group.peers, chunk, sum, exact);
+                write_each::<$T, $width, WRITTEN>(group.peers, range, sum, exact);
             }
         });
     };
@@ -171,7 +171,7 @@ impl Weights for SharedWeights {
 
 /// The memory of a launch for the weights.
 #[derive(Clone, Copy)]
-struct Table {
+struct WeightMemory {
     weights: *mut f64,
     tree: *mut f64,
     cancelled: *mut u32,
@@ -183,16 +183,16 @@ struct Table {
 
 /// A part of the sums of one pair of one of a team's layers, packed into one number, since registers are short where it is used.
 #[derive(Clone, Copy)]
-struct Part(u32);
+struct PartNumber(u32);
 
-impl Part {
+impl PartNumber {
     /// For each of the team's layers four pairs, with four parts each.
     const OF_A_LEVEL: u32 = PEER_LAYERS as u32 * 16;
 
     #[inline(always)]
     fn new(level: usize, number: u32) -> Self {
         const { assert!(MOST_PEERS / 2 <= 4 && <f64 as Exact>::PARTS <= 4 && PEER_LAYERS <= 16) };
-        Part((level as u32) << 8 | number)
+        PartNumber((level as u32) << 8 | number)
     }
 
     #[inline(always)]
@@ -203,7 +203,7 @@ impl Part {
     /// The layer, the pair and the number of the part, recomputed each time.
     #[inline(always)]
     fn unpacked(self, team: Team<'_>) -> (usize, Pair, usize) {
-        let part = Part(arch::forget(self.0 as u64) as u32);
+        let part = PartNumber(arch::forget(self.0 as u64) as u32);
         let (level, number) = (part.level(), part.0 as usize);
         let begin = (number >> 2 & 3) << (level + 1);
         let (middle, end) = (begin + (1 << level), begin + (2 << level));
@@ -216,7 +216,7 @@ impl Team<'_> {
     /// Computes the weights of this team's layers: first from all products, and then, level by level, at most `MOST`, for cancelled layers
     /// by the exact path. All ranks compute the same, because they have the same totals.
     #[inline(always)]
-    unsafe fn find_weights<T: Exact, const W: usize, const MOST: usize>(self, table: Table) {
+    unsafe fn find_weights<T: Exact, const W: usize, const MOST: usize>(self, table: WeightMemory) {
         // SAFETY: the launch provides memory for every layer; the branches are the same for the whole block and on every rank.
         unsafe {
             self.exchange(table.partials, products(self.ranks), Products(self.ranks), Stage::of_level(0));
@@ -237,7 +237,7 @@ impl Team<'_> {
 
     /// Evaluates the exact path of this block's cancelled layers.
     #[inline(always)]
-    unsafe fn find_by_tree<T: Exact, const W: usize, const MOST: usize>(self, table: Table) {
+    unsafe fn find_by_tree<T: Exact, const W: usize, const MOST: usize>(self, table: WeightMemory) {
         // SAFETY: as above, except where each layer has its thread.
         unsafe {
             let is_cancelled = |layer: usize| *table.cancelled.add(layer) != 0;
@@ -283,12 +283,12 @@ impl Team<'_> {
 
     /// The row of a layer's tree.
     #[inline(always)]
-    unsafe fn tree_of(self, table: Table, layer: usize) -> *mut f64 {
+    unsafe fn tree_of(self, table: WeightMemory, layer: usize) -> *mut f64 {
         // SAFETY: the launch provides a row for every layer.
         unsafe { table.tree.add(layer * tree_row(self.ranks)) }
     }
 
-    /// Stores a pair's coefficients in the row of a layer's tree, from its sums over all windows.
+    /// Stores a pair's coefficients in the row of a layer's tree, from its sums over all shards.
     #[inline(always)]
     unsafe fn keep_pair<T: Exact>(self, row: *mut f64, is_divided: bool, layer: usize, pair: Pair) {
         let place = self.sums_place(layer, pair, T::COUNT);
@@ -302,11 +302,11 @@ impl Team<'_> {
 
     /// Visits each part of the sums of each pair of a level, of each cancelled layer.
     #[inline(always)]
-    unsafe fn for_each_part<T: Exact>(self, level: usize, table: Table, visit: impl Fn(Self, Part)) {
+    unsafe fn for_each_part<T: Exact>(self, level: usize, table: WeightMemory, visit: impl Fn(Self, PartNumber)) {
         let mut number = 0;
         // A loop that must not be unrolled.
-        while number < arch::opaque(Part::OF_A_LEVEL) {
-            let (team, part) = (self.again(), Part::new(level, number));
+        while number < arch::opaque(PartNumber::OF_A_LEVEL) {
+            let (team, part) = (self.again(), PartNumber::new(level, number));
             let (layer, pair, place) = part.unpacked(team);
             let is_there = layer < team.first() + team.count() && pair.middle < team.ranks && place < T::PARTS;
             // SAFETY: the launch provides a flag for each layer.
@@ -319,7 +319,7 @@ impl Team<'_> {
 
     /// Adds the rows of one part of the sums of a pair, which all ranks have sent, if the layer is divided.
     #[inline(always)]
-    unsafe fn fold_part<T: Exact>(self, part: Part, partials: Partials) {
+    unsafe fn fold_part<T: Exact>(self, part: PartNumber, partials: Partials) {
         let (layer, pair, part) = part.unpacked(self);
         // SAFETY: as above; every thread of the block calls this.
         unsafe { self.add_up_part::<T>(true, layer, pair.index(), part, partials) };
@@ -336,10 +336,10 @@ impl Team<'_> {
         unsafe { self.add_up_one(divided, item < count, layer, item, partials, &sums) };
     }
 
-    /// Adds the products over all windows, and computes the weights of each layer in shared memory: each step depends on the preceding
+    /// Adds the products over all shards, and computes the weights of each layer in shared memory: each step depends on the preceding
     /// one.
     #[inline(always)]
-    unsafe fn find_from_products<T: Exact>(self, table: Table) {
+    unsafe fn find_from_products<T: Exact>(self, table: WeightMemory) {
         const { assert!(PEER_LAYERS * (products(MOST_PEERS) + MOST_PEERS) <= SHARED_SLOTS) };
         let width = products(self.ranks);
         let thread = thread::thread_idx_x() as usize;
@@ -378,9 +378,13 @@ impl Team<'_> {
         }
     }
 
-    /// Writes one part of the sums of a layer's pair over this rank's window to every mailbox.
+    /// Writes one part of the sums of a layer's pair over this rank's shard to every mailbox.
     #[inline(always)]
-    unsafe fn hand_out_part<T: Exact, const W: usize, const MOST: usize>(self, packed: Part, table: Table) {
+    unsafe fn hand_out_part<T: Exact, const W: usize, const MOST: usize>(
+        self,
+        packed: PartNumber,
+        table: WeightMemory,
+    ) {
         // SAFETY: as above; every thread of the block calls this, and takes part in each sum.
         unsafe {
             let unpacked = || packed.unpacked(self.again());
@@ -391,7 +395,7 @@ impl Team<'_> {
             while self.chunk_at(unpacked().0, done, table.partials).is_some() {
                 // A chunk for each team of the block.
                 let own = |done: u32| self.chunk_at(unpacked().0, done + reduce::team::<2>(), table.partials);
-                let mut chunk = reduce::Chunk { span: 0, begin: 0, end: 0 };
+                let mut chunk = reduce::ElementRange { span: 0, begin: 0, end: 0 };
                 if let Some(number) = own(done) {
                     let spans = self.group.peers.spans_of_a_layer(table.span_count);
                     chunk = reduce::chunk_of_number(number, table.partials.spans.add(unpacked().0), spans);
@@ -413,7 +417,7 @@ impl Team<'_> {
                     let (_, pair, part) = unpacked();
                     let count = pair.end - pair.begin;
                     let level = packed.level();
-                    let tree = Tree::<W, MOST>::of(row, (pair.begin, pair.end), level);
+                    let tree = Subtree::<W, MOST>::of(row, (pair.begin, pair.end), level);
                     let peers = self.group.peers;
                     let copy = |place| *peers.copies.get_unchecked(pair.begin + if place < count { place } else { 0 });
                     let copies: [*const T; W] = core::array::from_fn(|place| copy(place) as *const T);

@@ -1,10 +1,10 @@
-//! Adasum and ordered sums for ranks that access each other's memory: in one launch each rank sends its peers their windows of its arena,
-//! processes its own window of all arenas, and writes the result into every rank's arena; another launch waits for all ranks.
+//! Adasum and ordered sums for ranks that access each other's memory: in one launch each rank sends its peers their shards of its arena,
+//! processes its own shard of all arenas, and writes the result into every rank's arena; another launch waits for all ranks.
 //!
 //! The work of a launch is a list of jobs, which its blocks take in order: the first jobs send; the next wait for the tiles of a chunk and
 //! multiply; a few add sums, synchronise with the jobs of the same number on the other ranks and compute weights; the last wait for the
 //! weights of a chunk and write its weighted sum. So one layer's results are sent while another's inputs are still received. Only this rank
-//! writes its window of any arena, after receiving it, until the end, when all have written their results. Totals are added in rank order,
+//! writes its shard of any arena, after receiving it, until the end, when all have written their results. Totals are added in rank order,
 //! so that all ranks get the same bits.
 
 mod gram;
@@ -16,7 +16,7 @@ use crate::abi::{DType, LaunchBounds, MOST_PEERS, PEER_THREADS, Peers, Row, vect
 use crate::half::*;
 use crate::math::adasum::Pair;
 use crate::math::{Element, elementwise};
-use crate::peers::{Group, Stage};
+use crate::peers::{GroupView, Stage};
 use crate::{memory, reduce, thread};
 
 /// The first `W` of the addresses; those beyond `count` repeat the first, which costs no memory traffic.
@@ -25,37 +25,37 @@ fn pick<T, const W: usize>(addresses: &[u64; 8], count: usize) -> [*mut T; W] {
     core::array::from_fn(|index| addresses[if index < count { index } else { 0 }] as *mut T)
 }
 
-/// Writes `of` of the copies' elements at each place of a chunk to every rank's window: whole vectors and then the few remaining elements,
+/// Writes `of` of the copies' elements at each place of a range to every rank's shard: whole vectors and then the few remaining elements,
 /// or, if there is a function `exact`, its results one by one.
 #[inline(always)]
 unsafe fn write_each<T: Element, const W: usize, const N: usize>(
     peers: &Peers,
-    chunk: reduce::Chunk,
+    range: reduce::ElementRange,
     of: impl Fn([T; W]) -> T,
     exact: Option<impl Fn([T; W]) -> T>,
 ) {
     let count = peers.world_size as usize;
-    let windows: [*mut T; W] = pick(&peers.windows, count);
+    let shards: [*mut T; W] = pick(&peers.shards, count);
     let copies: [*mut T; W] = pick(&peers.copies, count);
     let (block, thread) = (PEER_THREADS as u64, reduce::thread_of_block() as u64);
-    let vectors = if exact.is_some() { 0 } else { (chunk.end - chunk.begin) / N as u64 };
-    let vectors_end = chunk.begin + vectors * N as u64;
-    // SAFETY: the launch provides every window and its copy over the chunk, aligned.
+    let vectors = if exact.is_some() { 0 } else { (range.end - range.begin) / N as u64 };
+    let vectors_end = range.begin + vectors * N as u64;
+    // SAFETY: the launch provides every shard and its copy over the range, aligned.
     unsafe {
-        let mut index = chunk.begin + thread * N as u64;
+        let mut index = range.begin + thread * N as u64;
         while index < vectors_end {
             let place = index as usize;
             let loaded: [[T; N]; W] = core::array::from_fn(|vector| memory::load(copies[vector].add(place)));
             let results: [T; N] = core::array::from_fn(|lane| of(core::array::from_fn(|vector| loaded[vector][lane])));
-            hand_out(windows, count, place, results);
+            hand_out(shards, count, place, results);
             index += block * N as u64;
         }
         let mut index = vectors_end + thread;
-        while index < chunk.end {
+        while index < range.end {
             let place = index as usize;
             let values = core::array::from_fn(|vector| copies[vector].add(place).read());
             let value = if let Some(exact) = &exact { exact(values) } else { of(values) };
-            hand_out(windows, count, place, [value]);
+            hand_out(shards, count, place, [value]);
             index += block;
         }
     }
@@ -109,10 +109,10 @@ fn weighted<T: Element, const W: usize>(values: [T; W], weights: [f64; W], count
     total
 }
 
-/// Writes the same elements to every rank's window.
+/// Writes the same elements to every rank's shard.
 #[inline(always)]
 unsafe fn hand_out<T: Element, const W: usize, const N: usize>(
-    windows: [*mut T; W],
+    shards: [*mut T; W],
     count: usize,
     index: usize,
     values: [T; N],
@@ -120,8 +120,8 @@ unsafe fn hand_out<T: Element, const W: usize, const N: usize>(
     let mut rank = 0;
     while rank < W {
         if rank < count {
-            // SAFETY: elements of every window; for N > 1, the caller's index is a multiple of N behind an aligned start.
-            unsafe { memory::store(windows[rank].add(index), values) };
+            // SAFETY: elements of every shard; for N > 1, the caller's index is a multiple of N behind an aligned start.
+            unsafe { memory::store(shards[rank].add(index), values) };
         }
         rank += 1;
     }
@@ -132,7 +132,7 @@ macro_rules! of_width {
         kernel!(["peer_reduce_" $name $suffix], LaunchBounds::of_peers($width),
             fn (peers: *const Peers, factor: f64, senders: u64, reducers: u64) {
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
-            let group = Group::of(peers);
+            let group = GroupView::of(peers);
             let size = size_of::<$T>() as u64;
             loop {
                 let group = group.again();
@@ -142,10 +142,10 @@ macro_rules! of_width {
                 while tile < peers.tiles() {
                     let (begin, end) = peers.tile(tile);
                     group.receive(begin, end);
-                    let chunk = reduce::Chunk { span: 0, begin: begin / size, end: end / size };
+                    let range = reduce::ElementRange { span: 0, begin: begin / size, end: end / size };
                     let (factors, ranks) = ([factor; $width], peers.world_size as usize);
                     let sum = |values| <$T>::from_f64(weighted(values, factors, ranks));
-                    write_each::<$T, $width, N>(peers, chunk, sum, None::<fn([$T; $width]) -> $T>);
+                    write_each::<$T, $width, N>(peers, range, sum, None::<fn([$T; $width]) -> $T>);
                     tile += reducers;
                 }
             }
@@ -156,7 +156,7 @@ macro_rules! of_width {
 for_each_dtype_and_width!(of_width);
 
 kernel!(["peer_barrier"], LaunchBounds::of_peers(MOST_PEERS), fn (peers: *const Peers) {
-    let group = Group::of(peers);
+    let group = GroupView::of(peers);
     group.signal(Row::End, Stage::END);
     group.wait(Row::End, Stage::END);
     if thread::thread_idx_x() == 0 {

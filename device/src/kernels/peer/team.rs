@@ -4,21 +4,21 @@
 
 use crate::abi::{ChunkedSpan, PEER_LAYERS, PEER_THREADS, Peers, Row};
 use crate::math::adasum::{Pair, products};
-use crate::peers::{Group, Stage};
+use crate::peers::{GroupView, Stage};
 use crate::reduce::{self, FoldingLanes};
 use crate::{arch, thread};
 
 /// The blocks with this number, one on each rank, that compute the weights of the same layers, from the view of this rank's block.
 #[derive(Clone, Copy)]
 pub(super) struct Team<'a> {
-    pub(super) group: Group<'a>,
+    pub(super) group: GroupView<'a>,
     pub(super) number: u32,
     pub(super) ranks: usize,
 }
 
 impl<'a> Team<'a> {
     #[inline(always)]
-    pub(super) fn new(group: Group<'a>, number: u64, ranks: usize) -> Self {
+    pub(super) fn new(group: GroupView<'a>, number: u64, ranks: usize) -> Self {
         Team { group, number: number as u32, ranks }
     }
 
@@ -113,7 +113,7 @@ impl<'a> Team<'a> {
         (layer * (self.ranks - 1) + pair.index()) * count
     }
 
-    /// A sum over all windows: the ranks' numbers at `place` in rank order, or for a divided layer this rank's number alone, which is the
+    /// A sum over all shards: the ranks' numbers at `place` in rank order, or for a divided layer this rank's number alone, which is the
     /// sum of its rows; `offset(rank)` is the offset of a rank's numbers in the mailboxes.
     ///
     /// # Safety
@@ -144,7 +144,7 @@ impl<'a> Team<'a> {
         any
     }
 
-    /// Exchanges `width` sums of each layer with the other ranks, and synchronises with them: writes the sums over this rank's window to
+    /// Exchanges `width` sums of each layer with the other ranks, and synchronises with them: writes the sums over this rank's shard to
     /// every mailbox, a layer's product at `sums.place(layer, product)`. For divided layers, whose chunks' sums are already in the
     /// mailboxes, writes the sum of all rows to this rank's own mailbox alone. Afterwards [`total`](Self::total) reads them.
     ///
@@ -238,7 +238,7 @@ impl<'a> Team<'a> {
     }
 }
 
-/// Whether windows of other ranks have chunks of a layer too.
+/// Whether shards of other ranks have chunks of a layer too.
 ///
 /// # Safety
 /// `spans` has a row for each layer.
@@ -265,7 +265,7 @@ impl Partials {
     #[inline(always)]
     pub(super) unsafe fn keep(
         self,
-        group: Group<'_>,
+        group: GroupView<'_>,
         ranks: usize,
         (layer, chunk, product): (usize, u64, usize),
         sums: &impl Sums,

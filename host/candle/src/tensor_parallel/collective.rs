@@ -12,7 +12,7 @@ use crate::memory::with_float;
 
 /// A function of the ranks' tensors. Parts are along dimension 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum PassFunction {
     /// The unchanged tensor.
     Same,
     Sum,
@@ -23,7 +23,7 @@ pub(crate) enum Step {
     SumPart,
 }
 
-impl Step {
+impl PassFunction {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Same => "copy",
@@ -38,12 +38,17 @@ impl Step {
 /// A forward step and its backward step, for contiguous tensors.
 pub(super) struct Collective {
     pub(super) group: TensorParallel,
-    pub(super) forward: Step,
-    pub(super) backward: Step,
+    pub(super) forward: PassFunction,
+    pub(super) backward: PassFunction,
 }
 
 /// The rows of this rank, with the shape of its part.
-pub(crate) fn part(step: Step, dims: &[usize], rank: usize, world_size: usize) -> Result<(Range<usize>, Vec<usize>)> {
+pub(crate) fn part(
+    step: PassFunction,
+    dims: &[usize],
+    rank: usize,
+    world_size: usize,
+) -> Result<(Range<usize>, Vec<usize>)> {
     match dims {
         [first, rest @ ..] if first % world_size == 0 => {
             let (rows, row) = (first / world_size, rest.iter().product::<usize>());
@@ -63,10 +68,10 @@ impl Collective {
         let Shared::Host(comm) = &*self.group.shared else {
             bail!("{}: a tensor on the CPU in a group of ranks on GPUs", self.name())
         };
-        if let Step::Same = self.forward {
+        if let PassFunction::Same = self.forward {
             return Ok((data.to_vec(), dims.into()));
         }
-        if let Step::Part = self.forward {
+        if let PassFunction::Part = self.forward {
             let (range, dims) = part(self.forward, dims, self.group.rank, self.group.world_size)?;
             return Ok((data[range].to_vec(), dims.into()));
         }
@@ -74,8 +79,8 @@ impl Collective {
         let run = || {
             let tensor = OwnedTensor::new(data.to_vec(), dims)?;
             match self.forward {
-                Step::Concatenate => AllGather.forward(tensor, &**comm),
-                Step::SumPart => ReduceScatter.forward(tensor, &**comm),
+                PassFunction::Concatenate => AllGather.forward(tensor, &**comm),
+                PassFunction::SumPart => ReduceScatter.forward(tensor, &**comm),
                 _ => AllReduce.forward(tensor, &**comm),
             }
         };
@@ -115,7 +120,7 @@ impl CustomOp1 for Collective {
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         let Self { group, forward, backward } = self;
-        if let Step::Same = backward {
+        if let PassFunction::Same = backward {
             return Ok(Some(gradient.clone()));
         }
         let back = Self { group: group.clone(), forward: *backward, backward: *forward };

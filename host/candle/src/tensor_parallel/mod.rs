@@ -31,7 +31,7 @@ use candle_core::{Result, Tensor};
 use gradsync::comm::Communicator;
 use gradsync::memory::Host;
 
-use self::collective::{Collective, Step};
+use self::collective::{Collective, PassFunction};
 pub use self::linear::{ColumnParallelLinear, RowParallelLinear};
 
 /// A group of ranks that divide layers among them; see the [module](self).
@@ -122,7 +122,7 @@ impl TensorParallel {
     /// of all operations here. On GPUs a call returns before it is compared with the other ranks' calls: a difference of dtypes or of the
     /// numbers of elements is an error of a later call, and ends the group; shapes with equal numbers of elements are not told apart.
     pub fn all_reduce(&self, tensor: &Tensor) -> Result<Tensor> {
-        self.apply(tensor, Step::Sum, Step::Same)
+        self.apply(tensor, PassFunction::Sum, PassFunction::Same)
     }
 
     /// Returns the tensor, which is the same on all ranks, unchanged, and sums the ranks' gradients. The forward pass copies, since
@@ -131,7 +131,7 @@ impl TensorParallel {
     /// # Errors
     /// None of its own forward; backward the errors of [`all_reduce`](Self::all_reduce).
     pub fn all_reduce_gradient(&self, tensor: &Tensor) -> Result<Tensor> {
-        self.apply(tensor, Step::Same, Step::Sum)
+        self.apply(tensor, PassFunction::Same, PassFunction::Sum)
     }
 
     /// Concatenates the ranks' tensors, which have one shape, along a dimension, in rank order. The gradient is this rank's part, for ranks
@@ -140,7 +140,7 @@ impl TensorParallel {
     /// # Errors
     /// The errors of [`all_reduce`](Self::all_reduce), and an error for a dimension that the tensor does not have.
     pub fn gather(&self, tensor: &Tensor, dim: usize) -> Result<Tensor> {
-        self.along(tensor, dim, Step::Concatenate, Step::Part)
+        self.along(tensor, dim, PassFunction::Concatenate, PassFunction::Part)
     }
 
     /// This rank's part, along a dimension, of a tensor that is the same on all ranks. The gradient is concatenated.
@@ -148,7 +148,7 @@ impl TensorParallel {
     /// # Errors
     /// The errors of [`gather`](Self::gather), and an error for a dimension that is not divisible by the number of ranks.
     pub fn scatter(&self, tensor: &Tensor, dim: usize) -> Result<Tensor> {
-        self.along(tensor, dim, Step::Part, Step::Concatenate)
+        self.along(tensor, dim, PassFunction::Part, PassFunction::Concatenate)
     }
 
     /// Concatenates the ranks' tensors along a dimension. The gradient is this rank's part of the sum, for ranks that continue with
@@ -157,7 +157,7 @@ impl TensorParallel {
     /// # Errors
     /// The errors of [`gather`](Self::gather).
     pub fn all_gather(&self, tensor: &Tensor, dim: usize) -> Result<Tensor> {
-        self.along(tensor, dim, Step::Concatenate, Step::SumPart)
+        self.along(tensor, dim, PassFunction::Concatenate, PassFunction::SumPart)
     }
 
     /// Sums the ranks' tensors and keeps this rank's part along a dimension. The gradient is concatenated.
@@ -165,19 +165,19 @@ impl TensorParallel {
     /// # Errors
     /// The errors of [`scatter`](Self::scatter).
     pub fn reduce_scatter(&self, tensor: &Tensor, dim: usize) -> Result<Tensor> {
-        self.along(tensor, dim, Step::SumPart, Step::Concatenate)
+        self.along(tensor, dim, PassFunction::SumPart, PassFunction::Concatenate)
     }
 
     /// Swaps `dim` with dimension 0 and back, since parts along another dimension are not contiguous. The result is contiguous: candle's
     /// products of matrices on GPUs refuse most other layouts.
-    fn along(&self, tensor: &Tensor, dim: usize, forward: Step, backward: Step) -> Result<Tensor> {
+    fn along(&self, tensor: &Tensor, dim: usize, forward: PassFunction, backward: PassFunction) -> Result<Tensor> {
         match dim {
             0 => self.apply(tensor, forward, backward),
             dim => self.apply(&tensor.transpose(0, dim)?, forward, backward)?.transpose(0, dim)?.contiguous(),
         }
     }
 
-    fn apply(&self, tensor: &Tensor, forward: Step, backward: Step) -> Result<Tensor> {
+    fn apply(&self, tensor: &Tensor, forward: PassFunction, backward: PassFunction) -> Result<Tensor> {
         if self.world_size == 1 {
             return Ok(tensor.clone());
         }

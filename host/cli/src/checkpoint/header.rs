@@ -32,7 +32,7 @@ pub(crate) struct HeaderLimits {
 }
 
 /// A tensor of a header.
-pub(super) struct Entry<'a> {
+pub(super) struct TensorEntry<'a> {
     pub(super) name: &'a str,
     pub(super) dtype: Dtype,
     pub(super) shape: &'a [usize],
@@ -79,7 +79,7 @@ pub(super) fn of(input: &Input, limits: &HeaderLimits) -> Result<Vec<u8>, FileEr
 pub(super) fn read<'a, E>(
     header: &'a [u8],
     limits: &HeaderLimits,
-    take: impl FnMut(Entry<'_>) -> Result<(), E>,
+    take: impl FnMut(TensorEntry<'_>) -> Result<(), E>,
 ) -> Result<Option<&'a RawValue>, HeaderError<E>> {
     let mut refused = None;
     let mut reader = serde_json::Deserializer::from_slice(header);
@@ -96,7 +96,7 @@ struct Header<'a, F, E> {
     refused: &'a mut Option<E>,
 }
 
-impl<'de, F: FnMut(Entry<'_>) -> Result<(), E>, E> Visitor<'de> for Header<'_, F, E> {
+impl<'de, F: FnMut(TensorEntry<'_>) -> Result<(), E>, E> Visitor<'de> for Header<'_, F, E> {
     type Value = Option<&'de RawValue>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -122,7 +122,7 @@ impl<'de, F: FnMut(Entry<'_>) -> Result<(), E>, E> Visitor<'de> for Header<'_, F
             let entry = map.next_value().and_then(|entry| info(entry, self.limits.max_dimensions));
             let (dtype, shape, (begin, end)) =
                 entry.map_err(|error| A::Error::custom(format!("tensor {name:?}: {error}")))?;
-            if let Err(error) = (self.take)(Entry { name: &name, dtype, shape: &shape, begin, end }) {
+            if let Err(error) = (self.take)(TensorEntry { name: &name, dtype, shape: &shape, begin, end }) {
                 *self.refused = Some(error);
                 return Err(A::Error::custom("refused"));
             }

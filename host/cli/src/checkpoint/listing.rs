@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::value::RawValue;
 
-use super::header::{self, Entry, HeaderError, LEN_BYTES};
+use super::header::{self, HeaderError, LEN_BYTES, TensorEntry};
 use super::input::Input;
 use super::tensors::{Tensor, Tensors, reducible};
 use super::{FileError, HeaderLimits, OtherDTypes};
@@ -44,8 +44,8 @@ impl Listing {
         Ok(listing)
     }
 
-    fn push(&mut self, input: &Input, entry: &Entry<'_>, other: OtherDTypes) -> Result<(), FileError> {
-        let &Entry { name, dtype, shape, begin, end } = entry;
+    fn push(&mut self, input: &Input, entry: &TensorEntry<'_>, other: OtherDTypes) -> Result<(), FileError> {
+        let &TensorEntry { name, dtype, shape, begin, end } = entry;
         if other == OtherDTypes::Refuse && reducible(dtype).is_none() {
             let path = input.path().to_owned();
             return Err(FileError::OtherDType { path, tensor: name.to_owned(), dtype });

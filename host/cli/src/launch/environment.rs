@@ -13,7 +13,7 @@ const THREADS: [&str; 2] = ["RAYON_NUM_THREADS", "OMP_NUM_THREADS"];
 
 /// The position of this machine's ranks in the job.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct NodeRanks {
     /// The number of this machine, and the number of machines.
     pub(super) node: (usize, usize),
     /// The rank of this machine's first process.
@@ -33,7 +33,7 @@ pub(super) struct Place {
     pub(super) job: String,
 }
 
-impl Place {
+impl NodeRanks {
     /// Sets the variables of a rank, and removes other launchers' variables that would contradict them.
     pub(super) fn set(&self, command: &mut Command, local_rank: usize) {
         Launch::variables().for_each(|name| _ = command.env_remove(name));

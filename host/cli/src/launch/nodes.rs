@@ -8,7 +8,7 @@ use gradsync::bootstrap::{Rendezvous, Secret};
 use serde::{Deserialize, Serialize};
 
 use super::Launch;
-use super::environment::Place;
+use super::environment::NodeRanks;
 use super::machines::Machines;
 use super::secret;
 use super::signals::Listener;
@@ -68,9 +68,9 @@ impl Nodes {
         launch: &Launch,
         generation: u32,
         events: &Listener,
-    ) -> Result<(Place, Option<Arc<Machines>>), String> {
+    ) -> Result<(NodeRanks, Option<Arc<Machines>>), String> {
         let ranks = launch.ranks as usize;
-        let place = |address, port, secret, nonce: [u8; 32]| Place {
+        let place = |address, port, secret, nonce: [u8; 32]| NodeRanks {
             node: (self.own, self.count),
             first_rank: 0,
             local_world_size: ranks,
@@ -114,7 +114,7 @@ impl Nodes {
         let Some((rank_port, nonce)) = all[0].start else {
             return Err("machine 0 has another version of this program".into());
         };
-        let place = Place {
+        let place = NodeRanks {
             first_rank: all[..own].iter().map(|hello| hello.ranks).sum(),
             world_size: all.iter().map(|hello| hello.ranks).sum(),
             ..place(host.clone(), rank_port, secret.derived(&nonce), nonce)

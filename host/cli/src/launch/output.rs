@@ -100,15 +100,15 @@ impl Places {
 }
 
 /// The destinations of a rank's output, created before it starts.
-pub(super) struct Prepared {
+pub(super) struct RankOutput {
     sinks: [Sink; 2],
     last: Arc<Mutex<VecDeque<Vec<u8>>>>,
 }
 
-impl Prepared {
+impl RankOutput {
     pub(super) fn new(places: &Places, rank: usize) -> Result<Self, String> {
         let last = Arc::default();
-        Ok(Prepared { sinks: [places.sink(rank, Stream::Out, &last)?, places.sink(rank, Stream::Err, &last)?], last })
+        Ok(RankOutput { sinks: [places.sink(rank, Stream::Out, &last)?, places.sink(rank, Stream::Err, &last)?], last })
     }
 
     /// Forwards both streams until they end.

@@ -13,8 +13,8 @@ use rustix::thread::sched_setaffinity;
 
 use super::Launch;
 use super::affinity;
-use super::environment::Place;
-use super::output::{Output, Places, Prepared};
+use super::environment::NodeRanks;
+use super::output::{Output, Places, RankOutput};
 use super::records::Records;
 use super::signals::{self, Event};
 use super::status::Status;
@@ -38,7 +38,7 @@ pub(super) struct Rank {
 /// The common arguments of the ranks of one start.
 pub(super) struct Common<'a> {
     pub(super) launch: &'a Launch,
-    pub(super) place: &'a Place,
+    pub(super) place: &'a NodeRanks,
     pub(super) places: &'a Places,
     pub(super) records: &'a Records,
     /// The logical processors of each rank, if ranks are bound to cores.
@@ -62,7 +62,7 @@ impl Rank {
     /// The thread that calls this lives as long as the launcher: the kernel ends the rank when that thread ends.
     pub(super) fn start(common: &Common<'_>, local_rank: usize) -> Result<Self, String> {
         let number = common.place.first_rank + local_rank;
-        let output = Prepared::new(common.places, number)?;
+        let output = RankOutput::new(common.places, number)?;
         let [program, arguments @ ..] = &common.launch.program[..] else {
             return Err("there is no program to start".into());
         };

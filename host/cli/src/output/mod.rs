@@ -16,7 +16,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use self::part::Part;
+use self::part::UnfinishedFile;
 pub use self::signals::ends_by_default;
 use crate::text::shown;
 
@@ -69,11 +69,11 @@ fn is_dash(path: &Path) -> bool {
 pub struct Destination {
     /// The path as the user named it.
     path: PathBuf,
-    place: Place,
+    place: Target,
 }
 
 #[derive(Debug, PartialEq)]
-enum Place {
+enum Target {
     Stdout,
     /// A device or a pipe.
     Stream,
@@ -92,11 +92,11 @@ impl Destination {
             if is_dash(path) { Ok(stdout().and_then(|file| file.metadata()).map_err(io)?) } else { fs::metadata(path) };
         let place = match &facts {
             Ok(facts) if facts.is_dir() => return Err(OutputError::Folder { path: path.to_owned() }),
-            Ok(_) if is_dash(path) => Place::Stdout,
-            Ok(facts) if is_stdout(facts) => Place::Stdout,
-            Ok(facts) if !facts.is_file() => Place::Stream,
-            Ok(_) => Place::File(fs::canonicalize(path).map_err(io)?),
-            Err(error) if error.kind() == ErrorKind::NotFound => Place::File(followed(path)?),
+            Ok(_) if is_dash(path) => Target::Stdout,
+            Ok(facts) if is_stdout(facts) => Target::Stdout,
+            Ok(facts) if !facts.is_file() => Target::Stream,
+            Ok(_) => Target::File(fs::canonicalize(path).map_err(io)?),
+            Err(error) if error.kind() == ErrorKind::NotFound => Target::File(followed(path)?),
             Err(_) => return Err(io(facts.expect_err("it is one"))),
         };
         let identity = |facts: &Metadata| (facts.dev(), facts.ino());
@@ -117,17 +117,17 @@ impl Destination {
 
     /// Whether it is the standard output, to which nothing else can be written then.
     pub fn is_stdout(&self) -> bool {
-        self.place == Place::Stdout
+        self.place == Target::Stdout
     }
 
     /// Whether the existing file stays until the output is complete.
     pub fn is_file(&self) -> bool {
-        matches!(self.place, Place::File(_))
+        matches!(self.place, Target::File(_))
     }
 
     /// Whether both would overwrite each other.
     pub fn is_same(&self, other: &Self) -> bool {
-        self.path == other.path || self.place == other.place && self.place != Place::Stream
+        self.path == other.path || self.place == other.place && self.place != Target::Stream
     }
 
     /// Opens the output. For a named pipe, waits for a reader.
@@ -137,9 +137,9 @@ impl Destination {
     pub fn open(self) -> Result<OutputFile, OutputError> {
         let Self { path, place } = self;
         let sink = signals::watch().and_then(|()| match place {
-            Place::Stdout => Ok(Sink::Stream(stdout()?)),
-            Place::Stream => Ok(Sink::Stream(fs::OpenOptions::new().write(true).open(&path)?)),
-            Place::File(target) => Ok(Sink::Part(Part::beside(&target)?, target)),
+            Target::Stdout => Ok(Sink::Stream(stdout()?)),
+            Target::Stream => Ok(Sink::Stream(fs::OpenOptions::new().write(true).open(&path)?)),
+            Target::File(target) => Ok(Sink::File(UnfinishedFile::beside(&target)?, target)),
         });
         match sink {
             Ok(sink) => Ok(OutputFile { path, sink: BufWriter::with_capacity(1 << 20, sink) }),
@@ -195,14 +195,14 @@ pub struct OutputFile {
 enum Sink {
     Stream(File),
     /// A part, with its final path.
-    Part(Part, PathBuf),
+    File(UnfinishedFile, PathBuf),
 }
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Sink::Stream(file) => file.write(bytes),
-            Sink::Part(part, _) => part.write(bytes),
+            Sink::File(part, _) => part.write(bytes),
         }
     }
 
@@ -236,7 +236,7 @@ impl OutputFile {
         let Self { path, sink } = self;
         let finished = sink.into_inner().map_err(io::IntoInnerError::into_error).and_then(|sink| match sink {
             Sink::Stream(_) => Ok(()),
-            Sink::Part(part, target) => part.persist(&target),
+            Sink::File(part, target) => part.persist(&target),
         });
         finished.map_err(|source| OutputError::Io { path, source })
     }

@@ -35,12 +35,12 @@ pub(super) fn unfinished() -> MutexGuard<'static, Vec<Unfinished>> {
 
 /// A file that is removed unless it gets its final name.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct UnfinishedFile {
     /// `None` only while it is dropped.
     file: Option<NamedTempFile>,
 }
 
-impl Part {
+impl UnfinishedFile {
     /// Creates a part in the folder of `output`, which is no link, with the permissions of an existing output.
     pub(super) fn beside(output: &Path) -> io::Result<Self> {
         let prefix = prefix(output);
@@ -77,7 +77,7 @@ impl Part {
     }
 }
 
-impl Write for Part {
+impl Write for UnfinishedFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.file.as_mut().map_or(Ok(0), |file| file.write(bytes))
     }
@@ -87,7 +87,7 @@ impl Write for Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for UnfinishedFile {
     fn drop(&mut self) {
         let Some(file) = self.file.take() else { return };
         let mut unfinished = unfinished();

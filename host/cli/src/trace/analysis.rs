@@ -90,7 +90,7 @@ pub(super) struct Last {
 }
 
 /// A group on all ranks.
-struct Group<'t> {
+struct RankGroup<'t> {
     name: String,
     members: &'t [usize],
     /// The trace of each rank of the group, by its number there, with the time of its file.
@@ -111,10 +111,10 @@ enum Awaited {
     Peers(Vec<usize>),
 }
 
-impl<'t> Group<'t> {
+impl<'t> RankGroup<'t> {
     fn new(name: String, members: &'t [usize]) -> Self {
         let (ranks, reached, sends, receives) = Default::default();
-        Group { name, members, ranks, reached, sends, receives }
+        RankGroup { name, members, ranks, reached, sends, receives }
     }
 
     /// Prepares the group for [`waits`](Self::waits) and [`first_difference`](Self::first_difference), once all ranks are there.
@@ -252,8 +252,8 @@ fn described(call: &TracedCall) -> String {
 }
 
 /// The groups of all ranks. A group of threads of another process with the same name is another group.
-fn groups(traces: &BTreeMap<usize, RankTrace>) -> Vec<Group<'_>> {
-    let mut found: BTreeMap<_, Group<'_>> = BTreeMap::new();
+fn groups(traces: &BTreeMap<usize, RankTrace>) -> Vec<RankGroup<'_>> {
+    let mut found: BTreeMap<_, RankGroup<'_>> = BTreeMap::new();
     for trace in traces.values() {
         for group in &trace.groups {
             let process = group.in_process.then_some((&trace.host, trace.pid));
@@ -262,14 +262,14 @@ fn groups(traces: &BTreeMap<usize, RankTrace>) -> Vec<Group<'_>> {
                     Some((_, pid)) => format!("{} of process {pid}", group.group),
                     None => group.group.clone(),
                 };
-                Group::new(name, &group.members)
+                RankGroup::new(name, &group.members)
             };
             let entry = found.entry((&group.group, &group.members, process)).or_insert_with(new);
             entry.ranks.insert(group.rank, (group, trace.written));
         }
     }
-    let mut groups: Vec<Group<'_>> = found.into_values().collect();
-    groups.iter_mut().for_each(Group::index);
+    let mut groups: Vec<RankGroup<'_>> = found.into_values().collect();
+    groups.iter_mut().for_each(RankGroup::index);
     groups
 }
 
@@ -314,7 +314,7 @@ impl Analysis {
         Analysis {
             world_size,
             silent,
-            differences: groups.iter().filter_map(Group::first_difference).collect(),
+            differences: groups.iter().filter_map(RankGroup::first_difference).collect(),
             waits,
             causes: without(causes, &late).into_iter().map(cause).collect(),
             late: late.into_iter().collect(),
@@ -331,14 +331,14 @@ impl Analysis {
 
 /// A rank's last call, with its group.
 struct Latest<'g, 't> {
-    group: &'g Group<'t>,
+    group: &'g RankGroup<'t>,
     trace: &'t GroupTrace,
     call: &'t TracedCall,
     written: f64,
 }
 
 /// The last call of each rank in all groups.
-fn latest<'g, 't>(groups: &'g [Group<'t>]) -> HashMap<Who, Latest<'g, 't>> {
+fn latest<'g, 't>(groups: &'g [RankGroup<'t>]) -> HashMap<Who, Latest<'g, 't>> {
     let mut found: HashMap<Who, Latest<'g, 't>> = HashMap::new();
     for group in groups {
         for (&rank, &(trace, written)) in &group.ranks {
@@ -391,7 +391,7 @@ fn device_waits(traces: &BTreeMap<usize, RankTrace>) -> Option<(Vec<Who>, f64)> 
 }
 
 /// The failures of ranks, in the order of their files.
-fn failures(groups: &[Group<'_>]) -> Vec<Failure> {
+fn failures(groups: &[RankGroup<'_>]) -> Vec<Failure> {
     let mut found: HashMap<&str, (f64, BTreeSet<Who>)> = HashMap::new();
     for group in groups {
         for (&rank, (trace, written)) in &group.ranks {
@@ -409,7 +409,7 @@ fn failures(groups: &[Group<'_>]) -> Vec<Failure> {
         .collect()
 }
 
-fn last(group: &Group<'_>, rank: usize) -> Option<Last> {
+fn last(group: &RankGroup<'_>, rank: usize) -> Option<Last> {
     let (trace, written) = group.ranks.get(&rank)?;
     let call = trace.calls.last()?;
     Some(Last {

@@ -188,13 +188,13 @@ impl Communicator for LocalCommunicator {
 impl SharedWindows for LocalCommunicator {
     fn with_windows(&self, vector: SliceMut<'_>, work: &mut Work<'_>) -> Result<bool> {
         let (operation, world_size) = (Operation::SharedWindows, self.world_size());
-        let (window, dtype) = (vector.len() / world_size, vector.dtype());
-        check_shards("with_windows", world_size, ("vector", vector.len(), dtype), ("windows", window, dtype))
+        let (shard_len, dtype) = (vector.len() / world_size, vector.dtype());
+        check_shards("with_windows", world_size, ("vector", vector.len(), dtype), ("windows", shard_len, dtype))
             .map_err(|error| self.refuse(operation, error))?;
         let call = Call::new(operation, vector.len(), dtype);
         let collective = CollectiveCall { call, input: Region::NONE, output: Region::of_mut(vector) };
         self.shared.expose(self.rank, collective, |calls| {
-            let window = |peer: &CollectiveCall| peer.output.shard(self.rank, window * dtype.size_bytes());
+            let window = |peer: &CollectiveCall| peer.output.shard(self.rank, shard_len * dtype.size_bytes());
             // SAFETY: the vectors are of one length and dtype, by the compared calls; their owners stay in this call, which has borrowed
             // them, until no rank works any more; no other rank has the window of this one's number.
             let memory = |window: Region| unsafe { std::slice::from_raw_parts_mut(window.start, window.bytes) };

@@ -1,8 +1,8 @@
-//! Pipelined collectives, for ranks that share memory: operands go through the mailboxes in chunks that stay in the caches, and no
+//! Pipelined collectives, for ranks that share memory: operands go through the mailboxes in pieces that stay in the caches, and no
 //! messages are sent.
 //!
-//! In each round, a rank publishes one chunk; then every rank copies its part of all ranks' chunks, or reduces it in rank order,
-//! directly from the mailboxes. The result of an all-reduce is published along with the next chunk. Each mailbox has two slots, used in
+//! In each round, a rank publishes one piece; then every rank copies its part of all ranks' pieces, or reduces it in rank order,
+//! directly from the mailboxes. The result of an all-reduce is published along with the next piece. Each mailbox has two slots, used in
 //! turn: a rank enters a round only after it has read all slots of the round before, so once all ranks have arrived, the slot that was
 //! read in that round may be overwritten.
 //!
@@ -16,7 +16,7 @@ use crate::comm::reduction::Reduction;
 use crate::error::Result;
 
 impl Transfer<'_> {
-    /// The pipeline of this collective, if the ranks share memory and a chunk of `parts` parts fits into a slot; elements have `size`
+    /// The pipeline of this collective, if the ranks share memory and a piece of `parts` parts fits into a slot; elements have `size`
     /// bytes.
     pub(super) fn pipeline(&self, size: usize, parts: usize) -> Option<Pipeline<'_>> {
         let part = MAX_TOTAL_BYTES / size / parts / LINE_LEN * LINE_LEN;
@@ -30,43 +30,43 @@ impl Transfer<'_> {
 pub(super) struct Pipeline<'a> {
     transfer: &'a Transfer<'a>,
     mailboxes: &'a Mailboxes,
-    /// The elements of a part of a chunk, or its bytes if data are only moved.
+    /// The elements of a part of a piece, or its bytes if data are only moved.
     part: usize,
 }
 
 impl Pipeline<'_> {
-    /// Replaces all ranks' data by their reduction, in chunks with a part for each rank; after the chunk, the slot has room for one more
+    /// Replaces all ranks' data by their reduction, in pieces with a part for each rank; after the piece, the slot has room for one more
     /// part.
     ///
     /// # Safety
     /// `data` has `len` elements to read and write, which nothing else uses; lengths agree on all ranks.
     pub(super) unsafe fn all_reduce(&self, reduction: Reduction<'_>, data: *mut u8, len: usize) -> Result<()> {
         let (rank, world_size) = self.rank_and_world_size();
-        let (size, chunk) = (reduction.size_bytes(), self.part * world_size);
-        let (chunks, behind_chunk) = (len.div_ceil(chunk), chunk * size);
-        // The beginning of a chunk's part in the data, and its length.
+        let (size, piece) = (reduction.size_bytes(), self.part * world_size);
+        let (pieces, behind_piece) = (len.div_ceil(piece), piece * size);
+        // The beginning of a piece's part in the data, and its length.
         let part = |number: usize, peer: usize| {
-            let begin = len.min(number * chunk + peer * self.part);
+            let begin = len.min(number * piece + peer * self.part);
             (begin, self.part.min(len - begin))
         };
-        for step in 0..=chunks {
-            let begin = len.min(step * chunk);
-            let bytes = chunk.min(len - begin) * size;
+        for step in 0..=pieces {
+            let begin = len.min(step * piece);
+            let bytes = piece.min(len - begin) * size;
             // SAFETY: within the data, and within the next slot, which no other rank reads yet.
             unsafe { copy_nonoverlapping(data.add(begin * size), self.mailboxes.next_slot(), bytes) };
             self.publish_slot()?;
             for peer in (0..world_size).filter(|&peer| step > 0 && peer != rank) {
                 let (begin, len) = part(step - 1, peer);
-                // SAFETY: that rank's part of the previous chunk, which it has published behind its slot.
+                // SAFETY: that rank's part of the previous piece, which it has published behind its slot.
                 unsafe {
-                    let result = self.mailboxes.slot(peer).add(behind_chunk);
+                    let result = self.mailboxes.slot(peer).add(behind_piece);
                     copy_nonoverlapping(result, data.add(begin * size), len * size);
                 }
             }
             let (begin, len) = part(step, rank);
             let offset = rank * self.part * size;
             let inputs: Vec<_> = (0..world_size).map(|peer| self.mailboxes.slot(peer).wrapping_add(offset)).collect();
-            let along = self.mailboxes.next_slot().wrapping_add(behind_chunk);
+            let along = self.mailboxes.next_slot().wrapping_add(behind_piece);
             // SAFETY: every rank's operands of this part, aligned; the outputs are in the data, and in this rank's next slot, which no
             // other rank reads yet.
             unsafe { reduction.run(&inputs, &[data.add(begin * size), along], len) };
@@ -74,7 +74,7 @@ impl Pipeline<'_> {
         Ok(())
     }
 
-    /// Writes the reduction of all ranks' shards for this rank to `output`, in chunks of a part of every shard.
+    /// Writes the reduction of all ranks' shards for this rank to `output`, in pieces of a part of every shard.
     ///
     /// # Safety
     /// `input` has a shard of `len` elements for every rank, and `output` room for one; nothing else uses them, and lengths agree on all
@@ -107,7 +107,7 @@ impl Pipeline<'_> {
         Ok(())
     }
 
-    /// Writes every other rank's shard for this rank to `output`, in chunks of a part of every shard.
+    /// Writes every other rank's shard for this rank to `output`, in pieces of a part of every shard.
     ///
     /// # Safety
     /// `input` has a shard of `bytes` bytes for every rank, and `output` room for as many of every rank; they are the same, or apart.
@@ -133,7 +133,7 @@ impl Pipeline<'_> {
         Ok(())
     }
 
-    /// Writes the other ranks' inputs to their places in `output`, in chunks of a part.
+    /// Writes the other ranks' inputs to their places in `output`, in pieces of a part.
     ///
     /// # Safety
     /// `input` has `bytes` bytes, and `output` room for as many of every rank; the input may be this rank's place there. Nothing else uses
@@ -153,7 +153,7 @@ impl Pipeline<'_> {
         Ok(())
     }
 
-    /// Writes the root's data to the data of all other ranks, in chunks.
+    /// Writes the root's data to the data of all other ranks, in pieces.
     ///
     /// # Safety
     /// `data` has `bytes` bytes to read on the root, and to write on all other ranks, which nothing else uses; lengths agree on all ranks.

@@ -1,4 +1,4 @@
-//! The data movement of a collective after all ranks have agreed to it: pairwise, in windows that bound the scratch memory.
+//! The data movement of a collective after all ranks have agreed to it: pairwise, in pieces that bound the scratch memory.
 //!
 //! Reductions exchange the ranks' parts, reduce each part on one rank in rank order, and distribute the results. Ranks that share memory
 //! use `pipelined` instead. These functions never wait for a rank that may not have arrived.
@@ -14,7 +14,7 @@ use crate::comm::reduction::Reduction;
 use crate::error::{Operation, Result};
 
 /// The most bytes of all ranks' parts that a reduction holds at a time.
-const WINDOW_BYTES: usize = 8 << 20;
+const PIECE_BYTES: usize = 8 << 20;
 /// The number of ranks with which data are exchanged at a time.
 const BATCH: usize = 8;
 /// The most bytes that a broadcast sends to every rank unsplit.
@@ -40,24 +40,24 @@ impl Transfer<'_> {
             // SAFETY: as the caller promises.
             return unsafe { pipeline.all_reduce(reduction, data, len) };
         }
-        let part = part_len(len, WINDOW_BYTES / size, world_size);
+        let part = part_len(len, PIECE_BYTES / size, world_size);
         let mut workspace = self.handshake.workspace(world_size * part * size);
         for begin in (0..len).step_by(part * world_size) {
-            let (window, len) = (data.wrapping_add(begin * size), (len - begin).min(part * world_size));
-            // SAFETY: the window lies within the data.
-            unsafe { self.all_reduce_window(reduction, window, len, part, workspace.start())? };
+            let (piece, len) = (data.wrapping_add(begin * size), (len - begin).min(part * world_size));
+            // SAFETY: the piece lies within the data.
+            unsafe { self.all_reduce_piece(reduction, piece, len, part, workspace.start())? };
         }
         Ok(())
     }
 
-    /// Like [`all_reduce`](Self::all_reduce), for one window, in which every rank has a part of `part` elements to reduce.
+    /// Like [`all_reduce`](Self::all_reduce), for one piece, in which every rank has a part of `part` elements to reduce.
     ///
     /// # Safety
-    /// See above: `window` has `len` elements, at most one part a rank, and `room` has room for all parts.
-    pub(in crate::comm) unsafe fn all_reduce_window(
+    /// See above: `piece` has `len` elements, at most one part a rank, and `room` has room for all parts.
+    pub(in crate::comm) unsafe fn all_reduce_piece(
         self,
         reduction: Reduction<'_>,
-        window: *mut u8,
+        piece: *mut u8,
         len: usize,
         part: usize,
         room: *mut u8,
@@ -65,10 +65,10 @@ impl Transfer<'_> {
         let (link, size) = (self.handshake.link(), reduction.size_bytes());
         let (rank, world_size) = (link.rank(), link.world_size());
         let range = |peer: usize| (len.min(peer * part), len.min((peer + 1) * part));
-        let place = |peer: usize| (window.wrapping_add(range(peer).0 * size), (range(peer).1 - range(peer).0) * size);
+        let place = |peer: usize| (piece.wrapping_add(range(peer).0 * size), (range(peer).1 - range(peer).0) * size);
         let (own, own_bytes) = place(rank);
         let room = |peer: usize| room.wrapping_add(peer * part * size);
-        // SAFETY: parts lie within the window, rooms within the scratch memory, and none overlap.
+        // SAFETY: parts lie within the piece, rooms within the scratch memory, and none overlap.
         unsafe {
             self.pairwise(place, |peer| (room(peer), own_bytes))?;
             let input = |peer: usize| if peer == rank { own } else { room(peer) };
@@ -92,23 +92,23 @@ impl Transfer<'_> {
             // SAFETY: as the caller promises.
             return unsafe { pipeline.reduce_scatter(reduction, input, output, len) };
         }
-        let part = (WINDOW_BYTES / size / world_size).clamp(1, len.max(1));
+        let part = (PIECE_BYTES / size / world_size).clamp(1, len.max(1));
         let mut workspace = self.handshake.workspace(world_size * part * size);
         for begin in (0..len).step_by(part) {
             let shard = |peer: usize| input.cast_mut().wrapping_add((peer * len + begin) * size);
             let (output, len) = (output.wrapping_add(begin * size), part.min(len - begin));
             // SAFETY: as above.
-            unsafe { self.reduce_scatter_window(reduction, shard, output, len, workspace.start())? };
+            unsafe { self.reduce_scatter_piece(reduction, shard, output, len, workspace.start())? };
         }
         Ok(())
     }
 
-    /// Like [`reduce_scatter`](Self::reduce_scatter), for one window, with every rank's shard at the address that `shard` returns.
+    /// Like [`reduce_scatter`](Self::reduce_scatter), for one piece, with every rank's shard at the address that `shard` returns.
     ///
     /// # Safety
     /// See above: `len` elements at each shard and at `output`, which may be this rank's shard; `room` has room for one shard of every
     /// rank.
-    pub(in crate::comm) unsafe fn reduce_scatter_window(
+    pub(in crate::comm) unsafe fn reduce_scatter_piece(
         self,
         reduction: Reduction<'_>,
         shard: impl Fn(usize) -> *mut u8,
@@ -308,8 +308,8 @@ unsafe fn start(link: &dyn Link, receive: &[Incoming], send: &[Outgoing], reques
     send.iter().for_each(|outgoing| unsafe { link.send(*outgoing, requests) });
 }
 
-/// The number of elements of a window that one rank reduces: its share of all `len`, limited to its share of `longest`, the elements of a
-/// window.
+/// The number of elements of a piece that one rank reduces: its share of all `len`, limited to its share of `longest`, the elements of a
+/// piece.
 pub(in crate::comm) fn part_len(len: usize, longest: usize, world_size: usize) -> usize {
     len.div_ceil(world_size).next_multiple_of(LINE_LEN).clamp(1, (longest / world_size).max(1))
 }

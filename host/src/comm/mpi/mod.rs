@@ -19,7 +19,7 @@
 //! an exposure epoch ([`SharedWindows`](crate::memory::SharedWindows)), the end of the epoch replaces the second round. The operands of
 //! small calls of all-reduce, reduce-scatter, all-gather and all-to-all are sent with the call (the eager protocol): up to 3 KiB for each
 //! rank and 64 KiB for all together in messages, and 256 KiB for all together in shared memory of one machine. Larger operands take two
-//! or three rounds of messages after the call. In shared memory they go through the mailboxes in chunks instead (pipelined), the reductions
+//! or three rounds of messages after the call. In shared memory they go through the mailboxes in pieces instead (pipelined), the reductions
 //! for up to some hundred ranks.
 //!
 //! # Failures
@@ -46,7 +46,7 @@
 //!
 //! If all ranks are processes of one machine and one user, they run their handshakes in shared memory, without messages
 //! ([`shares_memory`](MpiCommunicator::shares_memory)). With `GRADSYNC_MPI_MESSAGES_ONLY=1` in the environment of any rank they send
-//! messages, as ranks of several machines do. Long collectives go through the mailboxes in chunks; what ranks send to each other are
+//! messages, as ranks of several machines do. Long collectives go through the mailboxes in pieces; what ranks send to each other are
 //! messages.
 //!
 //! Vectors in memory that the other ranks can map ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)) stay in place:
@@ -62,15 +62,15 @@
 //!
 //! # Not implemented
 //!
-//! Windows of a reduction on host memory are processed one after another, and do not overlap. Memory is shared only if all ranks are on one
+//! The pieces of a reduction on host memory are processed one after another, and do not overlap. Memory is shared only if all ranks are on one
 //! machine, not among the ranks of one of several nodes. On several machines, each rank sends two records to every other rank in a
 //! collective, and not along a tree, which is noticeable from hundreds of ranks on.
 
 mod channel;
 #[cfg(feature = "cuda")]
 pub mod device;
+mod duplicate;
 mod library;
-mod making;
 mod member;
 
 use std::time::Duration;
@@ -114,7 +114,7 @@ impl MpiCommunicator {
     pub fn world_within(deadline: Duration) -> Result<Self> {
         library::Library::get()?;
         // SAFETY: MPI is initialised, so there is a world.
-        let channel = unsafe { making::duplicate(ffi::RSMPI_COMM_WORLD, deadline) }?;
+        let channel = unsafe { duplicate::duplicate(ffi::RSMPI_COMM_WORLD, deadline) }?;
         Self::over(channel, deadline)
     }
 
@@ -127,7 +127,7 @@ impl MpiCommunicator {
         library::Library::get()?;
         let deadline = call_deadline()?;
         // SAFETY: communicators of rsmpi are live for as long as they exist, and freed by `MPI_Comm_free`.
-        let channel = unsafe { making::duplicate(original.as_raw(), deadline) }?;
+        let channel = unsafe { duplicate::duplicate(original.as_raw(), deadline) }?;
         Self::over(channel, deadline)
     }
 

@@ -1,4 +1,4 @@
-//! [`Group`]: several operations that NCCL runs at once.
+//! [`NcclGroup`]: several operations that NCCL runs at once.
 //!
 //! No operation is enqueued before the group is submitted; a group that is dropped before has no effect.
 
@@ -19,7 +19,7 @@ use crate::memory::Cuda;
 /// those that NCCL computes itself: of f32, of f64, or in groups whose world size is a power of two.
 #[must_use = "a group that is not submitted does nothing"]
 #[derive(Debug)]
-pub struct Group<'c, 'd> {
+pub struct NcclGroup<'c, 'd> {
     comm: &'c NcclCommunicator,
     queue: Option<Queue>,
     calls: Vec<Call>,
@@ -27,7 +27,7 @@ pub struct Group<'c, 'd> {
     operands: PhantomData<&'d mut ()>,
 }
 
-impl<'c, 'd> Group<'c, 'd> {
+impl<'c, 'd> NcclGroup<'c, 'd> {
     pub(super) fn new(comm: &'c NcclCommunicator) -> Self {
         Self { comm, queue: None, calls: Vec::new(), primitives: Vec::new(), operands: PhantomData }
     }

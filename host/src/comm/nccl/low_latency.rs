@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::primitive::RawSlice;
-use super::{NcclCommunicator, share};
+use super::{NcclCommunicator, peer_memory};
 use crate::comm::{PacketConnection, Ranks, ReduceOp, Scaling};
 use crate::driver::{DeviceSlice, Kernels, Queue};
 use crate::error::{Call, Result};
@@ -45,7 +45,7 @@ impl LowLatency {
             if let Err(error) = &outcome {
                 tracing::warn!(rank = comm.rank(), %error, "small sums are left to NCCL");
             }
-            let all = share::exchange(&comm.session, &[u8::from(outcome.is_ok())])?;
+            let all = peer_memory::exchange(&comm.session, &[u8::from(outcome.is_ok())])?;
             Ok(all.iter().all(|answer| answer[..] == [1]))
         };
         let ranks @ (_, world_size) = (comm.rank(), comm.world_size());

@@ -48,7 +48,7 @@
 //! host. That takes a quarter to three quarters of NCCL's time ([performance](crate::docs::performance)), also in a recorded
 //! graph. The sum has the bits of [`OrderedAllReduce`](crate::ops::OrderedAllReduce): in rank order, in `f64`, times the factors, rounded once.
 //!
-//! Up to a threshold every rank sends all data to all others (one shot: half a round trip); above it each rank sums up one window, and
+//! Up to a threshold every rank sends all data to all others (one shot: half a round trip); above it each rank sums up its shard, and
 //! sends the result to all (two shots: less traffic), as vLLM's custom all-reduce and PyTorch's symmetric memory do. The largest small
 //! tensor ([`NcclCommunicator::low_latency_bytes`]) has 8 MiB on GPUs of compute capability 9.x and 256 KiB on others, and
 //! [`NcclOptions::low_latency_bytes`] changes it; 0 leaves all sums to NCCL. Mailboxes take four times that size on every rank, and
@@ -108,12 +108,12 @@ pub(crate) mod group;
 mod host;
 mod low_latency;
 mod options;
+mod peer_memory;
 mod primitive;
 mod raw;
 mod recorded;
 mod session;
 mod setup;
-mod share;
 mod watch;
 
 use std::cell::{Cell, OnceCell};
@@ -121,7 +121,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::group::Group;
+use self::group::NcclGroup;
 use self::low_latency::LowLatency;
 pub use self::options::NcclOptions;
 use self::primitive::{Primitive, RawSlice};
@@ -269,8 +269,8 @@ impl NcclCommunicator {
     }
 
     /// Begins a group of operations that run at once.
-    pub(crate) fn group<'d>(&self) -> Group<'_, 'd> {
-        Group::new(self)
+    pub(crate) fn group<'d>(&self) -> NcclGroup<'_, 'd> {
+        NcclGroup::new(self)
     }
 
     /// Enqueues operations, all of them as one group of NCCL, after announcing them for comparison, and watches them from then on.
@@ -505,7 +505,7 @@ impl Communicator<Cuda> for NcclCommunicator {
 unsafe impl PeerMemory for NcclCommunicator {
     fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
         let _scope = scope::within(Operation::Share);
-        share::share(&self.session, data)
+        peer_memory::share(&self.session, data)
     }
 
     fn run_kernels(&self, call: Call, queue: &Queue, launch: &mut dyn FnMut() -> Result<()>) -> Result<()> {

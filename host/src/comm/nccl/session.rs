@@ -53,7 +53,7 @@ pub(super) struct Outstanding {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct SessionState {
     pub(super) outstanding: std::collections::VecDeque<Outstanding>,
     /// The oldest outstanding work, while the watching thread queries the driver about it.
     pub(super) looked_at: Option<Begun>,
@@ -103,7 +103,7 @@ pub(super) struct Session {
     pub(super) order: Arc<LaunchOrder>,
     pub(super) recordings: Recordings,
     has_failed: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
     pub(super) changed: Condvar,
 }
 
@@ -135,7 +135,7 @@ impl Session {
     }
 
     /// No user code runs under the lock, so a poisoned one still guards consistent state.
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

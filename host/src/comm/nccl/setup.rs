@@ -76,7 +76,7 @@ pub(super) fn connect(member: &Member, queue: &Queue, options: &NcclOptions, par
         ..Hello::default()
     };
     let hello = match &prepared {
-        Ok(Prepared { nccl, device, generation, unique_id }) => Hello {
+        Ok(PreparedRank { nccl, device, generation, unique_id }) => Hello {
             version: nccl.version().0,
             device: *device,
             generation: *generation,
@@ -86,7 +86,7 @@ pub(super) fn connect(member: &Member, queue: &Queue, options: &NcclOptions, par
         Err(error) => Hello { failure: Some(error.to_string()), ..nothing },
     };
     let hellos = exchange(member, &hello, options.deadline)?;
-    let Prepared { nccl, .. } = prepared?;
+    let PreparedRank { nccl, .. } = prepared?;
     check(&hellos)?;
     tracing::debug!(rank = member.rank(), world_size = member.world_size(), "ranks agree, calling NCCL");
     let neighbours = neighbours(&hellos, member.rank(), parent);
@@ -150,14 +150,14 @@ fn limits(hellos: &[Hello]) -> PacketLimits {
 }
 
 /// The part of a rank in the set-up that may fail on this rank alone.
-struct Prepared {
+struct PreparedRank {
     nccl: &'static Nccl,
     device: [u8; 16],
     generation: i32,
     unique_id: Vec<u8>,
 }
 
-fn prepare(member: &Member, queue: &Queue, options: &NcclOptions) -> Result<Prepared> {
+fn prepare(member: &Member, queue: &Queue, options: &NcclOptions) -> Result<PreparedRank> {
     if let Some(reason) = options.invalid_reason() {
         return Err(Error::InvalidArgument { operation: OPERATION, reason });
     }
@@ -173,7 +173,7 @@ fn prepare(member: &Member, queue: &Queue, options: &NcclOptions) -> Result<Prep
             return Err(refused(nccl, member, Refused { call: "ncclGetUniqueId", code }).into());
         }
     }
-    Ok(Prepared { nccl, device, generation, unique_id: id.0.iter().map(|&byte| byte as u8).collect() })
+    Ok(PreparedRank { nccl, device, generation, unique_id: id.0.iter().map(|&byte| byte as u8).collect() })
 }
 
 fn exchange(member: &Member, hello: &Hello, deadline: Duration) -> Result<Vec<Hello>> {

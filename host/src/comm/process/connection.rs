@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 
 use super::lane::Lane;
 use super::single_copy;
-use crate::bootstrap::{Peer, Session, Socket};
+use crate::bootstrap::{NoiseSession, Peer, Socket};
 
 /// The bytes before a payload: its length, the kind, and the group.
 const HEADER_BYTES: usize = 16;
@@ -97,7 +97,7 @@ impl Buffer {
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: Socket,
-    session: Option<Session>,
+    session: Option<NoiseSession>,
     /// Whether the other process is on this machine.
     is_here: bool,
     /// The number of the other process, if this process sees it.

@@ -205,11 +205,11 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::bootstrap::{Session, Socket, sessions};
+    use crate::bootstrap::{NoiseSession, Socket, sessions};
 
     const WORDS: [&[u8]; 3] = [b"the first record", b"the second record", b"the third record"];
 
-    fn network(session: Option<Session>) -> (Peer, TcpStream) {
+    fn network(session: Option<NoiseSession>) -> (Peer, TcpStream) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let own = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         own.set_nonblocking(true).unwrap();
@@ -226,7 +226,7 @@ mod tests {
     }
 
     /// The bytes of records on their way over a network, one element for each.
-    fn sent(session: Session) -> [Vec<u8>; 3] {
+    fn sent(session: NoiseSession) -> [Vec<u8>; 3] {
         let (mut sender, mut wire) = network(Some(session));
         WORDS.map(|word| {
             sender.connection.push(Kind::Record, WORLD, word);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     /// The number of records that arrive by these bytes, and the violation that ends their connection.
-    fn arrived(session: Session, bytes: &[u8]) -> (usize, Option<String>) {
+    fn arrived(session: NoiseSession, bytes: &[u8]) -> (usize, Option<String>) {
         let (mut receiver, mut wire) = network(Some(session));
         wire.write_all(bytes).unwrap();
         drop(wire);

@@ -30,7 +30,7 @@
 //! other processes of the machine, and those between which the system refuses such a socket, connect by TCP, encrypted. Both ends prove
 //! that they know the group's secret. Over the control channel they exchange handles of their memory, and open it by
 //! `/proc`, as ranks of MPI do ([`shares_memory`](ProcessCommunicator::shares_memory)): handshakes run in mailboxes, records in lanes of
-//! shared memory, all collectives in chunks through the mailboxes, what ranks send to each other through the lanes, and
+//! shared memory, all collectives in pieces through the mailboxes, what ranks send to each other through the lanes, and
 //! [shared buffers](crate::GradientBuffer::new_shared) are reduced in place. What a rank sends from 1 MiB on, the receiver copies straight
 //! from the sender's memory (`process_vm_readv`) if the system permits it. If memory cannot be shared, for example for lack of
 //! descriptors or between containers with PID namespaces of their own, everything goes through the sockets. Ranks try this when the
@@ -67,9 +67,9 @@ mod lane;
 #[cfg(unix)]
 mod link;
 #[cfg(unix)]
-mod making;
-#[cfg(unix)]
 mod mesh;
+#[cfg(unix)]
+mod mesh_setup;
 #[cfg(unix)]
 mod message;
 #[cfg(not(unix))]
@@ -83,7 +83,7 @@ use std::time::Duration;
 #[cfg(not(unix))]
 use self::missing::{Mesh, connect, link_of_all};
 #[cfg(unix)]
-use self::{link::link_of_all, making::connect, mesh::Mesh};
+use self::{link::link_of_all, mesh::Mesh, mesh_setup::connect};
 use super::message_passing::{MemoryUse, MessagePassing, communicator};
 use crate::bootstrap::{Member, call_deadline};
 use crate::error::Result;

@@ -6,7 +6,7 @@ use super::elementwise::cast_near;
 use super::isa::return_on_lanes;
 use super::products::{add_weighted, blocks, check_vectors, of_one_type};
 use super::tree::{Trees, root};
-use super::{BLOCK_LEN, CHUNK_LEN, elements, for_each, parts};
+use super::{BLOCK_LEN, PIECE_LEN, elements, for_each, pieces};
 use crate::dtype::{Float, storage, storage_mut, with_float};
 use crate::error::{Error, Result, same_len};
 use crate::plan::segments;
@@ -27,30 +27,30 @@ pub fn combine(dst: SliceMut<'_>, vectors: &[Slice<'_>], weights: &[f64], segmen
     same_len("combine", ("destination", dst.len()), ("each vector", vectors[0].len()))?;
     check_floats("combine", dst.as_slice())?;
     same_len("combine", ("weights", weights.len()), ("segments × vectors", segments.len() * vectors.len()))?;
-    for_each(parts(dst, segments), elements(vectors.len(), segments), |(segment, range, part)| {
+    for_each(pieces(dst, segments), elements(vectors.len(), segments), |(segment, range, piece)| {
         let weights = &weights[segment * vectors.len()..][..vectors.len()];
-        with_typed!(part, part => with_typed!(vectors[0], first => {
-            combine_part(part, (vectors, of_one_type(first, vectors)), range, weights);
+        with_typed!(piece, piece => with_typed!(vectors[0], first => {
+            combine_piece(piece, (vectors, of_one_type(first, vectors)), range, weights);
         }));
     });
     Ok(())
 }
 
-/// Computes a part of [`combine`]'s destination. `alike` are the vectors as typed slices, if they have one dtype.
-fn combine_part<D: Float, S: Float>(
-    part: &mut [D],
+/// Computes a piece of [`combine`]'s destination. `alike` are the vectors as typed slices, if they have one dtype.
+fn combine_piece<D: Float, S: Float>(
+    piece: &mut [D],
     (vectors, alike): (&[Slice<'_>], Option<Vec<&[S]>>),
     range: Range<usize>,
     weights: &[f64],
 ) {
-    let part = storage_mut(part);
+    let piece = storage_mut(piece);
     if let Some(vectors) = alike {
         let from: Vec<_> = vectors.iter().map(|vector| storage(&vector[range.clone()]).as_ptr()).collect();
         // SAFETY: the destination and the range of every vector have one length, and are borrowed.
-        return_on_lanes!(unsafe combine(&[part.as_mut_ptr()], &from, part.len(), weights));
+        return_on_lanes!(unsafe combine(&[piece.as_mut_ptr()], &from, piece.len(), weights));
     }
-    for (block, part) in blocks(range).zip(part.chunks_mut(BLOCK_LEN)) {
-        cast_near(part, &weighted_sums(vectors, block, weights));
+    for (block, piece) in blocks(range).zip(piece.chunks_mut(BLOCK_LEN)) {
+        cast_near(piece, &weighted_sums(vectors, block, weights));
     }
 }
 
@@ -98,59 +98,62 @@ pub(crate) fn combine_in_place(
     Ok(())
 }
 
-/// A part of an [`Operand`].
-enum Place<'a, T> {
+/// A piece of an [`Operand`].
+enum OperandPiece<'a, T> {
     Read(&'a [T]),
     Replaced(&'a mut [T]),
 }
 
-impl<T> Deref for Place<'_, T> {
+impl<T> Deref for OperandPiece<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
         match self {
-            Place::Read(piece) => piece,
-            Place::Replaced(piece) => piece,
+            OperandPiece::Read(piece) => piece,
+            OperandPiece::Replaced(piece) => piece,
         }
     }
 }
 
 fn replace<T: Float>(vectors: &mut [Operand<'_>], weights: &[f64], trees: Option<&Trees>, segments: &[Range<usize>]) {
     let count = vectors.len();
-    let chunks = segments::chunks(segments, CHUNK_LEN);
-    let mut pieces: Vec<(usize, Vec<Place<'_, T>>)> = chunks.map(|(segment, _)| (segment, Vec::new())).collect();
+    let ranges = segments::pieces_of_all(segments, PIECE_LEN);
+    let mut of_pieces: Vec<(usize, Vec<OperandPiece<'_, T>>)> =
+        ranges.map(|(segment, _)| (segment, Vec::new())).collect();
     for vector in vectors {
-        let places: Vec<Place<'_, T>> = match vector {
+        let operands: Vec<OperandPiece<'_, T>> = match vector {
             Operand::Read(vector) => {
                 let Some(vector) = vector.typed() else { continue };
-                segments::chunks(segments, CHUNK_LEN).map(|(_, range)| Place::Read(&vector[range])).collect()
+                segments::pieces_of_all(segments, PIECE_LEN)
+                    .map(|(_, range)| OperandPiece::Read(&vector[range]))
+                    .collect()
             }
             Operand::Replaced(vector) => {
-                let parts = parts(vector.reborrow(), segments).into_iter();
-                parts.filter_map(|(.., part)| part.typed().map(Place::Replaced)).collect()
+                let pieces = pieces(vector.reborrow(), segments).into_iter();
+                pieces.filter_map(|(.., piece)| piece.typed().map(OperandPiece::Replaced)).collect()
             }
         };
-        for ((_, pieces), place) in pieces.iter_mut().zip(places) {
-            pieces.push(place);
+        for ((_, pieces), operand) in of_pieces.iter_mut().zip(operands) {
+            pieces.push(operand);
         }
     }
-    for_each(pieces, elements(count, segments), |(segment, mut places)| {
+    for_each(of_pieces, elements(count, segments), |(segment, mut operands)| {
         let tree = trees.and_then(|trees| trees.wanted(segment));
         let weights = &weights[segment * count..][..count];
         match tree {
-            Some(tree) => replace_by(&mut places, |views, block| root(views, block, tree, 1.0)),
-            None => replace_by_sums(&mut places, weights),
+            Some(tree) => replace_by(&mut operands, |views, block| root(views, block, tree, 1.0)),
+            None => replace_by_sums(&mut operands, weights),
         }
     });
 }
 
 /// Replaces the operands by their sum with these weights.
-fn replace_by_sums<T: Float>(places: &mut [Place<'_, T>], weights: &[f64]) {
-    let (mut from, mut to) = (Vec::with_capacity(places.len()), Vec::with_capacity(places.len()));
-    for place in places.iter_mut() {
-        match place {
-            Place::Read(piece) => from.push(storage(piece).as_ptr()),
-            Place::Replaced(piece) => {
+fn replace_by_sums<T: Float>(operands: &mut [OperandPiece<'_, T>], weights: &[f64]) {
+    let (mut from, mut to) = (Vec::with_capacity(operands.len()), Vec::with_capacity(operands.len()));
+    for operand in operands.iter_mut() {
+        match operand {
+            OperandPiece::Read(piece) => from.push(storage(piece).as_ptr()),
+            OperandPiece::Replaced(piece) => {
                 let start = storage_mut(piece).as_mut_ptr();
                 from.push(start.cast_const());
                 to.push(start);
@@ -158,21 +161,24 @@ fn replace_by_sums<T: Float>(places: &mut [Place<'_, T>], weights: &[f64]) {
         }
     }
     // SAFETY: all pieces have one length and are borrowed, those to write for this alone.
-    return_on_lanes!(unsafe combine(&to, &from, places[0].len(), weights));
-    replace_by(places, |views, block| weighted_sums(views, block, weights));
+    return_on_lanes!(unsafe combine(&to, &from, operands[0].len(), weights));
+    replace_by(operands, |views, block| weighted_sums(views, block, weights));
 }
 
 /// Replaces the operands by the results of blocks of all of them.
-fn replace_by<T: Float>(places: &mut [Place<'_, T>], result: impl Fn(&[Slice<'_>], Range<usize>) -> [f64; BLOCK_LEN]) {
-    for block in blocks(0..places[0].len()) {
-        let views: Vec<Slice<'_>> = places.iter().map(|place| Slice::from(&**place)).collect();
+fn replace_by<T: Float>(
+    operands: &mut [OperandPiece<'_, T>],
+    result: impl Fn(&[Slice<'_>], Range<usize>) -> [f64; BLOCK_LEN],
+) {
+    for block in blocks(0..operands[0].len()) {
+        let views: Vec<Slice<'_>> = operands.iter().map(|operand| Slice::from(&**operand)).collect();
         let wide = result(&views, block.clone());
         // Rounded once; the vectors' elements have just been read, and are in the cache.
         let mut result = [T::from_f64(0.0); BLOCK_LEN];
         cast_near(storage_mut(&mut result[..block.len()]), &wide);
-        for place in places.iter_mut() {
-            if let Place::Replaced(place) = place {
-                place[block.clone()].copy_from_slice(&result[..block.len()]);
+        for operand in operands.iter_mut() {
+            if let OperandPiece::Replaced(operand) = operand {
+                operand[block.clone()].copy_from_slice(&result[..block.len()]);
             }
         }
     }

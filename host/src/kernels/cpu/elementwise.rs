@@ -9,7 +9,7 @@ use gradsync_device::math::{Element as Formula, elementwise};
 use rayon::prelude::*;
 
 use super::isa::{return_on_lanes, vectorized};
-use super::{CHUNK_LEN, for_each, has_one_thread};
+use super::{PIECE_LEN, for_each, has_one_thread};
 use crate::dtype::{storage, storage_mut};
 use crate::error::{Result, same_len};
 use crate::plan::segments::pieces;
@@ -21,23 +21,23 @@ pub(super) fn check_pair(operation: &'static str, dst: Slice<'_>, src: Slice<'_>
     check_floats(operation, src)
 }
 
-/// Runs `work` on the chunks of both operands, which have one length.
-fn zip_chunks(dst: SliceMut<'_>, src: Slice<'_>, work: impl Fn(SliceMut<'_>, Slice<'_>) + Sync) {
+/// Runs `work` on the pieces of both operands, which have one length.
+fn zip_pieces(dst: SliceMut<'_>, src: Slice<'_>, work: impl Fn(SliceMut<'_>, Slice<'_>) + Sync) {
     let len = dst.len();
-    if len <= CHUNK_LEN || has_one_thread() {
+    if len <= PIECE_LEN || has_one_thread() {
         return work(dst, src);
     }
-    let chunks: Vec<_> = pieces(0..len, chunk_len(len)).collect();
-    let parts = dst.ranges_mut(chunks.clone()).into_iter().zip(chunks).collect();
-    for_each(parts, len, |(dst, chunk)| work(dst, src.range(chunk)));
+    let ranges: Vec<_> = pieces(0..len, piece_len(len)).collect();
+    let work_on = dst.ranges_mut(ranges.clone()).into_iter().zip(ranges).collect();
+    for_each(work_on, len, |(dst, range)| work(dst, src.range(range)));
 }
 
-/// The chunk length of a kernel whose results do not depend on it: small enough to give each thread a chunk, where there are enough
+/// The piece length of a kernel whose results do not depend on it: small enough to give each thread a piece, where there are enough
 /// elements.
-fn chunk_len(len: usize) -> usize {
-    /// For smaller chunks, waking a thread takes longer than the work. Multiples keep the alignment.
+fn piece_len(len: usize) -> usize {
+    /// For smaller pieces, waking a thread takes longer than the work. Multiples keep the alignment.
     const LEAST: usize = 1 << 13;
-    len.div_ceil(rayon::current_num_threads()).next_multiple_of(LEAST).min(CHUNK_LEN)
+    len.div_ceil(rayon::current_num_threads()).next_multiple_of(LEAST).min(PIECE_LEN)
 }
 
 /// Whether a destination is written with non-temporal stores: it is larger than the threads' own caches and their shared cache.
@@ -75,8 +75,8 @@ fn part_bytes(bytes: usize) -> Option<usize> {
     (bytes > ALONE && !has_one_thread()).then_some(part)
 }
 
-/// Casts one chunk; `stream` selects non-temporal stores.
-pub(crate) fn cast_chunk<S: Formula, D: Formula>(dst: &mut [D], src: &[S], stream: bool) {
+/// Casts one piece; `stream` selects non-temporal stores.
+pub(crate) fn cast_piece<S: Formula, D: Formula>(dst: &mut [D], src: &[S], stream: bool) {
     return_on_lanes!(cast(dst, src, stream));
     cast_each(dst, src);
 }
@@ -93,16 +93,16 @@ fn cast_each<S: Formula, D: Formula>(dst: &mut [D], src: &[S]) {
     }
 }
 
-/// Accumulates one chunk.
-pub(crate) fn accumulate_chunk<T: Formula, G: Formula>(sum: &mut [T], value: &[G]) {
+/// Accumulates one piece.
+pub(crate) fn accumulate_piece<T: Formula, G: Formula>(sum: &mut [T], value: &[G]) {
     return_on_lanes!(accumulate(sum, value));
     for (to, &from) in sum.iter_mut().zip(value) {
         *to = elementwise::accumulate(*to, from);
     }
 }
 
-/// Scales one chunk; `stream` selects non-temporal stores.
-fn scale_chunk<S: Formula, D: Formula>(dst: &mut [D], src: &[S], factor: f64, stream: bool) {
+/// Scales one piece; `stream` selects non-temporal stores.
+fn scale_piece<S: Formula, D: Formula>(dst: &mut [D], src: &[S], factor: f64, stream: bool) {
     return_on_lanes!(scale(dst, src, factor, stream));
     for (to, &from) in dst.iter_mut().zip(src) {
         *to = elementwise::scale(from, factor);
@@ -110,7 +110,7 @@ fn scale_chunk<S: Formula, D: Formula>(dst: &mut [D], src: &[S], factor: f64, st
 }
 
 vectorized! {
-    fn all_finite_chunk<T: Formula>(src: &[T]) -> bool {
+    fn all_finite_piece<T: Formula>(src: &[T]) -> bool {
         // No early exit inside a block: a loop without one is vectorised.
         src.chunks(4096).all(|block| block.iter().fold(true, |finite, &value| finite & elementwise::is_finite(value)))
     }
@@ -130,9 +130,9 @@ pub fn cast(dst: SliceMut<'_>, src: Slice<'_>) -> Result<()> {
         return Ok(());
     }
     let stream = streams(dst.as_slice());
-    zip_chunks(dst, src, |dst, src| {
+    zip_pieces(dst, src, |dst, src| {
         with_typed!(dst, dst => with_typed!(src, src => {
-            cast_chunk(storage_mut(dst), storage(src), stream);
+            cast_piece(storage_mut(dst), storage(src), stream);
         }));
     });
     Ok(())
@@ -148,7 +148,7 @@ pub(crate) fn cast_checked(dst: SliceMut<'_>, src: Slice<'_>) -> Result<bool> {
     same_len("cast", ("destination", dst.len()), ("source", src.len()))?;
     check_pair("cast", dst.as_slice(), src)?;
     let is_finite = AtomicBool::new(true);
-    zip_chunks(dst, src, |mut dst, src| {
+    zip_pieces(dst, src, |mut dst, src| {
         for near in pieces(0..src.len(), NEAR) {
             let mut copied = dst.reborrow().range_mut(near.clone());
             cast(copied.reborrow(), src.range(near)).expect("equal lengths");
@@ -169,9 +169,9 @@ pub(crate) fn cast_checked(dst: SliceMut<'_>, src: Slice<'_>) -> Result<bool> {
 pub fn accumulate(sum: SliceMut<'_>, value: Slice<'_>) -> Result<()> {
     same_len("accumulate", ("sum", sum.len()), ("value", value.len()))?;
     check_pair("accumulate", sum.as_slice(), value)?;
-    zip_chunks(sum, value, |sum, value| {
+    zip_pieces(sum, value, |sum, value| {
         with_typed!(sum, sum => with_typed!(value, value => {
-            accumulate_chunk(storage_mut(sum), storage(value));
+            accumulate_piece(storage_mut(sum), storage(value));
         }));
     });
     Ok(())
@@ -188,9 +188,9 @@ pub fn scale(dst: SliceMut<'_>, src: Slice<'_>, factor: f64) -> Result<()> {
     same_len("scale", ("destination", dst.len()), ("source", src.len()))?;
     check_pair("scale", dst.as_slice(), src)?;
     let stream = streams(dst.as_slice());
-    zip_chunks(dst, src, |dst, src| {
+    zip_pieces(dst, src, |dst, src| {
         with_typed!(dst, dst => with_typed!(src, src => {
-            scale_chunk(storage_mut(dst), storage(src), factor, stream);
+            scale_piece(storage_mut(dst), storage(src), factor, stream);
         }));
     });
     Ok(())
@@ -199,9 +199,9 @@ pub fn scale(dst: SliceMut<'_>, src: Slice<'_>, factor: f64) -> Result<()> {
 /// Computes `data[i] = D(data[i] × factor)` like [`scale`]. Panics for elements that [`scale`] refuses.
 pub fn scale_in_place(data: SliceMut<'_>, factor: f64) {
     let len = data.len();
-    for_each(data.ranges_mut(pieces(0..len, CHUNK_LEN)), len, |chunk| {
-        with_typed!(chunk, chunk => {
-            storage_mut(chunk).iter_mut().for_each(|value| *value = elementwise::scale(*value, factor));
+    for_each(data.ranges_mut(pieces(0..len, PIECE_LEN)), len, |piece| {
+        with_typed!(piece, piece => {
+            storage_mut(piece).iter_mut().for_each(|value| *value = elementwise::scale(*value, factor));
         });
     });
 }
@@ -212,12 +212,12 @@ pub fn all_finite(src: Slice<'_>) -> bool {
     if !src.dtype().is_float() {
         return true;
     }
-    let is_finite = |chunk| with_typed!(src.range(chunk), chunk => all_finite_chunk(storage(chunk)));
-    if src.len() <= CHUNK_LEN || has_one_thread() {
+    let is_finite = |piece| with_typed!(src.range(piece), piece => all_finite_piece(storage(piece)));
+    if src.len() <= PIECE_LEN || has_one_thread() {
         return is_finite(0..src.len());
     }
-    let chunks: Vec<_> = pieces(0..src.len(), CHUNK_LEN).collect();
-    chunks.into_par_iter().all(is_finite)
+    let ranges: Vec<_> = pieces(0..src.len(), PIECE_LEN).collect();
+    ranges.into_par_iter().all(is_finite)
 }
 
 #[cfg(test)]
@@ -258,9 +258,9 @@ mod tests {
                 // The destination has every offset relative to the alignment of stores.
                 for shift in 0..9 {
                     let mut dst = old[..1].repeat(shift + src.len());
-                    cast_chunk(&mut dst[shift..], src, stream);
+                    cast_piece(&mut dst[shift..], src, stream);
                     assert!(same(&dst[shift..], src.iter().map(|&value| elementwise::cast(value))), "cast {pair}");
-                    scale_chunk(&mut dst[shift..], src, 1.0 / 3.0, stream);
+                    scale_piece(&mut dst[shift..], src, 1.0 / 3.0, stream);
                     let scaled = src.iter().map(|&value| elementwise::scale(value, 1.0 / 3.0));
                     assert!(same(&dst[shift..], scaled), "scale {pair}");
                     assert!(same(&dst[..shift], old[..1].repeat(shift).into_iter()), "before {pair}");
@@ -268,7 +268,7 @@ mod tests {
             }
             for shift in 0..9 {
                 let mut sum = [&old[..1].repeat(shift)[..], old].concat();
-                accumulate_chunk(&mut sum[shift..], src);
+                accumulate_piece(&mut sum[shift..], src);
                 let sums = old.iter().zip(src).map(|(&sum, &value)| elementwise::accumulate(sum, value));
                 assert!(same(&sum[shift..], sums), "accumulate {pair}");
                 assert!(same(&sum[..shift], old[..1].repeat(shift).into_iter()), "before {pair}");
@@ -278,7 +278,7 @@ mod tests {
 
     /// With every instruction set of this machine, each pair of dtypes gives the bits of the formula.
     #[test]
-    fn chunks_are_what_the_formulas_say() {
+    fn pieces_are_what_the_formulas_say() {
         fn to_every<S: Formula>() {
             check::<S, f64>();
             check::<S, f32>();

@@ -8,7 +8,7 @@ use super::all_finite;
 use crate::slice::Slice;
 
 /// The number of bytes that are hashed at a time.
-pub(crate) const CHUNK_BYTES: usize = 1 << 20;
+pub(crate) const BLOCK_BYTES: usize = 1 << 20;
 
 /// The hashes of all MiBs of elements.
 ///
@@ -31,22 +31,22 @@ impl Fingerprint {
 
     /// Hashes elements that are known to be finite.
     pub(crate) fn of_finite(src: Slice<'_>) -> Self {
-        let hashes = src.as_bytes().par_chunks(CHUNK_BYTES).map(XxHash3_64::oneshot).collect();
+        let hashes = src.as_bytes().par_chunks(BLOCK_BYTES).map(XxHash3_64::oneshot).collect();
         Self { hashes, len: src.len(), not_finite: None }
     }
 
     /// Adds the elements that follow. The elements so far must be whole MiBs.
     pub(crate) fn add(&mut self, src: Slice<'_>) {
-        let chunk_len = CHUNK_BYTES / src.dtype().size_bytes();
-        let chunks = (0..src.len().div_ceil(chunk_len)).into_par_iter().map(|chunk| {
-            let chunk = src.range(chunk * chunk_len..src.len().min((chunk + 1) * chunk_len));
-            (XxHash3_64::oneshot(chunk.as_bytes()), all_finite(chunk))
+        let block_len = BLOCK_BYTES / src.dtype().size_bytes();
+        let blocks = (0..src.len().div_ceil(block_len)).into_par_iter().map(|block| {
+            let block = src.range(block * block_len..src.len().min((block + 1) * block_len));
+            (XxHash3_64::oneshot(block.as_bytes()), all_finite(block))
         });
-        let (hashes, are_finite): (Vec<u64>, Vec<bool>) = chunks.unzip();
+        let (hashes, are_finite): (Vec<u64>, Vec<bool>) = blocks.unzip();
         self.hashes.extend(hashes);
-        if let (None, Some(chunk)) = (self.not_finite, are_finite.iter().position(|is_finite| !is_finite)) {
-            let begin = chunk * chunk_len;
-            let values = src.range(begin..src.len().min(begin + chunk_len)).to_f64_vec();
+        if let (None, Some(block)) = (self.not_finite, are_finite.iter().position(|is_finite| !is_finite)) {
+            let begin = block * block_len;
+            let values = src.range(begin..src.len().min(begin + block_len)).to_f64_vec();
             let found = values.iter().position(|value| !value.is_finite());
             self.not_finite = found.map(|index| (self.len + begin + index, values[index]));
         }
@@ -76,15 +76,15 @@ mod tests {
     /// Elements in pieces, as a GPU's memory is read, give the hash and the first NaN of the whole.
     #[test]
     fn pieces_have_the_fingerprint_of_the_whole() {
-        let chunk_len = CHUNK_BYTES / size_of::<f32>();
-        let mut values = vec![1.0f32; 3 * chunk_len + 5];
-        for place in [None, Some(3 * chunk_len + 4), Some(2 * chunk_len), Some(17)] {
+        let block_len = BLOCK_BYTES / size_of::<f32>();
+        let mut values = vec![1.0f32; 3 * block_len + 5];
+        for place in [None, Some(3 * block_len + 4), Some(2 * block_len), Some(17)] {
             if let Some(place) = place {
                 values[place] = f32::NEG_INFINITY;
             }
             let whole = Fingerprint::of(Slice::from(&values[..]));
             let mut pieces = Fingerprint::default();
-            values.chunks(2 * chunk_len).for_each(|piece| pieces.add(Slice::from(piece)));
+            values.chunks(2 * block_len).for_each(|piece| pieces.add(Slice::from(piece)));
             assert_eq!((whole.hash(), whole.not_finite()), (pieces.hash(), pieces.not_finite()));
             assert_eq!(whole.hash(), Fingerprint::of_finite(Slice::from(&values[..])).hash());
             assert_eq!(whole.not_finite(), place.map(|place| (place, f64::NEG_INFINITY)));

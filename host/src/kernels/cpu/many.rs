@@ -1,11 +1,11 @@
 //! Float-wise kernels on lists of tensors: [`zero_all`], [`cast_all`], [`accumulate_all`].
 //!
-//! Small tensors are distributed over the threads, and large ones are divided into chunks.
+//! Small tensors are distributed over the threads, and large ones are divided into pieces.
 
 use rayon::prelude::*;
 
 use super::elementwise::check_pair;
-use super::{CHUNK_LEN, accumulate, cast, has_one_thread, zero};
+use super::{PIECE_LEN, accumulate, cast, has_one_thread, zero};
 use crate::error::{Result, same_len};
 use crate::slice::{Slice, SliceMut};
 
@@ -56,5 +56,5 @@ fn update_all(
 
 /// Whether all tensors together are so small that waking other threads would take longer than the work.
 fn is_small(tensors: &[SliceMut<'_>]) -> bool {
-    has_one_thread() || tensors.iter().map(SliceMut::len).sum::<usize>() <= CHUNK_LEN
+    has_one_thread() || tensors.iter().map(SliceMut::len).sum::<usize>() <= PIECE_LEN
 }

@@ -1,6 +1,6 @@
 //! The CPU backend: every kernel on slices, threaded with rayon and vectorised by the compiler.
 //!
-//! Work is divided into chunks of a fixed length, and partial sums are added in chunk order, so that results depend neither on the number
+//! Work is divided into pieces, or chunks where products are added, and sums over chunks are added in their order, so that results depend neither on the number
 //! of threads nor on the instruction set. Each function checks its operands before it writes anything. A call selects the dtypes once; the
 //! loops inside are generic over the formulas' storage types.
 
@@ -23,9 +23,9 @@ use rayon::prelude::*;
 pub use combine::combine;
 pub(crate) use combine::{Operand, combine_in_place};
 pub use elementwise::{accumulate, all_finite, cast, scale, scale_in_place, zero};
-pub(crate) use elementwise::{accumulate_chunk, cast_chunk};
+pub(crate) use elementwise::{accumulate_piece, cast_piece};
 #[cfg(feature = "cuda")]
-pub(crate) use fingerprint::CHUNK_BYTES;
+pub(crate) use fingerprint::BLOCK_BYTES;
 pub use fingerprint::Fingerprint;
 pub(crate) use fingerprint::fingerprint_of_words;
 pub use many::{accumulate_all, cast_all, zero_all};
@@ -40,9 +40,9 @@ use crate::plan::segments;
 use crate::slice::SliceMut;
 
 /// The number of elements that one thread takes at a time, counted from the begin of each segment, in kernels that compute no sums (sums
-/// have chunks of their own). A power of two, so that chunks keep the alignment of every dtype.
-pub const CHUNK_LEN: usize = 1 << 16;
-/// The number of elements that are widened to `f64` at a time inside a chunk, small enough for the first-level cache.
+/// have [chunks](crate::plan::chunks) instead). A power of two, so that pieces keep the alignment of every dtype.
+pub const PIECE_LEN: usize = 1 << 16;
+/// The number of elements that are widened to `f64` at a time inside a piece or chunk, small enough for the first-level cache.
 const BLOCK_LEN: usize = 256;
 
 /// The number of elements, over all vectors of a call, that one thread processes before another wakes up.
@@ -76,9 +76,9 @@ fn elements(vectors: usize, segments: &[Range<usize>]) -> usize {
     vectors * segments.iter().map(Range::len).sum::<usize>()
 }
 
-/// The chunks of the segments, each with its part of the destination.
-fn parts<'a>(dst: SliceMut<'a>, segments: &[Range<usize>]) -> Vec<(usize, Range<usize>, SliceMut<'a>)> {
-    let chunks: Vec<_> = segments::chunks(segments, CHUNK_LEN).collect();
-    let parts = dst.ranges_mut(chunks.iter().map(|(_, range)| range.clone()));
-    chunks.into_iter().zip(parts).map(|((segment, range), part)| (segment, range, part)).collect()
+/// The pieces of the segments, each with its range of the destination.
+fn pieces<'a>(dst: SliceMut<'a>, segments: &[Range<usize>]) -> Vec<(usize, Range<usize>, SliceMut<'a>)> {
+    let ranges: Vec<_> = segments::pieces_of_all(segments, PIECE_LEN).collect();
+    let pieces = dst.ranges_mut(ranges.iter().map(|(_, range)| range.clone()));
+    ranges.into_iter().zip(pieces).map(|((segment, range), piece)| (segment, range, piece)).collect()
 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use gradsync_device::math::adasum::{self, Criterion, product_index, products};
 use gradsync_device::math::{Element as Formula, elementwise};
 
-use super::elementwise::cast_chunk;
+use super::elementwise::cast_piece;
 use super::isa::{return_on_lanes, vectorized};
 use super::{BLOCK_LEN, for_each};
 use crate::dtype::{DType, Float, storage};
@@ -37,16 +37,16 @@ pub(super) struct Sums(pub(super) [f64; LANES]);
 /// A widened block, aligned to the widest registers.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
-struct Block([f64; BLOCK_LEN]);
+struct WideBlock([f64; BLOCK_LEN]);
 
-impl AsRef<[f64]> for Block {
+impl AsRef<[f64]> for WideBlock {
     fn as_ref(&self) -> &[f64] {
         &self.0
     }
 }
 
 /// Adds the products of a block of all vectors with each other.
-fn add_products(sums: &mut [Sums], wide: &[Block], fused: bool) {
+fn add_products(sums: &mut [Sums], wide: &[WideBlock], fused: bool) {
     return_on_lanes!(add_products(sums, wide, &(0..BLOCK_LEN), fused, true));
     let pairs = wide.iter().enumerate().flat_map(|(i, x)| wide[i..].iter().map(move |y| (x, y)));
     sums.iter_mut().zip(pairs).for_each(|(sums, (x, y))| add_dot(&mut sums.0, &x.0, &y.0));
@@ -73,7 +73,7 @@ pub(super) fn lane_sum(lanes: [f64; LANES]) -> f64 {
 /// Widens a range of a vector, at most a block; the rest of the block becomes zero.
 pub(super) fn widen(block: &mut [f64; BLOCK_LEN], vector: Slice<'_>, range: Range<usize>) {
     block[range.len()..].fill(0.0);
-    with_typed!(vector.range(range), data => cast_chunk(block, storage(data), false));
+    with_typed!(vector.range(range), data => cast_piece(block, storage(data), false));
 }
 
 /// The number of elements, over all vectors, after which a thread takes no further chunk with the same workspace: two groups for each thread,
@@ -180,7 +180,7 @@ pub(crate) fn add_gram(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &[Chun
 #[derive(Default)]
 struct Workspace {
     sums: Vec<Sums>,
-    wide: Vec<Block>,
+    wide: Vec<WideBlock>,
 }
 
 impl Workspace {
@@ -204,7 +204,7 @@ impl Workspace {
         if let Some(alike) = alike {
             return_on_lanes!(add_products_of_chunk(sums, alike, &chunk));
         }
-        wide.resize(vectors.len(), Block([0.0; BLOCK_LEN]));
+        wide.resize(vectors.len(), WideBlock([0.0; BLOCK_LEN]));
         for block in blocks(chunk) {
             for (wide, vector) in wide.iter_mut().zip(vectors) {
                 widen(&mut wide.0, *vector, block.clone());
@@ -304,10 +304,10 @@ mod tests {
     /// Tiles equal single products, for every shape of a tile, fused or not, on any machine.
     #[test]
     fn tiles_are_what_single_products_say() {
-        let wide = |digits: u32| -> Vec<Block> {
+        let wide = |digits: u32| -> Vec<WideBlock> {
             let value = |index: usize| (index as f64).sin() * 1e3;
             let kept = |value: f64| f64::from_bits(value.to_bits() & !0 << (53 - digits));
-            (0..9).map(|vector| Block(std::array::from_fn(|index| kept(value(index + 1000 * vector))))).collect()
+            (0..9).map(|vector| WideBlock(std::array::from_fn(|index| kept(value(index + 1000 * vector))))).collect()
         };
         isa::on_each(|| {
             for (digits, fused) in [(24, true), (24, false), (53, false)] {

@@ -16,7 +16,7 @@ use gradsync_device::math::wide::Wide;
 use super::elementwise::cast_near;
 use super::isa::vectorized;
 use super::products::{LANES, add_dot, blocks, check_vectors, check_world, lane_sum, sum_chunks, widen};
-use super::{BLOCK_LEN, elements, for_each, parts};
+use super::{BLOCK_LEN, elements, for_each, pieces};
 use crate::dtype::{storage, storage_mut};
 use crate::error::{Error, Result, same_len};
 use crate::plan::chunks::{Chunk, chunks_of_all};
@@ -57,7 +57,7 @@ pub(super) enum OfRounded {
 
 /// The coefficients of one layer's tree.
 #[derive(Clone, Copy)]
-pub(super) enum Tree<'a> {
+pub(super) enum LayerTree<'a> {
     Plain(&'a [adasum::Coefficients]),
     Rounded(&'a [OfRounded]),
     /// The coefficients, and the scaling norms of the ranks' vectors.
@@ -207,13 +207,13 @@ impl Trees {
     }
 
     /// The tree of a layer that takes the exact path.
-    pub(super) fn wanted(&self, layer: usize) -> Option<Tree<'_>> {
+    pub(super) fn wanted(&self, layer: usize) -> Option<LayerTree<'_>> {
         let pairs = layer * (self.world_size - 1)..(layer + 1) * (self.world_size - 1);
         self.wanted[layer].then(|| match &self.coefficients {
-            Coefficients::Plain(of_pairs) => Tree::Plain(&of_pairs[pairs]),
-            Coefficients::Rounded(of_pairs) => Tree::Rounded(&of_pairs[pairs]),
+            Coefficients::Plain(of_pairs) => LayerTree::Plain(&of_pairs[pairs]),
+            Coefficients::Rounded(of_pairs) => LayerTree::Rounded(&of_pairs[pairs]),
             Coefficients::Precise { of_pairs, scaling_norms } => {
-                Tree::Precise(&of_pairs[pairs], &scaling_norms[layer * self.world_size..][..self.world_size])
+                LayerTree::Precise(&of_pairs[pairs], &scaling_norms[layer * self.world_size..][..self.world_size])
             }
         })
     }
@@ -230,10 +230,10 @@ impl Trees {
     }
 }
 
-type Block = [f64; BLOCK_LEN];
+type TreeBlock = [f64; BLOCK_LEN];
 
 vectorized! {
-    fn join_block<>(both: adasum::Coefficients, left: &mut Block, right: &Block) {
+    fn join_block<>(both: adasum::Coefficients, left: &mut TreeBlock, right: &TreeBlock) {
         for (left, &right) in left.iter_mut().zip(right) {
             *left = join(both, *left, right);
         }
@@ -250,17 +250,17 @@ fn pairs_below(ranks: Range<usize>) -> impl Iterator<Item = (Pair, Pair)> {
 }
 
 /// Computes one block of the root, times `factor`, rounded to `f64`.
-pub(super) fn root(vectors: &[Slice<'_>], block: Range<usize>, tree: Tree<'_>, factor: f64) -> Block {
+pub(super) fn root(vectors: &[Slice<'_>], block: Range<usize>, tree: LayerTree<'_>, factor: f64) -> TreeBlock {
     let ranks = 0..vectors.len();
     match tree {
-        Tree::Plain(_) | Tree::Rounded(_) => {
+        LayerTree::Plain(_) | LayerTree::Rounded(_) => {
             let mut root = node(vectors, block, ranks, tree);
             if factor != 1.0 {
                 root.iter_mut().for_each(|value| *value *= factor);
             }
             root
         }
-        Tree::Precise(of_pairs, norms) => {
+        LayerTree::Precise(of_pairs, norms) => {
             let (mut root, norm) = ([0.0; BLOCK_LEN], norms.iter().sum());
             for (to, from) in root.iter_mut().zip(precise_node(vectors, block, ranks, (of_pairs, norms))) {
                 *to = precise::root(from, norm, factor);
@@ -271,7 +271,7 @@ pub(super) fn root(vectors: &[Slice<'_>], block: Range<usize>, tree: Tree<'_>, f
 }
 
 /// Computes one block of the node over `ranks`, of a tree that is not precise.
-fn node(vectors: &[Slice<'_>], block: Range<usize>, ranks: Range<usize>, tree: Tree<'_>) -> Block {
+fn node(vectors: &[Slice<'_>], block: Range<usize>, ranks: Range<usize>, tree: LayerTree<'_>) -> TreeBlock {
     let mut nodes = vec![[0.0; BLOCK_LEN]; ranks.len()];
     for (node, vector) in nodes.iter_mut().zip(&vectors[ranks.clone()]) {
         widen(node, *vector, block.clone());
@@ -281,15 +281,15 @@ fn node(vectors: &[Slice<'_>], block: Range<usize>, ranks: Range<usize>, tree: T
         let (left, right) = (&mut left[begin], &right[0]);
         let index = global.index();
         match tree {
-            Tree::Plain(of_pairs) => join_block(of_pairs[index], left, right),
-            Tree::Rounded(of_pairs) => {
+            LayerTree::Plain(of_pairs) => join_block(of_pairs[index], left, right),
+            LayerTree::Rounded(of_pairs) => {
                 match of_pairs[index] {
                     OfRounded::Plain(both) => join_block(both, left, right),
                     OfRounded::Scaled(both, norms) => join_scaled(both, norms, left, right),
                 }
                 with_typed!(vectors[0], data => round(left, storage(data)));
             }
-            Tree::Precise(..) => unreachable!("the nodes of precise trees are no blocks of f64"),
+            LayerTree::Precise(..) => unreachable!("the nodes of precise trees are no blocks of f64"),
         }
     }
     nodes[0]
@@ -299,7 +299,7 @@ fn node(vectors: &[Slice<'_>], block: Range<usize>, ranks: Range<usize>, tree: T
 const OF_NODES: Pair = Pair { begin: 0, middle: 1, end: 2 };
 
 /// Joins two blocks of nodes whose squared norms have overflowed.
-fn join_scaled(both: precise::Coefficients, norms: [f64; 2], left: &mut Block, right: &Block) {
+fn join_scaled(both: precise::Coefficients, norms: [f64; 2], left: &mut TreeBlock, right: &TreeBlock) {
     for (left, &right) in left.iter_mut().zip(right) {
         let joined = precise::join(both, precise::leaf(*left, norms[0]), precise::leaf(right, norms[1]));
         *left = precise::root(joined, norms[0] + norms[1], 1.0);
@@ -307,7 +307,7 @@ fn join_scaled(both: precise::Coefficients, norms: [f64; 2], left: &mut Block, r
 }
 
 /// Rounds a block to the dtype of a vector.
-fn round<T: Formula>(block: &mut Block, _vector: &[T]) {
+fn round<T: Formula>(block: &mut TreeBlock, _vector: &[T]) {
     let mut narrow = [T::from_f64(0.0); BLOCK_LEN];
     cast_near(&mut narrow, block);
     cast_near(block, &narrow);
@@ -365,7 +365,7 @@ pub(crate) fn add_tree_dots(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &
         || (),
         |chunk, (), sums| match trees.wanted(chunk.layer) {
             None => {}
-            Some(tree @ Tree::Rounded(of_pairs)) if trees.scaled.is_some() => {
+            Some(tree @ LayerTree::Rounded(of_pairs)) if trees.scaled.is_some() => {
                 let OfRounded::Scaled(_, norms) = of_pairs[pair.index()] else { return };
                 let mut terms = [0.0; precise::SUMS];
                 let scales = Scales::of(OF_NODES, |side| norms[side]);
@@ -379,7 +379,7 @@ pub(crate) fn add_tree_dots(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &
                 }
                 sums.copy_from_slice(&terms);
             }
-            Some(tree @ (Tree::Plain(_) | Tree::Rounded(_))) => {
+            Some(tree @ (LayerTree::Plain(_) | LayerTree::Rounded(_))) => {
                 let mut lanes = [[0.0; LANES]; 3];
                 for block in blocks(chunk.range.clone()) {
                     let left = node(vectors, block.clone(), left.clone(), tree);
@@ -390,7 +390,7 @@ pub(crate) fn add_tree_dots(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &
                 }
                 sums.copy_from_slice(&lanes.map(lane_sum));
             }
-            Some(Tree::Precise(of_pairs, norms)) => {
+            Some(LayerTree::Precise(of_pairs, norms)) => {
                 let mut terms = [0.0; precise::SUMS];
                 let scales = Scales::of(pair, |rank| norms[rank]);
                 for block in blocks(chunk.range.clone()) {
@@ -421,13 +421,13 @@ pub fn tree_combine(
     trees.check("tree_combine", vectors, segments)?;
     same_len("tree_combine", ("destination", dst.len()), ("each vector", vectors[0].len()))?;
     check_floats("tree_combine", dst.as_slice())?;
-    let mut parts = parts(dst, segments);
-    parts.retain(|(segment, ..)| trees.wanted[*segment]);
-    for_each(parts, elements(vectors.len(), segments), |(segment, range, part)| {
+    let mut of_dst = pieces(dst, segments);
+    of_dst.retain(|(segment, ..)| trees.wanted[*segment]);
+    for_each(of_dst, elements(vectors.len(), segments), |(segment, range, piece)| {
         let Some(tree) = trees.wanted(segment) else { return };
-        with_typed!(part, part => {
-            for (block, part) in blocks(range).zip(storage_mut(part).chunks_mut(BLOCK_LEN)) {
-                cast_near(part, &root(vectors, block, tree, factor));
+        with_typed!(piece, piece => {
+            for (block, piece) in blocks(range).zip(storage_mut(piece).chunks_mut(BLOCK_LEN)) {
+                cast_near(piece, &root(vectors, block, tree, factor));
             }
         });
     });

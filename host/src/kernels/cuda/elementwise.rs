@@ -3,7 +3,7 @@
 //!
 //! Any alignment of the dtype is supported; multiples of 16 bytes are fast.
 
-use gradsync_device::abi::{PIECE_TILES, Piece, ZERO_TILE_BYTES, finite_tile_len, tile_len};
+use gradsync_device::abi::{COPY_TILES, CopySpan, ZERO_TILE_BYTES, finite_tile_len, tile_len};
 
 use super::{pointer, pointer_mut, upload_words, words_of};
 use crate::driver::{Argument, DeviceSlice, DeviceSliceMut, Queue};
@@ -112,14 +112,14 @@ pub fn all_finite(src: DeviceSlice<'_>) -> Result<bool> {
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of different queues; [`Error::Cuda`](crate::Error::Cuda).
 pub fn zero_all(tensors: &mut [DeviceSliceMut<'_>]) -> Result<()> {
-    let mut pieces = Pieces::new("zero_all");
+    let mut spans = CopySpans::new("zero_all");
     for tensor in tensors.iter() {
         let view = tensor.as_slice();
         let bytes = view.len() * view.dtype().size_bytes();
-        pieces.push(view.queue(), view.address(), 0, bytes, zero_tiles(view.address(), bytes))?;
+        spans.push(view.queue(), view.address(), 0, bytes, zero_tiles(view.address(), bytes))?;
     }
-    // SAFETY: the tensors are borrowed mutably and belong to the queue that `pieces` found.
-    unsafe { pieces.launch("zero_segments") }
+    // SAFETY: the tensors are borrowed mutably and belong to the queue that `spans` found.
+    unsafe { spans.launch("zero_segments") }
 }
 
 /// Enqueues a copy of each source to its offset in the arena, in elements, with the numerics of [`cast`]; one launch for each dtype of the
@@ -204,50 +204,50 @@ fn update_all(operation: &'static str, update: Update, tensors: Vec<(DeviceSlice
         check_float(operation, to_dtype).and_then(|()| check_float(operation, from_dtype))?;
     }
     for (to_dtype, from_dtype) in kinds {
-        let mut pieces = Pieces::new(operation);
+        let mut spans = CopySpans::new(operation);
         for (to, from) in tensors.iter().filter(|(to, from)| (to.dtype(), from.dtype()) == (to_dtype, from_dtype)) {
             to.queue().check_same(operation, from.queue())?;
             let tiles = to.len().div_ceil(tile_len(to_dtype, from_dtype)) as u64;
-            pieces.push(to.queue(), to.address(), from.address(), to.len(), tiles)?;
+            spans.push(to.queue(), to.address(), from.address(), to.len(), tiles)?;
         }
         let name = match update {
             Update::Cast => format!("cast_segments_{from_dtype}_{to_dtype}"),
             Update::Accumulate => format!("accumulate_segments_{to_dtype}_{from_dtype}"),
         };
-        // SAFETY: lengths agree, both sides are borrowed and belong to the queue that `pieces` found.
-        unsafe { pieces.launch(&name) }?;
+        // SAFETY: lengths agree, both sides are borrowed and belong to the queue that `spans` found.
+        unsafe { spans.launch(&name) }?;
     }
     Ok(())
 }
 
 /// The table of a launch over many tensors.
-struct Pieces<'a> {
+struct CopySpans<'a> {
     operation: &'static str,
     queue: Option<&'a Queue>,
-    pieces: Vec<Piece>,
+    spans: Vec<CopySpan>,
     blocks: u64,
 }
 
-impl<'a> Pieces<'a> {
+impl<'a> CopySpans<'a> {
     fn new(operation: &'static str) -> Self {
-        Self { operation, queue: None, pieces: Vec::new(), blocks: 0 }
+        Self { operation, queue: None, spans: Vec::new(), blocks: 0 }
     }
 
     /// Adds a tensor of `tiles` tiles.
     fn push(&mut self, queue: &'a Queue, destination: u64, source: u64, len: usize, tiles: u64) -> Result<()> {
         self.queue.get_or_insert(queue).check_same(self.operation, queue)?;
-        self.pieces.push(Piece { destination, source, len: len as u64, first_block: self.blocks });
-        self.blocks += tiles.div_ceil(PIECE_TILES as u64);
+        self.spans.push(CopySpan { destination, source, len: len as u64, first_block: self.blocks });
+        self.blocks += tiles.div_ceil(COPY_TILES as u64);
         Ok(())
     }
 
     /// # Safety
-    /// The conditions of [`Queue::launch`]; the pieces must satisfy the contract of the kernel.
+    /// The conditions of [`Queue::launch`]; the spans must satisfy the contract of the kernel.
     unsafe fn launch(self, name: &str) -> Result<()> {
         let Some(queue) = self.queue.filter(|_| self.blocks > 0) else { return Ok(()) };
         let _held = queue.hold();
-        let table = queue.table(&words_of(&self.pieces))?;
-        let arguments = [(&table).into(), self.pieces.len().into()];
+        let table = queue.table(&words_of(&self.spans))?;
+        let arguments = [(&table).into(), self.spans.len().into()];
         // SAFETY: the caller's promise; the table has that many rows.
         Ok(unsafe { queue.launch(name, self.blocks, &arguments) }?)
     }

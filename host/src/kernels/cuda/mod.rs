@@ -6,13 +6,13 @@
 pub mod baseline;
 mod elementwise;
 mod packet_adasum;
-mod packets;
+mod packet_group;
 mod segments;
 
 pub(crate) use elementwise::scale_in_place;
 pub use elementwise::{accumulate, accumulate_all, all_finite, cast, cast_all, pack, scale, unpack, zero, zero_all};
 pub(crate) use packet_adasum::{PacketAdasum, PacketPlan};
-pub(crate) use packets::{MailboxSize, PacketGroup, PacketLimits, Shots, sum_entries};
+pub(crate) use packet_group::{MailboxSize, PacketGroup, PacketLimits, Shots, sum_entries};
 pub use segments::SegmentWorkspace;
 pub(crate) use segments::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
 

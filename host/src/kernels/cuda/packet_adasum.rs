@@ -8,7 +8,7 @@ use gradsync_device::abi::{
     PACKET_BYTES, PacketArena, PacketChunk, PacketChunks, THREADS, packet_adasum_threads, packet_tree,
 };
 
-use super::packets::{MailboxSize, PacketGroup, Shots};
+use super::packet_group::{MailboxSize, PacketGroup, Shots};
 use super::segments::{short_flags, width};
 use super::{pointer, pointer_mut, upload_words, words_of};
 use crate::driver::{Claim, DeviceBuffer, DeviceSliceMut, Grid, Queue};
@@ -16,7 +16,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cpu::Coefficients;
 use crate::plan::chunks::Chunk;
-use crate::plan::reduction::DividedLayers;
+use crate::plan::divided_layers::DividedLayers;
 
 /// The division of an arena among the ranks, before there is device memory.
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ impl PacketPlan {
         shots: Shots,
     ) -> Self {
         let arena_len = shard_len * world_size;
-        let window_len = if shots == Shots::One { 0 } else { shard_len };
+        let reduced_len = if shots == Shots::One { 0 } else { shard_len };
         let short = |number: usize| u32::try_from(number).expect("small arenas have less than 2^32 elements");
         let found = layers.chunks();
         let consecutive = |first, end| PacketChunks { first: short(first), count: short(end - first) };
@@ -54,7 +54,7 @@ impl PacketPlan {
         let packet_chunk = |chunk: &Chunk| PacketChunk {
             begin: short(chunk.range.start),
             len: short(chunk.range.len()),
-            owner: short(chunk.range.start.checked_div(window_len).unwrap_or(0)),
+            owner: short(chunk.range.start.checked_div(reduced_len).unwrap_or(0)),
             layer: short(chunk.layer),
             of_layer: table[chunk.layer],
         };
@@ -75,7 +75,7 @@ impl PacketPlan {
             most_reduced: reduced.iter().map(|chunks| u64::from(chunks.count)).max().unwrap_or(0),
             multiplying_log2: longest_log2(&chunks, dtype).min(THREADS.ilog2()).into(),
             most_chunks: table.iter().map(|layer| u64::from(layer.count)).max().unwrap_or(0),
-            ..PacketArena::of(counts, width(world_size), dtype, bytes, window_len)
+            ..PacketArena::of(counts, width(world_size), dtype, bytes, reduced_len)
         };
         Self { dtype, world_size, arena_len, chunks, layers: table, lens: layers.lens(), arena }
     }
@@ -87,7 +87,7 @@ impl PacketPlan {
 
     /// The size of the mailboxes that the kernels need.
     pub(crate) fn mailboxes(&self) -> MailboxSize {
-        let sent = if self.arena.window_len == 0 { self.arena_len } else { self.arena.window_len as usize };
+        let sent = if self.arena.shard_len == 0 { self.arena_len } else { self.arena.shard_len as usize };
         MailboxSize {
             slot_packets: (sent * self.dtype.size_bytes()).div_ceil(PACKET_BYTES),
             common_packets: self.arena.end_of_area as usize,
@@ -282,8 +282,8 @@ mod tests {
                 let own = &chunks[arena.reduced[0].first as usize..next as usize];
                 for chunk in own {
                     prop_assert_eq!(chunk.owner as usize, rank);
-                    let (begin, window) = (chunk.begin as usize, rank * shard_len..(rank + 1) * shard_len);
-                    prop_assert!(window.start <= begin && begin + chunk.len as usize <= window.end);
+                    let (begin, shard) = (chunk.begin as usize, rank * shard_len..(rank + 1) * shard_len);
+                    prop_assert!(shard.start <= begin && begin + chunk.len as usize <= shard.end);
                     prop_assert_eq!(begin * dtype.size_bytes() % 16, 0, "kernels move whole packets");
                 }
             }

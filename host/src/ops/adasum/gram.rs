@@ -1,8 +1,8 @@
-//! The Gram form of Adasum: the vectors are exchanged once, each rank multiplies its part of all vectors with each other, one small
-//! all-reduce adds the products, and every rank computes the same weights and its part of the weighted sum.
+//! The Gram form of Adasum: the vectors are exchanged once, each rank multiplies its shard of all vectors with each other, one small
+//! all-reduce adds the products, and every rank computes the same weights and its shard of the weighted sum.
 //!
-//! A part is processed in steps; while the transport moves the data of one step, the CPU works on another. Where collectives are faster, two
-//! of them move all parts instead ([`Gram::run_on_host`]). A [`Vector`] is the storage of this rank's vector, with its transfers to and from
+//! A shard is processed in steps; while the transport moves the data of one step, the CPU works on another. Where collectives are faster, two
+//! of them move all shards instead ([`Gram::run_on_host`]). A [`Vector`] is the storage of this rank's vector, with its transfers to and from
 //! the host.
 
 use std::ops::Range;
@@ -11,7 +11,7 @@ use std::sync::mpsc::sync_channel;
 use gradsync_device::math::adasum::{self, Criterion, Pair};
 
 use super::{AdasumReport, Granularity, OPERATION};
-use crate::buffer::{Parts, Scratch};
+use crate::buffer::{BufferParts, Scratch};
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -24,46 +24,46 @@ use crate::slice::{Slice, SliceMut};
 const PIECE_BYTES: usize = 1 << 20;
 const _: () = assert!(PIECE_BYTES / DType::F64.size_bytes() % LONGEST_CHUNK == 0);
 
-/// The division of vectors: each into as many parts as there are vectors, and the work on a part into steps.
+/// The division of vectors: each into as many shards as there are vectors, and the work on a shard into steps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     vectors: usize,
-    part_len: usize,
+    shard_len: usize,
     step_len: usize,
     dtype: DType,
 }
 
 impl Cut {
-    /// Divides `vectors` vectors, each into as many parts of `part_len` elements.
-    pub(super) fn new(dtype: DType, vectors: usize, part_len: usize) -> Self {
-        Cut { vectors, part_len, step_len: (PIECE_BYTES / dtype.size_bytes()).min(part_len.max(1)), dtype }
+    /// Divides `vectors` vectors, each into as many shards of `shard_len` elements.
+    pub(super) fn new(dtype: DType, vectors: usize, shard_len: usize) -> Self {
+        Cut { vectors, shard_len, step_len: (PIECE_BYTES / dtype.size_bytes()).min(shard_len.max(1)), dtype }
     }
 
     /// The number of steps.
     pub(super) fn steps(self) -> usize {
-        self.part_len.div_ceil(self.step_len)
+        self.shard_len.div_ceil(self.step_len)
     }
 
-    /// The elements of a part that a step processes.
-    pub(super) fn of_part(self, step: usize) -> Range<usize> {
-        step * self.step_len..self.part_len.min((step + 1) * self.step_len)
+    /// The elements of a shard that a step processes.
+    pub(super) fn of_shard(self, step: usize) -> Range<usize> {
+        step * self.step_len..self.shard_len.min((step + 1) * self.step_len)
     }
 
-    /// The number of elements of this rank's part in all other ranks' vectors.
+    /// The number of elements of this rank's shard in all other ranks' vectors.
     pub(super) fn received_len(self) -> usize {
-        (self.vectors - 1) * self.part_len
+        (self.vectors - 1) * self.shard_len
     }
 
-    /// The pieces of a step in a whole vector: its elements of every part, in order.
+    /// The pieces of a step in a whole vector: its elements of every shard, in order.
     #[cfg(feature = "cuda")]
     pub(super) fn pieces(self, step: usize) -> impl Iterator<Item = Range<usize>> + Clone {
-        self.pieces_of(self.vectors * self.part_len, step)
+        self.pieces_of(self.vectors * self.shard_len, step)
     }
 
-    /// The pieces of a step in `len` elements of whole parts.
+    /// The pieces of a step in `len` elements of whole shards.
     fn pieces_of(self, len: usize, step: usize) -> impl Iterator<Item = Range<usize>> + Clone {
-        let Range { start, end } = self.of_part(step);
-        (0..len / self.part_len).map(move |part| part * self.part_len + start..part * self.part_len + end)
+        let Range { start, end } = self.of_shard(step);
+        (0..len / self.shard_len).map(move |shard| shard * self.shard_len + start..shard * self.shard_len + end)
     }
 
     /// The dtype of the vectors.
@@ -79,50 +79,50 @@ impl Cut {
     }
 }
 
-/// The part of all vectors that a rank reduces.
-pub(super) struct Part {
+/// The shard of all vectors that a rank reduces.
+pub(super) struct Shard {
     pub(super) cut: Cut,
-    /// The table of products of all layers, whose windows are the parts of all ranks.
+    /// The table of products of all layers in the shards of all ranks.
     pub(super) table: SumTable,
-    /// The begin of the part in the arena of the table.
+    /// The begin of the shard in the arena of the table.
     pub(super) begin: usize,
     /// The criterion of the exact path for each layer.
     pub(super) criteria: Vec<Criterion>,
-    /// The tensors of the part: each is a layer, or all together are one.
+    /// The tensors of the shard: each is a layer, or all together are one.
     pub(super) tensors: Vec<Range<usize>>,
 }
 
-impl Part {
-    /// A part of `vectors` vectors: the elements in `window` of an arena with these tensors. All ranks' parts have the same length.
+impl Shard {
+    /// A shard of `vectors` vectors: the elements in `range` of an arena with these tensors. All ranks' shards have the same length.
     pub(super) fn new(
         dtype: DType,
         vectors: usize,
         tensors: &[Range<usize>],
         granularity: Granularity,
-        window: Range<usize>,
+        range: Range<usize>,
     ) -> Self {
         let criterion = |len| Criterion::of(dtype == DType::F64, len);
         Self {
-            cut: Cut::new(dtype, vectors, window.len()),
-            table: granularity.table(tensors, window.len()),
-            begin: window.start,
+            cut: Cut::new(dtype, vectors, range.len()),
+            table: granularity.table(tensors, range.len()),
+            begin: range.start,
             // Gaps between tensors do not count.
             criteria: match granularity {
                 Granularity::Tensor => tensors.iter().map(|tensor| criterion(tensor.len())).collect(),
                 Granularity::Whole => vec![criterion(tensors.iter().map(Range::len).sum())],
             },
-            tensors: segments::clip(tensors, window),
+            tensors: segments::clip(tensors, range),
         }
     }
 
-    /// The part of this rank, where each rank has a vector.
-    fn of_rank(comm: &dyn Communicator, parts: &Parts<'_>, granularity: Granularity) -> Self {
+    /// The shard of this rank, where each rank has a vector.
+    fn of_rank(comm: &dyn Communicator, parts: &BufferParts<'_>, granularity: Granularity) -> Self {
         let len = parts.arena.len() / comm.world_size();
-        let window = comm.rank() * len..(comm.rank() + 1) * len;
-        Self::new(parts.arena.dtype(), comm.world_size(), parts.tensors, granularity, window)
+        let range = comm.rank() * len..(comm.rank() + 1) * len;
+        Self::new(parts.arena.dtype(), comm.world_size(), parts.tensors, granularity, range)
     }
 
-    /// The chunks of tensors, by which products are summed, in some elements of the part.
+    /// The chunks of tensors, by which products are summed, in some elements of the shard.
     pub(super) fn chunks_in(&self, elements: Range<usize>) -> Vec<Chunk> {
         self.table.within(self.begin + elements.start..self.begin + elements.end)
     }
@@ -133,24 +133,24 @@ impl Part {
     }
 }
 
-/// The storage of this rank's vector: source of the parts that other ranks reduce, and destination of their results. Callers go through
-/// the steps in order, twice: first they fetch and read all pieces, then they fill and store all. The caller reduces this rank's own part in
+/// The storage of this rank's vector: source of the shards that other ranks reduce, and destination of their results. Callers go through
+/// the steps in order, twice: first they fetch and read all pieces, then they fill and store all. The caller reduces this rank's own shard in
 /// place.
 pub(super) trait Vector {
     /// Starts to fetch the pieces of a step; does not wait.
     fn fetch(&mut self, step: usize) -> Result<()>;
 
-    /// The fetched pieces of the other ranks' parts, in order; waits for [`fetch`](Self::fetch), and writes the own part's piece to `own`.
+    /// The fetched pieces of the other ranks' shards, in order; waits for [`fetch`](Self::fetch), and writes the own shard's piece to `own`.
     fn pieces(&mut self, step: usize, own: SliceMut<'_>) -> Result<Vec<Slice<'_>>>;
 
-    /// The destinations of the result's pieces of the other ranks' parts; `own` is its piece of the own part.
+    /// The destinations of the result's pieces of the other ranks' shards; `own` is its piece of the own shard.
     fn places(&mut self, step: usize, own: Slice<'_>) -> Result<Vec<SliceMut<'_>>>;
 
     /// Stores the pieces of the result from their destinations into the vector; need not wait.
     fn store(&mut self, step: usize) -> Result<()>;
 }
 
-/// The elements of a step in this rank's part of all vectors.
+/// The elements of a step in this rank's shard of all vectors.
 struct Gathered<'a> {
     own: SliceMut<'a>,
     /// The other ranks' vectors, in order.
@@ -182,9 +182,9 @@ fn pieces_of(arena: Slice<'_>, len: usize) -> Vec<Slice<'_>> {
 /// The extent of the result on a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// The rank's own part; the other parts are unspecified.
+    /// The rank's own shard; the other shards are unspecified.
     Own,
-    /// All parts.
+    /// All shards.
     All,
 }
 
@@ -192,9 +192,9 @@ pub(super) enum Extent {
 pub(super) struct Gram<'a> {
     /// The ranks with the vectors, one rank per vector.
     pub(super) across: &'a dyn Communicator,
-    /// The ranks over which products are added: all ranks that have a part of the vectors.
+    /// The ranks over which products are added: all ranks that have a shard of the vectors.
     pub(super) all: &'a dyn Communicator,
-    pub(super) part: &'a Part,
+    pub(super) shard: &'a Shard,
     /// The extent of the result on this rank.
     pub(super) extent: Extent,
 }
@@ -209,7 +209,7 @@ pub(super) struct Solution {
 }
 
 impl Gram<'_> {
-    /// Replaces this rank's vector: its own part `own`, and the other parts in `vector`. `received` is workspace of
+    /// Replaces this rank's vector: its own shard `own`, and the other shards in `vector`. `received` is workspace of
     /// [`received_len`](Cut::received_len) elements: one allocation for all steps, so that the memory can lie in large pages.
     pub(super) fn run(
         &self,
@@ -217,14 +217,14 @@ impl Gram<'_> {
         vector: &mut dyn Vector,
         received: SliceMut<'_>,
     ) -> Result<AdasumReport> {
-        let Gram { across, part, extent, .. } = *self;
-        let (rank, cut) = (across.rank(), part.cut);
-        let ranges = || (0..cut.steps()).map(|step| cut.of_part(step));
+        let Gram { across, shard, extent, .. } = *self;
+        let (rank, cut) = (across.rank(), shard.cut);
+        let ranges = || (0..cut.steps()).map(|step| cut.of_shard(step));
         let others = cut.vectors - 1;
         let received = received.ranges_mut(ranges().map(|range| range.start * others..range.end * others));
         let mut memory = own.ranges_mut(ranges()).into_iter().zip(received);
 
-        let mut products = part.no_products();
+        let mut products = shard.no_products();
         if cut.steps() > 0 {
             vector.fetch(0)?;
         }
@@ -239,13 +239,13 @@ impl Gram<'_> {
         };
         let mut all_gathered = Vec::new();
         receive(cut.steps(), exchange, |step, gathered| {
-            cpu::add_gram(&mut products, &gathered.vectors(rank), &part.chunks_in(cut.of_part(step)));
+            cpu::add_gram(&mut products, &gathered.vectors(rank), &shard.chunks_in(cut.of_shard(step)));
             all_gathered.push(gathered);
             Ok(())
         })?;
         let Solution { report, of_tensors, trees } = self.solve(products, &|step| all_gathered[step].vectors(rank))?;
         let combine = all_gathered.iter_mut().enumerate().map(|(step, gathered)| {
-            let tensors = segments::clip(&part.tensors, cut.of_part(step));
+            let tensors = segments::clip(&shard.tensors, cut.of_shard(step));
             cpu::combine_in_place(&mut gathered.operands(rank), &of_tensors, trees.as_ref(), &tensors)?;
             Ok(gathered.own.as_slice())
         });
@@ -259,10 +259,10 @@ impl Gram<'_> {
         Ok(report)
     }
 
-    /// Replaces this rank's vector, which lies in host memory: by two collectives where these take fewer messages (parts of one step) or
+    /// Replaces this rank's vector, which lies in host memory: by two collectives where these take fewer messages (shards of one step) or
     /// none (ranks that share memory), and otherwise step by step.
     pub(super) fn run_on_host(&self, vector: SliceMut<'_>, scratch: &mut Scratch) -> Result<AdasumReport> {
-        let (across, cut) = (self.across, self.part.cut);
+        let (across, cut) = (self.across, self.shard.cut);
         if cut.steps() > 0 && (cut.steps() == 1 || across.sharing().is_some()) {
             return self.run_by_collectives(vector);
         }
@@ -273,34 +273,34 @@ impl Gram<'_> {
         report
     }
 
-    /// Like [`run`](Self::run), by an all-to-all in place, which leaves this rank's part of all vectors in the arena, and an all-gather of
+    /// Like [`run`](Self::run), by an all-to-all in place, which leaves this rank's shard of all vectors in the arena, and an all-gather of
     /// the results.
     fn run_by_collectives(&self, mut arena: SliceMut<'_>) -> Result<AdasumReport> {
-        let Gram { across, part, extent, .. } = *self;
-        let (cut, mut products) = (part.cut, part.no_products());
+        let Gram { across, shard, extent, .. } = *self;
+        let (cut, mut products) = (shard.cut, shard.no_products());
         across.all_to_all_in_place(arena.reborrow())?;
-        let vectors = || pieces_of(arena.as_slice(), cut.part_len);
-        cpu::add_gram(&mut products, &vectors(), &part.chunks_in(0..cut.part_len));
-        let vectors_of = |step: usize| vectors().into_iter().map(|vector| vector.range(cut.of_part(step))).collect();
+        let vectors = || pieces_of(arena.as_slice(), cut.shard_len);
+        cpu::add_gram(&mut products, &vectors(), &shard.chunks_in(0..cut.shard_len));
+        let vectors_of = |step: usize| vectors().into_iter().map(|vector| vector.range(cut.of_shard(step))).collect();
         let Solution { report, of_tensors, trees } = self.solve(products, &vectors_of)?;
         let (own, InPlace { before, after, .. }) = InPlace::new(arena.reborrow(), cut, across.rank());
-        let [before, after] = [&before, &after].map(|side| pieces_of(side.as_slice(), cut.part_len));
+        let [before, after] = [&before, &after].map(|side| pieces_of(side.as_slice(), cut.shard_len));
         let [before, after] = [before, after].map(|side| side.into_iter().map(cpu::Operand::Read));
         let mut operands: Vec<_> = before.chain([cpu::Operand::Replaced(own)]).chain(after).collect();
-        cpu::combine_in_place(&mut operands, &of_tensors, trees.as_ref(), &part.tensors)?;
+        cpu::combine_in_place(&mut operands, &of_tensors, trees.as_ref(), &shard.tensors)?;
         if extent == Extent::All {
             across.all_gather_in_place(arena)?;
         }
         Ok(report)
     }
 
-    /// Computes the weights from this rank's products. `vectors_of` returns the elements of a step in every rank's part.
+    /// Computes the weights from this rank's products. `vectors_of` returns the elements of a step in every rank's shard.
     pub(super) fn solve<'v>(
         &self,
         mut products: Vec<f64>,
         vectors_of: &dyn Fn(usize) -> Vec<Slice<'v>>,
     ) -> Result<Solution> {
-        let Part { cut: Cut { vectors, .. }, table, criteria, tensors, .. } = self.part;
+        let Shard { cut: Cut { vectors, .. }, table, criteria, tensors, .. } = self.shard;
         let (vectors, tensors) = (*vectors, tensors.len());
         self.all.all_reduce(&mut products, ReduceOp::Sum)?;
         let products = table.fold(&products, adasum::products(vectors));
@@ -329,8 +329,8 @@ impl Gram<'_> {
         cancelled: Vec<bool>,
         weights: &mut [f64],
     ) -> Result<cpu::Trees> {
-        let part = self.part;
-        let Part { cut, table, .. } = part;
+        let shard = self.shard;
+        let Shard { cut, table, .. } = shard;
         let vectors = cut.vectors;
         for (weights, _) in weights.chunks_exact_mut(vectors).zip(&cancelled).filter(|(_, cancelled)| **cancelled) {
             weights.fill(1.0);
@@ -357,7 +357,7 @@ impl Gram<'_> {
             let mut sums = vec![0.0; level.len() * width];
             for (&pair, sums) in level.iter().zip(sums.chunks_exact_mut(width)) {
                 for step in 0..cut.steps() {
-                    let chunks = part.chunks_in(cut.of_part(step));
+                    let chunks = shard.chunks_in(cut.of_shard(step));
                     cpu::add_tree_dots(sums, &vectors_of(step), &chunks, &trees, pair);
                 }
             }
@@ -437,7 +437,7 @@ fn send<T: Send>(
     })
 }
 
-/// A vector in host memory that is replaced in place: the parts of the ranks before this one, and of the ranks after it.
+/// A vector in host memory that is replaced in place: the shards of the ranks before this one, and of the ranks after it.
 struct InPlace<'a> {
     before: SliceMut<'a>,
     after: SliceMut<'a>,
@@ -445,10 +445,10 @@ struct InPlace<'a> {
 }
 
 impl<'a> InPlace<'a> {
-    /// Splits an arena into this rank's own part and the other parts.
+    /// Splits an arena into this rank's own shard and the other shards.
     fn new(arena: SliceMut<'a>, cut: Cut, rank: usize) -> (SliceMut<'a>, Self) {
-        let (before, rest) = arena.split_at_mut(rank * cut.part_len);
-        let (own, after) = rest.split_at_mut(cut.part_len);
+        let (before, rest) = arena.split_at_mut(rank * cut.shard_len);
+        let (own, after) = rest.split_at_mut(cut.shard_len);
         (own, InPlace { before, after, cut })
     }
 }
@@ -478,34 +478,34 @@ impl Vector for InPlace<'_> {
     }
 }
 
-/// Replaces the arena, which has the tensors `tensors`, by the Adasum of all ranks' arenas, or only this rank's part of it.
+/// Replaces the arena, which has the tensors `tensors`, by the Adasum of all ranks' arenas, or only this rank's shard of it.
 pub(super) fn in_place(
     comm: &dyn Communicator,
-    mut parts: Parts<'_>,
+    mut parts: BufferParts<'_>,
     granularity: Granularity,
     extent: Extent,
 ) -> Result<AdasumReport> {
     if let Some(report) = shared_memory(comm, &mut parts, granularity)? {
         return Ok(report);
     }
-    let part = &Part::of_rank(comm, &parts, granularity);
-    Gram { across: comm, all: comm, part, extent }.run_on_host(parts.arena, parts.scratch)
+    let shard = &Shard::of_rank(comm, &parts, granularity);
+    Gram { across: comm, all: comm, shard, extent }.run_on_host(parts.arena, parts.scratch)
 }
 
 /// Replaces the whole arena where ranks share memory; `None`, on every rank, where they do not.
 pub(super) fn shared_memory(
     comm: &dyn Communicator,
-    parts: &mut Parts<'_>,
+    parts: &mut BufferParts<'_>,
     granularity: Granularity,
 ) -> Result<Option<AdasumReport>> {
     let Some(ranks) = comm.sharing() else { return Ok(None) };
-    let part = &Part::of_rank(comm, parts, granularity);
-    let window = part.begin..part.begin + part.cut.part_len;
-    let is_whole = |tensor: &Range<usize>| window.start <= tensor.start && tensor.end <= window.end;
+    let shard = &Shard::of_rank(comm, parts, granularity);
+    let own = shard.begin..shard.begin + shard.cut.shard_len;
+    let is_whole = |tensor: &Range<usize>| own.start <= tensor.start && tensor.end <= own.end;
     let are_whole: Vec<bool> = match granularity {
         Granularity::Tensor => parts.tensors.iter().map(is_whole).collect(),
         Granularity::Whole => vec![false],
     };
-    let gram = Gram { across: comm, all: comm, part, extent: Extent::All };
+    let gram = Gram { across: comm, all: comm, shard, extent: Extent::All };
     gram.run_in_shared_memory(ranks, parts.arena.reborrow(), &are_whole)
 }

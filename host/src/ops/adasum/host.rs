@@ -1,11 +1,11 @@
 //! Adasum of gradient buffers in host memory: of all ranks at once, or inside nodes and across them.
 
-use super::gram::{self, Extent, Gram, Part};
+use super::gram::{self, Extent, Gram, Shard};
 use super::hierarchical::{self, Levels, agree};
-use super::tree::{self, Tree};
+use super::tree::{self, HostTree};
 use super::{AdasumMemory, AdasumOptions, AdasumReport, Algorithm, Nodes, OPERATION, Strategy, WithinNode};
 use crate::agreement::same_plan;
-use crate::buffer::{GradientBuffer, Parts};
+use crate::buffer::{BufferParts, GradientBuffer};
 use crate::call::Value;
 use crate::comm::{Collectives, Communicator};
 use crate::error::{Error, Operation, Result};
@@ -98,7 +98,7 @@ impl Strategy<Host> for OnHost<'_> {
     }
 }
 
-fn of_all_ranks(comm: &dyn Communicator, mut parts: Parts<'_>, options: AdasumOptions) -> Result<AdasumReport> {
+fn of_all_ranks(comm: &dyn Communicator, mut parts: BufferParts<'_>, options: AdasumOptions) -> Result<AdasumReport> {
     let bytes = parts.arena.len() * parts.arena.dtype().size_bytes();
     match options.algorithm.chosen(comm.world_size(), bytes) {
         Algorithm::Tree => {
@@ -116,7 +116,7 @@ fn of_all_ranks(comm: &dyn Communicator, mut parts: Parts<'_>, options: AdasumOp
 
 fn on_nodes(
     Nodes { all, node, across }: Nodes<'_>,
-    parts: Parts<'_>,
+    parts: BufferParts<'_>,
     within_node: WithinNode,
     options: AdasumOptions,
     levels: Levels,
@@ -133,13 +133,13 @@ fn on_nodes(
             gram::in_place(across, parts, options.granularity, Extent::All)
         };
     }
-    let Parts { mut arena, tensors, scratch } = parts;
+    let BufferParts { mut arena, tensors, scratch } = parts;
     if across.world_size() == 1 {
         let layers = options.granularity.layer_count(tensors.len());
         match within_node {
             WithinNode::Reduce(op) => node.all_reduce(arena, op)?,
             WithinNode::Adasum => {
-                let parts = Parts { arena, tensors, scratch };
+                let parts = BufferParts { arena, tensors, scratch };
                 gram::in_place(node, parts, options.granularity, Extent::All)?;
             }
         }
@@ -151,24 +151,23 @@ fn on_nodes(
     match within_node {
         WithinNode::Reduce(op) => node.reduce_scatter(arena.as_slice(), shard.as_mut_slice(), op)?,
         WithinNode::Adasum => {
-            let parts = Parts { arena: arena.reborrow(), tensors, scratch };
+            let parts = BufferParts { arena: arena.reborrow(), tensors, scratch };
             gram::in_place(node, parts, options.granularity, Extent::Own)?;
             let own = arena.as_slice().range(node.rank() * node_len..(node.rank() + 1) * node_len);
             shard.as_mut_slice().as_bytes_mut().copy_from_slice(own.as_bytes());
         }
     }
 
-    // The window of the nodes' results that this rank combines: its shard, which the tree divides further.
-    let window = node.rank() * node_len..(node.rank() + 1) * node_len;
+    // The range of the nodes' results that this rank combines: its shard, which the tree divides further.
+    let range = node.rank() * node_len..(node.rank() + 1) * node_len;
     let report = if is_tree {
-        Tree::new(across, Some(node), tensors, options.granularity, window).run(shard.as_mut_slice(), scratch)?;
+        HostTree::new(across, Some(node), tensors, options.granularity, range).run(shard.as_mut_slice(), scratch)?;
         AdasumReport::of_tree()
     } else {
-        let part_len = node_len / across.world_size();
-        let begin = window.start + across.rank() * part_len;
-        let part =
-            &Part::new(arena.dtype(), across.world_size(), tensors, options.granularity, begin..begin + part_len);
-        Gram { across, all, part, extent: Extent::All }.run_on_host(shard.as_mut_slice(), scratch)?
+        let len = node_len / across.world_size();
+        let begin = range.start + across.rank() * len;
+        let of_rank = &Shard::new(arena.dtype(), across.world_size(), tensors, options.granularity, begin..begin + len);
+        Gram { across, all, shard: of_rank, extent: Extent::All }.run_on_host(shard.as_mut_slice(), scratch)?
     };
     node.all_gather(shard.as_slice(), arena.reborrow())?;
     scratch.give([shard]);

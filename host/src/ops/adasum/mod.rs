@@ -362,9 +362,9 @@ impl Granularity {
         }
     }
 
-    /// The table of products of the layers of an arena with these tensors, of which every rank has a window of `window_len` elements.
-    pub(crate) fn table(self, tensors: &[Range<usize>], window_len: usize) -> SumTable {
-        SumTable::new(tensors, self.layer_count(tensors.len()), window_len)
+    /// The table of products of the layers of an arena with these tensors, of which every rank has a shard of `shard_len` elements.
+    pub(crate) fn table(self, tensors: &[Range<usize>], shard_len: usize) -> SumTable {
+        SumTable::new(tensors, self.layer_count(tensors.len()), shard_len)
     }
 }
 

@@ -1,15 +1,15 @@
-//! The Gram form of Adasum in shared memory: every rank processes its window of all ranks' vectors, reads the operands in place, and writes
-//! its part of the result into every vector.
+//! The Gram form of Adasum in shared memory: every rank processes its shard of all ranks' vectors in windows of their
+//! memory, reads the operands in place, and writes its shard of the result into every vector.
 //!
 //! Only products are exchanged, and no vector is copied. Sums run in the same order as in `gram`, so the bits are the same. A layer that is
-//! entirely in one window needs no products of the other ranks: its result is written while the operands are in the caches.
+//! entirely in one shard needs no products of the other ranks: its result is written while the operands are in the caches.
 
 use std::ops::Range;
 
 use gradsync_device::math::adasum;
 
 use super::AdasumReport;
-use super::gram::{Gram, Part, Solution};
+use super::gram::{Gram, Shard, Solution};
 use crate::error::Result;
 use crate::kernels::cpu;
 use crate::memory::SharedWindows;
@@ -23,13 +23,13 @@ const TILE_BYTES: usize = 4 << 20;
 #[derive(Debug, PartialEq)]
 struct Tile {
     layers: Range<usize>,
-    /// Whether each layer is entirely in this rank's window.
+    /// Whether each layer is entirely in this rank's shard.
     are_whole: bool,
 }
 
 impl Gram<'_> {
     /// Like [`run`](Self::run), on windows of shared memory; `across` and `all` are the ranks that share it. `are_whole` has a flag for
-    /// each layer: whether it is one tensor, which is entirely in this rank's window. `None`, on every rank, if the vectors are not in shared memory.
+    /// each layer: whether it is one tensor, which is entirely in this rank's shard. `None`, on every rank, if the vectors are not in shared memory.
     pub(super) fn run_in_shared_memory(
         &self,
         ranks: &dyn SharedWindows,
@@ -37,27 +37,27 @@ impl Gram<'_> {
         are_whole: &[bool],
     ) -> Result<Option<AdasumReport>> {
         let mut report = None;
-        ranks.with_windows(vector, &mut |parts| {
-            report = Some(self.replace(parts, are_whole)?);
+        ranks.with_windows(vector, &mut |windows| {
+            report = Some(self.replace(windows, are_whole)?);
             Ok(())
         })?;
         Ok(report)
     }
 
-    /// Replaces this rank's window of every vector by its window of the result.
-    fn replace(&self, mut parts: Vec<SliceMut<'_>>, are_whole: &[bool]) -> Result<AdasumReport> {
-        let (vectors, size) = (parts.len(), parts[0].dtype().size_bytes());
+    /// Replaces this rank's shard of every vector by its shard of the result.
+    fn replace(&self, mut windows: Vec<SliceMut<'_>>, are_whole: &[bool]) -> Result<AdasumReport> {
+        let (vectors, size) = (windows.len(), windows[0].dtype().size_bytes());
         let count = adasum::products(vectors);
-        let Part { cut, table, criteria, tensors, .. } = self.part;
-        let mut products = self.part.no_products();
-        let chunks = self.part.chunks_in(0..parts[0].len());
+        let Shard { cut, table, criteria, tensors, .. } = self.shard;
+        let mut products = self.shard.no_products();
+        let chunks = self.shard.chunks_in(0..windows[0].len());
         // The ranges of each tensor that are not yet replaced.
         let mut left: Vec<Range<usize>> = tensors.clone();
         for Tile { layers, are_whole } in tiles(&lens(&chunks, are_whole.len()), are_whole, TILE_BYTES / size / vectors)
         {
             let of_tile = chunks.partition_point(|chunk| chunk.layer < layers.start)
                 ..chunks.partition_point(|chunk| chunk.layer < layers.end);
-            cpu::add_gram(&mut products, &views(&parts), &chunks[of_tile]);
+            cpu::add_gram(&mut products, &views(&windows), &chunks[of_tile]);
             if !are_whole {
                 continue;
             }
@@ -70,29 +70,29 @@ impl Gram<'_> {
             let mut ready = tensors[layers.clone()].to_vec();
             let states = ready.iter_mut().zip(&mut left[layers]).zip(&cancelled);
             states.for_each(|((ready, left), &is_cancelled)| truncate(if is_cancelled { ready } else { left }));
-            cpu::combine_in_place(&mut operands(&mut parts), &weights, None, &ready)?;
+            cpu::combine_in_place(&mut operands(&mut windows), &weights, None, &ready)?;
         }
-        let vectors = views(&parts);
-        let vectors_of = |step: usize| vectors.iter().map(|vector| vector.range(cut.of_part(step))).collect();
+        let vectors = views(&windows);
+        let vectors_of = |step: usize| vectors.iter().map(|vector| vector.range(cut.of_shard(step))).collect();
         let Solution { report, of_tensors, trees } = self.solve(products, &vectors_of)?;
-        cpu::combine_in_place(&mut operands(&mut parts), &of_tensors, trees.as_ref(), &left)?;
+        cpu::combine_in_place(&mut operands(&mut windows), &of_tensors, trees.as_ref(), &left)?;
         Ok(report)
     }
 }
 
-/// The number of elements of each layer in a window with these chunks.
+/// The number of elements of each layer in a shard with these chunks.
 fn lens(chunks: &[Chunk], layers: usize) -> Vec<usize> {
     let mut lens = vec![0; layers];
     chunks.iter().for_each(|chunk| lens[chunk.layer] += chunk.range.len());
     lens
 }
 
-fn views<'a>(parts: &'a [SliceMut<'_>]) -> Vec<Slice<'a>> {
-    parts.iter().map(SliceMut::as_slice).collect()
+fn views<'a>(windows: &'a [SliceMut<'_>]) -> Vec<Slice<'a>> {
+    windows.iter().map(SliceMut::as_slice).collect()
 }
 
-fn operands<'a>(parts: &'a mut [SliceMut<'_>]) -> Vec<cpu::Operand<'a>> {
-    parts.iter_mut().map(|part| cpu::Operand::Replaced(part.reborrow())).collect()
+fn operands<'a>(windows: &'a mut [SliceMut<'_>]) -> Vec<cpu::Operand<'a>> {
+    windows.iter_mut().map(|window| cpu::Operand::Replaced(window.reborrow())).collect()
 }
 
 /// Truncates to empty, keeping the start.

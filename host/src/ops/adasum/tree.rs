@@ -1,6 +1,6 @@
-//! ONNX Runtime's vector halving, distance doubling: at every level of the tree two ranks halve their current part, and each combines one
+//! ONNX Runtime's vector halving, distance doubling: at every level of the tree two ranks halve their current range, and each combines one
 //! half and continues with it; then they exchange the results. Vectors may be divided among the ranks of a node, each of which processes
-//! its part in this way.
+//! its shard in this way.
 //!
 //! Intermediate results are rounded to the dtype. Where squared norms of `f64` overflow, a pair is combined by the exact path of the Gram
 //! form, which scales large vectors. The number of vectors must be a power of two, which the caller has checked.
@@ -11,7 +11,7 @@ use gradsync_device::math::adasum::{self, Criterion, Pair};
 
 use super::gram::for_tensors;
 use super::{AdasumReport, Granularity, OPERATION};
-use crate::buffer::{Parts, Scratch};
+use crate::buffer::{BufferParts, Scratch};
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -22,38 +22,42 @@ use crate::plan::{segments, tree};
 use crate::slice::{Slice, SliceMut};
 
 /// Replaces the arena by the Adasum of all ranks' arenas.
-pub(super) fn in_place(comm: &dyn Communicator, parts: Parts<'_>, granularity: Granularity) -> Result<AdasumReport> {
-    let Parts { arena, tensors, scratch } = parts;
-    Tree::new(comm, None, tensors, granularity, 0..arena.len()).run(arena, scratch)?;
+pub(super) fn in_place(
+    comm: &dyn Communicator,
+    parts: BufferParts<'_>,
+    granularity: Granularity,
+) -> Result<AdasumReport> {
+    let BufferParts { arena, tensors, scratch } = parts;
+    HostTree::new(comm, None, tensors, granularity, 0..arena.len()).run(arena, scratch)?;
     Ok(AdasumReport::of_tree())
 }
 
 /// One reduction.
-pub(super) struct Tree<'a> {
+pub(super) struct HostTree<'a> {
     /// The ranks with the vectors, one rank per vector.
     across: &'a dyn Communicator,
-    /// The ranks with the other parts of the vectors, if they are divided: the same number of ranks for every vector.
+    /// The ranks with the other shards of the vectors, if they are divided: the same number of ranks for every vector.
     node: Option<&'a dyn Communicator>,
-    /// The table of products of all layers, whose windows are the windows of all ranks at the last level.
+    /// The table of products of all layers in the shards that the ranks have at the last level.
     table: SumTable,
-    /// The begin of this rank's part in the arena of the table.
+    /// The begin of this rank's range in the arena of the table.
     begin: usize,
-    /// The tensors of this rank's part: each is a layer, or all together are one.
+    /// The tensors of this rank's range: each is a layer, or all together are one.
     tensors: Vec<Range<usize>>,
 }
 
-impl<'a> Tree<'a> {
-    /// A reduction of the vectors of `across`, or where `node` has the ranks with their other parts, of the elements in `window` of an arena
+impl<'a> HostTree<'a> {
+    /// A reduction of the vectors of `across`, or where `node` has the ranks with their other shards, of the elements in `range` of an arena
     /// with these tensors.
     pub(super) fn new(
         across: &'a dyn Communicator,
         node: Option<&'a dyn Communicator>,
         tensors: &[Range<usize>],
         granularity: Granularity,
-        window: Range<usize>,
+        range: Range<usize>,
     ) -> Self {
-        let table = granularity.table(tensors, window.len() / across.world_size());
-        Self { across, node, table, begin: window.start, tensors: segments::clip(tensors, window) }
+        let table = granularity.table(tensors, range.len() / across.world_size());
+        Self { across, node, table, begin: range.start, tensors: segments::clip(tensors, range) }
     }
 
     /// Allocates the memory for reductions of vectors of `len` elements in advance.
@@ -69,9 +73,9 @@ impl<'a> Tree<'a> {
         Ok([half()?, half()?])
     }
 
-    /// Replaces this rank's part of its vector by its part of the Adasum of all vectors.
+    /// Replaces this rank's shard of its vector by its shard of the Adasum of all vectors.
     pub(super) fn run(&self, mut arena: SliceMut<'_>, scratch: &mut Scratch) -> Result<()> {
-        let Tree { across, table, begin, tensors, .. } = self;
+        let HostTree { across, table, begin, tensors, .. } = self;
         let [mut mine, mut theirs] = Self::halves(scratch, arena.dtype(), arena.len())?;
         let steps = tree::steps(across.rank(), across.world_size(), arena.len());
         let criterion = if arena.dtype() == DType::F64 { Criterion::Overflow } else { Criterion::Narrow };
@@ -115,7 +119,7 @@ impl<'a> Tree<'a> {
     /// their products over all ranks of its group. These ranks have the same products, and all call this or none.
     fn scaled(
         &self,
-        step: &tree::Step,
+        step: &tree::HalvingStep,
         vectors: &[Slice<'_>],
         products: &[f64],
         overflowed: Vec<bool>,

@@ -8,7 +8,7 @@ mod exchange;
 use std::sync::Arc;
 
 use self::exchange::Exchange;
-use super::peers::{Connection, peers};
+use super::peer_connection::{PeerConnection, peers};
 use super::tensors::copy_into;
 use crate::agreement::{all_prepared, same_plan};
 use crate::buffer::{GradientBuffer, TensorTable};
@@ -50,7 +50,7 @@ pub struct OrderedAllReduce<'c> {
 #[derive(Debug)]
 enum Steps {
     /// Kernels that access the buffers of all ranks.
-    Peers(Arc<Connection>),
+    Peers(Arc<PeerConnection>),
     Exchange(Box<Exchange>),
 }
 
@@ -97,7 +97,7 @@ impl<'c> OrderedAllReduce<'c> {
         let lines = &lines[..if with_peers { 1 } else { 2 }];
         same_plan(operation, comm, buffer.table(), lines, check_op(op).and_then(|()| check_float(OPERATION, wire)))?;
         let connected = if with_peers {
-            Connection::new(operation, comm, buffer, (PeerKernel::Reduce, PeerSums::default()), || Ok(()))?
+            PeerConnection::new(operation, comm, buffer, (PeerKernel::Reduce, PeerSums::default()), || Ok(()))?
         } else {
             None
         };

@@ -33,7 +33,7 @@ pub use completion::Completion;
 pub(crate) use memory::BundleMemory;
 pub use schedule::{StageWork, TransferHandler, run_schedule, run_stage};
 
-use self::transfer::Place;
+use self::transfer::Destination;
 use crate::call::scope;
 use crate::comm::Communicator;
 #[cfg(feature = "cuda")]
@@ -44,7 +44,7 @@ use crate::memory::Cuda;
 use crate::memory::{Host, TensorViewMut};
 
 pub use crate::plan::bundle::Limits;
-pub use crate::plan::schedule::{Payload, RankSchedule, Schedule, Stage, Step};
+pub use crate::plan::schedule::{Payload, PipelineStep, RankSchedule, Schedule, Stage};
 
 /// The transfers of a communicator; on a GPU, transfers of tensors of one queue.
 ///
@@ -122,7 +122,7 @@ impl<'c, M: BundleMemory> SendRecv<'c, M> {
     /// [`Error::InvalidArgument`]: crate::Error::InvalidArgument
     pub fn recv(&self, peer: usize, tensors: &mut [TensorViewMut<'_, M>]) -> Result<Completion<'c, M>> {
         let _scope = scope::within(Operation::Recv { peer });
-        self.transfer("recv", &[], vec![(peer, Place::Given(tensors))])?;
+        self.transfer("recv", &[], vec![(peer, Destination::Given(tensors))])?;
         self.completion()
     }
 
@@ -138,7 +138,7 @@ impl<'c, M: BundleMemory> SendRecv<'c, M> {
     pub fn recv_described(&self, peer: usize, tag: u64, limits: &Limits) -> Result<(Completion<'c, M>, Received<M>)> {
         let _scope = scope::within(Operation::Recv { peer });
         let expected = Expected::Described { tag, limits: *limits };
-        let received = self.transfer("recv", &[], vec![(peer, Place::New(&expected))])?.pop();
+        let received = self.transfer("recv", &[], vec![(peer, Destination::New(&expected))])?.pop();
         Ok((self.completion()?, received.expect("one for each that is expected")))
     }
 
@@ -166,7 +166,7 @@ impl<'c, M: BundleMemory> SendRecv<'c, M> {
     ) -> Result<Vec<Received<M>>> {
         let _scope = scope::within(Operation::ExchangeBundles);
         let sends: Vec<(usize, &Bundle<'_, M>)> = sends.iter().map(|(peer, bundle)| (*peer, bundle)).collect();
-        let receives = receives.iter().map(|(peer, expected)| (*peer, Place::New(expected))).collect();
+        let receives = receives.iter().map(|(peer, expected)| (*peer, Destination::New(expected))).collect();
         self.transfer("exchange", &sends, receives)
     }
 

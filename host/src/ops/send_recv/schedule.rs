@@ -8,7 +8,7 @@ use super::memory::BundleMemory;
 use crate::call::scope;
 use crate::error::{Error, Operation, Result};
 use crate::memory::Host;
-use crate::plan::schedule::{Payload, RankSchedule, Slot, Stage, Step};
+use crate::plan::schedule::{Payload, PipelineStep, RankSchedule, Slot, Stage};
 
 /// The caller's side of planned transfers: it supplies the tensors to send and takes the received ones. `payload` is the plan's name of a
 /// transfer.
@@ -82,9 +82,9 @@ pub fn run_stage<M: BundleMemory>(ranks: &SendRecv<'_, M>, stage: &Stage, work: 
     check(ranks, &stage.transfers)?;
     for &step in &stage.steps {
         match step {
-            Step::Forward(micro_batch) => work.forward(micro_batch)?,
-            Step::Backward(micro_batch) => work.backward(micro_batch)?,
-            Step::Slot(number) => {
+            PipelineStep::Forward(micro_batch) => work.forward(micro_batch)?,
+            PipelineStep::Backward(micro_batch) => work.backward(micro_batch)?,
+            PipelineStep::Slot(number) => {
                 let Some(slot) = stage.transfers.slot(number) else {
                     let reason =
                         format!("stage {} has a step for slot {number}, and no transfers for it", ranks.comm().rank());

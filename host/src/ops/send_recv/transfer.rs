@@ -10,7 +10,7 @@ use crate::nvtx::{Phase, range, ranges};
 use crate::plan::bundle::encode;
 
 /// The destination of a received bundle.
-pub(super) enum Place<'p, 't, M: BundleMemory> {
+pub(super) enum Destination<'p, 't, M: BundleMemory> {
     Given(&'p mut [TensorViewMut<'t, M>]),
     New(&'p Expected),
 }
@@ -43,7 +43,7 @@ impl<M: BundleMemory> SendRecv<'_, M> {
         &self,
         name: &'static str,
         sends: &[(usize, &Bundle<'_, M>)],
-        receives: Vec<(usize, Place<'p, 't, M>)>,
+        receives: Vec<(usize, Destination<'p, 't, M>)>,
     ) -> Result<Vec<Received<M>>> {
         let to: Vec<usize> = sends.iter().map(|(peer, _)| *peer).collect();
         let from: Vec<usize> = receives.iter().map(|(peer, _)| *peer).collect();
@@ -110,15 +110,17 @@ impl<M: BundleMemory> SendRecv<'_, M> {
     }
 
     /// Finds or allocates the memory for the payload of a bundle, unless it has to be negotiated first.
-    fn land<'p, 't>(&self, peer: usize, place: Place<'p, 't, M>) -> Result<Landing<'p, M>> {
+    fn land<'p, 't>(&self, peer: usize, place: Destination<'p, 't, M>) -> Result<Landing<'p, M>> {
         match place {
-            Place::New(Expected::Described { tag, limits }) => Ok(Landing::Described(Want::new(peer, *tag, *limits))),
-            Place::New(Expected::Known(tensors)) => {
+            Destination::New(Expected::Described { tag, limits }) => {
+                Ok(Landing::Described(Want::new(peer, *tag, *limits)))
+            }
+            Destination::New(Expected::Known(tensors)) => {
                 let specs: Vec<_> = tensors.iter().map(|(dtype, shape)| spec(*dtype, shape)).collect();
                 let layout = layout(&specs)?;
                 Ok(Landing::New(Received::reserve("recv", self.queue, specs, layout)?))
             }
-            Place::Given(tensors) => {
+            Destination::Given(tensors) => {
                 let specs: Vec<_> = tensors.iter().map(|tensor| spec(tensor.dtype(), tensor.shape())).collect();
                 let layout = layout(&specs)?;
                 for tensor in &*tensors {

@@ -14,7 +14,7 @@ use crate::train::Reduction;
 
 /// The position of a gradient: bucket, and tensor in the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct GradientPlace {
     pub(super) bucket: usize,
     pub(super) tensor: usize,
 }
@@ -22,12 +22,12 @@ pub(super) struct Place {
 /// The dtypes that the gradients of one bucket share: the dtype on the wire, and the dtype of sums over micro-batches. The sum of a
 /// parameter must not depend on the other parameters of its bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Kind {
+pub(super) struct BucketKind {
     pub(super) dtype: DType,
     pub(super) sum_dtype: DType,
 }
 
-impl Kind {
+impl BucketKind {
     /// The kind of gradients of dtype `gradient` that are sent in `dtype`: sums are `f32`, or `f64` for `f64`.
     pub(super) fn new(gradient: DType, dtype: DType) -> Self {
         let sum_dtype = if gradient == DType::F64 { DType::F64 } else { DType::F32 };
@@ -47,7 +47,7 @@ enum BucketReduction<'c, M: ReducerMemory> {
 /// Gradients that are reduced together, with their memory and their reduction.
 #[derive(Debug)]
 pub(super) struct Bucket<'c, M: ReducerMemory> {
-    kind: Kind,
+    kind: BucketKind,
     /// The numbers of the parameters.
     pub(super) members: Vec<usize>,
     /// The buffer that is reduced; with one rank, none until it is needed.
@@ -59,7 +59,7 @@ pub(super) struct Bucket<'c, M: ReducerMemory> {
 }
 
 impl<'c, M: ReducerMemory> Bucket<'c, M> {
-    pub(super) fn new(plan: buckets::Bucket<Kind>) -> Self {
+    pub(super) fn new(plan: buckets::Bucket<BucketKind>) -> Self {
         Self { kind: plan.kind, members: plan.members, buffer: None, sums: None, reduction: None, check: None }
     }
 
@@ -96,7 +96,7 @@ impl<'c, M: ReducerMemory> Bucket<'c, M> {
         parameters: &[Parameter],
         gradients: &[(usize, bool, M::Slice<'_>)],
     ) -> Result<()> {
-        let Kind { dtype, sum_dtype } = self.kind;
+        let BucketKind { dtype, sum_dtype } = self.kind;
         let is_reduced = sum_dtype == dtype;
         let sums = if is_reduced { &mut self.buffer } else { &mut self.sums };
         let buffer = Self::fill(sums, (lanes, world_size), parameters, (&self.members, sum_dtype, is_reduced))?;

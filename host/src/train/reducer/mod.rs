@@ -26,7 +26,7 @@ mod step;
 mod times;
 mod vote;
 
-use self::bucket::{Bucket, Kind, Place, unpack};
+use self::bucket::{Bucket, BucketKind, GradientPlace, unpack};
 use self::memory::HostLanes;
 pub use self::memory::ReducerMemory;
 pub use self::options::{AbsentGradients, BucketMemory, NonFinite, ReducerOptions, UnevenEnds};
@@ -140,7 +140,7 @@ pub struct Reducer<'c, M: ReducerMemory = Host> {
     /// For each parameter the first parameter that it is tied to; itself, if it is tied to none.
     owners: Vec<usize>,
     /// The positions of trained parameters in the buckets.
-    places: Vec<Option<Place>>,
+    places: Vec<Option<GradientPlace>>,
     buckets: Vec<Bucket<'c, M>>,
     order: Order,
     /// The outcome of the last assignment to buckets, until the ranks have prepared their reductions.
@@ -389,7 +389,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         let mut of_buckets: Vec<Vec<(usize, bool, M::Slice<'_>)>> = vec![Vec::new(); self.buckets.len()];
         for (parameter, gradient) in gradients {
             let owner = self.owners[*parameter];
-            let Place { bucket, tensor } = self.places[owner].expect("checked");
+            let GradientPlace { bucket, tensor } = self.places[owner].expect("checked");
             of_buckets[bucket].push((tensor, !self.accumulated[owner], gradient.data()));
         }
         for (bucket, mut of_bucket) in self.buckets.iter_mut().zip(of_buckets) {
@@ -407,7 +407,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         let described = |&index: &usize| {
             let parameter = &self.parameters[index];
             let dtype = self.options.dtype_of(parameter.dtype, self.comm.world_size());
-            (index, Kind::new(parameter.dtype, dtype), parameter.len() * dtype.size_bytes())
+            (index, BucketKind::new(parameter.dtype, dtype), parameter.len() * dtype.size_bytes())
         };
         let (first, others) = (self.options.first_bucket_bytes, self.options.bucket_bytes);
         let buckets = buckets::assign(order.iter().map(described), first, others);
@@ -422,7 +422,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         self.buckets.extend(buckets.into_iter().map(Bucket::new));
         for (index, bucket) in self.buckets.iter().enumerate() {
             for (tensor, &member) in bucket.members.iter().enumerate() {
-                self.places[member] = Some(Place { bucket: index, tensor });
+                self.places[member] = Some(GradientPlace { bucket: index, tensor });
             }
         }
         let world_size = self.comm.world_size();

@@ -1,6 +1,6 @@
 //! [`Step`]: one step of a reducer, from the first gradient to the last reduction.
 
-use super::bucket::Place;
+use super::bucket::GradientPlace;
 use super::memory::{Lane, ReducerMemory};
 use super::options::NonFinite;
 use super::report::{GradientState, Reduced};
@@ -156,7 +156,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     }
 
     /// The place of a gradient that has not been passed yet.
-    fn place_to_write(&self, parameter: usize) -> Result<Place> {
+    fn place_to_write(&self, parameter: usize) -> Result<GradientPlace> {
         let reducer = &*self.reducer;
         let owner = reducer.check_trained(parameter)?;
         self.check_wanted(parameter, owner)?;
@@ -216,7 +216,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
                 progress.found(*number, (!is_finite).then_some(owner));
             } else {
                 progress.states[owner] = GradientState::Reduced;
-                let Place { bucket, tensor } = places[owner].expect("checked");
+                let GradientPlace { bucket, tensor } = places[owner].expect("checked");
                 of_buckets[bucket].push((tensor, gradient.data()));
             }
         }

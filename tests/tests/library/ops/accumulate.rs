@@ -19,7 +19,7 @@ fn view_mut<'a>(array: &'a mut Array, shape: &'a [usize]) -> TensorViewMut<'a> {
 
 /// ONNX Runtime's case, (1,2,3) + (4,5,6), for its pairs of dtypes and all others.
 #[test]
-fn upstream_accumulator_case() {
+fn in_place_accumulator_gives_upstreams_case() {
     for to in Format::ALL {
         for from in Format::ALL {
             for update in [None, Some(true)] {
@@ -33,7 +33,7 @@ fn upstream_accumulator_case() {
 }
 
 #[test]
-fn an_update_that_is_off_changes_no_bit() {
+fn in_place_accumulator_changes_no_bit_where_the_update_is_off() {
     for to in Format::ALL {
         for from in Format::ALL {
             let before = Array::new(to, &edges(to));
@@ -48,7 +48,7 @@ fn an_update_that_is_off_changes_no_bit() {
 
 /// ONNX Runtime's V2 case, with the flag that reports an update.
 #[test]
-fn upstream_v2_cases() {
+fn in_place_accumulator_v2_gives_upstreams_cases() {
     for to in Format::ALL {
         for from in Format::ALL {
             let value = Array::new(from, &[4.0, 5.0, 6.0]);
@@ -93,7 +93,7 @@ fn zero_gradient_clears_nan_and_every_shape() {
 
 /// Upstream's CPU kernel broadcasts and its CUDA kernel does not check shapes; here every difference is an error that names both shapes.
 #[test]
-fn shapes_have_to_be_equal() {
+fn accumulate_refuses_other_shapes() {
     let cases: [(&[usize], &[usize]); 6] =
         [(&[2, 3], &[3, 2]), (&[2, 3], &[6]), (&[2, 3], &[3]), (&[2, 3], &[1]), (&[2, 3], &[2, 1]), (&[], &[1])];
     for (left, right) in cases {
@@ -132,7 +132,7 @@ fn a_view_has_to_fit_its_data() {
 
 /// fp16 accumulators must not lose the low bits of an f32 value before the addition, as upstream's accumulators do.
 #[test]
-fn the_value_is_not_rounded_to_the_accumulators_dtype_first() {
+fn accumulate_does_not_round_the_value_to_the_accumulators_dtype_first() {
     // 2048 + 1.25 + ... in f16 has steps of 2: 2048 + 1.0009765625 rounds up, 2048 + 1 is a tie and goes down.
     let mut sum = Array::new(Format::F16, &[2048.0]);
     let value = Array::new(Format::F32, &[1.0 + 2.0_f64.powi(-12)]);
@@ -144,7 +144,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_f32_pair_accumulates_like_the_hardware(pairs in proptest::collection::vec(any::<(f32, f32)>(), 0..100)) {
+    fn accumulate_gives_the_bits_of_the_hardware_for_any_f32_pair(pairs in proptest::collection::vec(any::<(f32, f32)>(), 0..100)) {
         let (mut sum, value): (Vec<f32>, Vec<f32>) = pairs.into_iter().unzip();
         let expected: Vec<f64> = sum.iter().zip(&value).map(|(a, b)| f64::from(a + b)).collect();
         in_place_accumulator(&mut sum[..], &value[..], None).unwrap();
@@ -152,7 +152,7 @@ proptest! {
     }
 
     #[test]
-    fn any_shape_accumulates(
+    fn accumulate_takes_any_shape(
         shape in proptest::collection::vec(0_usize..6, 0..4), to in 0_usize..4, from in 0_usize..4, seed in any::<u64>()
     ) {
         let (to, from, len) = (Format::ALL[to], Format::ALL[from], shape.iter().product());

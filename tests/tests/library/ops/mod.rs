@@ -2,13 +2,13 @@
 //! with upstream's numeric cases.
 
 mod accumulate;
-mod buffer;
-mod delta;
-mod delta_skips;
+mod all_reduce;
+mod all_reduce_tensors;
+mod gradient_buffer;
 mod optimizers;
-mod pipeline;
-mod reduced;
+mod run_stage;
 mod send_recv;
-mod steps;
+mod stepper;
+mod stepper_adasum;
+mod stepper_skips;
 mod tensor_parallel;
-mod tensors;

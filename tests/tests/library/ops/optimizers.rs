@@ -51,7 +51,7 @@ const FORMATS: [[Format; 3]; 4] = [
 
 /// A velocity after t steps is a sum in which every gradient passes at most 2t roundings; the delta has one more.
 #[test]
-fn sgd_with_and_without_momentum() {
+fn sgd_takes_steps_with_and_without_momentum() {
     for formats in FORMATS {
         for momentum in [0.0, 0.9] {
             let (rate, mut sgd) =
@@ -81,7 +81,7 @@ fn sgd_with_and_without_momentum() {
 /// Every number of the formula is a sum of terms of one sign, or bounded by the magnitudes taken here. Three steps and the quotient have
 /// fewer than 40 roundings together, in the code and in this restatement.
 #[test]
-fn adam_with_and_without_bias_correction_and_decay() {
+fn adam_takes_steps_with_and_without_bias_correction_and_decay() {
     for formats in FORMATS {
         for bias_correction in [false, true] {
             for weight_decay in [0.0, 0.25] {
@@ -172,7 +172,7 @@ fn refusals_change_nothing() {
 /// Every invalid option is refused by name and value, when an optimizer is made, restored or changed; values at the edge of the range are
 /// accepted.
 #[test]
-fn options_out_of_range_are_refused() {
+fn sgd_and_adam_refuse_options_out_of_range() {
     let (nan, infinity) = (f64::NAN, f64::INFINITY);
     let (not_negative, positive, part) =
         (&[-1.0, -5e-324, nan, infinity][..], &[0.0, -1e-3, nan, infinity][..], &[2.0, 1.0, -0.5, nan, infinity][..]);

@@ -5,10 +5,10 @@ mod bundle;
 #[path = "../../../fuzz/bundle_header.rs"]
 mod bundle_header;
 mod groups;
+mod one_forward_one_backward;
 mod ownership;
-mod pipeline;
 mod schedule;
-mod zero;
+mod zero_partition;
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ const WORLD_SIZES: Range<usize> = 1..10;
 /// The specification's result for a list of tensors, counted in bytes and found by search.
 struct Expected {
     padded: usize,
-    window: usize,
+    shard: usize,
     /// The owner of each tensor, or the first tensor without a rank that owns it entirely.
     owners: Result<Vec<usize>, usize>,
 }
@@ -31,11 +31,11 @@ fn expected(world_size: usize, lens: &[usize], element_bytes: usize) -> Expected
     while padded % block != 0 {
         padded += 1;
     }
-    let window = padded / world_size;
+    let shard = padded / world_size;
     let mut owners = Ok(Vec::new());
     let mut first_byte = 0;
     for (index, len) in lens.iter().enumerate() {
-        let edges = |rank: usize| (rank * window * element_bytes, (rank + 1) * window * element_bytes);
+        let edges = |rank: usize| (rank * shard * element_bytes, (rank + 1) * shard * element_bytes);
         let owner = (0..world_size).find(|&rank| edges(rank).0 <= first_byte && first_byte < edges(rank).1);
         let owner = owner.expect("padding follows the last tensor");
         let end = first_byte + len * element_bytes;
@@ -47,18 +47,18 @@ fn expected(world_size: usize, lens: &[usize], element_bytes: usize) -> Expected
         }
         first_byte = end;
     }
-    Expected { padded, window, owners }
+    Expected { padded, shard, owners }
 }
 
-/// Cuts the elements at multiples of the window, and inserts empty tensors at random.
+/// Cuts the elements at multiples of the shard, and inserts empty tensors at random.
 fn cut(world_size: usize, lens: &[usize], random: &mut Random) -> Vec<usize> {
-    let window = expected(world_size, lens, 1).window;
+    let shard = expected(world_size, lens, 1).shard;
     let mut cut = Vec::new();
     let mut offset = 0;
     for &len in lens {
         cut.push(0);
         for _ in 0..len {
-            if offset % window == 0 {
+            if offset % shard == 0 {
                 cut.push(0);
             }
             *cut.last_mut().unwrap() += 1;
@@ -71,7 +71,7 @@ fn cut(world_size: usize, lens: &[usize], random: &mut Random) -> Vec<usize> {
     cut
 }
 
-/// Lists of odd lengths, with empty tensors; tensors are about as long as windows, or far shorter, or longer.
+/// Lists of odd lengths, with empty tensors; tensors are about as long as shards, or far shorter, or longer.
 fn lists(world_size: usize) -> Vec<Vec<usize>> {
     let mut random = Random::new(world_size as u64);
     let mut lists =
@@ -98,20 +98,20 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// The collective all-gather: every rank gives one window, and every rank gets all windows in rank order.
-fn all_gather(windows: &[&[f32]]) -> Vec<f32> {
-    assert!(windows.iter().all(|window| window.len() == windows[0].len()), "windows differ in length");
-    windows.concat()
+/// The collective all-gather: every rank gives one shard, and every rank gets all shards in rank order.
+fn all_gather(shards: &[&[f32]]) -> Vec<f32> {
+    assert!(shards.iter().all(|shard| shard.len() == shards[0].len()), "shards differ in length");
+    shards.concat()
 }
 
-/// The collective reduce-scatter: every rank gives a whole buffer, and rank r gets window r of the sum, added in rank order.
+/// The collective reduce-scatter: every rank gives a whole buffer, and rank r gets shard r of the sum, added in rank order.
 fn reduce_scatter(buffers: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let len = buffers[0].len();
     assert!(buffers.iter().all(|buffer| buffer.len() == len), "buffers differ in length");
-    assert_eq!(len % buffers.len(), 0, "{len} elements are no {} windows", buffers.len());
+    assert_eq!(len % buffers.len(), 0, "{len} elements are no {} shards", buffers.len());
     let sum = sum(buffers.iter().map(Vec::as_slice), len);
-    let window = len / buffers.len();
-    (0..buffers.len()).map(|rank| sum[rank * window..(rank + 1) * window].to_vec()).collect()
+    let shard = len / buffers.len();
+    (0..buffers.len()).map(|rank| sum[rank * shard..(rank + 1) * shard].to_vec()).collect()
 }
 
 /// Adds vectors of `len` elements in their order.

@@ -12,7 +12,7 @@ type Tensors = Vec<Vec<f32>>;
 
 fn copy_in(moves: &Moves, tensors: &Tensors, scratch: &mut [f32]) {
     for step in &moves.copy_in {
-        scratch[step.place.clone()].copy_from_slice(&tensors[step.tensor]);
+        scratch[step.range.clone()].copy_from_slice(&tensors[step.tensor]);
     }
 }
 
@@ -23,32 +23,32 @@ fn gather(ownership: &Ownership, ranks: &mut [Tensors], random: &mut Random) {
         let before = garbage(ownership.padded_len(), random);
         let mut after = before.clone();
         copy_in(&ownership.gather_moves(rank), tensors, &mut after);
-        let window = ownership.window(rank);
-        assert_eq!(bits(&after[..window.start]), bits(&before[..window.start]), "rank {rank} wrote before its window");
-        assert_eq!(bits(&after[window.end..]), bits(&before[window.end..]), "rank {rank} wrote behind its window");
+        let shard = ownership.shard(rank);
+        assert_eq!(bits(&after[..shard.start]), bits(&before[..shard.start]), "rank {rank} wrote before its shard");
+        assert_eq!(bits(&after[shard.end..]), bits(&before[shard.end..]), "rank {rank} wrote behind its shard");
         scratch.push(after);
     }
-    let windows: Vec<_> = scratch.iter().enumerate().map(|(rank, all)| &all[ownership.window(rank)]).collect();
-    let gathered = all_gather(&windows);
+    let shards: Vec<_> = scratch.iter().enumerate().map(|(rank, all)| &all[ownership.shard(rank)]).collect();
+    let gathered = all_gather(&shards);
     for (rank, tensors) in ranks.iter_mut().enumerate() {
         for step in ownership.gather_moves(rank).copy_out {
-            tensors[step.tensor].copy_from_slice(&gathered[step.place]);
+            tensors[step.tensor].copy_from_slice(&gathered[step.range]);
         }
     }
 }
 
-/// Reduce-scatters the tensors of all ranks by ownership; each rank gets its window alone.
+/// Reduce-scatters the tensors of all ranks by ownership; each rank gets its shard alone.
 fn scatter(ownership: &Ownership, ranks: &mut [Tensors], random: &mut Random) {
     let scratch = ranks.iter().enumerate().map(|(rank, tensors)| {
         let mut scratch = garbage(ownership.padded_len(), random);
         copy_in(&ownership.scatter_moves(rank), tensors, &mut scratch);
         scratch
     });
-    let windows = reduce_scatter(&scratch.collect::<Vec<_>>());
+    let shards = reduce_scatter(&scratch.collect::<Vec<_>>());
     for (rank, tensors) in ranks.iter_mut().enumerate() {
-        let begin = ownership.window(rank).start;
+        let begin = ownership.shard(rank).start;
         for step in ownership.scatter_moves(rank).copy_out {
-            tensors[step.tensor].copy_from_slice(&windows[rank][step.place.start - begin..step.place.end - begin]);
+            tensors[step.tensor].copy_from_slice(&shards[rank][step.range.start - begin..step.range.end - begin]);
         }
     }
 }
@@ -93,12 +93,12 @@ fn check_plan(world_size: usize, lens: &[usize]) -> bool {
     for element_bytes in [1, 2, 4, 8] {
         let expected = expected(world_size, lens, element_bytes);
         let layout = PaddedLayout::new("plan", world_size, lens).unwrap();
-        assert_eq!((layout.padded_len, layout.window_len), (expected.padded, expected.window), "{lens:?}");
+        assert_eq!((layout.padded_len, layout.shard_len), (expected.padded, expected.shard), "{lens:?}");
         match (&plan, &expected.owners) {
             (Ok(plan), Ok(owners)) => {
                 assert_eq!(plan.owners(), owners, "{world_size} ranks, {lens:?}");
                 assert_eq!(plan.world_size(), world_size);
-                assert_eq!((plan.padded_len(), plan.window_len()), (expected.padded, expected.window));
+                assert_eq!((plan.padded_len(), plan.shard_len()), (expected.padded, expected.shard));
                 let mut offset = 0;
                 for (start, len) in plan.offsets().zip(lens) {
                     assert_eq!(start, offset);
@@ -107,28 +107,28 @@ fn check_plan(world_size: usize, lens: &[usize]) -> bool {
                 for rank in 0..world_size {
                     let owned = (0..lens.len()).filter(|&index| owners[index] == rank);
                     assert!(plan.owned(rank).eq(owned), "rank {rank} of {world_size}, {lens:?}");
-                    let window = plan.window(rank);
-                    assert_eq!((window.start, window.len()), (rank * expected.window, expected.window));
+                    let shard = plan.shard(rank);
+                    assert_eq!((shard.start, shard.len()), (rank * expected.shard, expected.shard));
                 }
             }
-            (Err(error), Err(index)) => check_refusal(error, world_size, lens, *index, expected.window),
+            (Err(error), Err(index)) => check_refusal(error, world_size, lens, *index, expected.shard),
             (plan, expected) => panic!("{plan:?}, but expected {expected:?} for {world_size} ranks, {lens:?}"),
         }
     }
     plan.is_ok()
 }
 
-/// The refusal is typed, and names the tensor, its elements, and the window with its rank.
-fn check_refusal(error: &Error, world_size: usize, lens: &[usize], index: usize, window: usize) {
+/// The refusal is typed, and names the tensor, its elements, and the shard with its rank.
+fn check_refusal(error: &Error, world_size: usize, lens: &[usize], index: usize, shard: usize) {
     let Error::InvalidArgument { operation: "plan", reason } = error else {
         panic!("{error:?} for {world_size} ranks, {lens:?}");
     };
     let begin: usize = lens[..index].iter().sum();
-    let rank = begin / window;
+    let rank = begin / shard;
     for part in [
         format!("tensor {index} "),
         format!("{begin}..{}", begin + lens[index]),
-        format!("{}..{}", rank * window, (rank + 1) * window),
+        format!("{}..{}", rank * shard, (rank + 1) * shard),
         format!("rank {rank}"),
     ] {
         assert!(reason.contains(&part), "{reason} does not say {part}");
@@ -137,15 +137,15 @@ fn check_refusal(error: &Error, world_size: usize, lens: &[usize], index: usize,
 
 #[test]
 fn padding_of_the_specification() {
-    for (world_size, total, padded, window) in
+    for (world_size, total, padded, shard) in
         [(2, 63, 64, 32), (2, 64, 128, 64), (2, 950, 960, 480), (2, 1024, 1088, 544), (4, 950, 1024, 256)]
     {
         let layout = PaddedLayout::new("plan", world_size, &[total]).unwrap();
-        assert_eq!((layout.padded_len, layout.window_len), (padded, window), "{total} on {world_size} ranks");
+        assert_eq!((layout.padded_len, layout.shard_len), (padded, shard), "{total} on {world_size} ranks");
         let single = vec![1; total];
         let ownership = Ownership::new("plan", world_size, &single).unwrap();
-        assert_eq!((ownership.padded_len(), ownership.window_len()), (padded, window));
-        assert_eq!(ownership.owned(0), 0..window.min(total));
+        assert_eq!((ownership.padded_len(), ownership.shard_len()), (padded, shard));
+        assert_eq!(ownership.owned(0), 0..shard.min(total));
     }
 }
 
@@ -167,15 +167,15 @@ fn plans_match_the_specification() {
 
 #[test]
 fn one_element_over_the_edge_is_one_too_many() {
-    // 950 elements on 2 ranks: windows of 480.
+    // 950 elements on 2 ranks: shards of 480.
     assert!(check_plan(2, &[480, 470]));
     assert!(check_plan(2, &[480, 0, 470, 0]));
     assert!(!check_plan(2, &[481, 469]));
     assert!(!check_plan(2, &[479, 2, 469]));
-    // A tensor longer than any window has no owner, wherever it starts; on one rank there is no edge.
+    // A tensor longer than any shard has no owner, wherever it starts; on one rank there is no edge.
     assert!(!check_plan(2, &[950]));
     assert!(check_plan(1, &[950]));
-    // Padding follows the last tensor, so the few elements may all lie in the first windows.
+    // Padding follows the last tensor, so the few elements may all lie in the first shards.
     assert!(check_plan(9, &[1, 0, 30, 1, 0]));
     assert_eq!(Ownership::new("plan", 9, &[1, 0, 30, 1, 0]).unwrap().owners(), [0, 0, 0, 0, 1]);
 }

@@ -1,4 +1,4 @@
 //! Reducers of gradients over threads, identical initial values on all ranks, and the assignment of examples to ranks.
 
 mod failures;
-mod sampler;
+mod sharded_indices;

@@ -195,14 +195,19 @@ impl Tensors {
                 ordered.all_reduce(buffer).unwrap();
                 None
             });
-            self.check(&format!("sums, tensors {order:?}"), order, &by_peers, &expected);
+            self.check(&format!("ordered_all_reduce, tensors {order:?}"), order, &by_peers, &expected);
             if has_transport {
                 let found = self.reduce(queue, comm, order, Some(comm.rank()), &|buffer| {
                     let (wire, op) = (buffer.dtype(), ReduceOp::Sum);
                     OrderedAllReduce::over_transport(comm, buffer, wire, op).unwrap().all_reduce(buffer).unwrap();
                     None
                 });
-                self.check(&format!("sums over a transport, tensors {order:?}"), order, &found, &expected);
+                self.check(
+                    &format!("ordered_all_reduce over a transport, tensors {order:?}"),
+                    order,
+                    &found,
+                    &expected,
+                );
             }
         }
     }

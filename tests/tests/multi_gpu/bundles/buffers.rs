@@ -103,9 +103,9 @@ fn zero(world: &World<'_>) {
     let mut parameters = host(size, Format::F32, &begin);
     let mut on_device = device(world, &parameters);
     let partition = ZeroPartition::new(world.comm, &on_device).unwrap();
-    let views = partition.all_views();
-    assert_eq!(views.iter().map(|view| view.within.len()).sum::<usize>(), lens().iter().sum::<usize>());
-    assert!(partition.views().iter().all(|view| view.rank == rank));
+    let parts = partition.all_parts();
+    assert_eq!(parts.iter().map(|part| part.within.len()).sum::<usize>(), lens().iter().sum::<usize>());
+    assert!(partition.parts().iter().all(|part| part.rank == rank));
 
     let mut whole: Vec<Vec<f32>> = begin.iter().map(|tensor| tensor.iter().map(|&x| x as f32).collect()).collect();
     for step in 0..3 {
@@ -128,9 +128,9 @@ fn zero(world: &World<'_>) {
         buffer.copy_to_host(&mut reduced).unwrap();
         let reduced = reduced.as_slice().typed::<f32>().unwrap();
         let values = parameters.as_mut_slice().typed::<f32>().unwrap();
-        for view in partition.views() {
-            for place in view.place.clone() {
-                values[place] -= RATE * reduced[place];
+        for part in partition.parts() {
+            for index in part.range.clone() {
+                values[index] -= RATE * reduced[index];
             }
         }
         on_device.copy_from_host(&parameters).unwrap();

@@ -23,8 +23,8 @@ pub(super) fn run(world: &World<'_>, report: &mut Report) {
         return;
     }
     for odd in [0, world.size() - 1] {
-        report.case(&format!("another ordered all_reduce on rank {odd}"), || ordered(world, odd));
-        report.case(&format!("an ordered all_reduce that cannot be on rank {odd}"), || ordered_alone(world, odd));
+        report.case(&format!("ordered_all_reduce, another one on rank {odd}"), || ordered(world, odd));
+        report.case(&format!("ordered_all_reduce, one that cannot be on rank {odd}"), || ordered_alone(world, odd));
         report.case(&format!("peers, what cannot be on rank {odd}"), || peers(world, odd));
         report.case(&format!("a buffer for another world size on rank {odd}"), || other_world(world, odd));
     }

@@ -32,12 +32,12 @@ const WIRES: [(Format, Format); 9] = [
 pub(super) fn run(world: &World<'_>, report: &mut Report) {
     for (data, wire) in WIRES {
         for op in [ReduceOp::Sum, ReduceOp::Mean] {
-            let name = format!("ordered {op} of {} over {}", data.name(), wire.name());
+            let name = format!("ordered_all_reduce, {op} of {} over {}", data.name(), wire.name());
             report.case(&name, || buckets(world, data, wire, op));
         }
     }
-    report.case("ordered, run many times", || again(world));
-    report.case("ordered, refused", || refused(world));
+    report.case("ordered_all_reduce, run many times", || again(world));
+    report.case("ordered_all_reduce, refused", || refused(world));
 }
 
 /// Every rank's numbers, as [`inputs_of`].

@@ -13,18 +13,19 @@ use super::World;
 use super::ordered::{inputs, oracle};
 use crate::report::Report;
 
-/// Layouts of one to three tensors; the last layout has windows without elements.
+/// Layouts of one to three tensors; the last layout has shards without elements.
 const SHAPES: [&[usize]; 5] = [&[1], &[4097], &[33, 0, 1000], &[100_003, 7], &[3]];
 
 pub(super) fn run(world: &World<'_>, report: &mut Report) {
     for format in Format::ALL {
         for op in [ReduceOp::Sum, ReduceOp::Mean] {
-            report.case(&format!("peers {op} of {}", format.name()), || shapes(world, format, op));
+            report
+                .case(&format!("ordered_all_reduce by peers, {op} of {}", format.name()), || shapes(world, format, op));
         }
     }
-    report.case("peers, ten runs under way", || again(world));
-    report.case("peers, on two queues", || two_queues(world));
-    report.case("peers, refused", || refused(world));
+    report.case("ordered_all_reduce by peers, ten runs under way", || again(world));
+    report.case("ordered_all_reduce by peers, on two queues", || two_queues(world));
+    report.case("ordered_all_reduce by peers, refused", || refused(world));
 }
 
 fn tensors(lens: &[usize]) -> Vec<(String, Vec<usize>)> {

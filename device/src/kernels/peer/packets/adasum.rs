@@ -1,7 +1,7 @@
 //! Adasum of small arenas by packets: `packet_adasum`.
 //!
 //! Ranks send the elements of each chunk to the ranks that reduce it: to all in one shot, or in two shots to the rank that has the chunk in
-//! its window. A rank multiplies the chunks that it reduces, and sends the products, again as packets, to its other blocks in one shot, to
+//! its shard. A rank multiplies the chunks that it reduces, and sends the products, again as packets, to its other blocks in one shot, to
 //! all ranks in two. Whoever needs a layer's weights waits for the products of the layer's chunks and adds them in the order of the chunks,
 //! so that all get the same weights. Weighted sums of two shots are sent to all ranks. Chunks, the thread of an element and the order of
 //! additions are those of the other forms of Adasum, with the same bits.
@@ -13,8 +13,8 @@
 use super::super::super::adasum::Exact;
 use super::super::super::{for_each_dtype_and_width, kernel};
 use super::arena::{Arena, Results};
-use super::exact::{Cancelled, Memory};
-use super::{Call, Data, Tensor, sum};
+use super::exact::{Cancelled, ExactMemory};
+use super::{CallView, Data, Tensor, sum};
 use crate::abi::{
     LaunchBounds, Mailboxes, PACKET_BYTES, PEER_THREADS, PacketArena, PacketChunk, PacketChunks, packet_adasum_is_full,
     packet_adasum_parts,
@@ -95,7 +95,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     /// # Safety
     /// The launch's contract.
     #[inline(always)]
-    unsafe fn combine<const C: usize, const LEVELS: usize>(self, results: Results, memory: Memory<T>)
+    unsafe fn combine<const C: usize, const LEVELS: usize>(self, results: Results, memory: ExactMemory<T>)
     where
         T: Exact<Sums = [f64; C]>,
     {
@@ -437,7 +437,7 @@ impl<T: Exact, const W: usize, const E: usize, const K: usize> Arena<'_, T, W, E
     unsafe fn run<const G: usize, const M: usize, const P: usize, const C: usize, const LEVELS: usize>(
         self,
         results: Results,
-        memory: Memory<T>,
+        memory: ExactMemory<T>,
     ) where
         T: Exact<Sums = [f64; C]>,
     {
@@ -462,8 +462,8 @@ macro_rules! of_width {
         ) {
             const E: usize = Tensor::<$T>::ELEMENTS;
             const LEVELS: usize = ($width as usize).ilog2() as usize;
-            let arena = Arena::<$T, $width, E, { adasum::products($width) }>::new(Call::of(group), plan, elements, blocks);
-            let memory = Memory { vectors, len: len as usize, trees };
+            let arena = Arena::<$T, $width, E, { adasum::products($width) }>::new(CallView::of(group), plan, elements, blocks);
+            let memory = ExactMemory { vectors, len: len as usize, trees };
             const BYTES: usize = size_of::<$T>();
             const PRODUCTS: usize = adasum::products($width) / packet_adasum_parts($width, BYTES) as usize;
             const MOVED: usize = moved_at_once($width, BYTES);

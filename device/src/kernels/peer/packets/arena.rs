@@ -2,7 +2,7 @@
 //! chunks.
 
 use super::super::super::adasum::{Exact, criterion};
-use super::{Call, Data, sendable, with_own};
+use super::{CallView, Data, sendable, with_own};
 use crate::abi::{
     PACKET_BYTES, PacketArena, PacketChunk, PacketChunks, WARP, packet_adasum_is_full, packet_adasum_threads,
 };
@@ -16,24 +16,24 @@ use crate::{arch, memory, thread};
 /// number of products of `W` vectors.
 #[derive(Clone, Copy)]
 pub(super) struct Arena<'a, T, const W: usize, const E: usize, const K: usize> {
-    pub(super) call: Call<'a>,
-    pub(super) plan: Plan,
+    pub(super) call: CallView<'a>,
+    pub(super) plan: ArenaRegisters,
     pub(super) elements: *mut T,
     pub(super) blocks: u32,
 }
 
 /// A [`PacketArena`]: in registers as far as the whole kernel uses it.
 #[derive(Clone, Copy)]
-pub(super) struct Plan {
+pub(super) struct ArenaRegisters {
     arena: *const PacketArena,
-    window_len: u32,
+    shard_len: u32,
     products: u32,
     /// The chunk behind the last one that this rank reduces.
     end: u32,
     moving_log2: u32,
 }
 
-impl Plan {
+impl ArenaRegisters {
     /// # Safety
     /// The tables follow the arena, and both are there for as long as the kernel runs.
     #[inline(always)]
@@ -42,7 +42,7 @@ impl Plan {
         let plan = unsafe { *arena };
         Self {
             arena,
-            window_len: plan.window_len as u32,
+            shard_len: plan.shard_len as u32,
             products: plan.products as u32,
             end: plan.reduced[0].end(),
             moving_log2: plan.moving_log2 as u32,
@@ -187,10 +187,10 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     /// # Safety
     /// The launch's contract.
     #[inline(always)]
-    pub(super) unsafe fn new(call: Call<'a>, plan: *const PacketArena, elements: *mut T, blocks: u64) -> Self {
+    pub(super) unsafe fn new(call: CallView<'a>, plan: *const PacketArena, elements: *mut T, blocks: u64) -> Self {
         const { assert!(T::COUNT * Self::MOST_WARPS <= SHARED_SLOTS) };
         // SAFETY: the launch provides the plan, and the tables behind it.
-        unsafe { Self { call, plan: Plan::of(plan), elements, blocks: blocks as u32 } }
+        unsafe { Self { call, plan: ArenaRegisters::of(plan), elements, blocks: blocks as u32 } }
     }
 
     /// A copy of the arena. Where registers are few, the compiler cannot see that its numbers equal the first arena's, and keeps no register
@@ -201,7 +201,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
             return self;
         }
         let forget = |number: u32| arch::forget(number as u64) as u32;
-        let call = Call { rank: forget(self.call.rank), ranks: forget(self.call.ranks), ..self.call };
+        let call = CallView { rank: forget(self.call.rank), ranks: forget(self.call.ranks), ..self.call };
         Self { call, blocks: forget(self.blocks), ..self }
     }
 
@@ -289,7 +289,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     /// Whether a chunk is reduced by one rank, in two shots, and not by all.
     #[inline(always)]
     pub(super) fn is_divided(self) -> bool {
-        self.plan.window_len != 0
+        self.plan.shard_len != 0
     }
 
     #[inline(always)]
@@ -341,7 +341,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
     /// The first packet of a chunk in the slots of the ranks that reduce it.
     #[inline(always)]
     pub(super) fn first_packet(self, chunk: PacketChunk) -> u32 {
-        (chunk.begin - chunk.owner * self.plan.window_len) / E as u32
+        (chunk.begin - chunk.owner * self.plan.shard_len) / E as u32
     }
 
     /// The first packet of a chunk's results in the common area, in two shots.
@@ -410,7 +410,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         // SAFETY: the caller's promise.
         unsafe {
             let [of_ranks] = self.gather::<1>(chunk, |_| packet, |place| place);
-            Call::empty::<W>(|place| self.packet_of_peer(chunk, packet, place));
+            CallView::empty::<W>(|place| self.packet_of_peer(chunk, packet, place));
             of_ranks
         }
     }
@@ -445,7 +445,7 @@ impl<'a, T: Exact, const W: usize, const E: usize, const K: usize> Arena<'a, T, 
         // SAFETY: the caller's promise.
         unsafe {
             let [data] = self.call.receive::<1, G>(|_, place| address(place));
-            Call::empty::<G>(address);
+            CallView::empty::<G>(address);
             data
         }
     }

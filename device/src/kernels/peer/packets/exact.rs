@@ -15,7 +15,7 @@ use crate::{arch, memory, reduce, thread};
 
 /// The memory of a launch for its exact paths.
 #[derive(Clone, Copy)]
-pub(super) struct Memory<T> {
+pub(super) struct ExactMemory<T> {
     /// The other ranks' vectors of `len` elements, in rank order.
     pub(super) vectors: *mut T,
     pub(super) len: usize,
@@ -30,7 +30,7 @@ pub(super) struct Cancelled<'a, T, const W: usize, const E: usize, const K: usiz
     arena: Arena<'a, T, W, E, K>,
     /// This block's first chunk of the layer. The others are a number of blocks apart, up to [`end`](Self::end).
     first: u32,
-    memory: Memory<T>,
+    memory: ExactMemory<T>,
     /// Every rank's vector: this rank's own in its arena, the others unpacked.
     tree: Tree<T, LEVELS>,
     /// The coefficients in the tree's row, which this block writes.
@@ -47,7 +47,7 @@ where
     /// # Safety
     /// The launch's contract.
     #[inline(always)]
-    pub(super) unsafe fn new(arena: Arena<'a, T, W, E, K>, first: u32, memory: Memory<T>) -> Self {
+    pub(super) unsafe fn new(arena: Arena<'a, T, W, E, K>, first: u32, memory: ExactMemory<T>) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
             let table = memory.trees.add(thread::block_idx_x() as usize * packet_tree(arena.ranks()));
@@ -174,11 +174,11 @@ where
             let scales = T::scales(self.row, pair, arena.ranks());
             while number < self.end() {
                 let own = |number: u32| number + reduce::team::<2>() * arena.blocks;
-                let mut walked = reduce::Chunk { span: 0, begin: 0, end: 0 };
+                let mut walked = reduce::ElementRange { span: 0, begin: 0, end: 0 };
                 if own(number) < self.end() {
                     let chunk = arena.chunk(own(number));
                     let begin = chunk.begin as u64;
-                    walked = reduce::Chunk { span: 0, begin, end: begin + chunk.len as u64 };
+                    walked = reduce::ElementRange { span: 0, begin, end: begin + chunk.len as u64 };
                 }
                 let mut sums = T::ZEROS;
                 reduce::walk::<1, 2>(walked, |element, _| {

@@ -1,12 +1,12 @@
 //! Sums and Adasum of small tensors in one launch: ranks write packets of elements into each other's mailboxes, and each thread waits for the
-//! packets of its own elements alone, so that no barrier is needed.
+//! packets of its own elements alone, so that no barrier is needed (as in NCCL's LL protocol, of low latency).
 //!
 //! A packet of elements has no flag beside them: a word of a mailbox is [`EMPTY`] until a peer's elements arrive, and the last reader makes it
 //! so again. As elements [`EMPTY`] is NaN, in whose place ranks send other NaN. Numbers that several threads read are sent beside flags
 //! instead, which differ from call to call.
 //!
 //! In one shot every rank sends all data to all others and adds them up itself: one transfer, fewest steps. In two shots it sends each rank
-//! that rank's window, adds up its own window and sends the result to all: two transfers, but each link carries the data once or twice,
+//! that rank's shard, adds up its own shard and sends the result to all: two transfers, but each link carries the data once or twice,
 //! whatever the number of ranks. Both add in rank order in `f64` and round once, like `peer_reduce`, with the same bits but for NaN.
 //!
 //! A thread first sends all its packets and only then waits. A packet's place is written again two calls later, when its writer has ended the
@@ -41,7 +41,7 @@ fn sendable(data: Data) -> Data {
 
 /// One call of a group, from the view of a thread, with the numbers that it needs for every packet.
 #[derive(Clone, Copy)]
-struct Call<'a> {
+struct CallView<'a> {
     group: &'a Mailboxes,
     /// The two counters behind the group's description; not derived from the reference, which is to memory that nobody writes.
     counters: *mut u32,
@@ -59,7 +59,7 @@ struct Call<'a> {
     slot_bytes: u32,
 }
 
-impl<'a> Call<'a> {
+impl<'a> CallView<'a> {
     /// The call that this launch makes.
     ///
     /// # Safety
@@ -71,7 +71,7 @@ impl<'a> Call<'a> {
             let counters = group.add(1).cast_mut().cast();
             let number = atomic_load_32_system(counters, Ordering::Relaxed);
             let (group, parity) = (&*group, (number & 1) as u64);
-            Call {
+            CallView {
                 group,
                 counters,
                 number,
@@ -409,9 +409,9 @@ unsafe fn one_shot<T: Element, const W: usize, const E: usize>(
 ) {
     // SAFETY: the caller's promise; a thread alone reads and writes the elements of its packets.
     unsafe {
-        let call = Call::of(group);
+        let call = CallView::of(group);
         let (rank, ranks) = (call.rank as usize, call.ranks as usize);
-        let (packets, first, stride) = (source.packets(), Call::first(), Call::stride(blocks));
+        let (packets, first, stride) = (source.packets(), CallView::first(), CallView::stride(blocks));
         let mut packet = first;
         while packet < packets {
             call.send_to_all::<W>(packet, source.read::<E>(packet));
@@ -438,43 +438,43 @@ unsafe fn two_shot<T: Element, const W: usize, const E: usize>(
     factor: f64,
     blocks: u32,
 ) {
-    // SAFETY: the caller's promise; a thread alone reads and writes the elements of its packets, which have the same place in all windows.
+    // SAFETY: the caller's promise; a thread alone reads and writes the elements of its packets, which have the same place in all shards.
     unsafe {
-        let call = Call::of(group);
+        let call = CallView::of(group);
         let (rank, ranks) = (call.rank as usize, call.ranks as usize);
-        let (packets, first, stride) = (source.packets(), Call::first(), Call::stride(blocks));
+        let (packets, first, stride) = (source.packets(), CallView::first(), CallView::stride(blocks));
         // As above, never 0; and 64-bit divisions take twenty times as long.
-        let window = packets.div_ceil(call.ranks.max(1));
+        let shard = packets.div_ceil(call.ranks.max(1));
         let results = call.group.slot_packets as u32 / 2;
-        let in_window = |owner: usize, place: u32| owner as u32 * window + place;
-        let is_peers = |owner: usize, place: u32| call.is_peer(owner) && in_window(owner, place) < packets;
+        let in_shard = |owner: usize, place: u32| owner as u32 * shard + place;
+        let is_peers = |owner: usize, place: u32| call.is_peer(owner) && in_shard(owner, place) < packets;
         let mut place = first;
-        while place < window {
+        while place < shard {
             let mut peer = 0;
             while peer < W {
                 if is_peers(peer, place) {
-                    call.send(peer, place, source.read::<E>(in_window(peer, place)));
+                    call.send(peer, place, source.read::<E>(in_shard(peer, place)));
                 }
                 peer += 1;
             }
             place += stride;
         }
         place = first;
-        while place < window && in_window(rank, place) < packets {
-            let own = source.read::<E>(in_window(rank, place));
+        while place < shard && in_shard(rank, place) < packets {
+            let own = source.read::<E>(in_shard(rank, place));
             let all = with_own(call.take::<W>(place, |writer| call.is_peer(writer)), |writer| writer == rank, own);
             let result = sum::<T, W, E>(all, [factor; W], ranks);
             call.send_to_all::<W>(results + place, result);
-            destination.write::<E>(in_window(rank, place), result);
+            destination.write::<E>(in_shard(rank, place), result);
             place += stride;
         }
         place = first;
-        while place < window {
+        while place < shard {
             let all = call.take::<W>(results + place, |owner| is_peers(owner, place));
             let mut owner = 0;
             while owner < W {
                 if is_peers(owner, place) {
-                    destination.write::<E>(in_window(owner, place), all[owner]);
+                    destination.write::<E>(in_shard(owner, place), all[owner]);
                 }
                 owner += 1;
             }

@@ -1,9 +1,9 @@
-//! The collectives of [`MpiDeviceCommunicator`]: for each, the layout of the operands' parts in a window, and the transfer that MPI makes
+//! The collectives of [`MpiDeviceCommunicator`]: for each, the layout of the operands' parts in a step, and the transfer that MPI makes
 //! of it; or, on the direct path, a transfer of the operands themselves.
 //!
 //! Lengths, dtypes and queues have been checked before. The path was chosen when the communicator was made.
 
-use super::windows::{Piece, Windows};
+use super::staged_pipeline::{Piece, StagedPipeline};
 use super::{BLOCK_BYTES, MpiDeviceCommunicator, copy, pointer};
 use crate::comm::message_passing::{Transfer, part_len};
 use crate::comm::reduction::Reduction;
@@ -12,10 +12,10 @@ use crate::driver::{DeviceBuffer, DeviceSlice, Queue};
 use crate::error::{Call, Operation, Result};
 
 impl MpiDeviceCommunicator {
-    /// Runs a staged collective that all ranks have agreed to, window by window, and ends it on all ranks.
+    /// Runs a staged collective that all ranks have agreed to, step by step, and ends it on all ranks.
     ///
     /// # Safety
-    /// As [`Windows::run`].
+    /// As [`StagedPipeline::run`].
     unsafe fn staged(
         &self,
         queue: &Queue,
@@ -25,9 +25,9 @@ impl MpiDeviceCommunicator {
         work: impl FnMut(usize, *mut u8) -> Result<()>,
         output: impl Fn(usize) -> Vec<Piece>,
     ) -> Result<()> {
-        let windows = Windows { pinned: &self.pinned, down: &self.down, queue };
+        let pipeline = StagedPipeline { pinned: &self.pinned, down: &self.down, queue };
         // SAFETY: the caller's promise.
-        let outcome = unsafe { windows.run(count, input, work, output) }?;
+        let outcome = unsafe { pipeline.run(count, input, work, output) }?;
         self.comm.ranks.handshake().close(transfer.operation, outcome.map_err(|error| error.to_string()))
     }
 
@@ -51,20 +51,20 @@ impl MpiDeviceCommunicator {
         }
         let size = dtype.size_bytes();
         let part = part_len(len, BLOCK_BYTES / size, world_size);
-        let window = part * world_size;
-        let range = |index: usize| (index * window, window.min(len - index * window));
+        let step_len = part * world_size;
+        let range = |index: usize| (index * step_len, step_len.min(len - index * step_len));
         let whole = |data: DeviceSlice<'_>, index: usize| {
             let (begin, len) = range(index);
             vec![Piece { address: data.address() + (begin * size) as u64, offset: 0, bytes: len * size }]
         };
         let mut room = self.room.borrow_mut();
         let work = |index: usize, block: *mut u8| {
-            // SAFETY: the block holds the window, and the room every rank's part of it.
-            unsafe { transfer.all_reduce_window(reduction, block, range(index).1, part, room.start()) }
+            // SAFETY: the block holds the elements of the step, and the room every rank's part of it.
+            unsafe { transfer.all_reduce_piece(reduction, block, range(index).1, part, room.start()) }
         };
         let pieces = (|index: usize| whole(input, index), |index: usize| whole(output, index));
-        // SAFETY: windows lie within both; the rest is the caller's promise.
-        unsafe { self.staged(queue, transfer, len.div_ceil(window), pieces.0, work, pieces.1) }
+        // SAFETY: pieces lie within both; the rest is the caller's promise.
+        unsafe { self.staged(queue, transfer, len.div_ceil(step_len), pieces.0, work, pieces.1) }
     }
 
     /// # Safety
@@ -99,10 +99,10 @@ impl MpiDeviceCommunicator {
         let mut room = self.room.borrow_mut();
         let work = |index: usize, block: *mut u8| {
             let shard = |peer: usize| block.wrapping_add(peer * part * size);
-            // SAFETY: the block holds every rank's shard of the window, and the room has as much.
-            unsafe { transfer.reduce_scatter_window(reduction, shard, shard(rank), range(index).1, room.start()) }
+            // SAFETY: the block holds every rank's elements of the step, and the room has as much.
+            unsafe { transfer.reduce_scatter_piece(reduction, shard, shard(rank), range(index).1, room.start()) }
         };
-        // SAFETY: windows lie within both; the rest is the caller's promise.
+        // SAFETY: pieces lie within both; the rest is the caller's promise.
         unsafe { self.staged(queue, transfer, len.div_ceil(part), fetch, work, store) }
     }
 
@@ -142,7 +142,7 @@ impl MpiDeviceCommunicator {
             // SAFETY: the block has room for every rank's part.
             unsafe { transfer.pairwise(|_| (part_of(rank), bytes), |peer| (part_of(peer), bytes)) }
         };
-        // SAFETY: windows lie within both; the rest is the caller's promise.
+        // SAFETY: pieces lie within both; the rest is the caller's promise.
         unsafe { self.staged(queue, transfer, bytes.div_ceil(part), fetch, work, store) }
     }
 
@@ -198,7 +198,7 @@ impl MpiDeviceCommunicator {
             // SAFETY: the block has room for two parts of every rank.
             unsafe { transfer.pairwise(|peer| (part_of(peer), bytes), |peer| (part_of(world_size + peer), bytes)) }
         };
-        // SAFETY: windows lie within both; the rest is the caller's promise.
+        // SAFETY: pieces lie within both; the rest is the caller's promise.
         unsafe { self.staged(queue, transfer, bytes.div_ceil(part), fetch, work, store) }
     }
 
@@ -226,7 +226,7 @@ impl MpiDeviceCommunicator {
         // SAFETY: the block has that many bytes.
         let work = |index: usize, block: *mut u8| unsafe { transfer.broadcast(block, range(index).1, root) };
         let (fetch, store) = (|index| pieces(rank == root, index), |index| pieces(rank != root, index));
-        // SAFETY: windows lie within the data; the rest is the caller's promise.
+        // SAFETY: pieces lie within the data; the rest is the caller's promise.
         unsafe { self.staged(queue, transfer, bytes.div_ceil(BLOCK_BYTES), fetch, work, store) }
     }
 }

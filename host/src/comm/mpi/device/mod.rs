@@ -46,7 +46,7 @@ mod aware;
 mod collectives;
 mod connect;
 mod staged;
-mod windows;
+mod staged_pipeline;
 
 use std::cell::RefCell;
 
@@ -63,7 +63,7 @@ use crate::error::{Call, Error, Operation, Result};
 use crate::memory::Cuda;
 
 const OPERATION: &str = "mpi device communicator";
-/// The bytes of a block, which holds a window of a collective or a piece of a transfer.
+/// The bytes of a block, which holds a step of a collective or a piece of a transfer.
 const BLOCK_BYTES: usize = 4 << 20;
 const BLOCKS: usize = 8;
 
@@ -103,7 +103,7 @@ pub struct MpiDeviceCommunicator {
     /// The queue that copies data from the device.
     down: Queue,
     pinned: Pinned,
-    /// Scratch memory for the other ranks' parts of a window.
+    /// Scratch memory for the other ranks' parts of a step.
     room: RefCell<Scratch>,
     options: MpiDeviceOptions,
     is_direct: bool,

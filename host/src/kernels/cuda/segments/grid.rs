@@ -1,38 +1,38 @@
-//! [`Grids`]: the distribution of the segments of a window among the blocks of kernels.
+//! [`Grids`]: the distribution of the segments of a shard among the blocks of kernels.
 //!
-//! Reductions divide tensors into chunks ([`reduction`](crate::plan::reduction)), a few per block. Weighted sums do not depend on the
-//! division; they use parts of equal length. The window's length, the dtype and the number of vectors determine the work of a block.
+//! Reductions divide tensors into chunks ([`divided_layers`](crate::plan::divided_layers)), a few per block. Weighted sums do not depend on the
+//! division; they use blocks of equal length. The shard's length, the dtype and the number of vectors determine the work of a block.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use gradsync_device::abi::{combine_chunk_len, peer_stretch_len, reduce_stretch_len};
+use gradsync_device::abi::{combine_block_len, peer_stretch_len, reduce_stretch_len};
 
 use crate::driver::{Argument, DeviceBuffer, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cuda::{pointer, upload_words, words_of};
-use crate::plan::reduction::{DividedLayers, Window};
+use crate::plan::divided_layers::{DividedLayers, ShardBlocks};
 use crate::plan::segments;
 
-/// Segments divided into parts of equal length, one block per part.
+/// Segments divided into blocks of equal length.
 #[derive(Debug)]
 pub(super) struct Grid {
-    /// The length of a part in elements; the last part of a segment may be shorter.
-    pub(super) chunk_len: usize,
-    /// The number of parts, and of blocks.
-    pub(super) chunks: u64,
+    /// The length of a block in elements; the last block of a segment may be shorter.
+    pub(super) block_len: usize,
+    /// The number of blocks.
+    pub(super) blocks: u64,
     /// A `Span` for each segment.
     spans: DeviceBuffer,
 }
 
 impl Grid {
-    fn new(queue: &Queue, segments: &[Range<usize>], chunk_len: usize) -> Result<Self> {
-        let (spans, chunks) = segments::spans(segments, chunk_len);
-        Ok(Self { chunk_len, chunks, spans: upload_words(queue, &words_of(&spans))? })
+    fn new(queue: &Queue, segments: &[Range<usize>], block_len: usize) -> Result<Self> {
+        let (spans, blocks) = segments::spans(segments, block_len);
+        Ok(Self { block_len, blocks, spans: upload_words(queue, &words_of(&spans))? })
     }
 
-    /// The table in which kernels look up their parts.
+    /// The table in which kernels look up their blocks.
     pub(super) fn spans(&self) -> Argument {
         pointer(self.spans.as_slice())
     }
@@ -50,9 +50,9 @@ pub(super) struct ChunkGrid {
 }
 
 impl ChunkGrid {
-    fn new(queue: &Queue, window: &Window) -> Result<Self> {
-        let spans = upload_words(queue, &words_of(&window.spans))?;
-        Ok(Self { blocks: window.blocks, chunks: window.chunks, spans })
+    fn new(queue: &Queue, shard: &ShardBlocks) -> Result<Self> {
+        let spans = upload_words(queue, &words_of(&shard.spans))?;
+        Ok(Self { blocks: shard.blocks, chunks: shard.chunks, spans })
     }
 
     /// The table in which kernels look up their chunks.
@@ -66,7 +66,7 @@ impl ChunkGrid {
 pub(super) struct Grids {
     /// The grids of reductions, by the number of elements per block.
     reductions: BTreeMap<usize, ChunkGrid>,
-    /// The grids of weighted sums, by the length of a part in elements.
+    /// The grids of weighted sums, by the length of a block in elements.
     sums: BTreeMap<usize, Grid>,
     /// The lengths, in the order of [`DType::FLOATS`].
     lens: [Lens; DType::FLOATS.len()],
@@ -81,16 +81,16 @@ struct Lens {
 
 impl Grids {
     /// Creates the grids of kernels on `vectors` vectors of this device.
-    pub(super) fn new(queue: &Queue, layers: &DividedLayers, window: Range<usize>, vectors: usize) -> Result<Self> {
-        Self::of(queue, layers, window, 1, |total, dtype| Lens {
+    pub(super) fn new(queue: &Queue, layers: &DividedLayers, shard: Range<usize>, vectors: usize) -> Result<Self> {
+        Self::of(queue, layers, shard, 1, |total, dtype| Lens {
             reduce: reduce_stretch_len(total),
-            combine: combine_chunk_len(total, dtype, vectors),
+            combine: combine_block_len(total, dtype, vectors),
         })
     }
 
     /// Creates the grids of kernels on the memory of peers, whose blocks multiply two chunks at a time.
-    pub(super) fn for_peers(queue: &Queue, layers: &DividedLayers, window: Range<usize>) -> Result<Self> {
-        Self::of(queue, layers, window, 2, |total, dtype| Lens {
+    pub(super) fn for_peers(queue: &Queue, layers: &DividedLayers, shard: Range<usize>) -> Result<Self> {
+        Self::of(queue, layers, shard, 2, |total, dtype| Lens {
             reduce: peer_stretch_len(total, dtype),
             combine: peer_stretch_len(total, dtype),
         })
@@ -99,17 +99,17 @@ impl Grids {
     fn of(
         queue: &Queue,
         layers: &DividedLayers,
-        window: Range<usize>,
+        shard: Range<usize>,
         least_chunks: usize,
         lens: impl Fn(usize, DType) -> Lens,
     ) -> Result<Self> {
-        let parts = layers.parts(window.clone());
-        let total = parts.iter().map(Range::len).sum();
+        let tensors = layers.tensors_in(shard.clone());
+        let total = tensors.iter().map(Range::len).sum();
         let lens = DType::FLOATS.map(|dtype| lens(total, dtype));
         let distinct = |len: fn(&Lens) -> usize| lens.iter().map(len).collect::<BTreeSet<usize>>().into_iter();
         let reductions = distinct(|lens| lens.reduce)
-            .map(|len| Ok((len, ChunkGrid::new(queue, &layers.window(window.clone(), len, least_chunks))?)));
-        let sums = distinct(|lens| lens.combine).map(|len| Ok((len, Grid::new(queue, &parts, len)?)));
+            .map(|len| Ok((len, ChunkGrid::new(queue, &layers.blocks_of_shard(shard.clone(), len, least_chunks))?)));
+        let sums = distinct(|lens| lens.combine).map(|len| Ok((len, Grid::new(queue, &tensors, len)?)));
         Ok(Self { reductions: reductions.collect::<Result<_>>()?, sums: sums.collect::<Result<_>>()?, lens })
     }
 
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_take_more_of_longer_windows() {
+    fn blocks_take_more_of_longer_shards() {
         for (total, reduce, combine) in [
             (0, 2048, [2048; 4]),
             (1 << 24, 2048, [2048; 4]),
@@ -144,8 +144,8 @@ mod tests {
             (1 << 33, 1 << 20, [2048, 2048, 2048, 4096]),
         ] {
             assert_eq!(reduce_stretch_len(total), reduce, "{total} elements");
-            assert_eq!(DType::FLOATS.map(|dtype| combine_chunk_len(total, dtype, 4)), combine, "{total} elements");
-            assert_eq!(DType::FLOATS.map(|dtype| combine_chunk_len(total, dtype, 5)), [2048; 4], "{total} elements");
+            assert_eq!(DType::FLOATS.map(|dtype| combine_block_len(total, dtype, 4)), combine, "{total} elements");
+            assert_eq!(DType::FLOATS.map(|dtype| combine_block_len(total, dtype, 5)), [2048; 4], "{total} elements");
         }
         for (total, lens) in [
             (0, [2048; 4]),

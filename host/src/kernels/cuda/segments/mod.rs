@@ -8,7 +8,7 @@ mod peer;
 use std::ops::Range;
 
 use gradsync_device::abi::{
-    EMPTY_BYTE, GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, combine_suffix, tile_len, tree_row,
+    COPY_TILES, EMPTY_BYTE, GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, combine_suffix, tile_len, tree_row,
 };
 use gradsync_device::math::adasum::{Criterion, LEVELS, Pair, pairs, products};
 use gradsync_device::math::precise;
@@ -21,7 +21,7 @@ use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue, 
 use crate::dtype::DType;
 use crate::error::{Error, Result, check_float, same_len};
 use crate::kernels::cpu::Coefficients;
-use crate::plan::reduction::DividedLayers;
+use crate::plan::divided_layers::DividedLayers;
 use crate::plan::segments;
 
 /// The segments ("layers") of arenas of one length, with device memory for their inner products and weights.
@@ -38,13 +38,13 @@ pub struct SegmentWorkspace {
     totals: DeviceBuffer,
     /// The number of rows of the totals.
     rows: usize,
-    /// The layers that other windows have chunks of too, if there are any.
+    /// The layers that other shards have chunks of too, if there are any.
     divided: Option<Divided>,
     /// The weights `[layer][rank]`.
     weights: DeviceBuffer,
     /// The flags of cancelled layers, `[layer]`, one u32 each.
     cancelled: DeviceBuffer,
-    /// The flags of short layers, `[layer]`, one u32 each: whether the layer, with all ranks' parts, takes the exact path in `f64` because
+    /// The flags of short layers, `[layer]`, one u32 each: whether the layer, with all ranks' shards, takes the exact path in `f64` because
     /// it is short.
     short: DeviceBuffer,
     /// A [`tree_row`] for each layer: the coefficients of the combination tree, of the first level, or of all levels where a layer has
@@ -60,7 +60,7 @@ pub struct SegmentWorkspace {
     spread: Option<Spread>,
 }
 
-/// Layers that several windows divide.
+/// Layers that several shards divide.
 #[derive(Debug)]
 struct Divided {
     count: usize,
@@ -79,7 +79,7 @@ struct Spread {
 
 /// The number of blocks that copy a row of `len` numbers from one layer to another.
 fn row_blocks(len: usize) -> usize {
-    len.div_ceil(PIECE_TILES * tile_len(DType::F64, DType::F64))
+    len.div_ceil(COPY_TILES * tile_len(DType::F64, DType::F64))
 }
 
 /// The narrowest Gram tile that holds `vectors` vectors, or else the widest.
@@ -104,7 +104,7 @@ impl SegmentWorkspace {
     /// [`Error::InvalidArgument`] for segments that overlap, descend or exceed `len`, or a world size of 0 or above 4096; [`Error::Cuda`].
     pub fn new(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
         segments::check("layers", segments, len)?;
-        Self::of_window(queue, &DividedLayers::new(segments, segments.len(), 0), 0..len, world_size)
+        Self::of_shard(queue, &DividedLayers::new(segments, segments.len(), 0), 0..len, world_size)
     }
 
     /// Like [`new`](Self::new), for segments that together are one layer: their products are added, and they share its weights.
@@ -113,26 +113,26 @@ impl SegmentWorkspace {
     /// The errors of [`new`](Self::new).
     pub fn new_shared(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
         segments::check("layers", segments, len)?;
-        Self::of_window(queue, &DividedLayers::new(segments, segments.len().min(1), 0), 0..len, world_size)
+        Self::of_shard(queue, &DividedLayers::new(segments, segments.len().min(1), 0), 0..len, world_size)
     }
 
-    /// Prepares reductions over a window of an arena whose layers extend into other windows: each layer is a tensor, or all tensors are
-    /// one. [`adasum_of_parts`](Self::adasum_of_parts) adds the window's sums to the sums of the layers.
-    pub(crate) fn of_window(
+    /// Prepares reductions over a shard of an arena whose layers extend into other shards: each layer is a tensor, or all tensors are
+    /// one. [`adasum_of_shards`](Self::adasum_of_shards) adds the shard's sums to the sums of the layers.
+    pub(crate) fn of_shard(
         queue: &Queue,
         layers: &DividedLayers,
-        window: Range<usize>,
+        shard: Range<usize>,
         world_size: usize,
     ) -> Result<Self> {
-        let grids = |queue: &Queue| Grids::new(queue, layers, window.clone(), world_size);
-        let mut workspace = Self::on(grids, queue, layers, window.len(), world_size)?;
+        let grids = |queue: &Queue| Grids::new(queue, layers, shard.clone(), world_size);
+        let mut workspace = Self::on(grids, queue, layers, shard.len(), world_size)?;
         if workspace.is_shared {
             workspace.spread = Some(workspace.spread_tables()?);
         }
         Ok(workspace)
     }
 
-    /// Like [`of_window`](Self::of_window), with the grids that `grids` creates for a queue, and for kernels that compute weights per
+    /// Like [`of_shard`](Self::of_shard), with the grids that `grids` creates for a queue, and for kernels that compute weights per
     /// layer.
     fn on(
         grids: impl FnOnce(&Queue) -> Result<Grids>,
@@ -288,13 +288,13 @@ impl SegmentWorkspace {
     /// # Errors
     /// The errors of [`combine`](Self::combine), and [`Error::DTypeMismatch`] for a destination of another dtype than the vectors.
     pub fn adasum(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
-        self.adasum_of_parts(dst, vectors, |_| Ok(()))
+        self.adasum_of_shards(dst, vectors, |_| Ok(()))
     }
 
-    /// Like [`adasum`](Self::adasum), for vectors that are divided among the ranks: `add_up` replaces a table of sums over this rank's part
+    /// Like [`adasum`](Self::adasum), for vectors that are divided among the ranks: `add_up` replaces a table of sums over this rank's shard
     /// by the sum of all ranks' tables, on the device, in any order, since each number is zero on all ranks but one. The destination may be
     /// the memory of one of the vectors.
-    pub(crate) fn adasum_of_parts(
+    pub(crate) fn adasum_of_shards(
         &mut self,
         mut dst: DeviceSliceMut<'_>,
         vectors: &[DeviceSlice<'_>],
@@ -437,11 +437,11 @@ impl SegmentWorkspace {
             pointer(self.cancelled.as_slice()),
             grid.spans(),
             self.count.into(),
-            grid.chunk_len.into(),
+            grid.block_len.into(),
         ];
         let name = format!("tree_combine_{dtype}");
         // SAFETY: vectors and destination are checked; trees and spans belong to this object.
-        Ok(unsafe { self.queue.launch(&name, grid.chunks, &arguments) }?)
+        Ok(unsafe { self.queue.launch(&name, grid.blocks, &arguments) }?)
     }
 
     /// Computes the weighted sum of the vectors in each layer with the weights on the device, with the numerics of
@@ -489,12 +489,12 @@ impl SegmentWorkspace {
             pointer(self.cancelled.as_slice()),
             grid.spans(),
             self.count.into(),
-            grid.chunk_len.into(),
+            grid.block_len.into(),
         ];
         let to = dst.as_slice().dtype();
         let name = format!("combine_{dtype}_{to}{}", combine_suffix(self.world_size, to == dtype));
         // SAFETY: vectors and destination are checked, and weights if they are the caller's; the spans belong to this object.
-        Ok(unsafe { self.queue.launch(&name, grid.chunks, &arguments) }?)
+        Ok(unsafe { self.queue.launch(&name, grid.blocks, &arguments) }?)
     }
 
     /// Replaces the weights on the device, `layers × P`, and the flags of cancelled layers.

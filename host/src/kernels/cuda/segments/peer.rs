@@ -12,7 +12,7 @@ use crate::driver::{Argument, Claim, DeviceBuffer, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::cuda::{pointer, pointer_mut, upload_words, words_of};
-use crate::plan::reduction::DividedLayers;
+use crate::plan::divided_layers::DividedLayers;
 
 /// One rank's view of a group whose kernels access each other's memory, on the device.
 #[derive(Debug)]
@@ -35,9 +35,9 @@ pub(crate) struct PeerGroup {
 pub(crate) struct PeerAddresses {
     pub(crate) rank: usize,
     pub(crate) abort: u64,
-    pub(crate) window_bytes: usize,
+    pub(crate) shard_bytes: usize,
     pub(crate) mailboxes: Vec<u64>,
-    pub(crate) windows: Vec<u64>,
+    pub(crate) shards: Vec<u64>,
     pub(crate) sources: Vec<u64>,
     pub(crate) slots: Vec<u64>,
     pub(crate) copies: Vec<u64>,
@@ -73,7 +73,7 @@ pub(crate) struct PeerSums {
 }
 
 impl PeerSums {
-    /// The numbers for these layers, divided into windows.
+    /// The numbers for these layers, divided into shards.
     pub(crate) fn of(layers: &DividedLayers) -> Self {
         Self { layers: layers.layers(), rows: layers.rows() - layers.layers(), most_chunks: layers.most_chunks() }
     }
@@ -91,17 +91,17 @@ impl PeerKernel {
 }
 
 impl PeerGroup {
-    /// The number of `f64` elements in the mailbox of a rank of a group with these sums and windows of `window_bytes` bytes.
-    pub(crate) fn mailbox_len(sums: PeerSums, world_size: usize, window_bytes: usize) -> usize {
-        Peers::of(sums.layers, sums.rows, world_size, window_bytes).mailbox_bytes() / DType::F64.size_bytes()
+    /// The number of `f64` elements in the mailbox of a rank of a group with these sums and shards of `shard_bytes` bytes.
+    pub(crate) fn mailbox_len(sums: PeerSums, world_size: usize, shard_bytes: usize) -> usize {
+        Peers::of(sums.layers, sums.rows, world_size, shard_bytes).mailbox_bytes() / DType::F64.size_bytes()
     }
 
-    /// Loads the kernels of the group for windows of `dtype`, before any rank waits for them in a kernel, and uploads their tables to
+    /// Loads the kernels of the group for shards of `dtype`, before any rank waits for them in a kernel, and uploads their tables to
     /// the device.
     ///
     /// # Safety
     /// Every address is mapped on `queue`'s device as long as this lives and its work is in the queue. Mailboxes have
-    /// [`mailbox_len`](Self::mailbox_len) elements, and are cleared before any rank's first run. Windows start at multiples of 16 bytes,
+    /// [`mailbox_len`](Self::mailbox_len) elements, and are cleared before any rank's first run. Shards start at multiples of 16 bytes,
     /// and their length is one too.
     pub(crate) unsafe fn new(
         queue: &Queue,
@@ -123,12 +123,12 @@ impl PeerGroup {
             runs: runs.as_slice().address(),
             abort: addresses.abort,
             mailboxes: eight(&addresses.mailboxes),
-            windows: eight(&addresses.windows),
+            shards: eight(&addresses.shards),
             sources: eight(&addresses.sources),
             slots: eight(&addresses.slots),
             copies: eight(&addresses.copies),
             most_chunks: sums.most_chunks as u64,
-            ..Peers::of(sums.layers, sums.rows, world_size, addresses.window_bytes)
+            ..Peers::of(sums.layers, sums.rows, world_size, addresses.shard_bytes)
         };
         let width = width(world_size);
         let entry = kernel.entry(dtype, width);
@@ -152,7 +152,7 @@ impl PeerGroup {
         Places::of(self.claim.places(self.blocks_of_multiprocessor()), self.width, &self.peers)
     }
 
-    /// Replaces every rank's window by the sum of all windows times a factor, in rank order, in `f64`, rounded once.
+    /// Replaces every rank's shard by the sum of all shards times a factor, in rank order, in `f64`, rounded once.
     pub(crate) fn reduce(&self, factor: f64) -> Result<()> {
         let Places { blocks, senders } = self.grid();
         // More reducers would compete with each other for the links.
@@ -199,18 +199,18 @@ impl Places {
 }
 
 impl SegmentWorkspace {
-    /// Like [`of_window`](Self::of_window), for [`adasum_of_peers`](Self::adasum_of_peers).
+    /// Like [`of_shard`](Self::of_shard), for [`adasum_of_peers`](Self::adasum_of_peers).
     pub(crate) fn for_peers(
         queue: &Queue,
         layers: &DividedLayers,
-        window: Range<usize>,
+        shard: Range<usize>,
         world_size: usize,
     ) -> Result<Self> {
-        let len = window.len();
-        Self::on(|queue| Grids::for_peers(queue, layers, window), queue, layers, len, world_size)
+        let len = shard.len();
+        Self::on(|queue| Grids::for_peers(queue, layers, shard), queue, layers, len, world_size)
     }
 
-    /// Computes Adasum of the ranks' windows in each layer, in place in every rank's arena. The windows have the length and the segments of
+    /// Computes Adasum of the ranks' shards in each layer, in place in every rank's arena. The shards have the length and the segments of
     /// these layers, and the group was created for these layers.
     pub(crate) fn adasum_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
         let (grid, sums) = (self.grids.of_reductions(dtype), self.grids.of_sums(dtype));
@@ -228,11 +228,11 @@ impl SegmentWorkspace {
             grid.blocks.into(),
             grid.chunks.into(),
             sums.spans(),
-            sums.chunks.into(),
-            sums.chunk_len.into(),
+            sums.blocks.into(),
+            sums.block_len.into(),
             senders.into(),
         ];
-        let jobs = senders + grid.blocks + group.peers.teams() as u64 + sums.chunks;
+        let jobs = senders + grid.blocks + group.peers.teams() as u64 + sums.blocks;
         // SAFETY: the promise made to `PeerGroup::new`; the workspace belongs to these layers.
         unsafe { group.launch(blocks, jobs, &arguments) }
     }
@@ -252,9 +252,9 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_in_a_mailbox_overlaps(
-            layers in 0usize..40, rows in 0usize..100, world_size in 2usize..=MOST_RANKS, window in 0usize..10_000,
+            layers in 0usize..40, rows in 0usize..100, world_size in 2usize..=MOST_RANKS, shard in 0usize..10_000,
         ) {
-            let peers = Peers::of(layers, rows, world_size, window * 16);
+            let peers = Peers::of(layers, rows, world_size, shard * 16);
             let flags = [Row::End].into_iter()
                 .chain((0..peers.teams()).flat_map(|team| [Row::Weights(team), Row::Progress(team)]))
                 .chain((0..peers.tiles() as usize).map(Row::Tile));
@@ -277,14 +277,14 @@ mod tests {
             parts.sort_by_key(|part| part.start);
             prop_assert!(parts.windows(2).all(|pair| pair[0].end <= pair[1].start));
             let end = parts.last().map_or(0, |part| part.end);
-            let mailbox = PeerGroup::mailbox_len(PeerSums { layers, rows, most_chunks: 0 }, world_size, window * 16) * 8;
+            let mailbox = PeerGroup::mailbox_len(PeerSums { layers, rows, most_chunks: 0 }, world_size, shard * 16) * 8;
             prop_assert!(end <= mailbox, "{end} of {mailbox} bytes");
             prop_assert!(peers.mailbox_bytes() % 8 == 0);
         }
 
         #[test]
-        fn tiles_cover_a_window(window in 0u64..1 << 40) {
-            let bytes = window * 16;
+        fn tiles_cover_a_shard(shard in 0u64..1 << 40) {
+            let bytes = shard * 16;
             let peers = Peers::of(1, 0, 2, bytes as usize);
             let tile = 1u64 << peers.tile_shift;
             prop_assert!((4096..=65536).contains(&tile));

@@ -1,6 +1,6 @@
 //! Adasum on nodes: a sum, mean or Adasum inside each node, and Adasum of the nodes' results, on shards and on the device.
 
-use super::transport::{Gram, Tree};
+use super::transport::{DeviceGram, DeviceTree};
 use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
 use crate::comm::{Collectives, Communicator, ReduceOp};
@@ -24,7 +24,7 @@ struct OnNodes<'c> {
 #[derive(Debug)]
 enum Inside<'c> {
     Reduce(ReduceOp),
-    Adasum(Box<Gram<'c>>),
+    Adasum(Box<DeviceGram<'c>>),
 }
 
 /// The step across nodes, on a shard of a node's results, in place.
@@ -32,8 +32,8 @@ enum Inside<'c> {
 enum Across<'c> {
     /// There is one node; the report replaces this step.
     OneNode(AdasumReport),
-    Gram(Box<Gram<'c>>),
-    Tree(Tree<'c>),
+    Gram(Box<DeviceGram<'c>>),
+    Tree(DeviceTree<'c>),
 }
 
 impl Inside<'_> {
@@ -71,15 +71,19 @@ impl<'c> OnNodes<'c> {
             // One node reduces even if it has one rank.
             _ if !is_divided && across.world_size() > 1 => None,
             WithinNode::Reduce(op) => Some(Inside::Reduce(op)),
-            WithinNode::Adasum => Some(Inside::Adasum(Box::new(Gram::new(node, node, buffer, 0..len, granularity)?))),
+            WithinNode::Adasum => {
+                Some(Inside::Adasum(Box::new(DeviceGram::new(node, node, buffer, 0..len, granularity)?)))
+            }
         };
         let across = match (across.world_size() == 1, is_tree) {
             (true, true) => Across::OneNode(AdasumReport::of_tree()),
             (true, false) => {
                 Across::OneNode(AdasumReport::of_one_vector(granularity.layer_count(table.tensor_count())))
             }
-            (false, true) => Across::Tree(Tree::new(across, is_divided.then_some(node), buffer, own, granularity)?),
-            (false, false) => Across::Gram(Box::new(Gram::new(across, all, buffer, own, granularity)?)),
+            (false, true) => {
+                Across::Tree(DeviceTree::new(across, is_divided.then_some(node), buffer, own, granularity)?)
+            }
+            (false, false) => Across::Gram(Box::new(DeviceGram::new(across, all, buffer, own, granularity)?)),
         };
         Ok(Self { node, inside, across })
     }
@@ -107,7 +111,7 @@ pub(super) fn choose<'c>(
     let bytes = table.arena_len() * table.dtype().size_bytes();
     let levels = Levels::choose(within_node, options, &positions, bytes)?;
     let prepared: Result<Box<dyn Strategy<Cuda> + 'c>> = if levels == Levels::One {
-        Gram::new(nodes.all, nodes.all, buffer, 0..table.arena_len(), granularity).map(|gram| Box::new(gram) as _)
+        DeviceGram::new(nodes.all, nodes.all, buffer, 0..table.arena_len(), granularity).map(|gram| Box::new(gram) as _)
     } else {
         let is_tree = levels == Levels::TreeOfNodes;
         OnNodes::prepare(nodes, buffer, within_node, is_tree, granularity).map(|on_nodes| Box::new(on_nodes) as _)

@@ -10,7 +10,7 @@ mod transport;
 
 use self::peers::{MOST_BYTES, Packets, Peers, measured_limits};
 use self::staged::Staged;
-use self::transport::{Gram, Tree};
+use self::transport::{DeviceGram, DeviceTree};
 use crate::agreement::{all_prepared, same_plan};
 use crate::buffer::GradientBuffer;
 use crate::call::Value;
@@ -20,7 +20,7 @@ use crate::kernels::cuda::PacketLimits;
 use crate::memory::Cuda;
 use crate::ops::adasum::{OPERATION, Strategy};
 use crate::ops::{Adasum, AdasumMemory, AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, WithinNode};
-use crate::plan::reduction::DividedLayers;
+use crate::plan::divided_layers::DividedLayers;
 
 impl AdasumMemory for Cuda {
     fn prepare<'c>(
@@ -148,9 +148,9 @@ fn choose<'c>(
     }
     let all = 0..table.arena_len();
     let prepared: Result<Box<dyn Strategy<Cuda> + 'c>> = if is_tree {
-        Tree::new(comm, None, buffer, all, granularity).map(|tree| Box::new(tree) as _)
+        DeviceTree::new(comm, None, buffer, all, granularity).map(|tree| Box::new(tree) as _)
     } else {
-        Gram::new(comm, comm, buffer, all, granularity).map(|gram| Box::new(gram) as _)
+        DeviceGram::new(comm, comm, buffer, all, granularity).map(|gram| Box::new(gram) as _)
     };
     all_prepared(operation, comm, prepared)
 }
@@ -169,8 +169,8 @@ impl Strategy<Cuda> for Alone {
     }
 }
 
-/// The layers of a buffer, divided into windows of `window_len` elements.
-fn layers(buffer: &GradientBuffer<Cuda>, granularity: Granularity, window_len: usize) -> DividedLayers {
+/// The layers of a buffer, divided into shards of `shard_len` elements.
+fn layers(buffer: &GradientBuffer<Cuda>, granularity: Granularity, shard_len: usize) -> DividedLayers {
     let tensors = buffer.table().segments();
-    DividedLayers::new(tensors, granularity.layer_count(tensors.len()), window_len)
+    DividedLayers::new(tensors, granularity.layer_count(tensors.len()), shard_len)
 }

@@ -14,7 +14,7 @@ use crate::kernels::cuda::{
 };
 use crate::memory::Cuda;
 use crate::ops::adasum::Strategy;
-use crate::ops::peers::{Connection, peers};
+use crate::ops::peer_connection::{PeerConnection, peers};
 use crate::ops::{AdasumReport, Granularity};
 
 /// Adasum by kernels that access the peers' memory.
@@ -22,7 +22,7 @@ use crate::ops::{AdasumReport, Granularity};
 pub(super) struct Peers<'c> {
     comm: &'c dyn Communicator<Cuda>,
     layers: SegmentWorkspace,
-    connection: Arc<Connection>,
+    connection: Arc<PeerConnection>,
 }
 
 impl<'c> Peers<'c> {
@@ -33,14 +33,14 @@ impl<'c> Peers<'c> {
         (operation, granularity): (Operation, Granularity),
     ) -> Result<Option<Self>> {
         let (rank, table, queue) = (comm.rank(), buffer.table(), buffer.queue());
-        if !Connection::is_possible(comm, buffer) {
+        if !PeerConnection::is_possible(comm, buffer) {
             return Ok(None);
         }
         let (len, world_size) = (table.shard_len(), comm.world_size());
         let layers = layers(buffer, granularity, len);
         let workspace = || SegmentWorkspace::for_peers(queue, &layers, rank * len..(rank + 1) * len, world_size);
         let connected =
-            Connection::new(operation, comm, buffer, (PeerKernel::Adasum, PeerSums::of(&layers)), workspace)?;
+            PeerConnection::new(operation, comm, buffer, (PeerKernel::Adasum, PeerSums::of(&layers)), workspace)?;
         Ok(connected.map(|(connection, layers)| Self { comm, layers, connection }))
     }
 }

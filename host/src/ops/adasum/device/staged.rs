@@ -12,8 +12,8 @@ use crate::comm::Communicator;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Operation, Result};
 use crate::memory::{Cuda, HostBuffer};
-use crate::ops::adasum::gram::{Cut, Extent, Gram, Part, Vector};
-use crate::ops::adasum::tree::Tree;
+use crate::ops::adasum::gram::{Cut, Extent, Gram, Shard, Vector};
+use crate::ops::adasum::tree::HostTree;
 use crate::ops::adasum::{OPERATION, Strategy};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 use crate::slice::{Slice, SliceMut};
@@ -36,7 +36,7 @@ pub(super) struct Staged<'c> {
 /// The algorithm, with its workspace besides pinned memory.
 #[derive(Debug)]
 enum Steps {
-    /// Uses a pinned block for each step in flight, which has the step's piece of every part; `own` is this rank's part of its vector, and of the
+    /// Uses a pinned block for each step in flight, which has the step's piece of every shard; `own` is this rank's shard of its vector, and of the
     /// result, and `received` this rank's part of the other vectors.
     Gram { own: HostBuffer, received: HostBuffer },
     /// Uses one pinned block for the vector.
@@ -62,7 +62,7 @@ impl<'c> Staged<'c> {
         let bytes = table.arena_len() * dtype.size_bytes();
         let (pinned, steps, report) = if options.algorithm.chosen(comm.world_size(), bytes) == Algorithm::Tree {
             let mut scratch = Scratch::default();
-            Tree::prepare(&mut scratch, dtype, table.arena_len())?;
+            HostTree::prepare(&mut scratch, dtype, table.arena_len())?;
             (Pinned::new(queue, 1, bytes.max(1))?, Steps::Tree(scratch), AdasumReport::of_tree())
         } else {
             let cut = Cut::new(dtype, comm.world_size(), table.shard_len());
@@ -82,19 +82,19 @@ impl Strategy<Cuda> for Staged<'_> {
     fn run(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         self.queue.check_same(OPERATION, buffer.queue())?;
         let (table, granularity, comm) = (buffer.table(), self.options.granularity, self.comm);
-        let (dtype, part_len, tensors) = (table.dtype(), table.shard_len(), table.segments().to_vec());
+        let (dtype, shard_len, tensors) = (table.dtype(), table.shard_len(), table.segments().to_vec());
         let Self { pinned, queue, steps, report, .. } = self;
         let (own, received) = match steps {
             Steps::Tree(scratch) => {
-                let tree = Tree::new(comm, None, &tensors, granularity, 0..table.arena_len());
+                let tree = HostTree::new(comm, None, &tensors, granularity, 0..table.arena_len());
                 return in_block(pinned, queue, buffer.as_mut_slice(), |vector| tree.run(vector, scratch));
             }
             Steps::Gram { own, received } => (own, received),
         };
-        let window = comm.rank() * part_len..(comm.rank() + 1) * part_len;
-        let part = &Part::new(dtype, comm.world_size(), &tensors, granularity, window);
-        let gram = Gram { across: comm, all: comm, part, extent: Extent::All };
-        let (arena, cut) = (buffer.as_mut_slice(), part.cut);
+        let range = comm.rank() * shard_len..(comm.rank() + 1) * shard_len;
+        let shard = &Shard::new(dtype, comm.world_size(), &tensors, granularity, range);
+        let gram = Gram { across: comm, all: comm, shard, extent: Extent::All };
+        let (arena, cut) = (buffer.as_mut_slice(), shard.cut);
         let mut vector = StagedVector { arena, cut, rank: comm.rank(), pinned, queue };
         *report = gram.run(own.as_mut_slice(), &mut vector, received.as_mut_slice())?;
         Ok(())

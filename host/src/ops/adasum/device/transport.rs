@@ -1,6 +1,6 @@
-//! Both algorithms on the device, over a transport: whole vectors, or parts that are divided among a node's ranks.
+//! Both algorithms on the device, over a transport: whole vectors, or shards that are divided among a node's ranks.
 //!
-//! The Gram form has one exchange of the vectors, one small all-reduce of their products and one all-gather of the result; the tree is ONNX
+//! The DeviceGram form has one exchange of the vectors, one small all-reduce of their products and one all-gather of the result; the tree is ONNX
 //! Runtime's vector halving, distance doubling.
 
 use std::ops::Range;
@@ -21,22 +21,22 @@ use crate::ops::adasum::Strategy;
 use crate::ops::{AdasumReport, Granularity};
 use crate::plan::tree;
 
-/// Adasum by one Gram matrix.
+/// Adasum by one DeviceGram matrix.
 #[derive(Debug)]
-pub(super) struct Gram<'c> {
+pub(super) struct DeviceGram<'c> {
     /// The ranks with the vectors, one rank per vector.
     across: &'c dyn Communicator<Cuda>,
-    /// The ranks over which products are added: all ranks that have a part of the vectors.
+    /// The ranks over which products are added: all ranks that have a shard of the vectors.
     all: &'c dyn Communicator<Cuda>,
     layers: SegmentWorkspace,
     shard_len: usize,
-    /// The other ranks' vectors in this rank's window, in rank order.
+    /// The other ranks' vectors in this rank's shard, in rank order.
     received: DeviceBuffer,
 }
 
-impl<'c> Gram<'c> {
+impl<'c> DeviceGram<'c> {
     /// Prepares Adasum of vectors with the buffer's elements in `range`, which is as many equal shards as `across` has ranks. Products are
-    /// added over all ranks of `all`, whose windows are shards of that length.
+    /// added over all ranks of `all`, whose shards have the same length.
     pub(super) fn new(
         across: &'c dyn Communicator<Cuda>,
         all: &'c dyn Communicator<Cuda>,
@@ -51,7 +51,7 @@ impl<'c> Gram<'c> {
         Ok(Self {
             across,
             all,
-            layers: SegmentWorkspace::of_window(queue, &layers, begin..begin + shard_len, vectors)?,
+            layers: SegmentWorkspace::of_shard(queue, &layers, begin..begin + shard_len, vectors)?,
             shard_len,
             received: DeviceBuffer::zeroed(queue, dtype, shard_len * (vectors - 1))?,
         })
@@ -74,8 +74,8 @@ impl<'c> Gram<'c> {
         let mut rest = self.received.as_mut_slice();
         let mut receives = Vec::with_capacity(world_size - 1);
         for peer in peers() {
-            let (part, others) = rest.split_at_mut(len);
-            receives.push((peer, part));
+            let (own, others) = rest.split_at_mut(len);
+            receives.push((peer, own));
             rest = others;
         }
         let sends: Vec<_> = peers().map(|peer| (peer, shard(peer))).collect();
@@ -87,18 +87,18 @@ impl<'c> Gram<'c> {
             .map(|peer| match peer {
                 _ if peer == rank => shard(rank),
                 _ => {
-                    let place = if peer < rank { peer } else { peer - 1 };
-                    received.range(place * len..(place + 1) * len)
+                    let index = if peer < rank { peer } else { peer - 1 };
+                    received.range(index * len..(index + 1) * len)
                 }
             })
             .collect();
         // SAFETY: the arena is borrowed mutably; the kernels read each element of the shard before they write it, in one thread.
         let result = unsafe { DeviceSliceMut::from_view(shard(rank)) };
-        self.layers.adasum_of_parts(result, &vectors, |totals| all.all_reduce(totals, ReduceOp::Sum))
+        self.layers.adasum_of_shards(result, &vectors, |totals| all.all_reduce(totals, ReduceOp::Sum))
     }
 }
 
-impl Strategy<Cuda> for Gram<'_> {
+impl Strategy<Cuda> for DeviceGram<'_> {
     fn run(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         self.reduce(buffer.as_mut_slice())
     }
@@ -108,7 +108,7 @@ impl Strategy<Cuda> for Gram<'_> {
     }
 }
 
-/// The report of Adasum by one Gram matrix, from the numbers that kernels have left on the device.
+/// The report of Adasum by one DeviceGram matrix, from the numbers that kernels have left on the device.
 pub(super) fn report_of(Coefficients { weights, cancelled }: Coefficients) -> Result<AdasumReport> {
     let recomputed = cancelled.iter().filter(|&&cancelled| cancelled).count();
     Ok(AdasumReport::of_gram(weights, cancelled.len(), recomputed))
@@ -116,12 +116,12 @@ pub(super) fn report_of(Coefficients { weights, cancelled }: Coefficients) -> Re
 
 /// Adasum by the tree.
 #[derive(Debug)]
-pub(super) struct Tree<'c> {
+pub(super) struct DeviceTree<'c> {
     /// The ranks with the vectors, one rank per vector.
     across: &'c dyn Communicator<Cuda>,
-    /// The ranks with the other parts of the vectors, if they are divided: the same number of ranks for every vector.
+    /// The ranks with the other shards of the vectors, if they are divided: the same number of ranks for every vector.
     node: Option<&'c dyn Communicator<Cuda>>,
-    steps: Vec<(tree::Step, SegmentWorkspace)>,
+    steps: Vec<(tree::HalvingStep, SegmentWorkspace)>,
     gathers: Vec<tree::Gather>,
     /// The peer's half.
     theirs: DeviceBuffer,
@@ -129,9 +129,9 @@ pub(super) struct Tree<'c> {
     sums: DeviceBuffer,
 }
 
-impl<'c> Tree<'c> {
+impl<'c> DeviceTree<'c> {
     /// Prepares Adasum of vectors with the buffer's elements in `range`, one vector for each of a power of two of ranks. At the last level,
-    /// the windows of all ranks have the same length, also of ranks with other ranges.
+    /// the shards of all ranks have the same length, also of ranks with other ranges.
     pub(super) fn new(
         across: &'c dyn Communicator<Cuda>,
         node: Option<&'c dyn Communicator<Cuda>>,
@@ -142,9 +142,9 @@ impl<'c> Tree<'c> {
         let (queue, table) = (buffer.queue(), buffer.table());
         let steps = tree::steps(across.rank(), across.world_size(), range.len());
         let layers = layers(buffer, granularity, range.len() / across.world_size());
-        let with_layers = |step: tree::Step| {
+        let with_layers = |step: tree::HalvingStep| {
             let kept = range.start + step.keep.start..range.start + step.keep.end;
-            Ok((step, SegmentWorkspace::of_window(queue, &layers, kept, 2)?.of_tree()?))
+            Ok((step, SegmentWorkspace::of_shard(queue, &layers, kept, 2)?.of_tree()?))
         };
         Ok(Self {
             across,
@@ -169,7 +169,7 @@ impl<'c> Tree<'c> {
             // SAFETY: the arena is borrowed mutably; the kernels read each element of `kept` before they write it, in one thread.
             let result = unsafe { DeviceSliceMut::from_view(kept) };
             let sums = &mut self.sums;
-            layers.adasum_of_parts(result, &vectors, |mut totals| {
+            layers.adasum_of_shards(result, &vectors, |mut totals| {
                 // Each number is nonzero on one rank only, so the sum does not depend on the order.
                 if let Some(node) = node {
                     node.all_reduce(totals.reborrow(), ReduceOp::Sum)?;
@@ -189,7 +189,7 @@ impl<'c> Tree<'c> {
     }
 }
 
-impl Strategy<Cuda> for Tree<'_> {
+impl Strategy<Cuda> for DeviceTree<'_> {
     fn run(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         self.reduce(buffer.as_mut_slice())
     }

@@ -150,7 +150,7 @@ fn gpus() -> (Vec<Gpu>, Option<String>) {
             let value = device.and_then(|device| driver::attribute(device, attribute).ok())?;
             usize::try_from(value).ok().filter(|&value| value > 0)
         };
-        let state = device.and_then(|device| device.uuid().ok()).and_then(smi::State::of);
+        let state = device.and_then(|device| device.uuid().ok()).and_then(smi::GpuState::of);
         // The clock is in kHz and the width in bits, and there are two transfers per clock.
         let memory = attribute(DeviceAttribute::MemoryClockRate).zip(attribute(DeviceAttribute::GlobalMemoryBusWidth));
         let gpu = Gpu {

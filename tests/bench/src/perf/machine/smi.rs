@@ -4,7 +4,7 @@ use std::process::Command;
 
 /// The state of a GPU at the time of the query.
 #[derive(Debug, PartialEq)]
-pub(super) struct State {
+pub(super) struct GpuState {
     /// The current clock, and the highest clock.
     pub(super) sm_mhz: Option<u32>,
     pub(super) sm_max_mhz: Option<u32>,
@@ -14,7 +14,7 @@ pub(super) struct State {
     pub(super) links_gbs: Option<f64>,
 }
 
-impl State {
+impl GpuState {
     /// The state of the GPU with that UUID: ordinals are CUDA's own if `CUDA_VISIBLE_DEVICES` is set.
     pub(super) fn of(uuid: [u8; 16]) -> Option<Self> {
         let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -50,10 +50,10 @@ mod tests {
     fn what_nvidia_smi_prints_is_read() {
         let links =
             "GPU 0: NVIDIA H200 (UUID: GPU-1)\n\t Link 0: 26.562 GB/s\n\t Link 1: 26.562 GB/s\n\t Link 2: <inactive>\n";
-        let state = State::read("1980, 1985, 3201, 580.159.04\n", links);
+        let state = GpuState::read("1980, 1985, 3201, 580.159.04\n", links);
         assert_eq!((state.sm_mhz, state.sm_max_mhz, state.memory_mhz), (Some(1980), Some(1985), Some(3201)));
         assert_eq!((state.driver.as_deref(), state.links_gbs), (Some("580.159.04"), Some(53.124)));
-        let state = State::read("[N/A], 1985, [N/A], 580.159.04", "");
+        let state = GpuState::read("[N/A], 1985, [N/A], 580.159.04", "");
         assert_eq!((state.sm_mhz, state.sm_max_mhz, state.links_gbs), (None, Some(1985), None));
     }
 }

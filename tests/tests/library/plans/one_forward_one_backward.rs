@@ -1,6 +1,6 @@
 //! The schedule of a pipeline, run by the simulator with passes of several lengths.
 
-use gradsync::ops::send_recv::{Payload, RankSchedule, Schedule, Stage, Step};
+use gradsync::ops::send_recv::{Payload, PipelineStep, RankSchedule, Schedule, Stage};
 use proptest::prelude::*;
 
 use super::schedule::{Action, Event, run};
@@ -10,16 +10,18 @@ fn pipeline(stages: usize, micro_batches: usize) -> Vec<Stage> {
 }
 
 /// The passes of one stage, without its transfers.
-fn passes(stage: &Stage) -> Vec<Step> {
-    stage.steps.iter().copied().filter(|step| !matches!(step, Step::Slot(_))).collect()
+fn passes(stage: &Stage) -> Vec<PipelineStep> {
+    stage.steps.iter().copied().filter(|step| !matches!(step, PipelineStep::Slot(_))).collect()
 }
 
 /// Forward pass k has the number 2k, and backward pass k the number 2k + 1.
 fn program<'a>(stage: &'a Stage, [forward, backward]: [u64; 2]) -> Vec<Action<'a, Payload>> {
-    let action = |step: &Step| match *step {
-        Step::Forward(k) => Action::Compute { number: 2 * k, ticks: forward },
-        Step::Backward(k) => Action::Compute { number: 2 * k + 1, ticks: backward },
-        Step::Slot(slot) => Action::Group(stage.transfers.slot(slot).expect("a step names a slot that is there")),
+    let action = |step: &PipelineStep| match *step {
+        PipelineStep::Forward(k) => Action::Compute { number: 2 * k, ticks: forward },
+        PipelineStep::Backward(k) => Action::Compute { number: 2 * k + 1, ticks: backward },
+        PipelineStep::Slot(slot) => {
+            Action::Group(stage.transfers.slot(slot).expect("a step names a slot that is there"))
+        }
     };
     stage.steps.iter().map(action).collect()
 }
@@ -75,7 +77,7 @@ fn check(stages: usize, micro_batches: usize, ticks: [u64; 2]) -> u64 {
         assert!(waiting <= usize::from(stage > 0), "{waiting} activations wait at stage {stage} of {stages}");
         // Each slot of the stage is one of its steps, once, and in order.
         let slots = plan[stage].steps.iter().filter_map(|step| match step {
-            Step::Slot(slot) => Some(*slot),
+            PipelineStep::Slot(slot) => Some(*slot),
             _ => None,
         });
         assert!(slots.eq(plan[stage].transfers.slots().map(|(slot, _)| slot)));
@@ -106,7 +108,7 @@ fn every_small_pipeline() {
 
 #[test]
 fn passes_in_turn() {
-    use Step::{Backward as B, Forward as F, Slot};
+    use PipelineStep::{Backward as B, Forward as F, Slot};
     let plan = pipeline(3, 4);
     assert_eq!(passes(&plan[0]), [F(0), F(1), F(2), B(0), F(3), B(1), B(2), B(3)]);
     assert_eq!(passes(&plan[1]), [F(0), F(1), B(0), F(2), B(1), F(3), B(2), B(3)]);

@@ -1,4 +1,4 @@
-//! The making of a [`Mesh`]: first connections, then shared memory if all processes are on one machine. Any rank may lack shared memory;
+//! The setup of a [`Mesh`]: first connections, then shared memory if all processes are on one machine. Any rank may lack shared memory;
 //! then all ranks do without.
 
 use std::io;

@@ -15,7 +15,7 @@ use crate::error::Result;
 pub(crate) enum Shots {
     /// Every rank sends all data to all others.
     One,
-    /// Every rank sends each other one its window, and then the sums of its own window to all.
+    /// Every rank sends each other one its shard, and then the sums of its own shard to all.
     Two,
 }
 
@@ -221,10 +221,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slots_hold_a_window_twice_and_do_not_overlap(bytes in 1usize..1 << 24, world_size in 2usize..=MOST_PEERS) {
+        fn slots_hold_a_shard_twice_and_do_not_overlap(bytes in 1usize..1 << 24, world_size in 2usize..=MOST_PEERS) {
             let size @ MailboxSize { slot_packets, .. } = MailboxSize::for_sums(bytes, world_size);
-            let window = bytes.div_ceil(PACKET_BYTES).div_ceil(world_size);
-            prop_assert!(window <= slot_packets / 2);
+            let shard = bytes.div_ceil(PACKET_BYTES).div_ceil(world_size);
+            prop_assert!(shard <= slot_packets / 2);
             prop_assert!(slot_packets % 2 == 0);
             let group = Mailboxes {
                 rank: 0, world_size: world_size as u64, abort: 0, slot_packets: slot_packets as u64, common_packets: 0,

@@ -51,9 +51,9 @@ pub(super) unsafe fn duplicate(original: ffi::MPI_Comm, deadline: Duration) -> R
         roll_call.missing().map(|missing| if missing.is_empty() { Ok(()) } else { Err(missing) })
     })?;
     // SAFETY: the caller's promise.
-    let mut making = unsafe { Making::begin(library, original) }?;
+    let mut duplicate = unsafe { Duplicate::begin(library, original) }?;
     // All ranks have begun. MPI does not report which of them it waits for.
-    let comm = wait_for(&mut wait, deadline, || making.made().map(|made| made.ok_or_else(Vec::new)))?;
+    let comm = wait_for(&mut wait, deadline, || duplicate.made().map(|made| made.ok_or_else(Vec::new)))?;
     turn.is_over = true;
     Ok(Channel::own(library, comm)?)
 }
@@ -173,27 +173,27 @@ impl Drop for RollCall {
     }
 }
 
-/// The duplicate that MPI is making.
+/// The duplicate that MPI makes.
 #[derive(Debug)]
-struct Making {
+struct Duplicate {
     library: Library,
     request: ffi::MPI_Request,
     /// The place where MPI writes the handle at the end, which may never happen.
     comm: *mut ffi::MPI_Comm,
 }
 
-impl Making {
+impl Duplicate {
     /// # Safety
     /// As [`duplicate`].
     unsafe fn begin(library: Library, original: ffi::MPI_Comm) -> Result<Self, MpiError> {
         let comm = Box::into_raw(Box::new(original));
         // SAFETY: MPI's own constant.
-        let mut making = Self { library, request: unsafe { ffi::RSMPI_REQUEST_NULL }, comm };
+        let mut duplicate = Self { library, request: unsafe { ffi::RSMPI_REQUEST_NULL }, comm };
         library.call("MPI_Comm_idup", || {
             // SAFETY: the handle is live; writes one handle now, and another one later, whose place stays until the request is over.
-            unsafe { ffi::MPI_Comm_idup(original, comm, &mut making.request) }
+            unsafe { ffi::MPI_Comm_idup(original, comm, &mut duplicate.request) }
         })?;
-        Ok(making)
+        Ok(duplicate)
     }
 
     /// Returns the duplicate, once MPI has made it.
@@ -205,7 +205,7 @@ impl Making {
     }
 }
 
-impl Drop for Making {
+impl Drop for Duplicate {
     fn drop(&mut self) {
         // SAFETY: MPI's own constant.
         if self.request == unsafe { ffi::RSMPI_REQUEST_NULL } {

@@ -1,4 +1,4 @@
-//! The connections of the control channel and their threads: [`Link`] is a member's side, [`Connections`] is rank 0's side. Threads are
+//! The connections of the control channel and their threads: [`ChannelLink`] is a member's side, [`Connections`] is rank 0's side. Threads are
 //! counted, so that the end of a group can wait for them.
 //!
 //! Each connection has a reading and a writing thread, so that no call ever waits for a peer that has stopped reading. This module does
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::frame::{FRAME_LIMIT, Timed, encode};
-use super::noise::Session;
+use super::noise::NoiseSession;
 
 /// The longest time for which a closing connection waits until the other side has read more of the last messages.
 pub(super) const LINGER: Duration = Duration::from_millis(500);
@@ -92,7 +92,11 @@ pub(super) struct Outbox(Sender<Option<Arc<[u8]>>>);
 
 impl Outbox {
     /// Starts the writing thread.
-    pub(super) fn start(socket: &Arc<TcpStream>, session: &Arc<Session>, threads: &Arc<Threads>) -> io::Result<Self> {
+    pub(super) fn start(
+        socket: &Arc<TcpStream>,
+        session: &Arc<NoiseSession>,
+        threads: &Arc<Threads>,
+    ) -> io::Result<Self> {
         let (sender, queue) = channel();
         let (socket, session) = (socket.clone(), session.clone());
         let writer = threads.clone();
@@ -118,7 +122,7 @@ impl Outbox {
     }
 }
 
-fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream, session: &Session, writes: &AtomicU64) {
+fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream, session: &NoiseSession, writes: &AtomicU64) {
     let mut bytes = Vec::new();
     let mut is_open = true;
     while is_open {
@@ -169,13 +173,13 @@ pub(super) fn is_closed(socket: &TcpStream) -> bool {
 
 /// A member's connection to the coordinator.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct ChannelLink {
     pub(super) outbox: Outbox,
     pub(super) socket: Arc<TcpStream>,
     pub(super) threads: Arc<Threads>,
 }
 
-impl Link {
+impl ChannelLink {
     /// Ends the connection: in good order if the peer goes on reading and then answers within [`LINGER`], else by force.
     pub(super) fn finish(&self) {
         self.outbox.close();

@@ -1,5 +1,5 @@
-//! The pipeline of a staged collective: windows of the data go from the device into blocks of pinned memory, are processed there by MPI
-//! and the processor, and go back, while the next window is in flight.
+//! The pipeline of a staged collective: in each step, pieces of the data go from the device into a block of pinned memory, are processed
+//! there by MPI and the processor, and go back, while the pieces of the next step are in flight.
 //!
 //! The pipeline does not depend on the collective. After a failure of the device, a rank still does its part of the work, because the
 //! other ranks wait for it.
@@ -7,10 +7,10 @@
 use crate::driver::{CudaError, Pinned, Queue};
 use crate::error::Result;
 
-/// The number of windows that are fetched ahead of the one in work.
+/// The number of steps that are fetched ahead of the one in work.
 const AHEAD: usize = 2;
 
-/// A piece of a window: its address on the device, and its offset in the block.
+/// A piece of a step: its address on the device, and its offset in the block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub(super) address: u64,
@@ -19,7 +19,7 @@ pub(super) struct Piece {
 }
 
 /// The pinned blocks and queues of one call.
-pub(super) struct Windows<'a> {
+pub(super) struct StagedPipeline<'a> {
     pub(super) pinned: &'a Pinned,
     /// The queue that copies pieces from the device; it already waits for the work that `queue` held before the call.
     pub(super) down: &'a Queue,
@@ -27,8 +27,8 @@ pub(super) struct Windows<'a> {
     pub(super) queue: &'a Queue,
 }
 
-impl Windows<'_> {
-    /// Runs `work` on `count` windows one after another, each in its block: after the copies of the pieces that `input` returns, and
+impl StagedPipeline<'_> {
+    /// Runs `work` for `count` steps one after another, each in its block: after the copies of the pieces that `input` returns, and
     /// before the copies of the pieces that `output` returns. Returns the first failure of the device, after which the contents of blocks
     /// are unspecified.
     ///
@@ -39,7 +39,7 @@ impl Windows<'_> {
     ///
     /// # Safety
     /// Pieces lie within memory of the queues' device, which stays valid until `queue` has passed the call, and the pieces of the outputs
-    /// are used only by work in `queue`. No window's output is another's input.
+    /// are used only by work in `queue`. No step's output is another's input.
     pub(super) unsafe fn run(
         &self,
         count: usize,
@@ -47,23 +47,23 @@ impl Windows<'_> {
         mut work: impl FnMut(usize, *mut u8) -> Result<()>,
         output: impl Fn(usize) -> Vec<Piece>,
     ) -> Result<Result<(), CudaError>> {
-        let block = |window: usize| window % self.pinned.count();
-        let fetch = |window: usize| {
+        let block = |step: usize| step % self.pinned.count();
+        let fetch = |step: usize| {
             // SAFETY: the caller's promise; the block's last copies are over before these begin.
-            unsafe { self.fetch(block(window), input(window)) }
+            unsafe { self.fetch(block(step), input(step)) }
         };
         let mut device = (0..count.min(AHEAD)).try_for_each(fetch);
-        for window in 0..count {
-            if device.is_ok() && window + AHEAD < count {
-                device = fetch(window + AHEAD);
+        for step in 0..count {
+            if device.is_ok() && step + AHEAD < count {
+                device = fetch(step + AHEAD);
             }
             if device.is_ok() {
-                device = self.pinned.wait(block(window));
+                device = self.pinned.wait(block(step));
             }
-            work(window, self.pinned.block(block(window)))?;
+            work(step, self.pinned.block(block(step)))?;
             if device.is_ok() {
                 // SAFETY: the caller's promise; the block is left alone until these copies are over.
-                device = unsafe { self.store(block(window), output(window)) };
+                device = unsafe { self.store(block(step), output(step)) };
             }
         }
         Ok(device)

@@ -3,7 +3,7 @@
 use gradsync::DType;
 use gradsync::internal::plan::layout::Layout;
 use gradsync::internal::plan::ownership::Ownership;
-use gradsync::internal::plan::zero::{ZeroPart, partition, partition_padded, views_of};
+use gradsync::internal::plan::zero::{ZeroPart, partition, partition_padded, parts_of};
 use gradsync_tests::inputs::Random;
 use proptest::prelude::*;
 
@@ -49,20 +49,20 @@ impl Job {
     }
 }
 
-/// The state for the views of every rank; no other state is kept.
-fn states(views: &[ZeroPart], world_size: usize) -> Vec<Vec<Vec<f32>>> {
-    let state = |rank| views_of(views, rank).iter().map(|view| vec![0.0; view.within.len()]).collect::<Vec<_>>();
+/// The state for the parts of every rank; no other state is kept.
+fn states(parts: &[ZeroPart], world_size: usize) -> Vec<Vec<Vec<f32>>> {
+    let state = |rank| parts_of(parts, rank).iter().map(|part| vec![0.0; part.within.len()]).collect::<Vec<_>>();
     let states: Vec<_> = (0..world_size).map(state).collect();
     let elements: usize = states.iter().flatten().map(Vec::len).sum();
-    assert_eq!(elements, views.iter().map(|view| view.within.len()).sum::<usize>(), "a view belongs to no rank");
+    assert_eq!(elements, parts.iter().map(|part| part.within.len()).sum::<usize>(), "a part belongs to no rank");
     states
 }
 
-/// Updates one view, whose elements are in `gradient`, `momentum` and `parameter`.
-fn update_view(view: &ZeroPart, gradient: &[f32], momentum: &mut [f32], parameter: &mut [f32]) {
-    assert!([gradient.len(), momentum.len(), parameter.len()] == [view.within.len(); 3], "{view:?}");
-    for (i, index) in view.within.clone().enumerate() {
-        update(view.tensor, index, gradient[i], &mut momentum[i], &mut parameter[i]);
+/// Updates one part, whose elements are in `gradient`, `momentum` and `parameter`.
+fn update_part(part: &ZeroPart, gradient: &[f32], momentum: &mut [f32], parameter: &mut [f32]) {
+    assert!([gradient.len(), momentum.len(), parameter.len()] == [part.within.len(); 3], "{part:?}");
+    for (i, index) in part.within.clone().enumerate() {
+        update(part.tensor, index, gradient[i], &mut momentum[i], &mut parameter[i]);
     }
 }
 
@@ -75,23 +75,23 @@ fn arena(tensors: &[Vec<f32>], layout: &Layout, world_size: usize, gap: f32) -> 
     arena
 }
 
-/// The job with arenas in the layout of a gradient buffer: reduce-scatter, update of the rank's own views, all-gather in place.
+/// The job with arenas in the layout of a gradient buffer: reduce-scatter, update of the rank's own parts, all-gather in place.
 fn check_arena(world_size: usize, lens: &[usize], random: &mut Random) {
     let job = Job::new(world_size, lens, random);
     let layout = Layout::new(DType::F32, world_size, lens).unwrap();
-    let views = partition(&layout.segments, layout.shard_len, world_size).unwrap();
-    check_cover(&views, &layout.segments.iter().map(|s| s.start).collect::<Vec<_>>(), lens, layout.shard_len);
+    let parts = partition(&layout.segments, layout.shard_len, world_size).unwrap();
+    check_cover(&parts, &layout.segments.iter().map(|s| s.start).collect::<Vec<_>>(), lens, layout.shard_len);
     let gap = f32::from_bits(0x7fc0_1234);
-    let mut states = states(&views, world_size);
+    let mut states = states(&parts, world_size);
     let mut parameters = vec![arena(&job.parameters, &layout, world_size, gap); world_size];
     for ranks in &job.gradients {
         let buffers: Vec<_> = ranks.iter().map(|tensors| arena(tensors, &layout, world_size, 0.0)).collect();
         let reduced = reduce_scatter(&buffers);
         for (rank, parameters) in parameters.iter_mut().enumerate() {
             let begin = rank * layout.shard_len;
-            for (view, momentum) in views_of(&views, rank).iter().zip(&mut states[rank]) {
-                let gradient = &reduced[rank][view.place.start - begin..view.place.end - begin];
-                update_view(view, gradient, momentum, &mut parameters[view.place.clone()]);
+            for (part, momentum) in parts_of(&parts, rank).iter().zip(&mut states[rank]) {
+                let gradient = &reduced[rank][part.range.start - begin..part.range.end - begin];
+                update_part(part, gradient, momentum, &mut parameters[part.range.clone()]);
             }
         }
         let shard = |rank: usize| rank * layout.shard_len..(rank + 1) * layout.shard_len;
@@ -105,73 +105,73 @@ fn check_arena(world_size: usize, lens: &[usize], random: &mut Random) {
     }
 }
 
-/// The job in ONNX Runtime's form: the views are tensors of their own, scattered and gathered by ownership.
+/// The job in ONNX Runtime's form: the parts are tensors of their own, scattered and gathered by ownership.
 fn check_padded(world_size: usize, lens: &[usize], random: &mut Random) {
     let job = Job::new(world_size, lens, random);
-    let views = partition_padded(world_size, lens).unwrap();
+    let parts = partition_padded(world_size, lens).unwrap();
     let offsets: Vec<usize> = (0..lens.len()).map(|index| lens[..index].iter().sum()).collect();
-    check_cover(&views, &offsets, lens, expected(world_size, lens, 1).window);
-    let view_lens: Vec<_> = views.iter().map(|view| view.within.len()).collect();
-    let ownership = Ownership::new("test", world_size, &view_lens).unwrap();
+    check_cover(&parts, &offsets, lens, expected(world_size, lens, 1).shard);
+    let part_lens: Vec<_> = parts.iter().map(|part| part.within.len()).collect();
+    let ownership = Ownership::new("test", world_size, &part_lens).unwrap();
     let pieces = |tensors: &[Vec<f32>]| -> Vec<Vec<f32>> {
-        views.iter().map(|view| tensors[view.tensor][view.within.clone()].to_vec()).collect()
+        parts.iter().map(|part| tensors[part.tensor][part.within.clone()].to_vec()).collect()
     };
-    let mut states = states(&views, world_size);
+    let mut states = states(&parts, world_size);
     let mut parameters = vec![pieces(&job.parameters); world_size];
     for ranks in &job.gradients {
         let mut scratch = vec![vec![f32::NAN; ownership.padded_len()]; world_size];
         for (rank, tensors) in ranks.iter().enumerate() {
             let pieces = pieces(tensors);
             for step in ownership.scatter_moves(rank).copy_in {
-                scratch[rank][step.place].copy_from_slice(&pieces[step.tensor]);
+                scratch[rank][step.range].copy_from_slice(&pieces[step.tensor]);
             }
         }
         let reduced = reduce_scatter(&scratch);
-        let mut windows = vec![vec![f32::NAN; ownership.window_len()]; world_size];
+        let mut shards = vec![vec![f32::NAN; ownership.shard_len()]; world_size];
         for rank in 0..world_size {
-            let begin = ownership.window(rank).start;
-            // A rank's own view is a tensor that the scatter reduces to this rank and that the gather sends from it.
+            let begin = ownership.shard(rank).start;
+            // A rank's own part is a tensor that the scatter reduces to this rank and that the gather sends from it.
             for (step, momentum) in ownership.scatter_moves(rank).copy_out.iter().zip(&mut states[rank]) {
-                let inside = step.place.start - begin..step.place.end - begin;
+                let inside = step.range.start - begin..step.range.end - begin;
                 let parameter = &mut parameters[rank][step.tensor];
-                update_view(&views[step.tensor], &reduced[rank][inside], momentum, parameter);
+                update_part(&parts[step.tensor], &reduced[rank][inside], momentum, parameter);
             }
             for step in ownership.gather_moves(rank).copy_in {
-                let inside = step.place.start - begin..step.place.end - begin;
-                windows[rank][inside].copy_from_slice(&parameters[rank][step.tensor]);
+                let inside = step.range.start - begin..step.range.end - begin;
+                shards[rank][inside].copy_from_slice(&parameters[rank][step.tensor]);
             }
         }
-        let gathered = all_gather(&windows.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        let gathered = all_gather(&shards.iter().map(Vec::as_slice).collect::<Vec<_>>());
         for (rank, parameters) in parameters.iter_mut().enumerate() {
             for step in ownership.gather_moves(rank).copy_out {
-                parameters[step.tensor].copy_from_slice(&gathered[step.place]);
+                parameters[step.tensor].copy_from_slice(&gathered[step.range]);
             }
         }
     }
     let truth = pieces(&job.unsharded());
     for (rank, parameters) in parameters.iter().enumerate() {
         for (index, (found, truth)) in parameters.iter().zip(&truth).enumerate() {
-            assert_eq!(bits(found), bits(truth), "view {index} on rank {rank} of {world_size}, {lens:?}");
+            assert_eq!(bits(found), bits(truth), "part {index} on rank {rank} of {world_size}, {lens:?}");
         }
     }
 }
 
-/// Checks that each element is in exactly one view, at its offset, in the window that contains it.
-fn check_cover(views: &[ZeroPart], offsets: &[usize], lens: &[usize], window: usize) {
+/// Checks that each element is in exactly one part, at its offset, in the shard that contains it.
+fn check_cover(parts: &[ZeroPart], offsets: &[usize], lens: &[usize], shard: usize) {
     let mut wanted = Vec::new();
     for (tensor, (&offset, &len)) in offsets.iter().zip(lens).enumerate() {
-        wanted.extend((0..len).map(|index| (tensor, index, offset + index, (offset + index) / window)));
+        wanted.extend((0..len).map(|index| (tensor, index, offset + index, (offset + index) / shard)));
     }
     let mut found = Vec::new();
-    for view in views {
-        assert!(!view.within.is_empty() && view.within.len() == view.place.len(), "{view:?}");
-        let elements = view.within.clone().zip(view.place.clone());
-        found.extend(elements.map(|(index, place)| (view.tensor, index, place, view.rank)));
+    for part in parts {
+        assert!(!part.within.is_empty() && part.within.len() == part.range.len(), "{part:?}");
+        let elements = part.within.clone().zip(part.range.clone());
+        found.extend(elements.map(|(index, range)| (part.tensor, index, range, part.rank)));
     }
     assert_eq!(found, wanted);
-    // Tensors are cut only at the edges of windows.
+    // Tensors are cut only at the edges of shards.
     let same = |pair: &[ZeroPart]| pair[0].tensor == pair[1].tensor && pair[0].rank == pair[1].rank;
-    assert!(!views.windows(2).any(same), "{views:?}");
+    assert!(!parts.windows(2).any(same), "{parts:?}");
 }
 
 #[test]
@@ -187,12 +187,12 @@ fn a_sharded_step_is_the_whole_step() {
 
 #[test]
 fn pieces_are_previous_current_and_next() {
-    // 1024 elements on 4 ranks become 1152 with padding, in windows of 288. Tensor 1 begins in rank 0's window and ends in rank 2's.
-    let views = partition_padded(4, &[100, 700, 0, 224]).unwrap();
-    let found: Vec<_> = views.iter().map(|view| (view.tensor, view.within.clone(), view.rank)).collect();
+    // 1024 elements on 4 ranks become 1152 with padding, in shards of 288. Tensor 1 begins in rank 0's shard and ends in rank 2's.
+    let parts = partition_padded(4, &[100, 700, 0, 224]).unwrap();
+    let found: Vec<_> = parts.iter().map(|part| (part.tensor, part.within.clone(), part.rank)).collect();
     let wanted = [(0, 0..100, 0), (1, 0..188, 0), (1, 188..476, 1), (1, 476..700, 2), (3, 0..64, 2), (3, 64..224, 3)];
     assert_eq!(found, wanted);
-    let sides: Vec<_> = views.iter().filter(|view| view.tensor == 1).map(|view| view.rank.cmp(&1)).collect();
+    let sides: Vec<_> = parts.iter().filter(|part| part.tensor == 1).map(|part| part.rank.cmp(&1)).collect();
     assert_eq!(sides, [std::cmp::Ordering::Less, std::cmp::Ordering::Equal, std::cmp::Ordering::Greater]);
 }
 

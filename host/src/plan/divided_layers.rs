@@ -1,7 +1,7 @@
-//! Reductions of layers by kernels: the assignment of a window's chunks to blocks, and the rows of their sums.
+//! Reductions of layers by kernels: the assignment of a shard's chunks to blocks, and the rows of their sums.
 //!
 //! The chunks are the chunks of [`chunks`](super::chunks): a chunk's offset and length depend only on its tensor, not on the device, the
-//! arena or the window. The assignment to blocks changes no bit of the result, so it may depend on the window's length.
+//! arena or the shard. The assignment to blocks changes no bit of the result, so it may depend on the shard's length.
 
 use std::ops::Range;
 
@@ -10,10 +10,10 @@ use gradsync_device::abi::ChunkedSpan;
 use super::chunks::{SumTable, chunk_len};
 use super::segments;
 
-/// The layers of an arena that is divided into windows, one per rank.
+/// The layers of an arena that is divided into shards, one per rank.
 ///
-/// The table of their sums has a row for each layer, followed by a row for each chunk of every layer that several windows divide. A rank
-/// fills the rows of the chunks in its window, and leaves the other rows zero: adding zeros is exact in any order.
+/// The table of their sums has a row for each layer, followed by a row for each chunk of every layer that several shards divide. A rank
+/// fills the rows of the chunks in its shard, and leaves the other rows zero: adding zeros is exact in any order.
 #[derive(Clone, Debug)]
 pub(crate) struct DividedLayers {
     tensors: Vec<Range<usize>>,
@@ -23,11 +23,11 @@ pub(crate) struct DividedLayers {
     rows: usize,
 }
 
-/// The chunks of a window, with their assignment to blocks.
+/// The chunks of a shard, with their assignment to blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub(crate) struct Window {
-    /// The part of each tensor inside the window.
+pub(crate) struct ShardBlocks {
+    /// The elements of each tensor inside the shard.
     pub(crate) spans: Vec<ChunkedSpan>,
     /// The number of blocks.
     pub(crate) blocks: u64,
@@ -36,10 +36,10 @@ pub(crate) struct Window {
 }
 
 impl DividedLayers {
-    /// Creates the table for `layers` layers of equally many consecutive tensors, in an arena that is divided into windows of `window_len`
+    /// Creates the table for `layers` layers of equally many consecutive tensors, in an arena that is divided into shards of `shard_len`
     /// elements, or undivided for 0.
-    pub(crate) fn new(tensors: &[Range<usize>], layers: usize, window_len: usize) -> Self {
-        let table = SumTable::new(tensors, layers, window_len);
+    pub(crate) fn new(tensors: &[Range<usize>], layers: usize, shard_len: usize) -> Self {
+        let table = SumTable::new(tensors, layers, shard_len);
         let mut rows = layers;
         let mut rows_of_chunks = |layer: usize| {
             let count = table.rows(layer..layer + 1).len();
@@ -64,7 +64,7 @@ impl DividedLayers {
         self.tensors.len()
     }
 
-    /// The length of each layer in elements, over all windows, without gaps.
+    /// The length of each layer in elements, over all shards, without gaps.
     #[cfg(feature = "cuda")]
     pub(crate) fn lens(&self) -> Vec<usize> {
         let each = self.tensors.len().checked_div(self.layers()).unwrap_or(0);
@@ -82,9 +82,9 @@ impl DividedLayers {
         (0..self.layers()).filter(|&layer| self.first_rows[layer].is_some())
     }
 
-    /// The part of each tensor inside a window, counted from the window's start; empty for tensors outside.
-    pub(crate) fn parts(&self, window: Range<usize>) -> Vec<Range<usize>> {
-        segments::clip(&self.tensors, window)
+    /// The elements of each tensor inside a shard, counted from the shard's start; empty for tensors outside.
+    pub(crate) fn tensors_in(&self, shard: Range<usize>) -> Vec<Range<usize>> {
+        segments::clip(&self.tensors, shard)
     }
 
     /// All chunks, in their order in the arena.
@@ -94,34 +94,34 @@ impl DividedLayers {
         self.table.within(0..end)
     }
 
-    /// The largest number of chunks of a layer, over all windows.
+    /// The largest number of chunks of a layer, over all shards.
     #[cfg(feature = "cuda")]
     pub(crate) fn most_chunks(&self) -> usize {
         self.chunks().chunk_by(|left, right| left.layer == right.layer).map(<[_]>::len).max().unwrap_or(0)
     }
 
-    /// The chunks in a window. A block takes consecutive chunks of one tensor with `block_len` elements, and at least `least` chunks.
-    /// Panics if a chunk crosses the window's edges.
-    pub(crate) fn window(&self, window: Range<usize>, block_len: usize, least: usize) -> Window {
-        let own = self.table.within(window.clone());
+    /// The chunks in a shard. A block takes consecutive chunks of one tensor with `block_len` elements, and at least `least` chunks.
+    /// Panics if a chunk crosses the shard's edges.
+    pub(crate) fn blocks_of_shard(&self, shard: Range<usize>, block_len: usize, least: usize) -> ShardBlocks {
+        let own = self.table.within(shard.clone());
         let (mut chunks, mut blocks) = (0, 0);
         let each = self.tensors.len().checked_div(self.layers()).unwrap_or(0);
-        let of_tensor = |(index, (tensor, part)): (usize, (&Range<usize>, Range<usize>))| {
+        let of_tensor = |(index, (tensor, inside)): (usize, (&Range<usize>, Range<usize>))| {
             let layer = index / each;
             let chunk_len = chunk_len(tensor.len());
             let (first_row, rows, rows_before) = match self.first_rows[layer] {
                 None => (0, 0, 0),
                 Some(first_row) => {
                     let rows = self.table.rows(layer..layer + 1);
-                    let place = own.partition_point(|chunk| chunk.layer < layer);
-                    let first = own.get(place).filter(|chunk| chunk.layer == layer);
+                    let index = own.partition_point(|chunk| chunk.layer < layer);
+                    let first = own.get(index).filter(|chunk| chunk.layer == layer);
                     (first_row, rows.len(), first.map_or(0, |chunk| chunk.row - rows.start))
                 }
             };
             let chunks_of_block = (block_len / chunk_len).max(least).max(1);
             let span = ChunkedSpan {
-                begin: part.start as u64,
-                len: part.len() as u64,
+                begin: inside.start as u64,
+                len: inside.len() as u64,
                 chunk_len: chunk_len as u64,
                 first_chunk: chunks,
                 chunks_of_block: chunks_of_block as u64,
@@ -130,14 +130,14 @@ impl DividedLayers {
                 rows: rows as u64,
                 rows_before: rows_before as u64,
             };
-            let count = part.len().div_ceil(chunk_len);
+            let count = inside.len().div_ceil(chunk_len);
             chunks += count as u64;
             blocks += count.div_ceil(chunks_of_block) as u64;
             span
         };
-        let parts = self.parts(window);
-        let spans = self.tensors.iter().zip(parts).enumerate().map(of_tensor).collect();
-        Window { spans, blocks, chunks }
+        let inside = self.tensors_in(shard);
+        let spans = self.tensors.iter().zip(inside).enumerate().map(of_tensor).collect();
+        ShardBlocks { spans, blocks, chunks }
     }
 }
 
@@ -151,19 +151,19 @@ mod tests {
     use crate::plan::layout::Layout;
 
     /// The chunks of a block, numbers and ranges, computed as in kernels.
-    fn of_block(window: &Window, block: u64) -> Vec<(u64, Range<u64>)> {
-        let row = window.spans.partition_point(|span| span.first_block <= block) - 1;
-        let span = window.spans[row];
+    fn of_block(shard: &ShardBlocks, block: u64) -> Vec<(u64, Range<u64>)> {
+        let row = shard.spans.partition_point(|span| span.first_block <= block) - 1;
+        let span = shard.spans[row];
         let first = (block - span.first_block) * span.chunks_of_block;
         let end = span.len.div_ceil(span.chunk_len).min(first + span.chunks_of_block);
-        let place = |chunk: u64| span.begin + (chunk * span.chunk_len).min(span.len);
-        (first..end).map(|chunk| (span.first_chunk + chunk, place(chunk)..place(chunk + 1))).collect()
+        let offset = |chunk: u64| span.begin + (chunk * span.chunk_len).min(span.len);
+        (first..end).map(|chunk| (span.first_chunk + chunk, offset(chunk)..offset(chunk + 1))).collect()
     }
 
     /// The rows of a layer's own chunks, in the order of their numbers, computed as in kernels.
-    fn rows_of(window: &Window, layer: usize, layers: usize) -> Vec<u64> {
-        let span = window.spans[layer];
-        let next = if layer + 1 < layers { window.spans[layer + 1].first_chunk } else { window.chunks };
+    fn rows_of(shard: &ShardBlocks, layer: usize, layers: usize) -> Vec<u64> {
+        let span = shard.spans[layer];
+        let next = if layer + 1 < layers { shard.spans[layer + 1].first_chunk } else { shard.chunks };
         (span.first_chunk..next).map(|chunk| span.first_row + span.rows_before + chunk - span.first_chunk).collect()
     }
 
@@ -173,7 +173,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blocks_take_each_chunk_of_all_windows_once(
+        fn blocks_take_each_chunk_of_all_shards_once(
             lens in lens(), world in 1usize..9, whole in any::<bool>(), block_len in 0usize..50_000, least in 1usize..3,
         ) {
             let Layout { segments, shard_len } = Layout::new(DType::F32, world, &lens).unwrap();
@@ -181,9 +181,9 @@ mod tests {
             let mut found = Vec::new();
             for rank in 0..world {
                 let begin = rank * shard_len;
-                let window = layers.window(begin..begin + shard_len, block_len, least);
-                let numbers: Vec<_> = (0..window.blocks).flat_map(|block| of_block(&window, block)).collect();
-                let in_order = numbers.iter().map(|(number, _)| *number).eq(0..window.chunks);
+                let shard = layers.blocks_of_shard(begin..begin + shard_len, block_len, least);
+                let numbers: Vec<_> = (0..shard.blocks).flat_map(|block| of_block(&shard, block)).collect();
+                let in_order = numbers.iter().map(|(number, _)| *number).eq(0..shard.chunks);
                 prop_assert!(in_order, "chunks are taken in order");
                 found.extend(numbers.into_iter().map(|(_, range)| {
                     range.start as usize + begin..range.end as usize + begin
@@ -194,45 +194,45 @@ mod tests {
         }
 
         #[test]
-        fn each_row_of_a_divided_layer_is_of_one_window(lens in lens(), world in 1usize..9, whole in any::<bool>()) {
+        fn each_row_of_a_divided_layer_is_of_one_shard(lens in lens(), world in 1usize..9, whole in any::<bool>()) {
             let Layout { segments, shard_len } = Layout::new(DType::F32, world, &lens).unwrap();
             let count = if whole { 1 } else { lens.len() };
             let layers = DividedLayers::new(&segments, count, shard_len);
-            let windows: Vec<_> =
-                (0..world).map(|rank| layers.window(rank * shard_len..(rank + 1) * shard_len, 0, 1)).collect();
+            let shards: Vec<_> =
+                (0..world).map(|rank| layers.blocks_of_shard(rank * shard_len..(rank + 1) * shard_len, 0, 1)).collect();
             let mut rows: Vec<u64> = Vec::new();
             for layer in layers.divided() {
-                let of_layer: Vec<u64> = windows.iter().flat_map(|window| rows_of(window, layer, count)).collect();
-                // The order of the chunks is the order of the windows.
-                let first = windows[0].spans[layer];
+                let of_layer: Vec<u64> = shards.iter().flat_map(|shard| rows_of(shard, layer, count)).collect();
+                // The order of the chunks is the order of the shards.
+                let first = shards[0].spans[layer];
                 prop_assert!(of_layer.iter().copied().eq(first.first_row..first.first_row + first.rows));
                 rows.extend(of_layer);
             }
             prop_assert!(rows.into_iter().eq(count as u64..layers.rows() as u64));
             for layer in (0..count).filter(|layer| !layers.divided().any(|divided| divided == *layer)) {
-                let of_windows = windows.iter().map(|window| rows_of(window, layer, count).len());
-                prop_assert!(of_windows.filter(|&len| len > 0).count() <= 1, "whole layers are in one window");
+                let of_shards = shards.iter().map(|shard| rows_of(shard, layer, count).len());
+                prop_assert!(of_shards.filter(|&len| len > 0).count() <= 1, "whole layers are in one shard");
             }
         }
 
         #[test]
         fn a_tensor_has_the_same_chunks_in_every_arena(
-            len in 1usize..600_000, others in lens(), world in 1usize..9, place in 0usize..12,
+            len in 1usize..600_000, others in lens(), world in 1usize..9, at in 0usize..12,
         ) {
             let chunks_in = |lens: &[usize], index: usize, world: usize| {
                 let Layout { segments, shard_len } = Layout::new(DType::F32, world, lens).unwrap();
                 let layers = DividedLayers::new(&segments, lens.len(), shard_len);
                 let mut lens = Vec::new();
                 for rank in 0..world {
-                    let span = layers.window(rank * shard_len..(rank + 1) * shard_len, 8192, 1).spans[index];
+                    let span = layers.blocks_of_shard(rank * shard_len..(rank + 1) * shard_len, 8192, 1).spans[index];
                     let parts = (0..span.len).step_by(span.chunk_len as usize);
                     lens.extend(parts.map(|begin| span.chunk_len.min(span.len - begin)));
                 }
                 lens
             };
-            let place = place.min(others.len());
-            let all = [&others[..place], &[len], &others[place..]].concat();
-            prop_assert_eq!(chunks_in(&all, place, world), chunks_in(&[len], 0, 1));
+            let at = at.min(others.len());
+            let all = [&others[..at], &[len], &others[at..]].concat();
+            prop_assert_eq!(chunks_in(&all, at, world), chunks_in(&[len], 0, 1));
         }
     }
 
@@ -240,7 +240,7 @@ mod tests {
     fn no_layers_have_no_rows() {
         let layers = DividedLayers::new(&[], 0, 0);
         assert_eq!((layers.rows(), layers.divided().count()), (0, 0));
-        assert_eq!(layers.window(0..0, 2048, 1), Window { spans: vec![], blocks: 0, chunks: 0 });
+        assert_eq!(layers.blocks_of_shard(0..0, 2048, 1), ShardBlocks { spans: vec![], blocks: 0, chunks: 0 });
         // A layer without tensors.
         let layers = DividedLayers::new(&[], 1, 0);
         assert_eq!((layers.layers(), layers.rows()), (1, 1));
@@ -250,7 +250,7 @@ mod tests {
     fn long_tensors_have_long_blocks() {
         let tensor = 0..1 << 20;
         let layers = DividedLayers::new(std::slice::from_ref(&tensor), 1, 0);
-        let blocks = |block_len, least| layers.window(tensor.clone(), block_len, least).blocks;
+        let blocks = |block_len, least| layers.blocks_of_shard(tensor.clone(), block_len, least).blocks;
         assert_eq!([blocks(2048, 1), blocks(8192, 1), blocks(40_960, 1), blocks(8192, 4)], [256, 128, 26, 64]);
     }
 }

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use if_addrs::{IfAddr, IfOperStatus, Interface};
 use serde::{Deserialize, Serialize};
 
+use super::admission::Applicant;
 use super::client::{self, Invitation};
 use super::frame::decode;
-use super::gathering::Applicant;
 use super::member::Member;
 use super::secret::Secret;
 use super::server::{self, Service};
 use crate::error::BootstrapError;
-use crate::trace::{Kind, Recorder};
+use crate::trace::{RankKind, Recorder};
 
 /// The most interface addresses in an invitation: machines that run many containers have hundreds.
 const MOST_ADDRESSES: usize = 32;
@@ -86,7 +86,7 @@ pub(crate) fn accept(
 }
 
 fn applicant(rank: usize, world_size: usize, deadline: Duration) -> Applicant {
-    let recorder = Recorder::always(Kind::Processes, "channel", rank, world_size);
+    let recorder = Recorder::always(RankKind::Processes, "channel", rank, world_size);
     Applicant { rank, world_size, generation: 0, deadline, end: Instant::now().checked_add(deadline), recorder }
 }
 

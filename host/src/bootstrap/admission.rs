@@ -1,4 +1,4 @@
-//! The gathering of a group: it collects the ranks that join, until all have joined and the coordinator starts.
+//! The admission of ranks to a group: it collects the ranks that join, until all have joined and the coordinator starts.
 //!
 //! Threads of rank 0's process arrive by calls, other ranks through the threads that serve their connections. Ranks are admitted or
 //! refused here, after they have authenticated themselves. The subgroups of a group in one process gather in [`Subgroups`], which their
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::coordinator::{Coordinator, Route, Violation};
 use super::endpoint::Endpoint;
-use super::message::{Event, Network, Request};
 use super::notice::{self, Notices};
+use super::protocol::{Event, Network, Request};
 use crate::error::{BootstrapError, Call, Operation, Strangers};
 use crate::trace::Recorder;
 
@@ -66,7 +66,7 @@ struct Arrival {
 }
 
 #[derive(Debug)]
-struct State {
+struct AdmissionState {
     arrivals: Vec<Option<Arrival>>,
     unauthenticated: Strangers,
     /// Why the last authenticated rank was refused.
@@ -75,33 +75,33 @@ struct State {
 }
 
 #[derive(Debug)]
-pub(super) struct Gathering {
+pub(super) struct Admission {
     world_size: usize,
     generation: u64,
     /// The loopback address, if the group is confined to it.
     loopback: Option<IpAddr>,
     /// Where ranks join, in words.
     place: String,
-    state: Mutex<State>,
+    state: Mutex<AdmissionState>,
     changed: Condvar,
     /// The subgroups, for members of a group in one process.
     pub(super) subgroups: Arc<Subgroups>,
 }
 
-impl Gathering {
+impl Admission {
     pub(super) fn new(world_size: usize, generation: u64, loopback: Option<IpAddr>, place: String) -> Self {
         let arrivals = (0..world_size).map(|_| None).collect();
-        let state = State { arrivals, unauthenticated: Strangers::default(), refusal: None, outcome: None };
+        let state = AdmissionState { arrivals, unauthenticated: Strangers::default(), refusal: None, outcome: None };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        Gathering { world_size, generation, loopback, place, state, changed, subgroups: Arc::default() }
+        Admission { world_size, generation, loopback, place, state, changed, subgroups: Arc::default() }
     }
 
     /// No user code runs under the lock, so a poisoned one still guards consistent state.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, AdmissionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the gathering has ended, by success or failure.
+    /// Whether the admission has ended, by success or failure.
     pub(super) fn is_over(&self) -> bool {
         self.lock().outcome.is_some()
     }
@@ -114,7 +114,7 @@ impl Gathering {
     /// Admits a rank. The last rank to arrive starts the coordinator.
     ///
     /// # Errors
-    /// The reason why the rank is refused. A rank with another world size fails the whole gathering.
+    /// The reason why the rank is refused. A rank with another world size fails the whole admission.
     pub(super) fn arrive(
         &self,
         identity: (usize, usize, u64),
@@ -129,7 +129,7 @@ impl Gathering {
 
     fn admit(
         &self,
-        state: &mut State,
+        state: &mut AdmissionState,
         (rank, world_size, generation): (usize, usize, u64),
         arrival: Arrival,
     ) -> Result<(), BootstrapError> {
@@ -165,7 +165,7 @@ impl Gathering {
         Ok(())
     }
 
-    /// Waits for the other ranks; the first deadline that passes ends the gathering for all ranks that have arrived. The lowest of these
+    /// Waits for the other ranks; the first deadline that passes ends the admission for all ranks that have arrived. The lowest of these
     /// ranks says now and then for which others they wait.
     pub(super) fn wait(&self, applicant: &Applicant) -> Result<Arc<Coordinator>, BootstrapError> {
         let mut notices = Notices::new();
@@ -193,7 +193,7 @@ impl Gathering {
     }
 
     /// The line that tells for which ranks the others wait, and who was turned away.
-    fn describe(&self, state: &State, notices: &Notices, deadline: Duration) -> String {
+    fn describe(&self, state: &AdmissionState, notices: &Notices, deadline: Duration) -> String {
         let missing = notice::listed(&missing(state));
         let (world_size, place, strangers) = (self.world_size, &self.place, &state.unauthenticated);
         let refusal = state.refusal.as_ref().map_or_else(String::new, |error| format!("; refused: {error}"));
@@ -201,7 +201,7 @@ impl Gathering {
         format!("waiting for {missing} of {world_size} at {place}, for {seconds} s of {deadline:?}{strangers}{refusal}")
     }
 
-    /// Ends the gathering for all ranks that have arrived.
+    /// Ends the admission for all ranks that have arrived.
     pub(super) fn fail(&self, error: BootstrapError) {
         self.refuse_all(&mut self.lock(), error);
     }
@@ -234,12 +234,12 @@ impl Gathering {
         unauthenticated.connections
     }
 
-    fn expire(&self, state: &mut State, deadline: Duration) {
+    fn expire(&self, state: &mut AdmissionState, deadline: Duration) {
         let (missing, strangers) = (missing(state), state.unauthenticated.clone());
         self.refuse_all(state, BootstrapError::Missing { missing, deadline, strangers });
     }
 
-    fn refuse_all(&self, state: &mut State, error: BootstrapError) {
+    fn refuse_all(&self, state: &mut AdmissionState, error: BootstrapError) {
         if state.outcome.is_some() {
             return;
         }
@@ -255,41 +255,41 @@ impl Gathering {
     }
 }
 
-fn missing(state: &State) -> Vec<usize> {
+fn missing(state: &AdmissionState) -> Vec<usize> {
     (0..state.arrivals.len()).filter(|&rank| state.arrivals[rank].is_none()).collect()
 }
 
-/// The successive gatherings of ranks that are threads of one process.
+/// The successive admissions of groups of ranks that are threads of one process.
 #[derive(Clone, Debug, Default)]
-pub(super) struct InProcess(Arc<Mutex<Option<Arc<Gathering>>>>);
+pub(super) struct InProcess(Arc<Mutex<Option<Arc<Admission>>>>);
 
 impl InProcess {
-    /// Admits a rank to the current gathering, or to a new one if the current one has ended.
+    /// Admits a rank to the current admission, or to a new one if the current one has ended.
     ///
     /// # Errors
-    /// As [`Gathering::arrive`].
+    /// As [`Admission::arrive`].
     pub(super) fn arrive(
         &self,
         applicant: &Applicant,
         endpoint: &Arc<Endpoint>,
-    ) -> Result<Arc<Gathering>, BootstrapError> {
+    ) -> Result<Arc<Admission>, BootstrapError> {
         let &Applicant { rank, world_size, generation, .. } = applicant;
         let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = current.take().filter(|gathering| !gathering.is_over());
-        let new = || Arc::new(Gathering::new(world_size, generation, None, "a rendezvous of one process".into()));
-        let gathering = open.unwrap_or_else(new);
-        *current = Some(gathering.clone());
-        gathering.arrive((rank, world_size, generation), Route::Local(endpoint.clone()), None)?;
-        Ok(gathering)
+        let open = current.take().filter(|admission| !admission.is_over());
+        let new = || Arc::new(Admission::new(world_size, generation, None, "a rendezvous of one process".into()));
+        let admission = open.unwrap_or_else(new);
+        *current = Some(admission.clone());
+        admission.arrive((rank, world_size, generation), Route::Local(endpoint.clone()), None)?;
+        Ok(admission)
     }
 }
 
-/// The gatherings of subgroups in one process, by the number of the split and the colour.
+/// The admissions of subgroups in one process, by the number of the split and the colour.
 #[derive(Debug, Default)]
 pub(super) struct Subgroups(Mutex<HashMap<(u64, u64), InProcess>>);
 
 impl Subgroups {
-    /// The gathering of the ranks of one colour.
+    /// The admission of the ranks of one colour.
     pub(super) fn of(&self, split: u64, color: u64) -> InProcess {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).entry((split, color)).or_default().clone()
     }
@@ -303,37 +303,37 @@ impl Subgroups {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::Kind;
+    use crate::trace::RankKind;
 
-    fn arrive(gathering: &Gathering, rank: usize, world_size: usize, generation: u64) -> Result<(), BootstrapError> {
-        let recorder = Recorder::always(Kind::Threads, "test", rank, world_size);
+    fn arrive(admission: &Admission, rank: usize, world_size: usize, generation: u64) -> Result<(), BootstrapError> {
+        let recorder = Recorder::always(RankKind::Threads, "test", rank, world_size);
         let route = Route::Local(Arc::new(Endpoint::new(rank, world_size, false, recorder)));
-        gathering.arrive((rank, world_size, generation), route, None)
+        admission.arrive((rank, world_size, generation), route, None)
     }
 
     #[test]
     fn each_rank_is_admitted_once() {
-        let gathering = Gathering::new(2, 7, None, "a test".into());
-        assert_eq!(arrive(&gathering, 1, 2, 7), Ok(()));
-        assert_eq!(arrive(&gathering, 1, 2, 7), Err(BootstrapError::DuplicateRank { rank: 1 }));
-        assert_eq!(arrive(&gathering, 2, 2, 7), Err(BootstrapError::RankOutOfRange { rank: 2, world_size: 2 }));
+        let admission = Admission::new(2, 7, None, "a test".into());
+        assert_eq!(arrive(&admission, 1, 2, 7), Ok(()));
+        assert_eq!(arrive(&admission, 1, 2, 7), Err(BootstrapError::DuplicateRank { rank: 1 }));
+        assert_eq!(arrive(&admission, 2, 2, 7), Err(BootstrapError::RankOutOfRange { rank: 2, world_size: 2 }));
         let expected = BootstrapError::GenerationMismatch { rank: 0, generation: 6, expected: 7 };
-        assert_eq!(arrive(&gathering, 0, 3, 6), Err(expected), "of another generation, nothing else matters");
-        assert!(!gathering.is_over());
-        assert_eq!(arrive(&gathering, 0, 2, 7), Ok(()));
-        assert!(gathering.coordinator().is_some());
-        assert_eq!(arrive(&gathering, 0, 2, 7), Err(BootstrapError::DuplicateRank { rank: 0 }));
+        assert_eq!(arrive(&admission, 0, 3, 6), Err(expected), "of another generation, nothing else matters");
+        assert!(!admission.is_over());
+        assert_eq!(arrive(&admission, 0, 2, 7), Ok(()));
+        assert!(admission.coordinator().is_some());
+        assert_eq!(arrive(&admission, 0, 2, 7), Err(BootstrapError::DuplicateRank { rank: 0 }));
     }
 
     #[test]
     fn a_rank_whose_connection_broke_may_come_again() {
-        let gathering = Gathering::new(3, 0, None, "a test".into());
-        arrive(&gathering, 1, 3, 0).unwrap();
-        gathering.lost(1);
-        arrive(&gathering, 1, 3, 0).unwrap();
-        gathering.receive(&Request::GiveUp { deadline: Duration::from_secs(9) }).unwrap();
+        let admission = Admission::new(3, 0, None, "a test".into());
+        arrive(&admission, 1, 3, 0).unwrap();
+        admission.lost(1);
+        arrive(&admission, 1, 3, 0).unwrap();
+        admission.receive(&Request::GiveUp { deadline: Duration::from_secs(9) }).unwrap();
         let strangers = Strangers::default();
         let expected = BootstrapError::Missing { missing: vec![0, 2], deadline: Duration::from_secs(9), strangers };
-        assert_eq!(arrive(&gathering, 2, 3, 0), Err(expected));
+        assert_eq!(arrive(&admission, 2, 3, 0), Err(expected));
     }
 }

@@ -9,8 +9,8 @@ use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::oracle::{Format, elementwise, reduce};
 use gradsync_tests::ranks::{agreed, guarded, on_ranks};
 
-use super::delta::{adasum, on_nodes, random, sgd};
 use super::optimizers::{filled, flat};
+use super::stepper_adasum::{adasum, on_nodes, random, sgd};
 
 fn all() -> [Reduction; 3] {
     [Reduction::Mean, Reduction::Sum, adasum()]

@@ -74,12 +74,12 @@ impl Kernels {
 /// A communicator's share of the residency slots of a GPU, for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    entry: Entry,
+    entry: ClaimedSlots,
     multiprocessors: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
+struct ClaimedSlots {
     device: u32,
     /// A unique key: the address of the rank's abort flag.
     owner: u64,
@@ -89,10 +89,10 @@ struct Entry {
 
 /// The blocks of a recorded launch, which every launch of its graph has, for as long as this lives.
 #[derive(Debug)]
-struct RecordedBlocks(Recorded);
+struct RecordedBlocks(RecordedSlots);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Recorded {
+struct RecordedSlots {
     device: u32,
     owner: u64,
     multiprocessors: u64,
@@ -102,8 +102,8 @@ struct Recorded {
 
 #[derive(Debug, Default)]
 struct Residents {
-    claims: Vec<Entry>,
-    recorded: Vec<Recorded>,
+    claims: Vec<ClaimedSlots>,
+    recorded: Vec<RecordedSlots>,
 }
 
 static RESIDENTS: Mutex<Residents> = Mutex::new(Residents { claims: Vec::new(), recorded: Vec::new() });
@@ -120,8 +120,8 @@ impl Residents {
     }
 
     /// Refuses a recorded launch that does not fit any more.
-    fn check(&self, launch: &Recorded) -> Result<(), CudaError> {
-        let Recorded { device, owner, multiprocessors, blocks_of_multiprocessor, blocks } = *launch;
+    fn check(&self, launch: &RecordedSlots) -> Result<(), CudaError> {
+        let RecordedSlots { device, owner, multiprocessors, blocks_of_multiprocessor, blocks } = *launch;
         let places = self.places((device, owner), multiprocessors, blocks_of_multiprocessor);
         if blocks <= places {
             return Ok(());
@@ -136,7 +136,7 @@ impl Residents {
         })
     }
 
-    fn claim(&mut self, entry: Entry) -> Result<(), CudaError> {
+    fn claim(&mut self, entry: ClaimedSlots) -> Result<(), CudaError> {
         self.claims.push(entry);
         let fits = self
             .recorded
@@ -148,7 +148,7 @@ impl Residents {
         })
     }
 
-    fn record(&mut self, launch: Recorded) -> Result<(), CudaError> {
+    fn record(&mut self, launch: RecordedSlots) -> Result<(), CudaError> {
         self.check(&launch)?;
         self.recorded.push(launch);
         Ok(())
@@ -164,7 +164,7 @@ impl Claim {
     pub(crate) fn new(queue: &Queue, owner: u64, kernels: Kernels, sharers: Sharers) -> Result<Self, CudaError> {
         let device = queue.ordinal();
         let multiprocessors = Device::new(device)?.attribute(DeviceAttribute::MultiprocessorCount)?;
-        let entry = Entry { device, owner, kernels, sharers };
+        let entry = ClaimedSlots { device, owner, kernels, sharers };
         lock().claim(entry)?;
         Ok(Self { entry, multiprocessors: u64::try_from(multiprocessors).unwrap_or(1) })
     }
@@ -196,8 +196,8 @@ impl Claim {
         if !queue.is_capturing()? {
             return Ok(());
         }
-        let (Entry { device, owner, .. }, multiprocessors) = (self.entry, self.multiprocessors);
-        let launch = Recorded { device, owner, multiprocessors, blocks_of_multiprocessor, blocks };
+        let (ClaimedSlots { device, owner, .. }, multiprocessors) = (self.entry, self.multiprocessors);
+        let launch = RecordedSlots { device, owner, multiprocessors, blocks_of_multiprocessor, blocks };
         lock().record(launch)?;
         let recorded = Arc::new(RecordedBlocks(launch));
         queue.keep_for_recording(|| recorded)
@@ -220,10 +220,10 @@ impl Drop for Claim {
     }
 }
 
-fn places<'a>(of: u64, multiprocessors: u64, blocks: u64, claims: impl Iterator<Item = &'a Entry>) -> u64 {
+fn places<'a>(of: u64, multiprocessors: u64, blocks: u64, claims: impl Iterator<Item = &'a ClaimedSlots>) -> u64 {
     let (mut weights, mut processes) = (BTreeMap::from([(of, 1)]), 1);
     let (mut is_shared, mut is_beside_blocks_together) = (false, false);
-    for Entry { owner, kernels, sharers, .. } in claims {
+    for ClaimedSlots { owner, kernels, sharers, .. } in claims {
         let of_owner = weights.entry(*owner).or_default();
         *of_owner = kernels.weight().max(*of_owner);
         processes = processes.max(sharers.processes as u64);
@@ -244,8 +244,8 @@ fn places<'a>(of: u64, multiprocessors: u64, blocks: u64, claims: impl Iterator<
 mod tests {
     use super::*;
 
-    fn entry(owner: u64, ranks: usize, processes: usize) -> Entry {
-        Entry { device: 0, owner, kernels: Kernels::Large, sharers: Sharers { ranks, processes } }
+    fn entry(owner: u64, ranks: usize, processes: usize) -> ClaimedSlots {
+        ClaimedSlots { device: 0, owner, kernels: Kernels::Large, sharers: Sharers { ranks, processes } }
     }
 
     #[test]
@@ -256,12 +256,12 @@ mod tests {
 
     #[test]
     fn communicators_of_small_tensors_leave_most_places_to_others() {
-        let small = |owner| Entry { kernels: Kernels::Small, ..entry(owner, 1, 1) };
+        let small = |owner| ClaimedSlots { kernels: Kernels::Small, ..entry(owner, 1, 1) };
         let claims = [entry(1, 1, 1), small(1), small(2)];
         assert_eq!([1, 2].map(|owner| places(owner, 132, 2, claims.iter())), [211, 52]);
         assert_eq!([2, 3].map(|owner| places(owner, 132, 2, [small(2), small(3)].iter())), [132, 132]);
         for (ranks, processes) in [(2, 2), (4, 4), (8, 8)] {
-            let shared = claims.map(|claim| Entry { sharers: Sharers { ranks, processes }, ..claim });
+            let shared = claims.map(|claim| ClaimedSlots { sharers: Sharers { ranks, processes }, ..claim });
             let of = |owner| places(owner, 132, PACKET_BLOCKS.into(), shared.iter());
             let all = (of(1) + of(2)) * processes as u64;
             assert!(all - of(2) <= 99 && all - of(1) <= 99, "{} and {} places of {ranks} ranks", of(1), of(2));
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn blocks_that_wait_for_each_other_find_multiprocessors_of_their_own() {
-        let of = |owner, kernels| Entry { kernels, ..entry(owner, 1, 1) };
+        let of = |owner, kernels| ClaimedSlots { kernels, ..entry(owner, 1, 1) };
         for others in
             [[Kernels::Small, Kernels::Small], [Kernels::Small, Kernels::Large], [Kernels::Together, Kernels::Large]]
         {
@@ -292,7 +292,7 @@ mod tests {
             for communicators in 1..20 {
                 // Each rank that is a thread of one process has a communicator of its own.
                 let owners = communicators * (ranks / processes) as u64;
-                let claims: Vec<Entry> = (0..owners).map(|owner| entry(owner, ranks, processes)).collect();
+                let claims: Vec<ClaimedSlots> = (0..owners).map(|owner| entry(owner, ranks, processes)).collect();
                 let each = places(0, 132, 2, claims.iter());
                 let launches = owners * processes as u64;
                 assert!(each >= 1);
@@ -317,8 +317,13 @@ mod tests {
 
     #[test]
     fn a_communicator_is_refused_while_a_graph_needs_its_places() {
-        let recorded =
-            |device, blocks| Recorded { device, owner: 1, multiprocessors: 132, blocks_of_multiprocessor: 2, blocks };
+        let recorded = |device, blocks| RecordedSlots {
+            device,
+            owner: 1,
+            multiprocessors: 132,
+            blocks_of_multiprocessor: 2,
+            blocks,
+        };
         let mut residents = Residents::default();
         residents.claim(entry(1, 1, 1)).unwrap();
         residents.record(recorded(0, 264)).unwrap();
@@ -330,7 +335,7 @@ mod tests {
         }
         assert_eq!(residents.claims.len(), 2, "what is refused takes no place");
         residents.claim(entry(1, 2, 2)).expect_err("another process shares the GPU");
-        residents.claim(Entry { device: 1, ..entry(2, 1, 1) }).expect("another device");
+        residents.claim(ClaimedSlots { device: 1, ..entry(2, 1, 1) }).expect("another device");
         // Once the graph is gone, both fit, and a graph that is recorded then has its share.
         residents.recorded.clear();
         residents.claim(entry(2, 1, 1)).unwrap();
@@ -347,7 +352,7 @@ mod tests {
     #[test]
     fn parts_of_a_communicator_leave_places_to_each_other() {
         let (world, part) = (Sharers { ranks: 2, processes: 2 }, Sharers::ONE);
-        let claim = |sharers| Entry { sharers, ..entry(1, 1, 1) };
+        let claim = |sharers| ClaimedSlots { sharers, ..entry(1, 1, 1) };
         let of_both = 2 * places(1, 132, 2, [claim(part.and_of_parent(world))].iter());
         assert!(of_both <= 99, "{of_both} places for both");
         assert_eq!(world.and_of_parent(part), world);

@@ -1,4 +1,4 @@
-//! Setup of kernels that send packets to the mailboxes of all ranks.
+//! Setup of kernels that send packets to the mailboxes of all ranks (in the manner of NCCL's LL protocol).
 //!
 //! It maps the mailboxes; the launches are of its users, which also say how ranks tell each other that one of them cannot prepare its part.
 

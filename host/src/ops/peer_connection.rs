@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
-use crate::driver::{Claim, DeviceBuffer, Exposure, FlagList, HostFlag, Kernels, Memory, Queue};
+use crate::driver::{Claim, DeviceBuffer, DeviceMemory, Exposure, FlagList, HostFlag, Kernels, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 use crate::kernels::cuda::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
@@ -18,24 +18,24 @@ use crate::memory::{Cuda, PeerMemory, expose, share};
 /// It shares ownership of this rank's buffer with the user: if the buffer is dropped first, or this object while the peers continue, the
 /// memory stays in place until every rank has dropped its own connection ([`Exposure`]).
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct PeerConnection {
     pub(super) group: PeerGroup,
     /// This rank's arena, which the peers have mapped.
-    arena: Arc<Memory>,
+    arena: Arc<DeviceMemory>,
     /// The memory behind the group's addresses.
     _exposure: Exposure,
     _abort: Arc<HostFlag>,
 }
 
 /// The resources whose allocation can fail on one rank alone.
-struct Prepared<T> {
+struct PreparedPeer<T> {
     flags: FlagList,
     mailbox: DeviceBuffer,
     received: DeviceBuffer,
     rest: T,
 }
 
-impl Connection {
+impl PeerConnection {
     /// Whether there are at least two ranks and one element, and at most as many ranks as the kernels support; the same on every rank.
     pub(super) fn is_possible(comm: &dyn Communicator<Cuda>, buffer: &GradientBuffer<Cuda>) -> bool {
         (2..=MOST_RANKS).contains(&comm.world_size()) && buffer.table().arena_len() > 0
@@ -54,44 +54,44 @@ impl Connection {
         let (rank, world_size, table, queue) = (comm.rank(), comm.world_size(), buffer.table(), buffer.queue());
         let Some(peers) = comm.sharing().filter(|_| Self::is_possible(comm, buffer)) else { return Ok(None) };
         let (dtype, shard_len) = (table.dtype(), table.shard_len());
-        let window_bytes = shard_len * dtype.size_bytes();
+        let shard_bytes = shard_len * dtype.size_bytes();
         let prepared: Result<_> = (|| {
             let rest = prepare()?;
-            let mailbox_len = PeerGroup::mailbox_len(sums, world_size, window_bytes);
+            let mailbox_len = PeerGroup::mailbox_len(sums, world_size, shard_bytes);
             let mailbox = DeviceBuffer::zeroed(queue, DType::F64, mailbox_len)?;
             let received = DeviceBuffer::zeroed(queue, dtype, shard_len * (world_size - 1))?;
             let flags = FlagList::new(queue, world_size)?;
             // The mailbox is cleared before any peer can write to it, since mapping comes later.
             queue.synchronize()?;
-            Ok(Prepared { flags, mailbox, received, rest })
+            Ok(PreparedPeer { flags, mailbox, received, rest })
         })();
-        let Prepared { flags, mailbox, received, rest } = all_prepared(operation, comm, prepared)?;
+        let PreparedPeer { flags, mailbox, received, rest } = all_prepared(operation, comm, prepared)?;
 
         let Some(mut exposure) = expose(peers, queue, rank, flags)? else { return Ok(None) };
-        let mut share = |memory: &Arc<Memory>, data| share(peers, &mut exposure, memory, data);
+        let mut share = |memory: &Arc<DeviceMemory>, data| share(peers, &mut exposure, memory, data);
         let Some((mailboxes, ..)) = share(mailbox.memory(), mailbox.as_slice())? else { return Ok(None) };
         let Some((slots, ..)) = share(received.memory(), received.as_slice())? else { return Ok(None) };
         let Some((arenas, abort, sharers)) = share(buffer.memory(), buffer.as_slice())? else { return Ok(None) };
 
         // A rank has a slot for every peer, in rank order.
-        let place = |owner: usize, peer: usize| (peer - usize::from(peer > owner)) * window_bytes;
+        let offset = |owner: usize, peer: usize| (peer - usize::from(peer > owner)) * shard_bytes;
         let own_arena = arenas[rank];
         let of_ranks = |address: &dyn Fn(usize) -> u64| (0..world_size).map(address).collect::<Vec<u64>>();
-        let own_window = own_arena + (rank * window_bytes) as u64;
+        let own_shard = own_arena + (rank * shard_bytes) as u64;
         let addresses = PeerAddresses {
             rank,
             abort: abort.address(),
-            window_bytes,
+            shard_bytes,
             mailboxes,
-            windows: of_ranks(&|peer| arenas[peer] + (rank * window_bytes) as u64),
-            sources: of_ranks(&|peer| own_arena + (peer * window_bytes) as u64),
-            slots: of_ranks(&|peer| if peer == rank { 0 } else { slots[peer] + place(peer, rank) as u64 }),
+            shards: of_ranks(&|peer| arenas[peer] + (rank * shard_bytes) as u64),
+            sources: of_ranks(&|peer| own_arena + (peer * shard_bytes) as u64),
+            slots: of_ranks(&|peer| if peer == rank { 0 } else { slots[peer] + offset(peer, rank) as u64 }),
             copies: of_ranks(&|peer| {
-                if peer == rank { own_window } else { received.as_slice().address() + place(rank, peer) as u64 }
+                if peer == rank { own_shard } else { received.as_slice().address() + offset(rank, peer) as u64 }
             }),
         };
         let group = Claim::new(queue, abort.address(), Kernels::Large, sharers).map_err(Into::into).and_then(|claim| {
-            // SAFETY: the exposure keeps all memory behind the addresses. Windows and slots are shards of arenas or have their length, and
+            // SAFETY: the exposure keeps all memory behind the addresses. Shards lie in arenas, slots have the length of a shard, and
             // arenas' shards begin at multiples of 256 bytes.
             unsafe { PeerGroup::new(queue, (kernel, dtype), sums, &addresses, claim) }
         });

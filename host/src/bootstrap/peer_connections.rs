@@ -4,7 +4,7 @@
 //! connected, so nothing is left in a file system; the system reports the user at the other end. Other ranks connect by TCP, and so do
 //! ranks of one machine between which a Unix socket is refused. Each connection begins with the [handshake](super::noise) of the control
 //! channel, with a fresh secret, which rank 0 sends over the control channel. The transport has to encrypt everything that it sends over
-//! TCP, by the [`Session`] that the handshake returns; the system protects Unix sockets.
+//! TCP, by the [`NoiseSession`] that the handshake returns; the system protects Unix sockets.
 //!
 //! Each rank connects to the ranks below it, and then accepts the ranks above it. Rank 0 accepts at once, so the waits have no cycle.
 
@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::admission::Applicant;
 use super::client;
-use super::gathering::Applicant;
 use super::local::{self, Host};
 use super::member::Member;
-use super::noise::{Identity, Session};
+use super::noise::{Identity, NoiseSession};
 use super::poll::Alarm;
 use super::secret::Secret;
 use super::server;
@@ -41,7 +41,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(crate) struct Peer {
     pub(crate) socket: Socket,
     /// The encryption, if the connection is a network's.
-    pub(crate) session: Option<Session>,
+    pub(crate) session: Option<NoiseSession>,
     /// Whether the other rank is on this machine.
     pub(crate) is_here: bool,
 }
@@ -271,7 +271,13 @@ fn missing(peers: &[Option<Peer>], rank: usize) -> Option<Vec<usize>> {
 }
 
 /// Keeps the connection of a rank above this one. A rank whose connection broke may connect again.
-fn admit(peers: &mut [Option<Peer>], plan: &Plan<'_>, identity: Identity, socket: Socket, session: Option<Session>) {
+fn admit(
+    peers: &mut [Option<Peer>],
+    plan: &Plan<'_>,
+    identity: Identity,
+    socket: Socket,
+    session: Option<NoiseSession>,
+) {
     let Applicant { rank, world_size, .. } = plan.applicant;
     match usize::try_from(identity.rank) {
         Ok(number) if (rank + 1..world_size).contains(&number) => {

@@ -7,8 +7,8 @@ use gradsync::{Error, GradientBuffer, Result};
 use gradsync_tests::oracle::Format;
 use gradsync_tests::ranks::{agreed, guarded, on_ranks};
 
-use super::delta::{adasum, on_nodes, random, sgd};
 use super::optimizers::{filled, flat};
+use super::stepper_adasum::{adasum, on_nodes, random, sgd};
 
 /// An optimizer that counts its calls and returns a prescribed outcome.
 struct Probe {
