@@ -88,7 +88,8 @@ impl DeviceBuffer {
         Self::of_any_type(queue, dtype, len)
     }
 
-    fn of_any_type(queue: &Queue, dtype: DType, len: usize) -> Result<Self> {
+    /// Like [`allocate`](Self::allocate), for elements of any type.
+    pub(crate) fn of_any_type(queue: &Queue, dtype: DType, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(dtype.size_bytes()).filter(|&bytes| bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| Error::InvalidArgument {
             operation: "device buffer",

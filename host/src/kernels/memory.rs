@@ -211,7 +211,7 @@ impl KernelMemory for Cuda {
     }
 
     fn room_like(_: &'static str, like: Self::Slice<'_>, len: usize) -> Result<DeviceBuffer> {
-        DeviceBuffer::allocate(like.queue(), like.dtype(), len)
+        DeviceBuffer::of_any_type(like.queue(), like.dtype(), len)
     }
 
     fn joined<'a>(slices: &'a mut [Self::SliceMut<'_>]) -> Option<Self::SliceMut<'a>> {
