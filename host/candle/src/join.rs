@@ -32,7 +32,8 @@ pub fn join() -> Result<(JoinedCommunicator, Device)> {
 /// Like [`join`], but a process that no launcher has started is the only rank of its group, so that `cargo run` runs a program.
 ///
 /// # Errors
-/// As [`Launch::from_env_or_alone`] and [`join`]. Variables of a launcher that are incomplete are an error, and never one rank.
+/// As [`Launch::from_env_or_alone`] and [`join`]. Where no launcher has set both a rank and a world size, any variable of a launcher is an
+/// error, and never one rank.
 pub fn join_or_alone() -> Result<(JoinedCommunicator, Device)> {
     joined(&Launch::from_env_or_alone()?)
 }

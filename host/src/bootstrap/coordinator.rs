@@ -213,11 +213,12 @@ impl State {
             }
             Run::Transfer { send, receive } => vec![send.rank, receive.rank],
         };
-        let current: Vec<_> = ranks.into_iter().filter_map(|rank| self.engine.current(rank)).collect();
+        let mut lists: Vec<_> = ranks.into_iter().filter_map(|rank| self.engine.current(rank)).collect();
+        // A rank may send to itself.
+        lists.dedup();
         let next = self.engine.finish(run);
-        let mut over = current;
-        over.dedup();
-        over.retain(|list| self.engine.is_over(*list));
+        lists.retain(|list| self.engine.is_over(*list));
+        let over = lists;
         let is_awaited: Vec<bool> = over.iter().map(|list| self.announcements[list.rank].complete()).collect();
         let awaited = over.iter().zip(is_awaited).filter(|(_, is_awaited)| *is_awaited);
         Route::tell_all(awaited.map(|(list, _)| &self.routes[list.rank]), || Event::Released);

@@ -13,6 +13,8 @@ use crate::bootstrap::Launch;
 #[cfg(feature = "cuda")]
 use crate::bootstrap::{Member, Rendezvous};
 #[cfg(feature = "cuda")]
+use crate::call::scope;
+#[cfg(feature = "cuda")]
 use crate::driver::{CudaError, Device, Queue};
 #[cfg(feature = "mpi")]
 use crate::error::MpiError;
@@ -46,7 +48,8 @@ pub fn join() -> Result<HostCommunicator> {
 /// On GPUs: `Launch::from_env_or_alone()?.join_gpu(&NcclOptions::default())?`.
 ///
 /// # Errors
-/// As [`Launch::from_env_or_alone`] and [`Launch::join_host`]. Variables of a launcher that are incomplete are an error, and never one rank.
+/// As [`Launch::from_env_or_alone`] and [`Launch::join_host`]. Where no launcher has set both a rank and a world size, any variable of a
+/// launcher is an error, and never one rank.
 pub fn join_or_alone() -> Result<HostCommunicator> {
     Launch::from_env_or_alone()?.join_host()
 }
@@ -114,6 +117,8 @@ impl Launch {
             Transport::Mpi => self.join_mpi()?.member(options.deadline)?,
         };
         let (queue, is_shared) = self.queue().map_err(|error| lacks_gpu(&member, error))?;
+        // Ranks need equal options, and machines may have other numbers of GPUs.
+        let is_shared = on_any_rank(&member, is_shared, options.deadline)?;
         let options = options.clone().with_shared_gpu(options.shared_gpu || is_shared);
         Ok((NcclCommunicator::new(member, &queue, &options)?, queue))
     }
@@ -138,6 +143,14 @@ impl Launch {
         }
         Ok(world)
     }
+}
+
+/// Whether something holds on any rank. All ranks have to call it.
+#[cfg(feature = "cuda")]
+fn on_any_rank(member: &Member, is_here: bool, deadline: Duration) -> Result<bool, CommError> {
+    let _scope = scope::within(Operation::SetUp);
+    let all = member.all_gather(&[u8::from(is_here)], deadline)?;
+    Ok(all.concat().contains(&1))
 }
 
 /// Tells the other ranks that this one has no GPU; they would wait for it.

@@ -75,9 +75,9 @@ impl DeviceBuffer {
         Ok(buffer)
     }
 
-    /// Allocates a copy of device data, on their queue.
+    /// Allocates a copy of device data of any type, on their queue.
     pub(crate) fn copy_of(data: DeviceSlice<'_>) -> Result<Self> {
-        let mut buffer = Self::allocate(data.queue(), data.dtype(), data.len())?;
+        let mut buffer = Self::of_any_type(data.queue(), data.dtype(), data.len())?;
         buffer.as_mut_slice().copy_from_device(data)?;
         Ok(buffer)
     }
@@ -85,6 +85,11 @@ impl DeviceBuffer {
     /// Allocates without writing: the elements are unspecified. The caller writes them before they are read.
     pub(crate) fn allocate(queue: &Queue, dtype: DType, len: usize) -> Result<Self> {
         check_float("device buffer", dtype)?;
+        Self::of_any_type(queue, dtype, len)
+    }
+
+    /// Like [`allocate`](Self::allocate), for elements of any type.
+    pub(crate) fn of_any_type(queue: &Queue, dtype: DType, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(dtype.size_bytes()).filter(|&bytes| bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| Error::InvalidArgument {
             operation: "device buffer",

@@ -61,7 +61,7 @@ pub(crate) enum Run {
 struct Rank {
     /// The lists that are not over, the oldest first.
     lists: VecDeque<List>,
-    /// The numbers of lists that were posted, and that are over.
+    /// How many lists were posted, and how many are over.
     posted: u64,
     over: u64,
     departure: Option<Departure>,
@@ -182,8 +182,8 @@ impl Engine {
         self.ranks[rank].lists.clear();
     }
 
-    /// Notes that `rank` has left. The list in which it waits is removed, and lists that it has gone on from stay. Its departure is a failure
-    /// once a call needs a further call of it.
+    /// Notes that `rank` has left. The first list in which it waits is removed with all later ones; earlier lists, from which it has gone on,
+    /// stay. Its departure is a failure once a call needs a further call of it. None of the removed calls is being carried out.
     pub(crate) fn depart(&mut self, rank: usize, departure: Departure) {
         let own = &mut self.ranks[rank];
         let kept = own.lists.iter().position(|list| list.is_awaited).unwrap_or(own.lists.len());

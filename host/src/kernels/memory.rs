@@ -13,12 +13,14 @@ use crate::slice::{Slice, check_floats};
 
 /// The element-wise kernels on one kind of memory, [`Host`] or `Cuda`, for operations that are written once for both.
 ///
-/// On a GPU the kernel is enqueued into the queue of its operands, one
-/// launch serves all tensors of a list with the same dtypes, and functions may also return `Error::Cuda`, or
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of different queues. Lengths and offsets are in elements.
-/// Operands may have any dtypes; where these differ, or where numbers are added or multiplied, the working precision is `f64` if one of the
-/// dtypes is `f64`, else `f32`, and results are rounded once, to nearest with ties to even. After an error that is not the driver's,
-/// nothing has been written.
+/// On a GPU the kernel is enqueued into the queue of its operands, one launch serves all tensors of a list with the same dtypes, and
+/// functions may also return `Error::Cuda`, or [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of different queues.
+/// Lengths and offsets are in elements.
+///
+/// Operands may have any floating-point dtypes. Functions that cast or compute return
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for integers, `bool`, and elements that are not aligned. Where dtypes differ, or
+/// where numbers are added or multiplied, the working precision is `f64` if one of the dtypes is `f64`, else `f32`, and results are rounded
+/// once, to nearest with ties to even. After an error that is not the driver's, nothing has been written.
 pub trait KernelMemory: Memory {
     /// Sets every element to zero.
     ///
@@ -45,7 +47,7 @@ pub trait KernelMemory: Memory {
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) for operands of different lengths.
     fn scale(dst: Self::SliceMut<'_>, src: Self::Slice<'_>, factor: f64) -> Result<()>;
 
-    /// Returns whether no element is NaN or infinite; true for no elements. On a GPU the call waits for the queue.
+    /// Returns whether no element is NaN or infinite; true for no elements, and for integers. On a GPU the call waits for the queue.
     ///
     /// # Errors
     /// `Error::Cuda`, also for earlier work of the queue that failed; never on the host.
@@ -209,7 +211,7 @@ impl KernelMemory for Cuda {
     }
 
     fn room_like(_: &'static str, like: Self::Slice<'_>, len: usize) -> Result<DeviceBuffer> {
-        DeviceBuffer::allocate(like.queue(), like.dtype(), len)
+        DeviceBuffer::of_any_type(like.queue(), like.dtype(), len)
     }
 
     fn joined<'a>(slices: &'a mut [Self::SliceMut<'_>]) -> Option<Self::SliceMut<'a>> {

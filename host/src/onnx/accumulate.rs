@@ -11,7 +11,8 @@ use crate::slice::Floats;
 /// The numerics are those of [`ops::accumulate`](crate::ops::accumulate).
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) naming both shapes, for any `do_update`; nothing is written.
+/// [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) naming both shapes, for any `do_update`; otherwise as
+/// [`ops::accumulate`](crate::ops::accumulate). Nothing is written then.
 #[doc(alias = "InPlaceAccumulator")]
 pub fn in_place_accumulator<'a, 'b, M: KernelMemory>(
     sum: impl Into<TensorViewMut<'a, M>> + Floats,
@@ -30,7 +31,7 @@ pub fn in_place_accumulator<'a, 'b, M: KernelMemory>(
 /// (InPlaceAccumulatorV2). Returns the updated flag, which is always `true`.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) naming both shapes; nothing is written.
+/// As [`ops::accumulate`](crate::ops::accumulate).
 #[doc(alias = "InPlaceAccumulatorV2")]
 pub fn in_place_accumulator_v2<'a, 'b, M: KernelMemory>(
     buffer: impl Into<TensorViewMut<'a, M>> + Floats,

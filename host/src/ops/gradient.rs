@@ -23,7 +23,8 @@ pub fn zero_gradient<'a, M: KernelMemory>(gradient: impl Into<TensorViewMut<'a, 
 /// dimension; for a matrix pass `TensorView::new(&value, vec![2, 3])?`.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`] naming both shapes; nothing is written.
+/// [`Error::ShapeMismatch`] naming both shapes; [`Error::InvalidArgument`] for elements that are no floating-point numbers, or not aligned.
+/// Nothing is written then.
 #[doc(alias("in_place_accumulate", "InPlaceAccumulator"))]
 pub fn accumulate<'a, 'b, M: KernelMemory>(
     sum: impl Into<TensorViewMut<'a, M>> + Floats,
@@ -38,7 +39,8 @@ pub fn accumulate<'a, 'b, M: KernelMemory>(
 /// `destination` cannot represent are rounded once, to nearest with ties to even.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`] naming both shapes; nothing is written.
+/// [`Error::ShapeMismatch`] naming both shapes; [`Error::InvalidArgument`] for elements that are no floating-point numbers, or not aligned.
+/// Nothing is written then.
 pub fn overwrite<'a, 'b, M: KernelMemory>(
     destination: impl Into<TensorViewMut<'a, M>> + Floats,
     value: impl Into<TensorView<'b, M>> + Floats,

@@ -120,19 +120,29 @@ pub fn all_reduce_tensors_into<M: KernelMemory>(
     }
     if let Some(mut whole) = M::joined(outputs) {
         let (offsets, _) = offsets::<M>(inputs);
-        pack_numbers::<M>(M::reborrow(&mut whole), &offsets, inputs)?;
+        pack_numbers::<M>(comm, (M::reborrow(&mut whole), &offsets, inputs), op, scaling)?;
         return comm.all_reduce_scaled(whole, op, scaling);
     }
     let (packed, offsets) = reduced_copy(OPERATION, comm, inputs, op, scaling)?;
     M::unpack(outputs, M::buffer(&packed), &offsets)
 }
 
-/// Packs tensors that are reduced next; does nothing with elements that the reduction refuses, so that every rank gets its error.
-fn pack_numbers<M: KernelMemory>(dst: M::SliceMut<'_>, offsets: &[usize], tensors: &[M::Slice<'_>]) -> Result<()> {
-    match tensors.first() {
-        Some(first) if M::dtype(*first).is_float() => M::pack(dst, offsets, tensors),
-        _ => Ok(()),
+/// Packs tensors that are reduced next. Elements with which nothing can be computed are left to the reduction, which refuses them on every
+/// rank: an error of this rank alone would let the others wait.
+fn pack_numbers<M: KernelMemory>(
+    comm: &dyn Communicator<M>,
+    (dst, offsets, tensors): (M::SliceMut<'_>, &[usize], &[M::Slice<'_>]),
+    op: ReduceOp,
+    scaling: Scaling,
+) -> Result<()> {
+    if M::check_floats("pack", M::as_slice(&dst)).is_err() {
+        return Ok(());
     }
+    let Some(refused) = tensors.iter().find(|tensor| M::check_floats("pack", **tensor).is_err()) else {
+        return M::pack(dst, offsets, tensors);
+    };
+    let mut output = M::range_mut(dst, 0..M::len(*refused));
+    comm.run(Collective::AllReduce { operands: operands::<M>(refused, &mut output), op, scaling })
 }
 
 /// The reduction of tensors, packed without gaps, and the offset of each in elements.
@@ -145,7 +155,7 @@ fn reduced_copy<M: KernelMemory>(
 ) -> Result<(M::Buffer, Vec<usize>)> {
     let (offsets, len) = offsets::<M>(tensors);
     let mut packed = M::room_like(operation, tensors[0], len)?;
-    pack_numbers::<M>(M::buffer_mut(&mut packed), &offsets, tensors)?;
+    pack_numbers::<M>(comm, (M::buffer_mut(&mut packed), &offsets, tensors), op, scaling)?;
     comm.all_reduce_scaled(M::buffer_mut(&mut packed), op, scaling)?;
     Ok((packed, offsets))
 }

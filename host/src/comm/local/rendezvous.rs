@@ -178,8 +178,9 @@ impl Rendezvous {
             None => Progress::Waiting,
         })?;
         drop(state);
-        recorded.matched();
+        // From here on, other ranks may be using this rank's memory, and wait for its work.
         let finish = Finish { rendezvous: self, operation, rank, generation };
+        recorded.matched();
         work(&calls);
         drop(finish);
 
@@ -221,14 +222,15 @@ impl Rendezvous {
             // SAFETY: the sender stays in its call until the run is finished below, so its memory stays borrowed; ours is borrowed by this
             // call; two live borrows, one of them mutable, never overlap; the engine has compared their lengths and dtypes.
             unsafe { std::ptr::copy_nonoverlapping(source.start, destination.start, destination.bytes) };
-            state = self.lock();
-            let runs = state.engine.finish(run);
-            state.begin(runs);
-            self.notify();
+            // Recorded before the sender can return: its next transfer to this rank is another one.
             let (from, to) = (Operation::Recv { peer: send.rank }, Operation::Send { peer: rank });
             for (owner, operation) in [(rank, from), (send.rank, to)] {
                 self.recorders.get(owner).into_iter().for_each(|recorder| recorder.finish_transfer(operation));
             }
+            state = self.lock();
+            let runs = state.engine.finish(run);
+            state.begin(runs);
+            self.notify();
         }
     }
 
@@ -309,10 +311,10 @@ impl Drop for Finish<'_> {
         }
         state.finished += 1;
         if state.finished == self.rendezvous.world_size {
-            let runs = state.engine.finish(Run::Collectives);
-            state.begin(runs);
             (state.work, state.finished) = (None, 0);
             state.completed += 1;
+            let runs = state.engine.finish(Run::Collectives);
+            state.begin(runs);
             self.rendezvous.notify();
         }
         // All ranks work on registered buffers, so this wait ends without a deadline.

@@ -176,7 +176,7 @@ impl Pending for Send {
         let mut peer = mesh.peer(*peer);
         peer.progress_of(*group);
         let (messages, connection) = peer.group_and_connection(*group);
-        Ok(messages.sent(*number, connection))
+        messages.sent(*number, connection)
     }
 
     fn cancel(&mut self) {

@@ -25,7 +25,7 @@ struct Sending {
     number: u64,
     start: *const u8,
     bytes: usize,
-    /// This many bytes have been put in frames, or read by the receiver.
+    /// This many bytes have been put in frames; all of them once the receiver has read the message.
     framed: usize,
     /// Whether the message is offered, and not answered.
     is_offered: bool,
@@ -147,10 +147,11 @@ impl Messages {
         own
     }
 
-    /// Whether a message is complete; then it is no longer known here.
+    /// Whether a message is complete; then, and after an error, it is no longer known here, and its memory no longer in use.
     pub(super) fn received(&mut self, number: u64) -> Result<bool, LinkError> {
-        if let Some(error) = &self.error {
-            return Err(error.clone());
+        if let Some(error) = self.error.clone() {
+            self.cancel_receiving(number);
+            return Err(error);
         }
         let place = self.receiving.iter().position(|receiving| receiving.number == number).expect("it was started");
         let is_complete = self.receiving[place].filled == self.receiving[place].bytes;
@@ -188,14 +189,18 @@ impl Messages {
         self.receiving.iter_mut().for_each(|receiving| receiving.advance(group, connection));
     }
 
-    /// Whether a message is sent, and its memory no longer in use.
-    pub(super) fn sent(&mut self, number: u64, connection: &Connection) -> bool {
+    /// Whether a message is sent; then, and after an error, its memory is no longer in use.
+    pub(super) fn sent(&mut self, number: u64, connection: &Connection) -> Result<bool, LinkError> {
+        if let Some(error) = self.error.clone() {
+            self.cancel_sending(number, connection);
+            return Err(error);
+        }
         let place = self.sending.iter().position(|sending| sending.number == number).expect("it was started");
         let is_out = self.sending[place].framed == self.sending[place].bytes && connection.queued() == 0;
         if is_out {
             self.sending.remove(place);
         }
-        is_out
+        Ok(is_out)
     }
 
     /// Cancels a message, whose memory is no longer used. The peer never receives it.
@@ -233,6 +238,7 @@ impl Sending {
             self.framed += bytes;
         }
     }
+
     /// Ends the offer of a message that is cancelled.
     fn withdraw(&self, connection: &Connection) {
         if self.is_offered {

@@ -208,7 +208,7 @@ mod tests {
     fn is_sent(end: &mut Peer, number: u64) -> bool {
         end.progress_of(WORLD);
         let (messages, connection) = end.group_and_connection(WORLD);
-        messages.sent(number, connection)
+        messages.sent(number, connection).expect("no violation")
     }
 
     /// Whether a message arrives while its sender does nothing.

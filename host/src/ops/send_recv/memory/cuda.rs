@@ -29,6 +29,7 @@ impl BundleMemory for Cuda {
     }
 
     fn part<'s, 'l: 's>(memory: Self::Slice<'l>, bytes: Range<usize>, dtype: DType) -> Self::Slice<'s> {
+        assert!(bytes.start <= bytes.end && bytes.end <= memory.size_bytes(), "bytes {bytes:?} of {memory:?}");
         let address = memory.address() + bytes.start as u64;
         // SAFETY: a part of the elements.
         unsafe { DeviceSlice::from_raw_parts(memory.queue(), address, dtype, bytes.len() / dtype.size_bytes()) }
@@ -63,6 +64,7 @@ impl BundleMemory for Cuda {
 
     fn bytes_mut(payload: &mut DeviceBuffer, bytes: usize) -> DeviceSliceMut<'_> {
         let view = payload.as_slice();
+        assert!(bytes <= view.size_bytes(), "{bytes} bytes of {view:?}");
         // SAFETY: a part of the buffer, which is borrowed mutably.
         unsafe { DeviceSliceMut::from_raw_parts(view.queue(), view.address(), DType::U8, bytes) }
     }
