@@ -135,8 +135,8 @@ pub fn ring<O: Operands>(operands: &O, format: Format, lens: &[usize]) {
         let inputs = patterns(format, world_size, len);
         for begin in BEGINS {
             let (input, mut output) = (operands.place(&inputs[rank], begin), operands.room(format, len, 1 - begin));
-            let sends = [(next, O::slice(&input).into())];
-            comm.exchange(&sends, &mut [(previous, O::slice_mut(&mut output).into())]).unwrap();
+            let sends = [(next, O::slice(&input))];
+            comm.exchange(&sends, &mut [(previous, O::slice_mut(&mut output))]).unwrap();
             let expected = Expected::bits(inputs[previous].clone());
             checks.own(format!("{len} elements from {begin} on"), operands.read(&output), &expected);
             let own = Expected::bits(inputs[rank].clone());
@@ -191,9 +191,9 @@ pub fn all_with_all<O: Operands>(operands: &O, format: Format, lens: &[usize]) {
             .collect();
         let room = |(peer, array): &(usize, Array)| operands.room(format, array.len(), (peer + longest) % 2);
         let mut rooms: Vec<O::Placed> = expected.iter().map(room).collect();
-        let sends: Vec<_> = sends.iter().map(|(peer, data)| (*peer, O::slice(data).into())).collect();
+        let sends: Vec<_> = sends.iter().map(|(peer, data)| (*peer, O::slice(data))).collect();
         let mut receives: Vec<_> =
-            expected.iter().zip(&mut rooms).map(|((peer, _), room)| (*peer, O::slice_mut(room).into())).collect();
+            expected.iter().zip(&mut rooms).map(|((peer, _), room)| (*peer, O::slice_mut(room))).collect();
         comm.exchange(&sends, &mut receives).unwrap();
         drop(receives);
         for ((peer, array), room) in expected.into_iter().zip(&rooms) {
@@ -221,9 +221,9 @@ fn no_peer<O: Operands>(operands: &O) {
         refused(comm.send(O::slice(&sent), peer), peer);
         refused(comm.recv(O::slice_mut(&mut data), peer), peer);
         if world_size > 1 {
-            let valid = || (other, O::slice(&sent).into());
-            refused(comm.exchange(&[valid(), (peer, O::slice(&sent).into())], &mut []), peer);
-            refused(comm.exchange(&[valid()], &mut [(peer, O::slice_mut(&mut data).into())]), peer);
+            let valid = || (other, O::slice(&sent));
+            refused(comm.exchange(&[valid(), (peer, O::slice(&sent))], &mut []), peer);
+            refused(comm.exchange(&[valid()], &mut [(peer, O::slice_mut(&mut data))]), peer);
         }
     }
     let mut checks = Checks::new(comm);

@@ -9,10 +9,8 @@ use gradsync::memory::Cuda;
 pub(crate) fn exchange(
     comm: &dyn Communicator<Cuda>,
     sends: Vec<(usize, DeviceSlice<'_>)>,
-    receives: Vec<(usize, DeviceSliceMut<'_>)>,
+    mut receives: Vec<(usize, DeviceSliceMut<'_>)>,
 ) -> Result<()> {
-    let sends: Vec<_> = sends.into_iter().map(|(peer, data)| (peer, data.into())).collect();
-    let mut receives: Vec<_> = receives.into_iter().map(|(peer, data)| (peer, data.into())).collect();
     comm.exchange(&sends, &mut receives)
 }
 

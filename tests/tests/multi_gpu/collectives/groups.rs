@@ -16,7 +16,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     report.case("transfers of a group meet in order", || in_order(cases));
     report.case("a group dropped half full has not happened", || dropped(cases));
     report.case("an empty group", || {
-        gradsync::internal::nccl_group(&cases.comm).submit().unwrap();
+        gradsync::internal::nccl_group(cases.comm).submit().unwrap();
         assert_works(cases, "an all_reduce after an empty group");
     });
     report.case("a mean that needs a pass of its own", || mean(cases));

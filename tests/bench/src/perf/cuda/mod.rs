@@ -22,7 +22,7 @@ use super::record::Load;
 
 /// The kernels that a queue has loaded.
 fn loads(queue: &Queue) -> impl Iterator<Item = Load> {
-    gradsync::internal::driver::loaded_kernels(&queue).into_iter().map(|kernel| Load {
+    gradsync::internal::driver::loaded_kernels(queue).into_iter().map(|kernel| Load {
         kernel: kernel.name.into(),
         source: match kernel.source {
             KernelSource::Cubin => "cubin".into(),
