@@ -47,9 +47,9 @@ const TENSORS: &str = "Adasum of tensors";
 ///
 /// # Choosing the ranks
 /// A rank without a partner counts double, because it meets a pair: equal vectors get the weights 1/4, 1/4, 1/2 on 3 ranks, four times 1/8
-/// and 1/2 on 5, four times 1/8 and twice 1/4 on 6, six times 1/8 and 1/4 on 7. On a power of two of ranks they get equal weights. All ranks
-/// should draw from the same data: vectors in unrelated directions are added, so that ranks with labels of their own, above all after steps
-/// of their own between reductions, diverge where a mean does not ([choosing a reduction](crate::docs::choosing)).
+/// and 1/2 on 5, four times 1/8 and twice 1/4 on 6, six times 1/8 and 1/4 on 7. On a power of two of ranks they get equal weights. All
+/// ranks should draw from the same data: vectors in unrelated directions are added, so that ranks with labels of their own, above all
+/// after steps of their own between reductions, diverge where a mean does not ([choosing a reduction](crate::docs::choosing)).
 ///
 /// # Range and precision of `f64`
 /// Finite elements may have any magnitude: where squared norms overflow, large vectors are scaled by a power of two. A vector whose norm is
