@@ -10,7 +10,7 @@ pub mod architecture {}
 #[doc = include_str!("../docs/coming_from.md")]
 pub mod coming_from {}
 
-/// An example or function for every use, and what other projects have in its place.
+/// An example or function for every use, and the equivalents of other projects.
 ///
 #[doc = include_str!("../docs/recipes.md")]
 pub mod recipes {}

@@ -9,12 +9,12 @@
 //! | gradients in your own slices, or in the memory of another framework | this crate |
 //! | starting ranks, explaining hangs, checking machines, reducing checkpoints | the program of [`gradsync-cli`](https://docs.rs/gradsync-cli) |
 //!
-//! Ranks are threads, processes, MPI processes or GPUs. Every call compares what ranks do, ends within a deadline, and returns an error that
-//! names the ranks: [`docs::errors`] has the remedies. Messages are events of the crate `tracing`.
+//! Ranks are threads, processes, MPI processes, or processes with a GPU each. Ranks compare their calls, every call has a deadline, and errors
+//! name the ranks: [`docs::errors`] has the remedies. Messages of the library are events of the crate `tracing`.
 //!
 //! # A program
 //!
-//! Ranks that are threads; processes, MPI processes and GPUs differ in the communicator alone ([`comm`]).
+//! Its ranks are threads. A program with processes, MPI processes or GPUs as ranks takes another communicator ([`comm`]).
 //!
 //! ```
 //! use gradsync::prelude::*;
@@ -39,7 +39,7 @@
 //! |---|---|
 //! | the traits and names of a first program, by one `use` | [`prelude`] |
 //! | an example or function for every use | [`docs::recipes`] |
-//! | the whole: modules, traits, transports | [`docs::architecture`] |
+//! | an overview: modules, traits, transports | [`docs::architecture`] |
 //! | many tensors in one allocation | [`GradientBuffer`] |
 //! | one tensor, as a view with a shape | [`TensorView`], [`TensorViewMut`] |
 //! | host memory and CUDA memory as a type parameter | [`memory`] |
@@ -76,8 +76,8 @@
 //! None is on by default.
 //!
 //! * `cuda`: the CUDA backend through `cust`, with kernels as PTX in the crate. Building takes no CUDA toolkit, and programs start on
-//!   machines without a driver too; [`docs::deployment`] has the one line of configuration that `cust` wants where there is no toolkit.
-//! * `mpi`: ranks as the processes of an MPI job, through `mpi` (rsmpi). Links the system's MPI; building needs its headers, a C
+//!   machines without a driver too. Where there is no toolkit, `cust` needs one line of configuration, which is in [`docs::deployment`].
+//! * `mpi`: ranks as the processes of an MPI job, through the crate `mpi` (rsmpi). Links an installed MPI; building needs its headers, a C
 //!   compiler and libclang.
 //! * `log`: messages as records of the crate `log`, for programs with a logger of that crate.
 //! * `nvtx`: ranges of sends and receives, for profilers such as Nsight Systems.

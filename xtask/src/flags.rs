@@ -18,7 +18,7 @@ pub(crate) struct Xtask {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train with sum, mean and Adasum on 1 to 64 ranks, some five minutes, and write target/demo/report.html
+    /// Train with sum, mean and Adasum on 1 to 64 ranks, nine minutes on two cores, and write target/demo/report.html
     Demo(Demo),
     /// Make the study behind the demo: which reduction trains at which learning rate, on how many ranks; two hours of processor time
     Study(Study),

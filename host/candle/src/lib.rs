@@ -3,7 +3,7 @@
 //! | here | contents |
 //! |---|---|
 //! | [`join`], [`join_or_alone`] | the communicator and the device of a process that a launcher has started |
-//! | [`DataParallel`] | the same start, `backward` with gradients reduced over ranks, accumulation, clipping, averages of buffers |
+//! | [`DataParallel`] | equal weights at the start, `backward` with gradients reduced over ranks, accumulation, clipping, averages of buffers |
 //! | [`Variables`] | the variables of a model by name, and which of them are frozen or local |
 //! | [`tensor_parallel`] | collectives with gradients, and linear layers that are divided over ranks |
 //!

@@ -69,8 +69,8 @@ impl GradientBuffer {
 
     /// Like [`new`](Self::new), in memory that other processes of this machine can map (Linux: an anonymous file), for ranks that are
     /// processes, as over MPI. Adasum and [`ops::all_reduce`](crate::ops::all_reduce()) then reduce the vectors in place in shared memory
-    /// instead of exchanging them ([`SharedWindows`](crate::memory::SharedWindows)). Either all ranks create their buffers with this
-    /// function, or none; the results have the same bits. A child of `fork` shares this memory with its parent.
+    /// instead of exchanging them. Either all ranks create their buffers with this function, or none; the results have the same bits. A
+    /// child of `fork` shares this memory with its parent.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new), and [`Error::MemoryFile`](crate::Error::MemoryFile) with the system's reason, for example that it

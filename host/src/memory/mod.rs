@@ -6,11 +6,11 @@
 //! [`Host`] and `Cuda` are the two memories. Eight types join memory, element type and shape. A slice of GPU memory has a type of its own,
 //! since no safe code may take it for host memory; the types with `<M>` work in either memory:
 //!
-//! | type | contents | taken for |
+//! | type | contents | used for |
 //! |---|---|---|
 //! | `Slice`, `SliceMut` | borrowed elements in host memory; their type is known at run time | collectives, kernels on the CPU |
 //! | `DeviceSlice`, `DeviceSliceMut` | the same in CUDA memory, with the queue that orders work on it | collectives, kernels on a GPU |
-//! | `TensorView<M>`, `TensorViewMut<M>` | a slice with a shape | operations that compare shapes; a tensor of any type below |
+//! | `TensorView<M>`, `TensorViewMut<M>` | a slice with a shape | operations that compare shapes; borrowing tensors of the types below |
 //! | `OwnedTensor<M>` | owned elements with a shape | tensor parallelism, whose operations take a tensor and return one |
 //! | `GradientBuffer<M>` | owned elements of many tensors with names and shapes | gradients and weights that one call reduces |
 //! | `DeviceBuffer` | owned elements in CUDA memory | a vector on a GPU; host memory has `Vec` |

@@ -12,8 +12,8 @@
 //! | [`send_recv`] | ONNX Runtime's Send, Recv and pipeline schedules |
 //! | [`tensor_parallel`] | TransformerEngine's AllReduce, AllGather, ReduceScatter |
 //!
-//! [`docs::coming_from`](crate::docs::coming_from) describes how they differ from these, and [`onnx`](crate::onnx) has those of ONNX Runtime
-//! with its signatures. The collectives themselves, which NCCL and MPI have too, are in [`comm::Collectives`](crate::comm::Collectives).
+//! [`docs::coming_from`](crate::docs::coming_from) describes the differences, and [`onnx`](crate::onnx) has ONNX Runtime's operators with
+//! their signatures. The collectives that NCCL and MPI have too are in [`comm::Collectives`](crate::comm::Collectives).
 //!
 //! An operation checks its operands, makes the ranks compare their calls, then runs kernels and collectives. No operation calls another.
 

@@ -1,4 +1,4 @@
-//! Segments: the element ranges of tensors in an arena, what a shard has of them, and their division into pieces and blocks.
+//! Segments: the element ranges of tensors in an arena, their parts in a shard, and their division into pieces and blocks.
 
 use std::ops::Range;
 

@@ -31,7 +31,7 @@ enum Command {
     Compare(compare::Compare),
     /// Print the times of Adasum on many ranks by the library's cost model, and the numbers of a kind of GPU from files of `perf`
     Model(model::Model),
-    /// Write the tables of the performance page from the measurements in tests/measured
+    /// Write the tables of the pages on performance and tests from the measurements in tests/measured
     Tables(tables::Tables),
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Ranks compare their calls before data move (`handshake`): in shared-memory mailboxes if all are processes of one machine (`mailbox`),
 //! otherwise by records (`record`). Operands of small calls are sent with the call (`eager`). Larger ones go through the mailboxes in
-//! chunks (`pipelined`), or move pairwise in messages (`transfer`, by `stream`). Sends and receives are messages that two ranks agree on
+//! pieces (`pipelined`), or move pairwise in messages (`transfer`, by `stream`). Sends and receives are messages that two ranks agree on
 //! (`point_to_point`, `direct`). Ranks of one machine expose windows of their buffers to each other (`windows`).
 //!
 //! These modules do not depend on the way in which records and bytes are sent: a transport implements [`Link`], makes a

@@ -16,7 +16,7 @@
 //! 7.4.2) and never match the caller's own.
 //!
 //! Ranks compare their calls before data move, in two rounds, so that either all proceed or none does; for collectives of few data within
-//! an exposure epoch ([`SharedWindows`](crate::memory::SharedWindows)), the end of the epoch replaces the second round. The operands of
+//! an exposure epoch ([below](self#shared-memory-of-one-machine)), the end of the epoch replaces the second round. The operands of
 //! small calls of all-reduce, reduce-scatter, all-gather and all-to-all are sent with the call (the eager protocol): up to 3 KiB for each
 //! rank and 64 KiB for all together in messages, and 256 KiB for all together in shared memory of one machine. Larger operands take two
 //! or three rounds of messages after the call. In shared memory they go through the mailboxes in pieces instead (pipelined), the reductions
@@ -46,14 +46,13 @@
 //!
 //! If all ranks are processes of one machine and one user, they run their handshakes in shared memory, without messages
 //! ([`shares_memory`](MpiCommunicator::shares_memory)). With `GRADSYNC_MPI_MESSAGES_ONLY=1` in the environment of any rank they send
-//! messages, as ranks of several machines do. Long collectives go through the mailboxes in pieces; what ranks send to each other are
-//! messages.
+//! messages, as ranks of several machines do. Long collectives go through the mailboxes in pieces; sends and receives are messages of MPI.
 //!
 //! Vectors in memory that the other ranks can map ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)) stay in place:
-//! ranks expose windows of them to each other ([`SharedWindows`](crate::memory::SharedWindows)) instead of sending copies. If a process
-//! is stopped during such an exposure epoch, the other ranks time out and revoke its access: they continue with a copy at the same
-//! address, and the stopped process with the old file. Access to only a part of a buffer cannot be revoked: a rank that still uses it a
-//! deadline after a failure ends the job.
+//! ranks expose windows of them to each other, for the time of an exposure epoch, instead of sending copies. If a process is stopped
+//! during an epoch, the other ranks time out and revoke its access: they continue with a copy at the same address, and the stopped
+//! process with the old file. Access to only a part of a buffer cannot be revoked: a rank that still uses it a deadline after a failure
+//! ends the job.
 //!
 //! # Device memory
 //!

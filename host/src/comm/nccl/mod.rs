@@ -140,7 +140,7 @@ use crate::sys::nccl::Version;
 
 /// One rank of a group with a GPU each. It may move to another thread, but only one thread at a time can use it.
 ///
-/// Operations are those of [`Communicator`], on slices of any queue of its device. Small sums and means are added by this crate's kernels in
+/// Runs the calls of [`Communicator`] on slices of any queue of its device. Small sums and means are added by this crate's kernels in
 /// `f64` in rank order ([small sums](self#small-sums)); for all others, NCCL computes sums in the dtype of the data, in an order that depends
 /// on the length and on the machine, but is equal on all ranks and from run to run on the same machine. Means are sums times `1/P`, applied
 /// by NCCL to the inputs if the dtype is f32 or f64 or `P` is a power of two, and otherwise by the next smaller power of two before and a

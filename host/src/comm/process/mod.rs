@@ -30,8 +30,8 @@
 //! other processes of the machine, and those between which the system refuses such a socket, connect by TCP, encrypted. Both ends prove
 //! that they know the group's secret. Over the control channel they exchange handles of their memory, and open it by
 //! `/proc`, as ranks of MPI do ([`shares_memory`](ProcessCommunicator::shares_memory)): handshakes run in mailboxes, records in lanes of
-//! shared memory, all collectives in pieces through the mailboxes, what ranks send to each other through the lanes, and
-//! [shared buffers](crate::GradientBuffer::new_shared) are reduced in place. What a rank sends from 1 MiB on, the receiver copies straight
+//! shared memory, all collectives in pieces through the mailboxes, sends and receives through the lanes, and
+//! [shared buffers](crate::GradientBuffer::new_shared) are reduced in place. The receiver copies messages of 1 MiB and more straight
 //! from the sender's memory (`process_vm_readv`) if the system permits it. If memory cannot be shared, for example for lack of
 //! descriptors or between containers with PID namespaces of their own, everything goes through the sockets. Ranks try this when the
 //! communicator is made, and all ranks make the same choice. With `GRADSYNC_PROCESS_MESSAGES_ONLY=1` in the environment of any rank, all
@@ -125,8 +125,8 @@ impl ProcessCommunicator {
         Ok(Self { ranks: MessagePassing::new(link_of_all(mesh.clone()), deadline, memory)?, mesh })
     }
 
-    /// Sets the deadline of every call, that of [`new`](Self::new) otherwise; equal on all ranks, or the shortest takes effect. Groups that are
-    /// split off keep it.
+    /// Sets the deadline of every call, in place of the deadline of [`new`](Self::new); equal on all ranks, or the shortest takes effect.
+    /// Groups that are split off keep it.
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.ranks.set_deadline(deadline);

@@ -46,10 +46,10 @@ const TENSORS: &str = "Adasum of tensors";
 /// according to the formula.
 ///
 /// # Choosing the ranks
-/// An odd rank counts double, because it meets a pair: equal vectors get the weights 1/4, 1/4, 1/2 on 3 ranks, four times 1/8 and 1/2 on 5,
-/// four times 1/8 and twice 1/4 on 6, six times 1/8 and 1/4 on 7. On a power of two of ranks they get equal weights. Ranks must see alike
-/// data: vectors in unrelated directions are added, so that ranks with labels of their own, above all after own steps between reductions,
-/// diverge where a mean does not (page "Convergence", "What to use").
+/// A rank without a partner counts double, because it meets a pair: equal vectors get the weights 1/4, 1/4, 1/2 on 3 ranks, four times 1/8
+/// and 1/2 on 5, four times 1/8 and twice 1/4 on 6, six times 1/8 and 1/4 on 7. On a power of two of ranks they get equal weights. All
+/// ranks should draw from the same data: vectors in unrelated directions are added, so that ranks with labels of their own, above all
+/// after steps of their own between reductions, diverge where a mean does not ([choosing a reduction](crate::docs::choosing)).
 ///
 /// # Range and precision of `f64`
 /// Finite elements may have any magnitude: where squared norms overflow, large vectors are scaled by a power of two. A vector whose norm is
@@ -127,9 +127,8 @@ pub trait Strategy<M: Memory>: Debug {
 /// | [`on_nodes`](Self::on_nodes) | host memory, GPU | by a sum, a mean or Adasum inside nodes, by Adasum across them | 2 |
 /// | `staged` | GPU | all at once, by the processors, over a transport of host memory | 1 |
 ///
-/// All of them have the numerics of [`adasum_all_reduce`], which also says which ranks to choose: an odd one counts
-/// double, and ranks must see alike data. The object keeps its communicators, and reduces
-/// buffers with the tensors of the buffer for which it was created.
+/// All of them have the numerics of [`adasum_all_reduce`], whose documentation also says which numbers of ranks and which data suit Adasum.
+/// The object keeps its communicators, and reduces buffers with the tensors of the buffer for which it was created.
 #[derive(Debug)]
 pub struct Adasum<'c, M: AdasumMemory = Host> {
     /// The operation, with its options.

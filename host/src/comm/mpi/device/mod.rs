@@ -94,7 +94,7 @@ impl MpiDeviceOptions {
 
 /// One rank of an MPI job, with a GPU. Ranks may share one. It may move to another thread, but only one thread at a time can use it.
 ///
-/// Operations are those of [`Communicator`], on slices of any queue of its device; the [module](self) says how they work.
+/// Runs the calls of [`Communicator`] on slices of any queue of its device; the [module](self) says how they work.
 #[derive(Debug)]
 pub struct MpiDeviceCommunicator {
     comm: MpiCommunicator,
