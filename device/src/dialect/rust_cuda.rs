@@ -1,12 +1,12 @@
 //! The dialect from rust-cuda itself: `cuda_std`'s own `thread`, `warp`, `atomic`, `#[kernel]` and `#[address_space(shared)]`.
 
-use super::own;
+use super::rustc;
 
 pub(crate) use cuda_std::{atomic::mid as atomic, thread};
 
 /// `warp_shuffle_xor` of `cuda_std::warp` is on upstream's main branch and in no release yet. Ours has its types.
 pub(crate) mod warp {
-    pub(crate) use super::own::warp::{WarpShuffleValue, warp_shuffle_xor};
+    pub(crate) use super::rustc::warp::{WarpShuffleValue, warp_shuffle_xor};
     pub(crate) use cuda_std::warp::lane_id;
 }
 
@@ -15,15 +15,15 @@ pub(crate) mod warp {
 macro_rules! same {
     (fn $arguments:tt: $($module:ident::$name:ident)*) => {
         $(const _: () = {
-            let _ = [own::$module::$name, $module::$name];
-            let _ = |$arguments| (own::$module::$name $arguments, $module::$name $arguments);
+            let _ = [rustc::$module::$name, $module::$name];
+            let _ = |$arguments| (rustc::$module::$name $arguments, $module::$name $arguments);
         };)*
     };
     (unsafe fn $arguments:tt: $($module:ident::$name:ident)*) => {
         $(const _: () = {
-            let _ = [own::$module::$name, $module::$name];
+            let _ = [rustc::$module::$name, $module::$name];
             // SAFETY: the closure is never called.
-            let _ = |$arguments| (unsafe { own::$module::$name $arguments }, unsafe { $module::$name $arguments });
+            let _ = |$arguments| (unsafe { rustc::$module::$name $arguments }, unsafe { $module::$name $arguments });
         };)*
     };
 }

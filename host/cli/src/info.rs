@@ -1,5 +1,7 @@
 //! `gradsync info`: the properties of this build and of this machine; for every missing library, the names that were tried.
 
+use std::error::Error as _;
+
 use clap::Args;
 use libloading::Library;
 use serde::Serialize;
@@ -118,7 +120,11 @@ impl Found {
                     std::mem::forget(library);
                     return Self { found: true, name: Some(name.to_owned()), version, tried };
                 }
-                Err(error) => tried.push(with_name(name, &error.to_string())),
+                // The loader's own text is the source of the error.
+                Err(error) => {
+                    let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                    tried.push(with_name(name, &reason));
+                }
             }
         }
         Self { found: false, name: None, version: None, tried }

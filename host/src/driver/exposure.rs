@@ -3,7 +3,7 @@
 //! A peer may launch kernels that write here after this rank has dropped its own objects. So the memory outlives its owner until every rank
 //! has released it. A rank releases the memory of its peers when its own work on it is over: it unmaps that memory and sets its flag in
 //! every rank's list of flags. No rank waits for another: pending releases are checked again when memory is allocated or a queue is waited
-//! for. DeviceMemory that a rank never releases, because it was killed, stays out of use until this process ends.
+//! for. Memory that a rank never releases, because it was killed, stays out of use until this process ends.
 //!
 //! A rank unmaps the flag lists of its peers only after it has written to them; their owners may have read the flags and finished by then.
 //! So the memory of a list is never returned to the driver, nor to a queue's pool, which would return it to the driver: it is reused for
@@ -30,7 +30,7 @@ use crate::sys::cuda;
 /// The least time between two checks of pending releases.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// DeviceMemory of this rank that its peers have mapped, and this rank's mappings of the peers' memory.
+/// Memory of this rank that its peers have mapped, and this rank's mappings of the peers' memory.
 #[derive(Debug)]
 pub(crate) struct Exposure {
     queue: Queue,
@@ -49,7 +49,7 @@ pub(crate) struct FlagList {
     is_given: bool,
 }
 
-/// DeviceMemory of lists that no rank will write to again.
+/// Memory of lists that no rank will write to again.
 static SPARE_LISTS: Mutex<Vec<DeviceBuffer>> = Mutex::new(Vec::new());
 
 impl FlagList {

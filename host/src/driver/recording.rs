@@ -1,7 +1,7 @@
 //! [`Recording`]: the resources that a graph keeps for as long as it can be launched: the memory, the queues and everything else that its work uses.
 //!
 //! Recorded work names addresses, and safe code can drop the memory there. So memory that was allocated before a recording ended stays with
-//! the recording when its owner drops it, whether the work uses it or not: the recording need not know the arguments of kernels. DeviceMemory
+//! the recording when its owner drops it, whether the work uses it or not: the recording need not know the arguments of kernels. Memory
 //! that was allocated later cannot be in it, and is not kept. All other resources of recorded work, such as a communicator or the memory of
 //! peers, are handed over by the code that records it ([`Queue::keep_for_recording`]).
 //!
@@ -209,7 +209,7 @@ impl Drop for Recording {
         LIVE.fetch_sub(1, Ordering::AcqRel);
         let blocks = std::mem::take(&mut self.kept.get_mut().unwrap_or_else(PoisonError::into_inner).blocks);
         for block in blocks {
-            // DeviceMemory that a recording keeps may belong to the queue of an unrelated thread.
+            // Memory that a recording keeps may belong to the queue of an unrelated thread.
             let queue = block.queue.clone();
             drop(block);
             queue.retire();

@@ -2,6 +2,7 @@
 //!
 //! It knows no library by name, and never unloads one: libraries that start threads do not survive unloading.
 
+use std::error::Error as _;
 use std::ffi::OsString;
 
 use libloading::Library;
@@ -24,7 +25,8 @@ pub(super) fn open(variable: &str, names: &[&str]) -> Result<(Library, String), 
         // SAFETY: opening runs the library's initialisers; the user or the system vouches for the library of this name.
         match unsafe { Library::new(&name) } {
             Ok(library) => return Ok((library, shown)),
-            Err(error) => tried.push((shown, error.to_string())),
+            // The loader's own text is the source of the error.
+            Err(error) => tried.push((shown, error.source().map_or_else(|| error.to_string(), ToString::to_string))),
         }
     }
     Err(NotFound(tried))

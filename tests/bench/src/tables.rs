@@ -324,7 +324,8 @@ const REPORTS: [(&str, &str); 4] = [
     ("two-h200-2026-11-29/suites", ", two GPUs"),
 ];
 
-/// The table of suites: the cases that passed, by the number of ranks. Suites with the same numbers share a row.
+/// The table of suites: the cases that passed, by the number of ranks. Suites with the same numbers share a row, and so do suites that were
+/// run in one way only: that row has their sum.
 fn suites(measured: &Path) -> Result<String> {
     let (mut columns, mut found) = (Vec::new(), BTreeMap::<String, BTreeMap<String, String>>::new());
     for (file, how) in REPORTS {
@@ -340,9 +341,22 @@ fn suites(measured: &Path) -> Result<String> {
         }
     }
     let mut rows = BTreeMap::<Vec<String>, Vec<String>>::new();
+    let mut run_once = BTreeMap::<usize, (u64, Vec<String>)>::new();
     for (suite, cells) in found {
-        let cells = columns.iter().map(|column| cells.get(column).cloned().unwrap_or_default()).collect();
-        rows.entry(cells).or_default().push(format!("`{suite}`"));
+        let cells: Vec<_> = columns.iter().map(|column| cells.get(column).cloned().unwrap_or_default()).collect();
+        let filled: Vec<_> = (0..cells.len()).filter(|&column| !cells[column].is_empty()).collect();
+        match (filled.as_slice(), filled.first().and_then(|&column| cells[column].parse::<u64>().ok())) {
+            (&[column], Some(passed)) => {
+                let (sum, suites) = run_once.entry(column).or_default();
+                *sum += passed;
+                suites.push(format!("`{suite}` ({passed})"));
+            }
+            _ => rows.entry(cells).or_default().push(format!("`{suite}`")),
+        }
+    }
+    for (column, (sum, suites)) in run_once {
+        let cells = (0..columns.len()).map(|other| if other == column { sum.to_string() } else { String::new() });
+        rows.insert(cells.collect(), suites);
     }
     let mut rows: Vec<_> = rows.into_iter().map(|(cells, suites)| (suites.join(", "), cells)).collect();
     rows.sort();

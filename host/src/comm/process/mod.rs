@@ -31,7 +31,7 @@
 //! that they know the group's secret. Over the control channel they exchange handles of their memory, and open it by
 //! `/proc`, as ranks of MPI do ([`shares_memory`](ProcessCommunicator::shares_memory)): handshakes run in mailboxes, records in lanes of
 //! shared memory, all collectives in pieces through the mailboxes, sends and receives through the lanes, and
-//! [shared buffers](crate::GradientBuffer::new_shared) are reduced in place. The receiver copies messages of 1 MiB and more straight
+//! [shared buffers](crate::GradientBuffer::new_shared) are reduced in place. The receiver copies messages of 64 KiB and more straight
 //! from the sender's memory (`process_vm_readv`) if the system permits it. If memory cannot be shared, for example for lack of
 //! descriptors or between containers with PID namespaces of their own, everything goes through the sockets. Ranks try this when the
 //! communicator is made, and all ranks make the same choice. With `GRADSYNC_PROCESS_MESSAGES_ONLY=1` in the environment of any rank, all

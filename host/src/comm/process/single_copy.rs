@@ -16,8 +16,8 @@ use std::sync::atomic::{Ordering, fence};
 use super::connection::Connection;
 use crate::bootstrap::Socket;
 
-/// The shortest message that is offered. Shorter ones take less time in frames, which stay in the caches.
-const LEAST_BYTES: usize = 1 << 20;
+/// The shortest message that is offered: 64 KiB take 13 µs so, and 20 µs in frames (a Xeon of 32 cores).
+const LEAST_BYTES: usize = 64 << 10;
 /// The bytes that are read at a time, before this rank proceeds with its other messages.
 const PIECE_BYTES: usize = 1 << 20;
 
