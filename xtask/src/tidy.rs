@@ -262,6 +262,22 @@ fn every_public_error_is_on_the_page_of_errors() {
     forbid(&breaches, "every variant of a public error is in its section of host/docs/errors.md");
 }
 
+/// The registry resolves relative links against the folder of the crate, so the packages' README has the links of README.md in full.
+#[test]
+fn readme_of_the_packages_has_whole_links() {
+    const REPOSITORY: &str = "https://github.com/gradsync/gradsync";
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let whole = |line: &str| {
+        let kind = if line.starts_with("![") { "raw" } else { "blob" };
+        format!("{}\n", line.replace("](host/", &format!("]({REPOSITORY}/{kind}/main/host/")))
+    };
+    let expected: String = read("README.md").lines().map(whole).collect();
+    if read("host/README.md") != expected {
+        fs::write(root().join("host/README.md"), expected).unwrap();
+        panic!("host/README.md was not README.md with whole links: this test has written it anew");
+    }
+}
+
 /// Tests compile and run the example; README shows the same lines.
 #[test]
 fn readme_has_the_first_example() {
