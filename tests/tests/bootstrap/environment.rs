@@ -114,6 +114,11 @@ fn half_a_family_is_no_error_beside_a_whole_one() {
             }
         }
     }
+    // A scheduler's single task does not make a rank of a script with half of the numbers the only one.
+    let task = vec![("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")];
+    for (variable, missing) in [("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")] {
+        assert_says(launch(&[vec![(variable, "1")], task.clone()].concat()), &[variable, missing]);
+    }
     // Faults of the outer launcher's variables do not matter either.
     let found = launch(&[vec![("SLURM_PROCID", "x"), ("SLURM_NTASKS", "0")], set(&TORCHRUN)].concat()).unwrap();
     assert_eq!(found.rank, 5);

@@ -127,6 +127,10 @@ pub(super) fn numbers(variable: &impl Fn(&str) -> Option<String>) -> Result<Numb
     let mut complete = FAMILIES.iter().filter(|family| family.is_complete(variable));
     let Some(inner) = complete.next() else { return Err(incomplete(variable)) };
     let mut numbers = inner.read(variable)?;
+    // In an interactive session, whose scheduler started one task, each rank of a faulty script would otherwise be the only rank of a job.
+    if numbers.world_size.value == 1 && FAMILIES[0].is_half(variable) {
+        return Err(incomplete(variable));
+    }
     for outer in complete {
         // The inner launcher has not set these variables, so their faults do not matter.
         let Ok(other) = outer.read(variable) else { continue };
@@ -157,6 +161,12 @@ impl Family {
 
     fn is_complete(&self, variable: &impl Fn(&str) -> Option<String>) -> bool {
         [self.rank, self.world_size].iter().all(|names| names.iter().any(|name| variable(name).is_some()))
+    }
+
+    /// Whether it has a rank or a world size, and not both.
+    fn is_half(&self, variable: &impl Fn(&str) -> Option<String>) -> bool {
+        let is_set = |names: &[&str]| names.iter().any(|name| variable(name).is_some());
+        is_set(self.rank) != is_set(self.world_size)
     }
 
     /// The numbers of a complete family.
