@@ -83,7 +83,11 @@ impl Stage {
 
     /// The reason why the stage runs only if it is named.
     fn only_if_named(self) -> Option<&'static str> {
-        (self == Self::MpiAbi).then_some("it takes ten minutes; `cargo xtask test --only mpi-abi` runs it")
+        match self {
+            Self::Deny => Some("its installation takes four minutes; `cargo xtask test --only deny` runs it"),
+            Self::MpiAbi => Some("it takes ten minutes; `cargo xtask test --only mpi-abi` runs it"),
+            _ => None,
+        }
     }
 
     /// The commands by which cargo compiles what the stage needs, if an earlier stage can run them while its tests wait.
