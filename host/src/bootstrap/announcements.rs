@@ -32,12 +32,12 @@ pub(super) struct Announcements {
     lists: VecDeque<Posted>,
     /// The number of calls in `lists`.
     calls: usize,
-    /// The number of announced calls that have been matched, from the beginning.
+    /// The numbers of announced calls, and of those that have been matched, from the beginning.
+    announced: u64,
     matched: u64,
     /// The value of `matched` in the last report to the rank.
     told: u64,
     /// The values of `matched` at which the rank has requested a report; a rank that waits for one may have requested a later one since.
-    /// A member requests each count once, and none beyond its announced calls.
     asked: BTreeSet<u64>,
 }
 
@@ -50,6 +50,7 @@ impl Announcements {
 
     pub(super) fn post(&mut self, list: Posted) {
         self.calls += list.calls;
+        self.announced += if list.is_awaited { 0 } else { list.calls as u64 };
         self.lists.push_back(list);
     }
 
@@ -66,9 +67,13 @@ impl Announcements {
         list.is_awaited
     }
 
-    /// Requests a report when this many announced calls have been matched.
-    pub(super) fn ask(&mut self, calls: u64) {
-        self.asked.insert(calls);
+    /// Requests a report when this many announced calls have been matched. Returns whether so many were announced.
+    pub(super) fn ask(&mut self, calls: u64) -> bool {
+        let is_possible = calls <= self.announced;
+        if is_possible {
+            self.asked.insert(calls);
+        }
+        is_possible
     }
 
     /// The number of matched announced calls, if a report to the rank is due.

@@ -113,7 +113,7 @@ impl Coordinator {
         match request {
             Request::Post { calls, contribution } => state.post(rank, &calls, contribution, true)?,
             Request::Announce { calls } => state.post(rank, &calls, None, false)?,
-            Request::Confirm { calls } => state.confirm(rank, calls),
+            Request::Confirm { calls } => state.confirm(rank, calls)?,
             Request::Unconfirmed { calls, deadline } => state.unconfirmed(rank, calls, deadline),
             Request::Overdue { deadline } => state.overdue(rank, deadline),
             Request::Late { sequence, operation, deadline } => state.inquire(rank, sequence, operation, deadline),
@@ -252,9 +252,16 @@ impl State {
         }
     }
 
-    fn confirm(&mut self, rank: usize, calls: u64) {
-        self.announcements[rank].ask(calls);
+    fn confirm(&mut self, rank: usize, calls: u64) -> Result<(), Violation> {
+        // Calls that came after a failure were not counted.
+        if self.engine.failure().is_some() || self.left[rank].is_some() {
+            return Ok(());
+        }
+        if !self.announcements[rank].ask(calls) {
+            return Err(Violation("a request for a report of calls that it has not announced"));
+        }
         self.tell_news(rank);
+        Ok(())
     }
 
     fn unconfirmed(&mut self, rank: usize, calls: u64, deadline: Duration) {

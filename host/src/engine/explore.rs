@@ -9,18 +9,37 @@ use super::*;
 /// The most calls of all ranks of a program together.
 const CALLS: usize = 4;
 
-/// The lists of each rank, in order, and whether the ranks wait in them.
+/// The lists of each rank, in order.
 #[derive(Clone, Debug)]
 struct Program {
     lists: Vec<Vec<Vec<Call>>>,
-    is_awaited: bool,
+    awaited: Awaited,
+}
+
+/// The lists in which ranks wait.
+#[derive(Clone, Copy, Debug)]
+enum Awaited {
+    All,
+    None,
+    /// Every second list of each rank; the first one of rank 0 is not awaited, the first one of rank 1 is, and so on.
+    Alternating,
+}
+
+impl Program {
+    fn is_awaited(&self, rank: usize, list: usize) -> bool {
+        match self.awaited {
+            Awaited::All => true,
+            Awaited::None => false,
+            Awaited::Alternating => (rank + list) % 2 == 1,
+        }
+    }
 }
 
 /// The disturbances of a run of a program. There is one at most: a second one finds a group that has failed, or is the first one alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Disturbance {
     None,
-    /// A rank leaves before the end of its program, between two lists.
+    /// A rank leaves before the end of its program, between two lists or, by another of its threads, while it waits in one.
     Exit,
     /// A rank is lost, at any point but during a call that is being carried out.
     Loss,
@@ -142,9 +161,10 @@ impl<'p> World<'p> {
             // A rank gets a failure from its call, and makes no further one.
             if is_free && !has_failed && !self.has_ended(rank) {
                 add(&|world| {
+                    let is_awaited = world.program.is_awaited(rank, world.posted[rank]);
                     let list = &world.program.lists[rank][world.posted[rank]];
                     world.posted[rank] += 1;
-                    let (_, runs) = world.engine.post(rank, list, world.program.is_awaited);
+                    let (_, runs) = world.engine.post(rank, list, is_awaited);
                     world.begin(runs);
                 });
             }
@@ -158,7 +178,7 @@ impl<'p> World<'p> {
                 continue;
             }
             match self.disturbance {
-                Disturbance::Exit if is_free && !self.has_ended(rank) => add(&|world| {
+                Disturbance::Exit if !is_running && (!is_free || !self.has_ended(rank)) => add(&|world| {
                     world.disturbance = Disturbance::None;
                     world.engine.depart(rank, Departure::Left);
                 }),
@@ -275,11 +295,11 @@ fn programs(world_size: usize) -> Vec<Program> {
         let alone =
             |(rank, word): (usize, &Vec<usize>)| word.iter().map(|&letter| vec![alphabet(rank)[letter]]).collect();
         let lists: Vec<Vec<Vec<Call>>> = word.iter().enumerate().map(alone).collect();
-        for is_awaited in [true, false] {
-            programs.push(Program { lists: lists.clone(), is_awaited });
+        for awaited in [Awaited::All, Awaited::None, Awaited::Alternating] {
+            programs.push(Program { lists: lists.clone(), awaited });
             if lists.iter().any(|lists| lists.len() > 1) {
                 let joined = |lists: &Vec<Vec<Call>>| if lists.is_empty() { vec![] } else { vec![lists.concat()] };
-                programs.push(Program { lists: lists.iter().map(joined).collect(), is_awaited });
+                programs.push(Program { lists: lists.iter().map(joined).collect(), awaited });
             }
         }
     }
