@@ -272,10 +272,12 @@ fn readme_of_the_packages_has_whole_links() {
         format!("{}\n", line.replace("](host/", &format!("]({REPOSITORY}/{kind}/main/host/")))
     };
     let expected: String = read("README.md").lines().map(whole).collect();
-    if read("host/README.md") != expected {
-        fs::write(root().join("host/README.md"), expected).unwrap();
-        panic!("host/README.md was not README.md with whole links: this test has written it anew");
-    }
+    assert!(
+        read("host/README.md") == expected,
+        r"host/README.md is not README.md with whole links; write it by: \
+          sed -e 's#^\(!.*\](\)host/#\1{REPOSITORY}/raw/main/host/#' -e 's#](host/#]({REPOSITORY}/blob/main/host/#g' \
+          README.md > host/README.md"
+    );
 }
 
 /// Tests compile and run the example; README shows the same lines.

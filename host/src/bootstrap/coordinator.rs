@@ -206,23 +206,18 @@ impl State {
     /// Carries out calls that match: gathers the contributions of an exchange, and tells the ranks whose lists are over. The members move
     /// all other data.
     fn carry_out(&mut self, run: Run) -> Vec<Run> {
-        let ranks = match run {
-            Run::Collectives => {
-                self.gather();
-                (0..self.routes.len()).collect()
-            }
-            Run::Transfer { send, receive } => vec![send.rank, receive.rank],
-        };
-        let mut lists: Vec<_> = ranks.into_iter().filter_map(|rank| self.engine.current(rank)).collect();
+        if run == Run::Collectives {
+            self.gather();
+        }
+        let mut lists: Vec<_> = self.engine.ranks_of(run).filter_map(|rank| self.engine.current(rank)).collect();
         // A rank may send to itself.
         lists.dedup();
         let next = self.engine.finish(run);
         lists.retain(|list| self.engine.is_over(*list));
-        let over = lists;
-        let is_awaited: Vec<bool> = over.iter().map(|list| self.announcements[list.rank].complete()).collect();
-        let awaited = over.iter().zip(is_awaited).filter(|(_, is_awaited)| *is_awaited);
-        Route::tell_all(awaited.map(|(list, _)| &self.routes[list.rank]), || Event::Released);
-        for list in over {
+        let awaited: Vec<usize> =
+            lists.iter().map(|list| list.rank).filter(|&rank| self.announcements[rank].complete()).collect();
+        Route::tell_all(awaited.iter().map(|&rank| &self.routes[rank]), || Event::Released);
+        for list in lists {
             self.tell_news(list.rank);
         }
         next

@@ -115,28 +115,22 @@ impl Engine {
     /// Notes that a run has been carried out. Returns the calls to be carried out next, of lists behind those that are over now.
     pub(crate) fn finish(&mut self, run: Run) -> Vec<Run> {
         let mut runs = Vec::new();
-        match run {
-            Run::Collectives => (0..self.ranks.len()).for_each(|rank| self.finish_one(rank)),
-            Run::Transfer { send, receive } => [send, receive].iter().for_each(|end| self.finish_one(end.rank)),
-        }
-        match run {
-            Run::Collectives => (0..self.ranks.len()).for_each(|rank| self.advance(rank, &mut runs)),
-            Run::Transfer { send, receive } => {
-                self.advance(send.rank, &mut runs);
-                if send.rank != receive.rank {
-                    self.advance(receive.rank, &mut runs);
-                }
-            }
-        }
+        // A list in progress is never withdrawn, so it is still there.
+        self.ranks_of(run).for_each(|rank| self.ranks[rank].lists[0].running -= 1);
+        self.ranks_of(run).for_each(|rank| self.advance(rank, &mut runs));
         if !runs.is_empty() || self.has_departures {
             self.look_for_departed();
         }
         runs
     }
 
-    fn finish_one(&mut self, rank: usize) {
-        // A list in progress is never withdrawn, so it is still there.
-        self.ranks[rank].lists[0].running -= 1;
+    /// The ranks that carry out a run, in order; a rank that sends to itself comes twice, once for each end.
+    pub(crate) fn ranks_of(&self, run: Run) -> impl Iterator<Item = usize> + use<> {
+        let (all, ends) = match run {
+            Run::Collectives => (0..self.ranks.len(), None),
+            Run::Transfer { send, receive } => (0..0, Some([send.rank, receive.rank])),
+        };
+        all.chain(ends.into_iter().flatten())
     }
 
     /// Removes the oldest list of `rank` if it is over, and matches the next one.

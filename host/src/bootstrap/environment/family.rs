@@ -125,11 +125,15 @@ pub(super) fn variables() -> impl Iterator<Item = &'static str> {
 /// As [`Launch::from_env`](super::Launch::from_env), for all but `MASTER_ADDR` and `MASTER_PORT`.
 pub(super) fn numbers(variable: &impl Fn(&str) -> Option<String>) -> Result<Numbers, BootstrapError> {
     let mut complete = FAMILIES.iter().filter(|family| family.is_complete(variable));
-    let Some(inner) = complete.next() else { return Err(incomplete(variable)) };
+    let Some(inner) = complete.next() else {
+        let looked_for = || variables().collect::<Vec<_>>().join(", ");
+        let half = FAMILIES.iter().find_map(|family| family.half(variable));
+        return Err(half.unwrap_or_else(|| BootstrapError::NoLauncher { looked_for: looked_for() }));
+    };
     let mut numbers = inner.read(variable)?;
     // In an interactive session, whose scheduler started one task, each rank of a faulty script would otherwise be the only rank of a job.
-    if numbers.world_size.value == 1 && FAMILIES[0].is_half(variable) {
-        return Err(incomplete(variable));
+    if let (1, Some(half)) = (numbers.world_size.value, FAMILIES[0].half(variable)) {
+        return Err(half);
     }
     for outer in complete {
         // The inner launcher has not set these variables, so their faults do not matter.
@@ -159,14 +163,24 @@ impl Family {
         [self.rank, self.world_size, self.local_rank, self.local_world_size].into_iter().flatten().copied()
     }
 
-    fn is_complete(&self, variable: &impl Fn(&str) -> Option<String>) -> bool {
-        [self.rank, self.world_size].iter().all(|names| names.iter().any(|name| variable(name).is_some()))
+    /// The variables that are set of its rank and of its world size.
+    fn set(&self, variable: &impl Fn(&str) -> Option<String>) -> [Option<&'static str>; 2] {
+        [self.rank, self.world_size].map(|names| names.iter().copied().find(|name| variable(name).is_some()))
     }
 
-    /// Whether it has a rank or a world size, and not both.
-    fn is_half(&self, variable: &impl Fn(&str) -> Option<String>) -> bool {
-        let is_set = |names: &[&str]| names.iter().any(|name| variable(name).is_some());
-        is_set(self.rank) != is_set(self.world_size)
+    fn is_complete(&self, variable: &impl Fn(&str) -> Option<String>) -> bool {
+        self.set(variable).iter().all(Option::is_some)
+    }
+
+    /// The error where it has a rank or a world size, and not both.
+    fn half(&self, variable: &impl Fn(&str) -> Option<String>) -> Option<BootstrapError> {
+        let (missed, other) = match self.set(variable) {
+            [None, Some(other)] => (self.rank[0], other),
+            [Some(other), None] => (self.world_size[0], other),
+            _ => return None,
+        };
+        let reason = format!("{other} is; set both, or `unset {other}` if its launcher did not start this process");
+        Some(missing(missed, &reason))
     }
 
     /// The numbers of a complete family.
@@ -199,21 +213,6 @@ impl Family {
         below("rank", numbers.rank, numbers.world_size)?;
         Ok(numbers)
     }
-}
-
-/// The error where no family has both a rank and a world size.
-fn incomplete(variable: &impl Fn(&str) -> Option<String>) -> BootstrapError {
-    let set = |names: &'static [&'static str]| names.iter().copied().find(|name| variable(name).is_some());
-    for family in &FAMILIES {
-        let (missed, other) = match (set(family.rank), set(family.world_size)) {
-            (None, Some(other)) => (family.rank[0], other),
-            (Some(other), None) => (family.world_size[0], other),
-            _ => continue,
-        };
-        let reason = format!("{other} is; set both, or `unset {other}` if its launcher did not start this process");
-        return missing(missed, &reason);
-    }
-    BootstrapError::NoLauncher { looked_for: variables().collect::<Vec<_>>().join(", ") }
 }
 
 /// The error where RANK and WORLD_SIZE, which any script may have set, contradict the launcher of an MPI job: either may be the inner one.
