@@ -111,7 +111,8 @@ fn streaming_kernels_move_16_bytes_at_once() {
                     assert!(body.contains("ld.global.v2.b32"), "{arch} {name} has no 8-byte load");
                     continue;
                 }
-                "dots" | "gram" | "gram_cross" | "squared_norms" | "all_finite" | "sweep" => (true, false),
+                "dots" | "gram" | "gram_cross" | "norms" | "squared_norms" | "all_finite" | "sweep" => (true, false),
+                "sgd" | "sgd_deltas" | "adamw" | "adamw_deltas" => (true, true),
                 // Packets are written and read at once, with an order that holds on every GPU; elements move 16 bytes at once too.
                 "one_shot" | "packet_adasum" | "two_shot" => {
                     for packet in ["ld.relaxed.sys.global.v2.b64", "st.relaxed.sys.global.v2.b64"] {
@@ -140,8 +141,8 @@ fn streaming_kernels_move_16_bytes_at_once() {
                     continue;
                 }
                 // One thread handles one element or one layer, so these kernels are never the bottleneck.
-                "tree_dots" | "tree_combine" | "coefficients" | "combine_pair" | "fold_sums" | "peer_barrier"
-                | "empty" => {
+                "advance_step" | "tree_dots" | "tree_combine" | "coefficients" | "combine_pair" | "fold_sums"
+                | "peer_barrier" | "empty" => {
                     continue;
                 }
                 other => panic!("{arch}: family {other} is not known to this test"),

@@ -33,9 +33,9 @@ macro_rules! families {
 macro_rules! library {
     ($arch:literal) => {
         families!($arch:
-            "accumulate" "accumulate_segments" "all_finite" "cast" "cast_segments" "coefficients" "combine" "combine_pair"
-            "dots" "empty" "fold_sums" "gram" "gram_cross" "one_shot" "packet_adasum" "peer_adasum"
-            "peer_barrier" "peer_reduce" "scale" "squared_norms" "sweep" "tree_combine" "tree_dots" "two_shot" "zero" "zero_segments")
+            "accumulate" "accumulate_segments" "adamw" "adamw_deltas" "advance_step" "all_finite" "cast" "cast_segments" "coefficients"
+            "combine" "combine_pair" "dots" "empty" "fold_sums" "gram" "gram_cross" "norms" "one_shot" "packet_adasum" "peer_adasum"
+            "peer_barrier" "peer_reduce" "scale" "sgd" "sgd_deltas" "squared_norms" "sweep" "tree_combine" "tree_dots" "two_shot" "zero" "zero_segments")
     };
 }
 static SM_75: &Families = if cfg!(gradsync_left_out = "sm_75") { &[] } else { library!("sm_75") };

@@ -18,6 +18,7 @@ pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 mod memory;
+pub(crate) mod optimizer;
 
 pub use self::memory::KernelMemory;
 use crate::error::{Error, Result, same_len};

@@ -10,7 +10,7 @@ use gradsync::comm::{Collectives, Ranks, ReduceOp, Split};
 use gradsync::kernels::KernelMemory;
 use gradsync::memory::Host;
 use gradsync::ops::{self, AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes};
-use gradsync::train::{self, Adam, AdamOptions, DeltaOptimizer, Sgd, SgdOptions, StepOutcome, Stepper};
+use gradsync::train::{self, AdamW, AdamWOptions, DeltaOptimizer, Sgd, SgdOptions, StepOutcome, Stepper};
 use gradsync::{DType, GradientBuffer, Slice, SliceMut};
 use serde::{Deserialize, Serialize};
 
@@ -80,7 +80,7 @@ fn order(spec: &Spec, images: &Images) -> Vec<u32> {
 
 enum Optimizer {
     Sgd(Sgd),
-    Adam(Adam),
+    Adam(AdamW),
 }
 
 impl Optimizer {
@@ -88,7 +88,7 @@ impl Optimizer {
         Ok(match method {
             Method::Sgd => Self::Sgd(Sgd::new(SgdOptions::default())?),
             Method::Momentum => Self::Sgd(Sgd::new(SgdOptions::default().with_momentum(MOMENTUM))?),
-            Method::Adam => Self::Adam(Adam::new(AdamOptions::default())?),
+            Method::Adam => Self::Adam(AdamW::new(AdamWOptions::default().with_weight_decay(0.0))?),
         })
     }
 

@@ -158,12 +158,12 @@ fn optimizers_from_a_rate() {
     assert_eq!(sgd.options(), train::SgdOptions::default().with_rate(0.125));
     sgd.step(&mut w, &g).unwrap();
     assert_eq!(w.tensor(1).to_vec::<f32>().unwrap(), [-0.125; 8]);
-    let mut adam = train::Adam::new(0.5).unwrap();
-    assert_eq!(adam.options(), train::AdamOptions::default().with_rate(0.5));
+    let mut adam = train::AdamW::new(0.5).unwrap();
+    assert_eq!(adam.options(), train::AdamWOptions::default().with_rate(0.5));
     adam.step(&mut w, &g).unwrap();
     assert!(w.tensor(1).to_vec::<f32>().unwrap().iter().all(|x| (x + 0.625).abs() < 1e-6));
-    assert!(matches!(Sgd::new(-0.1), Err(Error::InvalidArgument { .. })));
-    assert!(matches!(train::Adam::new(f64::NAN), Err(Error::InvalidArgument { .. })));
+    assert!(matches!(Sgd::<gradsync::memory::Host>::new(-0.1), Err(Error::InvalidArgument { .. })));
+    assert!(matches!(train::AdamW::<gradsync::memory::Host>::new(f64::NAN), Err(Error::InvalidArgument { .. })));
 }
 
 #[test]

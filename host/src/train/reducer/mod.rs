@@ -36,7 +36,7 @@ use self::step::Progress;
 pub use self::step::Step;
 use self::times::Moments;
 pub use self::times::{BucketTimes, StepTimes};
-use super::Reduction;
+use super::{Optimizer, OptimizerMemory, OptimizerOptions, Reduction, TensorStep};
 use crate::agreement::{Plan, agree, all_prepared};
 use crate::call::{Value, scope};
 use crate::comm::Communicator;
@@ -330,6 +330,33 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
             unpack(&self.lanes, buffer, &mut wanted, &tensors)?;
         }
         Ok(())
+    }
+
+    /// Makes one step of an optimizer with the reduced gradients, which it reads where they are, in the buckets. `tensors` has one tensor for
+    /// each parameter, in order. The tensor's own gradient is used where it is the result, as with one rank, and ignored otherwise. A
+    /// parameter without a gradient keeps its weights and its state, and tied parameters are updated once, as the first of them.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`] unless there is one tensor for each parameter; the errors of
+    /// [`Optimizer::step_tensors`](super::Optimizer::step_tensors).
+    pub fn update<'a, O: OptimizerOptions>(
+        &'a self,
+        optimizer: &mut Optimizer<O, M>,
+        tensors: impl IntoIterator<Item = TensorStep<'a, M>>,
+    ) -> Result<()>
+    where
+        M: OptimizerMemory,
+    {
+        let tensors: Vec<TensorStep<'a, M>> = tensors.into_iter().collect();
+        same_len(OPERATION, ("parameters", self.parameters.len()), ("tensors", tensors.len()))?;
+        let owners = tensors.into_iter().enumerate().filter(|(parameter, _)| self.owners[*parameter] == *parameter);
+        optimizer.step_tensors(owners.map(|(parameter, tensor)| {
+            let gradient = match self.state(parameter) {
+                GradientState::Unchanged => tensor.gradient,
+                _ => self.gradient(parameter),
+            };
+            TensorStep { gradient, ..tensor }
+        }))
     }
 
     /// Adds gradients of a micro-batch to the sums over earlier micro-batches, without communication (PyTorch's `no_sync`). The next step
