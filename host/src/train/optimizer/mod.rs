@@ -24,7 +24,7 @@ use self::memory::state_of;
 pub use self::options::{AdamWOptions, LossScaler, OptimizerOptions, ParameterGroup, SgdOptions};
 use self::options::{Range, check_options};
 pub use self::schedule::Schedule;
-use self::state::{Operand, States};
+use self::state::{Operand, States, first_negative};
 use super::same_tensors;
 use crate::buffer::GradientBuffer;
 use crate::dtype::DType;
@@ -130,7 +130,7 @@ impl From<StepState> for UpdateReport {
 ///
 /// In this order, and on a GPU without a wait of the host: the norm of all gradients; the factor by which gradients are multiplied, for the
 /// scale of the loss and for clipping; the rate by the schedule; the update of all tensors. A step with NaN, infinities, or gradients whose
-/// squares leave the range of the state (beyond a norm of 1.3e19 for moments in `f32`, or 1.7e154 for gradients of `f64`) changes no weight
+/// squares leave the range of the state (beyond a norm of 1.3e19 for moments in `f32`, or 1.3e154 for gradients of `f64`) changes no weight
 /// and no state. Without a [`LossScaler`] such a step is an error: in host memory of the call, on a GPU of a later one.
 ///
 /// Ranks that reduce their gradients before a step have the same gradients, and so the same steps and skips, without an exchange.
@@ -389,7 +389,7 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
         mut load: impl FnMut(&str, &'static str, M::SliceMut<'_>) -> Result<()>,
     ) -> Result<()> {
         let refuse = |reason: String| Err(Error::InvalidArgument { operation: O::NAME, reason });
-        let Ok(state) = <[f64; STEP_STATE_LEN]>::try_from(numbers).map(StepState::from_numbers) else {
+        let Ok(mut state) = <[f64; STEP_STATE_LEN]>::try_from(numbers).map(StepState::from_numbers) else {
             return refuse(format!("{} numbers of steps, and there are {STEP_STATE_LEN}", numbers.len()));
         };
         let is_count = |value: f64| value >= 0.0 && value < (1_u64 << 53) as f64 && value.fract() == 0.0;
@@ -401,6 +401,10 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
         let bad_scale = (!(state.scale > 0.0 && state.scale.is_finite())).then_some(("scale", state.scale));
         if let Some((name, value)) = bad_count.or(bad_power).copied().or(bad_scale) {
             return refuse(format!("the saved {name} is {value}, which no step leaves"));
+        }
+        if self.scaler.is_none() {
+            // The program multiplies its loss by no scale, whatever it did when the state was saved.
+            state.scale = self.start.scale;
         }
         let operands: Vec<Operand<'_, M>> = weights
             .into_iter()
@@ -423,6 +427,14 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
                 load(&tensor.name, vector, M::range_mut(M::buffer_mut(data), range.clone()))?;
                 if !M::all_finite(M::range(M::buffer(data), range.clone()))? {
                     return refuse(format!("the saved vector {vector:?} of {:?} has NaN or infinities", tensor.name));
+                }
+                let data = M::range(M::buffer(data), range.clone());
+                let negative = if vector == "second" { first_negative::<M>(data)? } else { None };
+                if let Some(value) = negative {
+                    let name = &tensor.name;
+                    return refuse(format!(
+                        "the saved vector {vector:?} of {name:?} has {value:e}: no mean of squares"
+                    ));
                 }
             }
         }
@@ -471,7 +483,7 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
 
     /// Makes one step of these operands.
     fn run(&mut self, operands: Vec<Operand<'_, M>>) -> Result<()> {
-        if operands.is_empty() {
+        if operands.is_empty() && self.started.is_none() {
             return Ok(());
         }
         let mut started = match self.started.take() {
@@ -486,11 +498,12 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
     fn run_with(&self, started: &mut Started<M>, mut operands: Vec<Operand<'_, M>>) -> Result<()> {
         started.states.check(O::NAME, &operands)?;
         started.states.resize(O::NAME, operands[0].weights(), self.options.vectors())?;
-        self.check_reports(started)?;
+        self.check_reports(started, &[])?;
         let rules = self.rules(&started.states);
         let Started { states, step, sums, .. } = started;
         let gradients = states.tensors.iter().zip(&operands).filter(|(tensor, _)| !tensor.is_frozen);
-        let gradients: Vec<M::Slice<'_>> = gradients.filter_map(|(_, operand)| operand.gradient).collect();
+        let (names, gradients): (Vec<&str>, Vec<M::Slice<'_>>) =
+            gradients.filter_map(|(_, operand)| Some((operand.name, operand.gradient?))).unzip();
         let mut chunks = 0;
         let first_chunks: Vec<usize> = gradients
             .iter()
@@ -506,14 +519,27 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
         let updates = updates(states, &mut operands, decay)?;
         M::update(self.options.rule(), M::buffer(step), updates)?;
         M::take_report(&mut started.reports, M::buffer(&started.step))?;
-        if M::HOST_WAITS { self.check_reports(started) } else { Ok(()) }
+        if !M::HOST_WAITS {
+            return Ok(());
+        }
+        self.check_reports(started, &names.into_iter().zip(gradients).collect::<Vec<_>>())
     }
 
-    /// Reads the reports of steps that are over; without a scaler, a skipped one is an error.
-    fn check_reports(&self, started: &mut Started<M>) -> Result<()> {
+    /// Reads the reports of steps that are over; without a scaler, a skipped one is an error, which names one of the step's `gradients`, where
+    /// these are known.
+    fn check_reports(&self, started: &mut Started<M>, gradients: &[(&str, M::Slice<'_>)]) -> Result<()> {
         let Some(refused) = started.read_reports()?.filter(|_| self.scaler.is_none()) else { return Ok(()) };
-        let reason = match UpdateReport::from(refused).outcome {
-            UpdateOutcome::NotFinite => "gradients have NaN or infinities".to_owned(),
+        let mut not_finite = None;
+        for (name, gradient) in gradients {
+            if not_finite.is_none() && !M::all_finite(*gradient)? {
+                not_finite = Some(name);
+            }
+        }
+        let reason = match (UpdateReport::from(refused).outcome, not_finite) {
+            (UpdateOutcome::NotFinite, Some(name)) => format!("gradients of {name:?} have NaN or infinities"),
+            (UpdateOutcome::NotFinite, None) => {
+                "gradients have NaN or infinities, or squares whose sum leaves the range of f64,".to_owned()
+            }
             _ => format!(
                 "gradients have a norm of {:e}, with which the optimizer's state could leave the range of its dtype",
                 refused.norm
@@ -536,7 +562,9 @@ fn updates<'a, M: OptimizerMemory>(
 ) -> Result<Vec<TensorUpdate<'a, M>>> {
     let States { tensors, arenas, has_masters } = states;
     let tensors = &*tensors;
-    let with_masters = std::mem::replace(has_masters, true);
+    // The program applies deltas itself, so that weights change behind their copies.
+    let changes_weights = operands.iter().all(|operand| matches!(operand.target, Target::Weights { .. }));
+    let with_masters = std::mem::replace(has_masters, changes_weights);
     /// For each tensor its range of one buffer.
     fn divided<'a, M: OptimizerMemory>(
         tensors: &[state::Tensor],
