@@ -302,7 +302,7 @@ mod tests {
     use crate::dtype::DType;
 
     #[test]
-    fn ranks_with_tables_that_collide_in_a_fast_hash_disagree() {
+    fn same_plan_tells_tables_that_collide_in_a_fast_hash_apart() {
         let outcomes = local::run(2, |comm| {
             let [tensors, _] = if comm.rank() == 0 {
                 colliding()
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_remembered_digest_is_that_of_the_same_lines() {
+    fn digests_remember_the_digest_of_the_same_lines() {
         let digest = |count: usize| {
             let lines = [("count", Value::Number(count))];
             Plan { lines: &lines, ..Plan::of(Operation::Barrier) }.digest()
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn agreements_are_numbered_in_the_order_in_which_they_are_made() {
+    fn agreements_are_numbered_in_order() {
         let agreements = crate::comm::Agreements::default();
         let plans = [7, 3, 9].map(|byte| [byte; size_of::<Digest>()]);
         plans.iter().for_each(|&plan| agreements.add(plan));

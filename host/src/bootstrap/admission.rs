@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rank_is_admitted_once() {
+    fn admission_admits_each_rank_once() {
         let admission = Admission::new(2, 7, None, "a test".into());
         assert_eq!(arrive(&admission, 1, 2, 7), Ok(()));
         assert_eq!(arrive(&admission, 1, 2, 7), Err(BootstrapError::DuplicateRank { rank: 1 }));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_whose_connection_broke_may_come_again() {
+    fn admission_takes_a_rank_again_after_its_connection_broke() {
         let admission = Admission::new(3, 0, None, "a test".into());
         arrive(&admission, 1, 3, 0).unwrap();
         admission.lost(1);

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn torchruns_agent_and_other_programs_at_the_ports_do_not_keep_ranks_apart() {
+    fn rendezvous_meets_beside_torchruns_agent_and_other_programs() {
         let agent = foreign(0, Some).expect("a free port");
         let ports = torchrun(0, 3, agent, "job").torchrun.unwrap().ports(agent);
         // Where the test cannot listen, another program does.
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_torchrun_with_one_secret_do_not_mix_at_one_port() {
+    fn rendezvous_keeps_jobs_of_torchrun_with_one_secret_apart() {
         let jobs = ["first", "second"].map(|run_id| of_launch(&torchrun(0, 2, 29_500, run_id)));
         assert_ne!(address(&jobs[0]).secret.bytes(), address(&jobs[1]).secret.bytes());
         assert_ne!(address(&jobs[0]).ports, address(&jobs[1]).ports);
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_of_torchrun_is_a_generation_on_one_machine_only() {
+    fn at_master_takes_torchruns_generation_on_one_machine_only() {
         let of = |nodes: &str, restarts: &str| {
             let variables = |name: &str| {
                 let text = match name {
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ports_of_torchrun_are_the_documented_ones() {
+    fn rendezvous_uses_the_documented_ports_of_torchrun() {
         for (port, run_id) in [(29_500, "none"), (20_000, "job"), (41_234, "")] {
             let ports = torchrun(0, 2, port, run_id).torchrun.unwrap().ports(port);
             assert_eq!(ports, torchrun(1, 2, port, run_id).torchrun.unwrap().ports(port));
@@ -369,7 +369,7 @@ mod tests {
 
     /// Kubeflow gives rank 0 `localhost`, and the other ranks the name of a service.
     #[test]
-    fn rank_0_at_localhost_is_found_by_another_name_unless_all_ranks_are_known_to_be_local() {
+    fn join_finds_rank_0_of_localhost_by_another_name() {
         let launch = |rank: usize, master: &str, port: u16, local: Option<usize>| {
             let variables = |name: &str| match name {
                 "RANK" => Some(rank.to_string()),

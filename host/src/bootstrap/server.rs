@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_a_violation_by_its_rank() {
+    fn server_blames_the_rank_that_sends_no_request() {
         let post = |calls: usize, contribution| {
             let calls = vec![Call::without_data(Operation::Barrier); calls];
             encode(&Request::Post { calls, contribution }, FRAME_LIMIT).unwrap()
@@ -335,7 +335,7 @@ mod tests {
     /// The requests are valid only if the rank itself sends them, once each and in this order: an attacker in between can neither make nor
     /// repeat them.
     #[test]
-    fn what_was_altered_injected_or_repeated_is_a_violation() {
+    fn server_refuses_altered_injected_and_repeated_frames() {
         let request = |request: Request| encode(&request, FRAME_LIMIT).unwrap();
         let farewell = || request(Request::Leave { departure: Departure::Left, sequence: 0 });
         let fine = || request(Request::Progress { inquiry: 9, sequence: 0 });
@@ -378,7 +378,7 @@ mod tests {
     /// A reader of a group's connections learns neither the contributions of ranks, among which is the secret of a group that is split off, nor
     /// the group's own secret.
     #[test]
-    fn an_eavesdropper_reads_nothing() {
+    fn server_sends_nothing_that_an_eavesdropper_can_read() {
         let loopback = Some(Ipv4Addr::LOCALHOST.into());
         let listener = listen(loopback, 0).unwrap();
         let behind = port(&listener).unwrap();
@@ -429,7 +429,7 @@ mod tests {
 
     /// A rank 0 that sends bytes which are no event violates the protocol.
     #[test]
-    fn a_rank_0_that_sends_no_events_is_a_violation() {
+    fn join_blames_a_rank_0_that_sends_no_events() {
         let listener = listen(Some(Ipv4Addr::LOCALHOST.into()), 0).unwrap();
         listener.set_nonblocking(false).unwrap();
         let port = port(&listener).unwrap();

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_arena_comes_back_for_its_dtype_and_length_alone() {
+    fn scratch_gives_an_arena_back_for_its_dtype_and_length_alone() {
         let mut scratch = Scratch::default();
         let mut arena = scratch.take("test", DType::F32, 100).unwrap();
         let place = arena.as_slice().as_bytes().as_ptr();

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_code_that_nobody_knows_is_passed_on_as_it_is() {
+    fn check_passes_an_unknown_code_on() {
         let error = check("cuMemAlloc of 8 bytes", Status(99999)).unwrap_err();
         assert_eq!((error.call.as_str(), error.code), ("cuMemAlloc of 8 bytes", 99999));
         assert!(error.to_string().starts_with("CUDA: cuMemAlloc of 8 bytes failed with code 99999: "), "{error}");

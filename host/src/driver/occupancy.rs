@@ -249,13 +249,13 @@ mod tests {
     }
 
     #[test]
-    fn a_communicator_alone_has_all_places() {
+    fn places_are_all_of_a_communicator_alone() {
         assert_eq!(places(1, 132, 2, [entry(1, 1, 1)].iter()), 264);
         assert_eq!(places(1, 132, 2, [entry(1, 1, 1), entry(1, 1, 1)].iter()), 264, "two operations of one");
     }
 
     #[test]
-    fn communicators_of_small_tensors_leave_most_places_to_others() {
+    fn places_of_small_tensors_leave_most_to_others() {
         let small = |owner| ClaimedSlots { kernels: Kernels::Small, ..entry(owner, 1, 1) };
         let claims = [entry(1, 1, 1), small(1), small(2)];
         assert_eq!([1, 2].map(|owner| places(owner, 132, 2, claims.iter())), [211, 52]);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_wait_for_each_other_find_multiprocessors_of_their_own() {
+    fn places_give_waiting_blocks_multiprocessors_of_their_own() {
         let of = |owner, kernels| ClaimedSlots { kernels, ..entry(owner, 1, 1) };
         for others in
             [[Kernels::Small, Kernels::Small], [Kernels::Small, Kernels::Large], [Kernels::Together, Kernels::Large]]
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_launches_of_all_have_places_together() {
+    fn places_suffice_for_the_launches_of_all_together() {
         for (ranks, processes) in [(1, 1), (2, 2), (4, 4), (8, 8), (4, 1), (8, 2), (3, 3)] {
             for communicators in 1..20 {
                 // Each rank that is a thread of one process has a communicator of its own.
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_communicator_is_refused_while_a_graph_needs_its_places() {
+    fn claim_is_refused_while_a_graph_needs_the_places() {
         let recorded = |device, blocks| RecordedSlots {
             device,
             owner: 1,
@@ -350,7 +350,7 @@ mod tests {
 
     /// Two GPUs with two processes each, split into groups with one rank on either GPU: no process knows of its neighbour's claim.
     #[test]
-    fn parts_of_a_communicator_leave_places_to_each_other() {
+    fn places_are_shared_among_parts_of_a_communicator() {
         let (world, part) = (Sharers { ranks: 2, processes: 2 }, Sharers::ONE);
         let claim = |sharers| ClaimedSlots { sharers, ..entry(1, 1, 1) };
         let of_both = 2 * places(1, 132, 2, [claim(part.and_of_parent(world))].iter());

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_are_used_and_those_of_recordings_stay() {
+    fn tables_in_use_and_of_recordings_stay() {
         let (mut tables, most) = (Tables::default(), Tables::MOST as u64);
         assert_eq!(address(&mut tables, &[0]), None);
         for number in 0..most {
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_of_recordings_that_are_gone_are_like_others() {
+    fn tables_of_ended_recordings_are_like_others() {
         let (mut tables, most) = (Tables::default(), Tables::MOST as u64);
         let recordings: Vec<_> = (0..2 * most).map(|number| tables.keep(vec![number], 1000 + number)).collect();
         assert!(recordings.iter().all(|(_, gone)| gone.is_empty()), "all are read");

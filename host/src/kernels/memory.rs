@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_are_one_only_without_gaps_and_in_order() {
+    fn joined_range_takes_slices_without_gaps_and_in_order() {
         let begin = 1 << 20;
         let of = |slices: &[(u64, usize)]| joined_range(slices, 2);
         assert_eq!(of(&[]), Some((0, 0)));

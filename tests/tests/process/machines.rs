@@ -81,11 +81,11 @@ fn launch(world_size: usize, each: usize) {
 }
 
 #[test]
-fn three_machines_of_one_rank() {
+fn process_communicator_on_three_machines_of_one_rank() {
     launch(3, 1);
 }
 
 #[test]
-fn two_machines_of_two_ranks() {
+fn process_communicator_on_two_machines_of_two_ranks() {
     launch(4, 2);
 }

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_code_of_other_architectures_goes() {
+    fn keep_drops_the_code_of_other_architectures_alone() {
         let (one, two) = (fatbin(&[120, 90, 80]), fatbin(&[90]));
         let linked = [&one[..], &[0; 8], &two].concat();
         let relocatable = fatbin(&[90, 80]);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn keep_refuses_what_it_does_not_understand() {
         let refusal = |section: &[u8], wanted: &[u32]| {
             let error = keep(&mut elf(&[(LINKED, section)]), wanted).unwrap_err();
             format!("{error:#}")

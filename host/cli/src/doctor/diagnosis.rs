@@ -336,14 +336,14 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_are_chosen_as_nccl_chooses_them() {
+    fn is_chosen_takes_interfaces_as_nccl_does() {
         let chosen = ["eth", "=eth0", "=ib0,eth0", "^lo", "^=eth"];
         assert!(chosen.iter().all(|chosen| is_chosen("eth0", chosen)));
         assert!(["ib", "=eth", "^eth", "^=eth0", "^lo,eth"].iter().all(|chosen| !is_chosen("eth0", chosen)));
     }
 
     #[test]
-    fn each_fact_out_of_order_is_one_problem_that_names_the_rank_and_the_value() {
+    fn problems_name_the_rank_and_the_value_of_each_fact() {
         assert_eq!(of(|_| {}, 0.2), []);
         type Change = fn(&mut Facts);
         let cases: [(Change, f64, &str); 15] = [
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_exchange_by_sockets_are_told_what_would_let_them_share_memory() {
+    fn problems_of_sockets_say_what_would_share_memory() {
         let clocks = [Offset { seconds: 0.0, uncertainty: 0.0 }; 2];
         let by_sockets = |change: fn(&mut Facts)| {
             let mut ranks = [facts(0), facts(1)];

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_launchers_speak_of_machines() {
+    fn of_machines_words_errors_of_launchers() {
         let missing = of_machines(0, "ranks [1, 3] did not join within 6s");
         assert_eq!(missing, "machine 0: machines [1, 3] did not join within 6s");
         let unlike = of_machines(1, "rank 0 was told a world size of 2, rank 1 one of 3");
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_master_is_a_host_and_a_port() {
+    fn address_of_a_master_is_a_host_and_a_port() {
         assert_eq!(address("node-0:29500"), Ok(("node-0".into(), 29500)));
         assert_eq!(address("[fe80::1]:7"), Ok(("fe80::1".into(), 7)));
         for wrong in ["node-0", "node-0:", ":5", "node-0:0", "node-0:65536"] {

@@ -215,14 +215,14 @@ mod tests {
     }
 
     #[test]
-    fn lines_end_with_a_newline_or_a_carriage_return_wherever_reads_end() {
+    fn split_ends_lines_wherever_reads_end() {
         let (found, rest) = lines(&[b"one\ntw", b"o\r", b"\nthree 1%\rthree 2%\r\n\n", b"four"]);
         assert_eq!(found, ["one", "two", "three 1%", "three 2%", ""]);
         assert_eq!(rest, b"four");
     }
 
     #[test]
-    fn a_line_without_an_end_is_given_in_pieces() {
+    fn split_gives_a_line_without_an_end_in_pieces() {
         let (found, rest) = lines(&[&vec![b'x'; LONGEST], b"y\nz"]);
         assert_eq!((found.len(), found[0].len(), found[1].as_str(), rest.as_slice()), (2, LONGEST, "y", &b"z"[..]));
     }

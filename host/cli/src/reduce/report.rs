@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn coefficients_of_any_size_are_short_and_show_their_digits() {
+    fn number_is_short_and_shows_its_digits() {
         let shown = [0.0, 1.0, -0.5, 1e6, 1e-9, -2.5e-4, 1e308, f64::NAN].map(number);
         let expected = [
             "0.000000",

@@ -75,7 +75,7 @@ mod tests {
 
     /// Elements in pieces, as a GPU's memory is read, give the hash and the first NaN of the whole.
     #[test]
-    fn pieces_have_the_fingerprint_of_the_whole() {
+    fn fingerprint_of_pieces_is_of_the_whole() {
         let block_len = BLOCK_BYTES / size_of::<f32>();
         let mut values = vec![1.0f32; 3 * block_len + 5];
         for place in [None, Some(3 * block_len + 4), Some(2 * block_len), Some(17)] {

@@ -261,7 +261,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_chunk_is_reduced_once_in_two_shots_and_by_all_in_one(
+        fn packet_plan_reduces_chunks_once_in_two_shots_by_all_in_one(
             lens in prop::collection::vec(prop_oneof![0usize..300, 0usize..5000, 0usize..300_000], 1..12),
             world_size in 2usize..=8, whole in any::<bool>(), dtype in dtypes(),
         ) {
@@ -303,7 +303,7 @@ mod tests {
         }
 
         #[test]
-        fn blocks_have_a_thread_for_each_packet_of_several_chunks_as_far_as_possible(
+        fn for_blocks_has_a_thread_for_each_packet_where_possible(
             lens in prop::collection::vec(prop_oneof![1usize..300, 1usize..300_000], 1..12), world_size in 2usize..=8,
             blocks in 1u64..70, dtype in dtypes(),
         ) {
@@ -329,7 +329,7 @@ mod tests {
         }
 
         #[test]
-        fn parts_of_the_common_area_do_not_overlap(
+        fn packet_arena_has_parts_that_do_not_overlap(
             chunks in 0usize..300, layers in 0usize..40, world_size in 2usize..=8, dtype in dtypes(),
             shard_len in 0usize..5000,
         ) {

@@ -221,7 +221,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slots_hold_a_shard_twice_and_do_not_overlap(bytes in 1usize..1 << 24, world_size in 2usize..=MOST_PEERS) {
+        fn mailbox_size_for_sums_holds_a_shard_twice(bytes in 1usize..1 << 24, world_size in 2usize..=MOST_PEERS) {
             let size @ MailboxSize { slot_packets, .. } = MailboxSize::for_sums(bytes, world_size);
             let shard = bytes.div_ceil(PACKET_BYTES).div_ceil(world_size);
             prop_assert!(shard <= slot_packets / 2);
@@ -241,7 +241,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blocks_are_as_many_threads_as_packets_or_as_fit(packets in 1u64..1 << 18, small in 1u64..400, large in 1u64..133) {
+        fn grid_has_as_many_threads_as_packets_or_as_fit(packets in 1u64..1 << 18, small in 1u64..400, large in 1u64..133) {
             let (of_multiprocessor, Grid { blocks, threads }) = grid(packets, [small, large]);
             let places = if of_multiprocessor == 1 { large } else { small };
             prop_assert!(blocks <= places && threads % WARP == 0 && of_multiprocessor * threads <= PACKET_THREADS);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn large_blocks_divide_packets_among_all_places() {
+    fn shots_divide_packets_of_large_blocks_among_all_places() {
         // Eight ranks of an H200, 256 KiB in two shots.
         assert_eq!(grid(2048, [14, 12]), (1, Grid { blocks: 11, threads: 192 }));
         assert_eq!(grid(1024, [14, 12]), (PACKET_BLOCKS, Grid { blocks: 8, threads: THREADS }));

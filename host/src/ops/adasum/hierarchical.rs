@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn one_matrix_then_two_then_a_tree_of_nodes() {
+    fn choose_takes_one_matrix_then_two_then_a_tree_of_nodes() {
         let auto = AdasumOptions::default();
         let of = |nodes, per_node| chosen(WithinNode::Adasum, auto, &positions(nodes, per_node));
         assert_eq!([of(1, 1), of(1, 8), of(2, 1), of(4, 1)], [Levels::One; 4]);
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_is_taken() {
+    fn choose_takes_the_algorithm_of_the_options() {
         let of = |algorithm, nodes| {
             let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
             Levels::choose(WithinNode::Adasum, options, &positions(nodes, 8), 32 << 20)

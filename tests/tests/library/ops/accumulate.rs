@@ -119,7 +119,7 @@ fn accumulate_refuses_other_shapes() {
 }
 
 #[test]
-fn a_view_has_to_fit_its_data() {
+fn tensor_view_has_to_fit_its_data() {
     let mut data = Array::unwritten(Format::F32, 6);
     for shape in [&[5][..], &[7], &[2, 2], &[], &[0], &[usize::MAX, 2], &[6, usize::MAX, 0]] {
         assert!(TensorView::new(data.slice(), shape).is_err(), "{shape:?} for 6 elements");

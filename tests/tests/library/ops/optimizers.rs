@@ -120,7 +120,7 @@ fn adam_takes_steps_with_and_without_bias_correction_and_decay() {
 
 /// States are kept in `f32` unless an operand is `f64`, and a restored optimizer continues like the saved one.
 #[test]
-fn states_survive() {
+fn sgd_and_adam_states_survive() {
     let halves = [Format::F16, Format::F32, Format::BF16];
     let options = AdamOptions::default();
     let (mut adam, mut sgd) =
@@ -146,7 +146,7 @@ fn states_survive() {
 }
 
 #[test]
-fn refusals_change_nothing() {
+fn sgd_and_adam_refusals_change_nothing() {
     let buffer = |len: usize| filled(Format::F32, &[len], |_, len| vec![1.0; len]);
     let refuse = |optimizer: &mut dyn DeltaOptimizer, sizes: [usize; 3], words: &[&str]| {
         let mut deltas = buffer(sizes[2]);
@@ -249,7 +249,7 @@ fn refused(name: &str, value: f64, outcomes: [gradsync::Result<()>; 3]) {
 /// Gradients that are not finite, or that overflow a state, would spoil the state for ever: they are refused by tensor and value, the state
 /// is unchanged, and the next step is as if there had been none. Without a state nothing is refused.
 #[test]
-fn gradients_that_would_poison_a_state_are_refused() {
+fn sgd_and_adam_refuse_gradients_that_would_poison_a_state() {
     let of = |value: f64| {
         filled(Format::F32, &[3, 2], |_, len| {
             (0..len).map(|i| if i == 1 { f64::from(value as f32) } else { 1.0 }).collect()
@@ -306,7 +306,7 @@ fn gradients_that_would_poison_a_state_are_refused() {
 
 /// The bias correction of second moments near the largest `f64` would make them infinite, and the step zero.
 #[test]
-fn moments_that_their_correction_would_overflow_are_refused() {
+fn adam_refuses_moments_that_their_correction_would_overflow() {
     let of = |value: f64| filled(Format::F64, &[3], |_, len| vec![value; len]);
     let options = AdamOptions::default().with_rate(1.0).with_beta2(1.0 - f64::EPSILON / 2.0);
     for second in [1e293, f64::MAX] {
@@ -331,7 +331,7 @@ fn moments_that_their_correction_would_overflow_are_refused() {
 
 /// The number of steps ends in an error that changes nothing.
 #[test]
-fn steps_beyond_the_last_number_are_refused() {
+fn adam_refuses_steps_beyond_the_last_number() {
     let of = |value: f64| filled(Format::F32, &[3], |_, len| vec![value; len]);
     let mut adam = Adam::with_moments(AdamOptions::default(), of(0.5), of(1.0), u64::MAX - 1).unwrap();
     let step = |adam: &mut Adam| adam.deltas(&of(1.0), &of(0.0), &mut of(0.0));

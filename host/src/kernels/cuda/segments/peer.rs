@@ -251,7 +251,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_in_a_mailbox_overlaps(
+        fn mailbox_len_holds_rows_that_do_not_overlap(
             layers in 0usize..40, rows in 0usize..100, world_size in 2usize..=MOST_RANKS, shard in 0usize..10_000,
         ) {
             let peers = Peers::of(layers, rows, world_size, shard * 16);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn senders_leave_places_to_the_others() {
+    fn peer_senders_leave_places_to_the_others() {
         for world_size in 2..=MOST_RANKS {
             let (width, peers) = (width(world_size), Peers::of(1, 0, world_size, 1 << 26));
             let all = 132 * u64::from(LaunchBounds::of_peers(width).blocks);

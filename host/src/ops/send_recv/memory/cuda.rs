@@ -199,7 +199,7 @@ mod tests {
     use crate::plan::bundle::BundleLayout;
 
     #[test]
-    fn a_payload_is_found_only_where_there_is_no_gap() {
+    fn payload_of_tensors_is_found_without_gaps_alone() {
         let begin = |tensors: &[(u64, usize)]| {
             let layout = BundleLayout::new(&tensors.iter().map(|(_, len)| *len).collect::<Vec<_>>()).unwrap();
             let raw = |&(address, len): &(u64, usize)| Bytes { address, len };
