@@ -81,7 +81,7 @@ pub(super) struct Admission {
     /// The loopback address, if the group is confined to it.
     loopback: Option<IpAddr>,
     /// Where ranks join, in words.
-    place: String,
+    address: String,
     state: Mutex<AdmissionState>,
     changed: Condvar,
     /// The subgroups, for members of a group in one process.
@@ -89,11 +89,11 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    pub(super) fn new(world_size: usize, generation: u64, loopback: Option<IpAddr>, place: String) -> Self {
+    pub(super) fn new(world_size: usize, generation: u64, loopback: Option<IpAddr>, address: String) -> Self {
         let arrivals = (0..world_size).map(|_| None).collect();
         let state = AdmissionState { arrivals, unauthenticated: Strangers::default(), refusal: None, outcome: None };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        Admission { world_size, generation, loopback, place, state, changed, subgroups: Arc::default() }
+        Admission { world_size, generation, loopback, address, state, changed, subgroups: Arc::default() }
     }
 
     /// No user code runs under the lock, so a poisoned one still guards consistent state.
@@ -195,10 +195,12 @@ impl Admission {
     /// The line that tells for which ranks the others wait, and who was turned away.
     fn describe(&self, state: &AdmissionState, notices: &Notices, deadline: Duration) -> String {
         let missing = notice::listed(&missing(state));
-        let (world_size, place, strangers) = (self.world_size, &self.place, &state.unauthenticated);
+        let (world_size, address, strangers) = (self.world_size, &self.address, &state.unauthenticated);
         let refusal = state.refusal.as_ref().map_or_else(String::new, |error| format!("; refused: {error}"));
         let seconds = notices.elapsed().as_secs();
-        format!("waiting for {missing} of {world_size} at {place}, for {seconds} s of {deadline:?}{strangers}{refusal}")
+        format!(
+            "waiting for {missing} of {world_size} at {address}, for {seconds} s of {deadline:?}{strangers}{refusal}"
+        )
     }
 
     /// Ends the admission for all ranks that have arrived.

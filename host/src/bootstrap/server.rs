@@ -66,20 +66,20 @@ pub(super) struct Service {
     loopback: Option<IpAddr>,
     secret: Secret,
     /// Where ranks join, in words.
-    place: String,
+    address: String,
 }
 
 impl Service {
-    pub(super) fn new(loopback: Option<IpAddr>, secret: Secret, place: String) -> Self {
-        Service { loopback, secret, place }
+    pub(super) fn new(loopback: Option<IpAddr>, secret: Secret, address: String) -> Self {
+        Service { loopback, secret, address }
     }
 }
 
 /// Joins as rank 0, which accepts the other ranks at `listener`.
 pub(super) fn join(listener: TcpListener, service: Service, applicant: &Applicant) -> Result<Member, BootstrapError> {
     let &Applicant { rank, world_size, generation, .. } = applicant;
-    let Service { loopback, secret, place } = service;
-    let admission = Admission::new(world_size, generation, loopback, place);
+    let Service { loopback, secret, address } = service;
+    let admission = Admission::new(world_size, generation, loopback, address);
     let endpoint = applicant.endpoint(false);
     admission.arrive((rank, world_size, generation), Route::Local(endpoint.clone()), None)?;
     let alarm = Alarm::new().map_err(|error| unavailable(&error, "its port".into()))?;
@@ -189,8 +189,8 @@ impl Server {
             Ok(outbox) => outbox,
             Err(error) => return self.lack_thread(socket, session, &error),
         };
-        let place = Route::Remote(outbox.clone());
-        match self.admission.arrive((rank, world_size, identity.generation), place, address) {
+        let route = Route::Remote(outbox.clone());
+        match self.admission.arrive((rank, world_size, identity.generation), route, address) {
             Ok(()) => self.listen_to(rank, socket, session),
             Err(error) => {
                 tracing::warn!(%error, ?address, "a rank was refused");

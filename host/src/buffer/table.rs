@@ -220,8 +220,8 @@ pub(crate) mod tests {
         assert_eq!(lack, 0, "the first sum");
         [0, 1].map(|index: usize| {
             let mut free = vec![0; 48];
-            for (place, &word) in words[index].iter().enumerate() {
-                free[3 + 8 * place] = word as usize;
+            for (position, &word) in words[index].iter().enumerate() {
+                free[3 + 8 * position] = word as usize;
             }
             [(FIRST, vec![LENS[index]]), ("nothing", free)]
         })

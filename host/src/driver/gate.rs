@@ -83,7 +83,7 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         let address = self.gate.address();
         HELD.with_borrow_mut(|held| {
-            held.iter().rposition(|&other| other == address).map(|place| held.swap_remove(place))
+            held.iter().rposition(|&other| other == address).map(|index| held.swap_remove(index))
         });
         self.gate.0.fetch_sub(1, Ordering::Release);
     }

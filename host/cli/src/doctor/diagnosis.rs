@@ -61,7 +61,7 @@ pub(super) fn problems(ranks: &[Facts], clocks: &[Offset], exchanges: &[Exchange
     for (description, value, remedy) in differing {
         found.extend(difference(ranks, description, value, remedy));
     }
-    places(ranks, &mut found);
+    positions(ranks, &mut found);
     machines(ranks, &mut found);
     gpus(ranks, &mut found);
     interfaces(ranks, &mut found);
@@ -129,7 +129,7 @@ fn difference(ranks: &[Facts], description: &str, value: fn(&Facts) -> String, r
 }
 
 /// Checks the positions of ranks on their machines.
-fn places(ranks: &[Facts], found: &mut Vec<Problem>) {
+fn positions(ranks: &[Facts], found: &mut Vec<Problem>) {
     for ((host, local_rank), of) in by(ranks, |rank| (rank.host.clone(), rank.local_rank)) {
         if of.len() > 1 && local_rank.is_some() {
             let text = format!("{} of {host} have the same local rank {}", listed(&of), local_rank.unwrap_or_default());
@@ -178,8 +178,8 @@ fn machines(ranks: &[Facts], found: &mut Vec<Problem>) {
 
 fn gpus(ranks: &[Facts], found: &mut Vec<Problem>) {
     let with_gpus: Vec<Facts> = ranks.iter().filter(|rank| !rank.gpus.is_empty()).cloned().collect();
-    let place = |rank: &Facts| (rank.host.clone(), rank.gpu().map(str::to_owned), rank.gpu_identifier.clone());
-    for ((host, gpu, _), of) in by(&with_gpus, place) {
+    let position = |rank: &Facts| (rank.host.clone(), rank.gpu().map(str::to_owned), rank.gpu_identifier.clone());
+    for ((host, gpu, _), of) in by(&with_gpus, position) {
         match gpu {
             Some(gpu) if of.len() > 1 => {
                 let remedy = "give each rank a GPU of its own: a LOCAL_RANK from its launcher, or CUDA_VISIBLE_DEVICES";

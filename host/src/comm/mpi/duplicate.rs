@@ -87,8 +87,8 @@ impl Turn {
     /// Takes the turn; returns `None` while another thread has it.
     fn take(original: usize) -> Result<Option<Self>, MpiError> {
         match lock(&ORIGINALS).entry(original) {
-            Entry::Vacant(place) => {
-                place.insert(Attempt::UnderWay);
+            Entry::Vacant(entry) => {
+                entry.insert(Attempt::UnderWay);
                 Ok(Some(Self { original, is_over: false }))
             }
             Entry::Occupied(attempt) if *attempt.get() == Attempt::GivenUp => Err(MpiError::GivenUp),

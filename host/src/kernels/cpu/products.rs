@@ -348,8 +348,8 @@ mod tests {
                             let mut total = 0.0;
                             for chunk in chunks(segment.clone()) {
                                 let mut lanes = [0.0; LANES];
-                                for (place, index) in chunk.enumerate() {
-                                    let sum = &mut lanes[place % LANES];
+                                for (position, index) in chunk.enumerate() {
+                                    let sum = &mut lanes[position % LANES];
                                     *sum = elementwise::add_product(*sum, x[index], y[index]);
                                 }
                                 total += lane_sum(lanes);

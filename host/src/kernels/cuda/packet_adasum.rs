@@ -65,12 +65,12 @@ impl PacketPlan {
         };
         let reduced: Vec<PacketChunks> = match shots {
             Shots::One => vec![consecutive(0, chunks.len()); 2],
-            Shots::Two => (0..world_size).map(|place| of_rank((rank + place) % world_size)).collect(),
+            Shots::Two => (0..world_size).map(|index| of_rank((rank + index) % world_size)).collect(),
         };
         let counts = (chunks.len(), layers.layers());
         let bytes = arena_len * dtype.size_bytes();
         let arena = PacketArena {
-            reduced: from_fn(|place| reduced.get(place).copied().unwrap_or_default()),
+            reduced: from_fn(|index| reduced.get(index).copied().unwrap_or_default()),
             peers: reduced.len() as u64 - 1,
             most_reduced: reduced.iter().map(|chunks| u64::from(chunks.count)).max().unwrap_or(0),
             multiplying_log2: longest_log2(&chunks, dtype).min(THREADS.ilog2()).into(),
@@ -273,8 +273,8 @@ mod tests {
             for rank in 0..world_size {
                 let arena = plan(rank, Shots::Two).arena;
                 prop_assert_eq!(arena.peers as usize, world_size - 1);
-                for place in 0..world_size {
-                    prop_assert_eq!(arena.reduced[place], of_first.reduced[(rank + place) % world_size]);
+                for index in 0..world_size {
+                    prop_assert_eq!(arena.reduced[index], of_first.reduced[(rank + index) % world_size]);
                 }
                 prop_assert_eq!(arena.reduced[0].first, next);
                 next = arena.reduced[0].end();

@@ -7,10 +7,10 @@
 use std::hash::{BuildHasher, RandomState};
 
 use super::{Adasum, AdasumMemory, AdasumOptions, AdasumReport, Algorithm};
-use crate::agreement::{gather, same_plan};
 use crate::buffer::{GradientBuffer, TensorTable};
 use crate::call::Value;
 pub use crate::call::WithinNode;
+use crate::call_comparison::{gather, same_call};
 use crate::comm::{Communicator, ReduceOp};
 use crate::error::{Error, Operation, Result};
 use crate::memory::{Host, Memory};
@@ -217,7 +217,7 @@ pub(super) fn agree<M: Memory>(
     lines: &[(&str, Value<'_>)],
 ) -> Result<Vec<GridPosition>> {
     let operation = Operation::HierarchicalAdasumAllReduce(within_node, options);
-    same_plan(operation, nodes.all, table, lines, check_within(OPERATION, within_node))?;
+    same_call(operation, nodes.all, table, lines, check_within(OPERATION, within_node))?;
     check_nodes(OPERATION, nodes)
 }
 

@@ -40,13 +40,13 @@ fn with(mut header: Vec<u8>, offset: usize, bytes: &[u8]) -> Vec<u8> {
 #[test]
 fn layout_has_tensors_where_upstream_has_them() {
     let layout = BundleLayout::new(&[4, 300, 256]).unwrap();
-    assert_eq!((layout.places, layout.len), (vec![0..4, 256..556, 768..1024], 1024));
+    assert_eq!((layout.ranges, layout.len), (vec![0..4, 256..556, 768..1024], 1024));
     let header = decode(&encode(&three(), 7).unwrap(), &Limits::default()).unwrap();
     assert_eq!(header.layout, BundleLayout::new(&[4, 300, 256]).unwrap());
-    assert_eq!(BundleLayout::new(&[]).unwrap(), BundleLayout { places: vec![], len: 0 });
+    assert_eq!(BundleLayout::new(&[]).unwrap(), BundleLayout { ranges: vec![], len: 0 });
     // There is no padding at the end, and an empty tensor has an offset too.
-    assert_eq!(BundleLayout::new(&[5, 0]).unwrap(), BundleLayout { places: vec![0..5, 256..256], len: 256 });
-    assert_eq!(BundleLayout::new(&[0, 0, 1]).unwrap(), BundleLayout { places: vec![0..0, 0..0, 0..1], len: 1 });
+    assert_eq!(BundleLayout::new(&[5, 0]).unwrap(), BundleLayout { ranges: vec![0..5, 256..256], len: 256 });
+    assert_eq!(BundleLayout::new(&[0, 0, 1]).unwrap(), BundleLayout { ranges: vec![0..0, 0..0, 0..1], len: 1 });
 }
 
 #[test]

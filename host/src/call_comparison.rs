@@ -1,14 +1,14 @@
-//! The agreement of ranks before an operation begins: each rank publishes its plan, or the reason why it has none.
+//! The agreement of ranks before an operation begins: each rank publishes its call, or the reason why it has none.
 //!
 //! An error in one rank's call becomes an error on every rank, so that no rank waits for a rank that has refused. Therefore no step that
 //! may fail on one rank alone returns before the agreement of a call: its outcome is part of the agreement.
 //!
-//! Ranks compare a [`Plan`], which is a list of lines. Its digest and the texts of an error are computed from the same lines, so an error
+//! Ranks compare a [`ComparedCall`], which is a list of lines. Its digest and the texts of an error are computed from the same lines, so an error
 //! can name every possible difference. Ranks exchange only digests as long as these are equal; otherwise they find the first different
 //! line by bisection, and exchange only its text.
 //!
-//! Kernels and shared memory rely on layouts that were compared here, so the digest is a cryptographic one. It is computed once per plan:
-//! a table of tensors keeps its own, and each thread remembers the digests of its last plans.
+//! Kernels and shared memory rely on layouts that were compared here, so the digest is a cryptographic one. It is computed once per call:
+//! a table of tensors keeps its own, and each thread remembers the digests of its last calls.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -27,15 +27,15 @@ const WORD: usize = size_of::<u64>();
 const LONGEST_TEXT: usize = 2048;
 /// The number of words of a digest.
 const DIGEST_WORDS: usize = size_of::<Digest>() / WORD;
-/// The number of plans whose digests a thread remembers.
-const REMEMBERED_PLANS: usize = 32;
+/// The number of calls whose digests a thread remembers.
+const REMEMBERED_CALLS: usize = 32;
 
-/// The digests of a thread's last plans, the most recently used first.
+/// The digests of a thread's last calls, the most recently used first.
 #[derive(Default)]
 struct Digests {
-    /// The lines of each plan, in which the digest of each table stands for its lines; and their digest.
+    /// The lines of each call, in which the digest of each table stands for its lines; and their digest.
     known: Vec<(Vec<u8>, Digest)>,
-    /// Room for the lines of the next plan.
+    /// Room for the lines of the next call.
     room: Vec<u8>,
 }
 
@@ -45,12 +45,12 @@ thread_local! {
 
 impl Digests {
     fn of(&mut self, lines: LineBytes) -> Digest {
-        let place = self.known.iter().position(|(known, _)| *known == lines.0).unwrap_or_else(|| {
-            self.known.truncate(REMEMBERED_PLANS - 1);
+        let index = self.known.iter().position(|(known, _)| *known == lines.0).unwrap_or_else(|| {
+            self.known.truncate(REMEMBERED_CALLS - 1);
             self.known.push((lines.0.clone(), lines.digest()));
             self.known.len() - 1
         });
-        self.known[..=place].rotate_right(1);
+        self.known[..=index].rotate_right(1);
         self.room = lines.0;
         self.known[0].1
     }
@@ -58,7 +58,7 @@ impl Digests {
 
 /// The operation of a rank and all its arguments that must be equal on all ranks.
 #[derive(Clone, Copy)]
-pub(crate) struct Plan<'a> {
+pub(crate) struct ComparedCall<'a> {
     /// The operation that is called.
     pub(crate) operation: Operation,
     /// The arguments by label, without the arguments that are part of `operation`.
@@ -69,8 +69,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) tables: &'a [(&'static str, &'a TensorTable)],
 }
 
-impl<'a> Plan<'a> {
-    /// A plan of only the operation with its arguments.
+impl<'a> ComparedCall<'a> {
+    /// A call of only the operation with its arguments.
     pub(crate) fn of(operation: Operation) -> Self {
         Self { operation, lines: &[], names: ("", &[]), tables: &[] }
     }
@@ -146,24 +146,24 @@ pub(crate) fn gather<R: Ranks + ?Sized>(ranks: &R, words: &[u64]) -> Result<Vec<
     ranks.gather_words(words)
 }
 
-/// Returns `prepared` if every rank could prepare its own part and all ranks have the same plan. Without an error, this costs one
+/// Returns `prepared` if every rank could prepare its own part and all ranks have the same call. Without an error, this costs one
 /// exchange of five words; texts are sent only for an error.
 ///
 /// # Errors
 /// On a rank that could not prepare, its own error, and on the others [`Error::InvalidArgument`] that quotes the first such rank. If
-/// plans differ, the same [`Error::Disagreement`] on every rank. The errors of the ranks' communicator.
-pub(crate) fn agree<R, T, E>(ranks: &R, plan: &Plan<'_>, prepared: Result<T, E>) -> Result<T, E>
+/// calls differ, the same [`Error::Disagreement`] on every rank. The errors of the ranks' communicator.
+pub(crate) fn agree<R, T, E>(ranks: &R, call: &ComparedCall<'_>, prepared: Result<T, E>) -> Result<T, E>
 where
     R: Ranks + ?Sized,
     E: Display + From<Error>,
 {
-    let scope = scope::within(plan.operation);
-    let tensors: usize = plan.tables.iter().map(|(_, table)| table.tensor_count()).sum();
+    let scope = scope::within(call.operation);
+    let tensors: usize = call.tables.iter().map(|(_, table)| table.tensor_count()).sum();
     let _scope = if tensors > 0 { scope.with_tensors(tensors) } else { scope };
     let gather = &|words: &[u64]| gather(ranks, words);
     let refusal = prepared.as_ref().err().map(ToString::to_string);
     let mut words = [0; DIGEST_WORDS + 1];
-    words[..DIGEST_WORDS].copy_from_slice(&words_of(&plan.digest()));
+    words[..DIGEST_WORDS].copy_from_slice(&words_of(&call.digest()));
     words[DIGEST_WORDS] = u64::from(refusal.is_some());
     let all = match gather(&words) {
         Ok(all) => all,
@@ -175,7 +175,7 @@ where
     if let Some(refusing) = of_ranks.iter().position(|words| words[DIGEST_WORDS] != 0) {
         let refusals = gather_texts(gather, &refusal.unwrap_or_default());
         prepared?;
-        let called = scope::called(plan.operation);
+        let called = scope::called(call.operation);
         let step = match called {
             Operation::ReducerStep { number } => format!("in step {number} "),
             _ => String::new(),
@@ -184,16 +184,16 @@ where
         return Err(Error::InvalidArgument { operation: called.name(), reason }.into());
     }
     let Some(odd) = of_ranks.iter().position(|words| *words != of_ranks[0]) else { return prepared };
-    Err(Error::from(Box::new(first_difference(gather, plan, (0, odd))?)).into())
+    Err(Error::from(Box::new(first_difference(gather, call, (0, odd))?)).into())
 }
 
-/// Finds the first line in which the plans of two ranks differ; the caller knows that they differ. All ranks have to call it.
+/// Finds the first line in which the calls of two ranks differ; the caller knows that they differ. All ranks have to call it.
 fn first_difference(
     gather: &dyn Fn(&[u64]) -> Result<Vec<u64>>,
-    plan: &Plan<'_>,
+    call: &ComparedCall<'_>,
     (left_rank, right_rank): (usize, usize),
 ) -> Result<Disagreement> {
-    let own = plan.beginnings();
+    let own = call.beginnings();
     let lens = gather(&[own.len() as u64])?;
     let (mut from, mut to) = (0, (lens[left_rank].max(lens[right_rank]) as usize).saturating_sub(1));
     // The first difference is in a line from `from` to `to`.
@@ -206,8 +206,8 @@ fn first_difference(
             to = middle;
         }
     }
-    let [label, value] = plan.line(from);
-    let called = scope::called(plan.operation).to_string();
+    let [label, value] = call.line(from);
+    let called = scope::called(call.operation).to_string();
     let of = |rank: usize, text: &str| Ok::<_, Error>(gather_texts(gather, text)?.swap_remove(rank));
     let values = gather_texts(gather, &value)?;
     Ok(Disagreement {
@@ -224,7 +224,7 @@ fn first_difference(
 /// another number of ranks than there are, or if `checked` is an error on one rank. The host waits for the other ranks.
 ///
 /// Comparing counts is not enough: tensors of two ranks may lie in different orders in arenas of the same length.
-pub(crate) fn same_plan<R: Ranks + ?Sized>(
+pub(crate) fn same_call<R: Ranks + ?Sized>(
     operation: Operation,
     ranks: &R,
     table: &TensorTable,
@@ -232,10 +232,10 @@ pub(crate) fn same_plan<R: Ranks + ?Sized>(
     checked: Result<()>,
 ) -> Result<()> {
     let checked = checked.and_then(|()| table.check_world_size(operation.name(), ranks.world_size()));
-    agree(ranks, &Plan { lines, tables: &[("", table)], ..Plan::of(operation) }, checked)
+    agree(ranks, &ComparedCall { lines, tables: &[("", table)], ..ComparedCall::of(operation) }, checked)
 }
 
-/// Compares the ranks' plans and returns `prepared` if every rank could prepare its own part; returns an error on every rank if one rank
+/// Compares the ranks' calls and returns `prepared` if every rank could prepare its own part; returns an error on every rank if one rank
 /// could not, for example for lack of memory. The host waits for the other ranks.
 ///
 /// # Errors
@@ -245,21 +245,21 @@ where
     R: Ranks + ?Sized,
     E: Display + From<Error>,
 {
-    if ranks.world_size() == 1 { prepared } else { agree(ranks, &Plan::of(operation), prepared) }
+    if ranks.world_size() == 1 { prepared } else { agree(ranks, &ComparedCall::of(operation), prepared) }
 }
 
-/// Like [`agree`], but without an exchange if the group remembers the plan from an earlier call, because the same checks have passed
+/// Like [`agree`], but without an exchange if the group remembers the same call from an earlier one, because the same checks have passed
 /// then.
-pub(crate) fn agree_once<R: Ranks + ?Sized>(ranks: &R, plan: &Plan<'_>, checked: Result<()>) -> Result<()> {
+pub(crate) fn agree_once<R: Ranks + ?Sized>(ranks: &R, call: &ComparedCall<'_>, checked: Result<()>) -> Result<()> {
     if ranks.world_size() == 1 {
         return checked;
     }
-    let Some(ledger) = ranks.ledger() else { return agree(ranks, plan, checked) };
-    let digest = plan.digest();
+    let Some(ledger) = ranks.ledger() else { return agree(ranks, call, checked) };
+    let digest = call.digest();
     if let Some(number) = ledger.agreements().number_of(&digest) {
         return ledger.recall(number);
     }
-    agree(ranks, plan, checked)?;
+    agree(ranks, call, checked)?;
     ledger.agreements().add(digest);
     Ok(())
 }
@@ -302,7 +302,7 @@ mod tests {
     use crate::dtype::DType;
 
     #[test]
-    fn same_plan_tells_tables_that_collide_in_a_fast_hash_apart() {
+    fn same_call_tells_tables_that_collide_in_a_fast_hash_apart() {
         let outcomes = local::run(2, |comm| {
             let [tensors, _] = if comm.rank() == 0 {
                 colliding()
@@ -312,7 +312,7 @@ mod tests {
             };
             let table = TensorTable::new(DType::F32, 2, tensors)?;
             Ok::<_, Error>(
-                same_plan(Operation::ZeroPartition, &comm, &table, &[], Ok(())).map_err(|error| error.to_string()),
+                same_call(Operation::ZeroPartition, &comm, &table, &[], Ok(())).map_err(|error| error.to_string()),
             )
         });
         for outcome in outcomes.unwrap() {
@@ -325,11 +325,11 @@ mod tests {
     fn digests_remember_the_digest_of_the_same_lines() {
         let digest = |count: usize| {
             let lines = [("count", Value::Number(count))];
-            Plan { lines: &lines, ..Plan::of(Operation::Barrier) }.digest()
+            ComparedCall { lines: &lines, ..ComparedCall::of(Operation::Barrier) }.digest()
         };
-        let first: Vec<Digest> = (0..2 * REMEMBERED_PLANS).map(digest).collect();
+        let first: Vec<Digest> = (0..2 * REMEMBERED_CALLS).map(digest).collect();
         assert!(first.iter().enumerate().all(|(index, one)| !first[..index].contains(one)));
-        assert!((0..2 * REMEMBERED_PLANS).rev().map(digest).eq(first.iter().rev().copied()));
+        assert!((0..2 * REMEMBERED_CALLS).rev().map(digest).eq(first.iter().rev().copied()));
         let elsewhere = std::thread::spawn(move || (0..3).map(digest).collect::<Vec<_>>()).join().unwrap();
         assert_eq!(elsewhere, first[..3]);
     }
@@ -337,9 +337,9 @@ mod tests {
     #[test]
     fn agreements_are_numbered_in_order() {
         let agreements = crate::comm::Agreements::default();
-        let plans = [7, 3, 9].map(|byte| [byte; size_of::<Digest>()]);
-        plans.iter().for_each(|&plan| agreements.add(plan));
-        assert_eq!(plans.each_ref().map(|plan| agreements.number_of(plan)), [Some(1), Some(2), Some(3)]);
+        let calls = [7, 3, 9].map(|byte| [byte; size_of::<Digest>()]);
+        calls.iter().for_each(|&call| agreements.add(call));
+        assert_eq!(calls.each_ref().map(|call| agreements.number_of(call)), [Some(1), Some(2), Some(3)]);
         assert_eq!(agreements.number_of(&[0; size_of::<Digest>()]), None);
     }
 }

@@ -23,9 +23,10 @@ impl Checkpoints {
             let of_ranks = self.bytes(tensor, range.clone(), pieces)?;
             let first = of_ranks[0];
             for (rank, own) in of_ranks.iter().enumerate() {
-                if let Some(place) = (first != *own).then(|| first.iter().zip(*own).position(|(a, b)| a != b)).flatten()
+                if let Some(offset) =
+                    (first != *own).then(|| first.iter().zip(*own).position(|(a, b)| a != b)).flatten()
                 {
-                    return Err(self.differs(tensor, rank, range, place, (first, own)).into());
+                    return Err(self.differs(tensor, rank, range, offset, (first, own)).into());
                 }
             }
             work(first)?;
@@ -39,20 +40,20 @@ impl Checkpoints {
         others.try_for_each(|tensor| self.copied(tensor, pieces, |_| Ok(())))
     }
 
-    /// The error of a tensor whose bytes `place` of a piece differ; elements lie whole in a piece.
+    /// The error of a tensor whose bytes `offset` of a piece differ; elements lie whole in a piece.
     fn differs(
         &self,
         tensor: usize,
         rank: usize,
         piece: Range<usize>,
-        place: usize,
+        offset: usize,
         (expected, found): (&[u8], &[u8]),
     ) -> FileError {
         let tensor = self.tensors.get(tensor);
         let size = (tensor.dtype.bitsize() / 8).max(1);
-        let place = place / size * size;
-        let value = |bytes: &[u8]| value(tensor.dtype, &bytes[place..bytes.len().min(place + size)]);
-        let element = (piece.start + place) * 8 / tensor.dtype.bitsize();
+        let offset = offset / size * size;
+        let value = |bytes: &[u8]| value(tensor.dtype, &bytes[offset..bytes.len().min(offset + size)]);
+        let element = (piece.start + offset) * 8 / tensor.dtype.bitsize();
         FileError::OtherValue {
             path: self.path(rank).to_owned(),
             tensor: tensor.name.to_owned(),

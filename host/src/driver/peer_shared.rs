@@ -1,4 +1,4 @@
-//! [`Exposure`]: memory of this rank that kernels of other ranks access, and the protocol by which it is released.
+//! [`PeerSharedMemory`]: memory of this rank that kernels of other ranks access, and the protocol by which it is released.
 //!
 //! A peer may launch kernels that write here after this rank has dropped its own objects. So the memory outlives its owner until every rank
 //! has released it. A rank releases the memory of its peers when its own work on it is over: it unmaps that memory and sets its flag in
@@ -32,7 +32,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// Memory of this rank that its peers have mapped, and this rank's mappings of the peers' memory.
 #[derive(Debug)]
-pub(crate) struct Exposure {
+pub(crate) struct PeerSharedMemory {
     queue: Queue,
     /// The launches that use the peers' memory, in any queue.
     order: Arc<LaunchOrder>,
@@ -108,10 +108,10 @@ struct Flags {
     _mappings: Vec<Mapping>,
 }
 
-/// The pending release of a dropped [`Exposure`].
+/// The pending release of a dropped [`PeerSharedMemory`].
 #[derive(Debug)]
 struct Departure {
-    exposure: Exposure,
+    shared_memory: PeerSharedMemory,
     /// The end of this rank's work on the peers' memory.
     end: Event,
     has_let_go: bool,
@@ -134,7 +134,7 @@ fn flag_queue(device: u32) -> Result<Queue, CudaError> {
     Ok(queue)
 }
 
-impl Exposure {
+impl PeerSharedMemory {
     /// For rank `rank`, whose work on the peers' memory is in `queue` or is launched in `order`. `own` has been passed to the peers; `lists`
     /// are the addresses of all ranks' lists.
     pub(crate) fn new(
@@ -165,10 +165,10 @@ impl Exposure {
         let (queue, set) = (flag_queue(self.queue.ordinal())?, 1u64);
         queue.make_current()?;
         for list in &flags.lists {
-            let place = list + (self.rank * size_of::<u64>()) as u64;
+            let flag = list + (self.rank * size_of::<u64>()) as u64;
             // SAFETY: the address is this rank's flag in a mapped list; `set` lives until the wait below is over.
             check("cuMemcpyHtoDAsync", unsafe {
-                cuda::cuMemcpyHtoDAsync_v2(place, (&raw const set).cast(), size_of::<u64>(), queue.raw_stream())
+                cuda::cuMemcpyHtoDAsync_v2(flag, (&raw const set).cast(), size_of::<u64>(), queue.raw_stream())
             })?;
         }
         queue.wait()
@@ -190,10 +190,10 @@ impl Exposure {
     }
 }
 
-impl Drop for Exposure {
+impl Drop for PeerSharedMemory {
     fn drop(&mut self) {
         let Some(flags) = self.flags.take() else { return };
-        let exposure = Exposure {
+        let shared_memory = PeerSharedMemory {
             queue: self.queue.clone(),
             order: self.order.clone(),
             rank: self.rank,
@@ -202,28 +202,28 @@ impl Drop for Exposure {
             flags: Some(flags),
         };
         let departed = {
-            let _held = exposure.queue.hold();
-            exposure.queue.recording().and_then(|recording| match recording {
-                // Waiting for the end of recorded work would invalidate the recording. So the recording keeps the exposure for its graph,
+            let _held = shared_memory.queue.hold();
+            shared_memory.queue.recording().and_then(|recording| match recording {
+                // Waiting for the end of recorded work would invalidate the recording. So the recording keeps the shared memory for its graph,
                 // and drops it later.
                 Some(recording) => Ok(Err(recording)),
                 None => {
-                    exposure.order.follow(&exposure.queue)?;
-                    exposure.queue.event().and_then(|end| end.record().map(|()| Ok(end)))
+                    shared_memory.order.follow(&shared_memory.queue)?;
+                    shared_memory.queue.event().and_then(|end| end.record().map(|()| Ok(end)))
                 }
             })
         };
         match departed {
-            Ok(Err(recording)) => recording.keep(Arc::new(exposure)),
+            Ok(Err(recording)) => recording.keep(Arc::new(shared_memory)),
             Ok(Ok(end)) => {
                 COUNT.fetch_add(1, Ordering::AcqRel);
-                let departure = Departure { exposure, end, has_let_go: false };
+                let departure = Departure { shared_memory, end, has_let_go: false };
                 DEPARTURES.lock().unwrap_or_else(PoisonError::into_inner).0.push(departure);
                 settle(true);
             }
             Err(error) => {
                 tracing::error!(%error, "memory that peers have mapped stays out of use");
-                std::mem::forget(exposure);
+                std::mem::forget(shared_memory);
             }
         }
     }
@@ -236,16 +236,16 @@ impl Departure {
             if !self.end.is_done()? {
                 return Ok(false);
             }
-            self.exposure.let_go()?;
+            self.shared_memory.let_go()?;
             self.has_let_go = true;
         }
-        self.exposure.is_released()
+        self.shared_memory.is_released()
     }
 
     /// Frees the memory, once every rank has released it.
     fn end(mut self) {
-        let queue = self.exposure.queue.clone();
-        if let Some(mut flags) = self.exposure.flags.take() {
+        let queue = self.shared_memory.queue.clone();
+        if let Some(mut flags) = self.shared_memory.flags.take() {
             // All ranks have written their flags, so the list can be reused.
             flags.own.is_given = false;
         }
