@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn residency_slots_give_waiting_blocks_multiprocessors_of_their_own() {
+    fn residency_slots_give_waiting_blocks_own_multiprocessors() {
         let of = |owner, kernels| ClaimedSlots { kernels, ..entry(owner, 1, 1) };
         for others in
             [[Kernels::Small, Kernels::Small], [Kernels::Small, Kernels::Large], [Kernels::Together, Kernels::Large]]

@@ -88,7 +88,7 @@ fn ranks_out_of_range_are_refused() {
 }
 
 #[test]
-fn a_group_of_too_many_ranks_is_refused_before_anything_is_allocated() {
+fn too_many_ranks_are_refused_before_an_allocation() {
     for way in Way::ALL {
         let meeting = way.meeting();
         for world_size in [65_537, 100_000_000, usize::MAX] {

@@ -185,7 +185,7 @@ fn numbers_beyond_the_limit_are_refused_by_name() {
 }
 
 #[test]
-fn an_address_that_can_be_none_is_refused_and_brackets_are_understood() {
+fn impossible_addresses_are_refused_and_brackets_taken() {
     let of = |address: &'static str| {
         launch(&[set(&TORCHRUN), vec![("MASTER_ADDR", address), ("MASTER_PORT", "29500")]].concat())
     };

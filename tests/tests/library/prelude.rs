@@ -75,7 +75,7 @@ fn adasum_of_a_vector_a_slice_and_a_buffer() {
 }
 
 #[test]
-fn adasum_of_vectors_that_differ_between_ranks_leaves_them_unchanged() {
+fn adasum_leaves_vectors_of_different_lengths_unchanged() {
     local::run(2, |comm| {
         let mut v = vec![1.0f32; 4 + comm.rank()];
         let error = adasum(&comm, &mut v).expect_err("4 and 5 elements");

@@ -5,7 +5,7 @@ use std::time::Instant;
 use gradsync::Error;
 use gradsync::comm::{Collectives, CommError, Communicator, ReduceOp};
 use gradsync::internal::NETWORK_BYTES;
-use gradsync_tests::suite::{DEADLINE, Suite, collectives, failures, groups, mismatches, words};
+use gradsync_tests::suite::{DEADLINE, Suite, collectives, error_texts, failures, groups, mismatches};
 
 use crate::launch::{Launch, turn};
 use crate::transport::Launched;
@@ -68,7 +68,7 @@ pub(crate) fn run() {
     mismatches::run(&mut suite);
     failures::run(&mut suite);
     failures::run_deadlines(&mut suite);
-    words::run(&mut suite);
+    error_texts::run(&mut suite);
     groups::run(&mut suite);
     suite.finish();
 }

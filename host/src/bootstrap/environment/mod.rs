@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn from_variables_or_alone_is_alone_without_a_launchers_variables() {
+    fn from_variables_or_alone_is_alone_without_variables() {
         let read = |set: &'static [&'static str]| {
             Launch::from_variables_or_alone(&move |name: &str| set.contains(&name).then(|| "1".to_owned()))
         };

@@ -54,7 +54,7 @@ fn processes_without_an_environment_end_with_the_job() {
 }
 
 #[test]
-fn a_process_that_ignores_sigterm_is_killed_after_the_grace_period() {
+fn a_process_that_ignores_sigterm_is_killed_after_the_grace() {
     let script = "setsid sh -c 'trap \"\" TERM; echo helper $$; sleep 1000' & sleep 0.3; exit 0";
     let mut job = Running::start(gradsync_grace(script, "0.2"));
     let helpers = processes(&job.lines(1));
@@ -82,7 +82,7 @@ fn a_program_in_a_wrapper_script_gets_sigterm() {
 
 /// The same where the program ignores SIGTERM: it is killed after the grace period.
 #[test]
-fn a_program_in_a_wrapper_script_is_killed_after_the_grace_period() {
+fn a_program_in_a_wrapper_script_is_killed_after_the_grace() {
     let start = Instant::now();
     let program = "trap '' TERM; echo process $$; while :; do sleep 1; done";
     let mut command = gradsync_grace("sh -c \"$0\"; true", "0.5");

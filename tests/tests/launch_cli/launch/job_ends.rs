@@ -8,7 +8,7 @@ use crate::job::{PLENTY, Running, assert_gone, launch, run};
 use crate::program::heed_signals;
 
 #[test]
-fn the_first_failure_ends_the_job_with_its_status_and_last_lines() {
+fn first_failure_ends_the_job_with_its_status_and_lines() {
     let start = Instant::now();
     let job = run(&["-n", "3"], &["exit", "1", "42"]);
     job.ended(42, &["rank 1 ended with exit code 42, first of all", "its last lines:\n    this rank ends with 42"]);
@@ -83,7 +83,7 @@ fn a_rank_that_does_not_end_is_killed_after_the_grace_period() {
 }
 
 #[test]
-fn without_a_grace_period_no_line_says_that_a_rank_was_given_one() {
+fn no_line_tells_of_a_grace_that_no_rank_was_given() {
     let mut command = crate::job::gradsync(&["launch", "-n", "2", "--grace", "0", "--"]);
     command.args(["sh", "-c", "if [ $RANK = 0 ]; then sleep 0.2; exit 3; fi; sleep 1000"]);
     let job = gradsync_tests::programs::Finished::of(&mut command);

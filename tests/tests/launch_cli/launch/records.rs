@@ -117,7 +117,7 @@ fn a_log_file_that_is_no_regular_file_is_refused() {
 }
 
 #[test]
-fn a_folder_for_records_that_cannot_be_used_is_named_with_its_variable() {
+fn an_unusable_folder_for_records_is_named_with_its_variable() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let mut command = launch(&["-n", "1"], &["join"]);
     let job = Finished::of(command.env("GRADSYNC_TRACE_DIR", file.path()));

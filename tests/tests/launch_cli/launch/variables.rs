@@ -38,7 +38,7 @@ fn variables_of_other_launchers_are_removed() {
 }
 
 #[test]
-fn cores_are_shared_out_unless_the_user_has_said_how_many_threads() {
+fn cores_are_divided_unless_the_user_sets_the_threads() {
     let cores = std::thread::available_parallelism().unwrap().get();
     let names = ["variables", "RAYON_NUM_THREADS", "OMP_NUM_THREADS"];
     let share = (cores / 2).max(1);

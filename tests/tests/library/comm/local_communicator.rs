@@ -3,8 +3,8 @@
 use gradsync::comm::Communicator;
 use gradsync_tests::ranks::guarded;
 use gradsync_tests::suite::{
-    Suite, Threads, collectives, exchange, failures, groups, mismatches, on_threads, operations, point_to_point,
-    windows, words,
+    Suite, Threads, collectives, error_texts, exchange, failures, groups, mismatches, on_threads, operations,
+    point_to_point, windows,
 };
 
 /// For cases with at least two ranks.
@@ -45,7 +45,7 @@ fn collectives_with_a_rank_that_fails() {
 
 #[test]
 fn texts_of_errors() {
-    run(&[2, 3, 5], words::run);
+    run(&[2, 3, 5], error_texts::run);
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn a_file_that_is_written_to_while_it_is_read_is_an_error() {
 
 /// The open file stays what it was.
 #[test]
-fn a_file_that_is_replaced_by_a_rename_or_removed_is_read_to_its_end() {
+fn a_replaced_or_removed_file_is_read_to_its_end() {
     is_harmless("replaced", |path| {
         let new = path.with_extension("new");
         fs::write(&new, b"another file").unwrap();
@@ -81,7 +81,7 @@ fn a_file_that_is_replaced_by_a_rename_or_removed_is_read_to_its_end() {
 
 /// A file that shrinks would end by a signal a program that has mapped it.
 #[test]
-fn long_files_that_change_end_the_program_at_once_and_leave_no_part() {
+fn long_files_that_change_end_the_program_at_once() {
     let shrink = |path: &Path| open(path).set_len(1 << 20).unwrap();
     let overwrite = |path: &Path| open(path).write_all_at(&[0x40; 64], 1 << 29).unwrap();
     for change in [&shrink as &dyn Fn(&Path), &overwrite] {

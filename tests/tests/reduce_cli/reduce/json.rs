@@ -116,7 +116,7 @@ fn whole_gives_every_tensor_the_same_coefficients() {
 }
 
 #[test]
-fn a_tensor_that_is_not_finite_is_flagged_and_the_others_are_not() {
+fn tensors_that_are_not_finite_alone_are_flagged() {
     let good = |seed: f64| tensor("good", Format::F32, &[2], &[seed, 2.0]);
     for bad in [f64::NAN, f64::INFINITY] {
         let inputs = [

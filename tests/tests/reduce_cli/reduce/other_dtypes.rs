@@ -49,7 +49,7 @@ fn by_default_they_are_refused_with_the_options() {
 }
 
 #[test]
-fn copied_tensors_are_the_bytes_of_all_ranks_and_others_are_reduced() {
+fn copied_tensors_are_the_bytes_of_all_ranks() {
     let others = [
         ("mask", "BOOL", &[3][..], vec![vec![1, 0, 1]]),
         counter(&[-7]),
@@ -88,7 +88,7 @@ fn copied_tensors_are_the_bytes_of_all_ranks_and_others_are_reduced() {
 }
 
 #[test]
-fn copied_tensors_that_differ_are_refused_with_file_tensor_and_both_values() {
+fn copied_tensors_that_differ_are_refused_with_both_values() {
     let refuses = |other, words: &[&str]| {
         let words = [words, &["in2.safetensors", "in0.safetensors"]].concat();
         with(&[other], 3).refuses("differs", &["--op", "mean", "--other-dtypes", "copy"], &words);

@@ -50,7 +50,7 @@ fn an_output_that_is_an_input() {
 }
 
 #[test]
-fn success_replaces_an_older_output_and_leaves_nothing_beside_it() {
+fn success_replaces_an_older_output_and_leaves_nothing_else() {
     let ranks = two();
     std::fs::write(ranks.output(), b"an older result").unwrap();
     ranks.reduce(&["--op", "sum"]).succeeded("replace");
@@ -119,7 +119,7 @@ fn the_cuda_backend_is_never_silently_the_cpu() {
 
 #[cfg(unix)]
 #[test]
-fn an_output_through_a_link_replaces_the_file_behind_it_and_keeps_its_mode() {
+fn a_link_to_a_file_has_the_file_replaced_and_its_mode_kept() {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     let ranks = two();

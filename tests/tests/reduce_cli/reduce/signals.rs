@@ -72,7 +72,7 @@ fn send(child: &Child, signal: Signal) {
 }
 
 #[test]
-fn a_signal_leaves_nothing_unfinished_and_is_what_the_parent_sees() {
+fn a_signal_leaves_nothing_unfinished_and_is_the_exit_status() {
     let ending =
         [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM"), (Signal::HUP, "SIGHUP"), (Signal::QUIT, "SIGQUIT")];
     for (signal, name) in ending {
@@ -101,7 +101,7 @@ fn a_signal_that_is_ignored_stays_ignored() {
 }
 
 #[test]
-fn what_a_killed_run_left_goes_with_the_next_and_what_is_being_written_stays() {
+fn the_next_run_removes_the_rest_of_a_killed_one_alone() {
     let long = Long::new();
     let mut killed = long.started("");
     send(&killed, Signal::KILL);

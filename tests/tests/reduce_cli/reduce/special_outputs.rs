@@ -96,7 +96,7 @@ fn the_standard_output_by_each_of_its_names() {
 }
 
 #[test]
-fn a_device_is_written_to_and_a_full_one_is_an_error_that_names_it() {
+fn a_device_is_written_to_and_a_full_one_is_named() {
     let ranks = one();
     let folder = ranks.folder.path();
     // The outputs are links: a program that replaces its output must not destroy the machine's own devices.
@@ -110,7 +110,7 @@ fn a_device_is_written_to_and_a_full_one_is_an_error_that_names_it() {
 
 /// Under `ulimit -f`, the system would end the program by a signal.
 #[test]
-fn a_file_beyond_the_limit_on_its_size_is_an_error_that_names_it() {
+fn a_file_beyond_the_limit_on_its_size_is_named() {
     let ranks = Ranks::new(&[vec![tensor("weight", Format::F64, &[100_000], &[1.5; 100_000])]]);
     fs::write(ranks.output(), b"an older result").unwrap();
     let before = ranks.contents();
