@@ -92,10 +92,25 @@ impl Optimizer {
         })
     }
 
-    fn with_rate(&mut self, rate: f64) -> gradsync::Result<&mut dyn DeltaOptimizer> {
+    fn with_rate(&mut self, rate: f64) -> gradsync::Result<&mut Self> {
         match self {
-            Self::Sgd(sgd) => sgd.set_options(sgd.options().with_rate(rate)).map(|()| sgd as _),
-            Self::Adam(adam) => adam.set_options(adam.options().with_rate(rate)).map(|()| adam as _),
+            Self::Sgd(sgd) => sgd.set_options(sgd.options().with_rate(rate))?,
+            Self::Adam(adam) => adam.set_options(adam.options().with_rate(rate))?,
+        }
+        Ok(self)
+    }
+
+    fn of_deltas(&mut self) -> &mut dyn DeltaOptimizer {
+        match self {
+            Self::Sgd(sgd) => sgd,
+            Self::Adam(adam) => adam,
+        }
+    }
+
+    fn step(&mut self, weights: &mut GradientBuffer, gradients: &GradientBuffer) -> gradsync::Result<()> {
+        match self {
+            Self::Sgd(sgd) => sgd.step(weights, gradients),
+            Self::Adam(adam) => adam.step(weights, gradients),
         }
     }
 }
@@ -179,7 +194,7 @@ impl<'a> Rank<'a> {
                 ops::hierarchical_adasum_all_reduce(nodes, gradients, ReduceOp::Mean, adasum())?;
             }
             Reduction::AdasumOfSteps => {
-                return match self.stepper.step(gradients, &mut self.weights, optimizer) {
+                return match self.stepper.step(gradients, &mut self.weights, optimizer.of_deltas()) {
                     Err(error) if is_overflow(&error) => Ok(None),
                     report => Ok((report?.outcome == StepOutcome::Applied).then_some(None)),
                 };
