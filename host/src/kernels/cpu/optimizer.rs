@@ -109,7 +109,7 @@ fn divided<'a>(tensor: TensorUpdate<'a, Host>) -> Vec<TensorUpdate<'a, Host>> {
     }
     let TensorUpdate { gradients, states, target, rate, decay } = tensor;
     let split = |data: SliceMut<'a>| data.ranges_mut(ranges.clone()).into_iter();
-    let mut states: Vec<_> = states.into_iter().map(split).collect();
+    let mut states = states.map(|state| state.map(split));
     let mut targets: Box<dyn Iterator<Item = Target<'a, Host>>> = match target {
         Target::Weights { weights, copy } => {
             let mut copies = copy.map(split);
@@ -125,7 +125,7 @@ fn divided<'a>(tensor: TensorUpdate<'a, Host>) -> Vec<TensorUpdate<'a, Host>> {
     };
     let next = |range: std::ops::Range<usize>| TensorUpdate {
         gradients: gradients.range(range),
-        states: states.iter_mut().filter_map(Iterator::next).collect(),
+        states: states.each_mut().map(|state| state.as_mut().and_then(Iterator::next)),
         target: targets.next().expect("one target for each range"),
         rate,
         decay,
@@ -136,9 +136,8 @@ fn divided<'a>(tensor: TensorUpdate<'a, Host>) -> Vec<TensorUpdate<'a, Host>> {
 /// Updates a piece of weights and states of type `M`.
 fn run<R: Rule, M: Real + Float<Storage = M>>(rule: R, piece: TensorUpdate<'_, Host>) {
     let TensorUpdate { gradients, states, target, .. } = piece;
-    let mut states = states.into_iter().map(|state| state.typed::<M>().expect("the dtype of the weights"));
-    let mut first = states.next();
-    let mut second = states.next();
+    let states = states.map(|state| state.map(|state| state.typed::<M>().expect("the dtype of the weights")));
+    let [mut first, mut second] = states;
     let (mut wide, mut no_state) = ([M::ZERO; BLOCK_LEN], [[M::ZERO; BLOCK_LEN]; 2]);
     let mut steps = [R::Work::ZERO; BLOCK_LEN];
     let (mut target, ranges) = (target, pieces(0..gradients.len(), BLOCK_LEN));
