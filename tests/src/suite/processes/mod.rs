@@ -20,7 +20,9 @@ use gradsync::comm::{Collectives, Ranks, ReduceOp, Split};
 use gradsync::internal::memory::SharedWindows;
 
 use super::adasum::as_threads;
-use super::{Suite, Transport, collectives, exchange, failures, groups, mismatches, operations, point_to_point, words};
+use super::{
+    Suite, Transport, collectives, exchange, failures, groups, mismatches, operations, point_to_point, texts, words,
+};
 
 /// One rank of a transport between processes.
 pub trait Processes: Transport<Comm: SharedWindows> + Sync {
@@ -38,6 +40,7 @@ pub fn run<T: Processes>(suite: &mut Suite<T>) {
     mismatches::run(suite);
     failures::run(suite);
     failures::run_deadlines(suite);
+    texts::run(suite);
     #[cfg(target_os = "linux")]
     ahead::run(suite);
     words::run(suite);

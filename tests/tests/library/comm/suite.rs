@@ -3,7 +3,7 @@
 use gradsync::comm::Communicator;
 use gradsync_tests::ranks::guarded;
 use gradsync_tests::suite::{
-    Suite, Threads, collectives, exchange, failures, groups, mismatches, on_threads, operations, point_to_point,
+    Suite, Threads, collectives, exchange, failures, groups, mismatches, on_threads, operations, point_to_point, texts,
     windows, words,
 };
 
@@ -36,6 +36,11 @@ fn exchange() {
 #[test]
 fn collectives_that_differ() {
     run(&[2, 3, 8], mismatches::run);
+}
+
+#[test]
+fn texts_of_mistakes() {
+    run(&[2, 3, 4], texts::run);
 }
 
 #[test]
