@@ -1,4 +1,5 @@
-//! The cases that every transport runs, written once: collectives, transfers, mismatches, failures and their texts, groups, shared windows and Adasum.
+//! The cases that every transport runs, written once: collectives, transfers, mismatches, failures and their texts, groups, shared windows and
+//! Adasum.
 //!
 //! A test program of a transport of host memory implements [`Transport`], makes a [`Suite`] on each rank, and calls the functions `run` of
 //! the modules here. Every rank runs the same cases in the same order. [`collectives`] and [`moves`] run over communicators of any memory,
