@@ -5,6 +5,7 @@
 mod absent;
 mod faults;
 mod refused;
+mod updates;
 mod weights;
 
 use gradsync::comm::Communicator;
@@ -39,6 +40,8 @@ pub const ALL: &[Case] = &[
     Case { name: "ranks without any gradient", run: faults::whole_ranks },
     Case { name: "gradients that are not finite", run: faults::non_finite },
     Case { name: "numbers out of range", run: faults::out_of_range },
+    Case { name: "optimizers that read buckets", run: updates::from_buckets },
+    Case { name: "an optimizer's steps that every rank skips", run: updates::skipped },
     Case { name: "refused gradients are errors of all ranks", run: refused::refusals },
     Case { name: "ranks that disagree about their parameters", run: refused::disagreements },
 ];

@@ -1,17 +1,17 @@
 //! The operands of an optimizer's update, on either memory.
 
-pub(crate) use gradsync_device::math::optimizer::{AdamWOptions as AdamWScalars, SgdOptions as SgdScalars};
+pub(crate) use gradsync_device::math::optimizer::SgdScalars;
 
 use crate::dtype::DType;
 use crate::memory::Memory;
 
-/// An optimizer with its scalars.
+/// An optimizer, with the scalars that are not in the memory of a step.
 #[derive(Clone, Copy, Debug)]
 pub enum UpdateRule {
     /// SGD.
     Sgd(SgdScalars),
     /// AdamW.
-    AdamW(AdamWScalars),
+    AdamW,
 }
 
 /// One tensor of an update. All operands have one length.
@@ -43,6 +43,7 @@ impl<M: Memory> TensorUpdate<'_, M> {
         }
     }
 
+    #[cfg(feature = "cuda")]
     pub(crate) fn output(&self) -> Option<M::Slice<'_>> {
         match &self.target {
             Target::Weights { copy, .. } => copy.as_ref().map(|copy| M::as_slice(copy)),

@@ -9,6 +9,7 @@ mod adasum;
 mod counts;
 mod elementwise;
 mod graphs;
+mod optimizers;
 #[allow(unsafe_code, reason = "queues and memory from raw handles")]
 mod reductions;
 

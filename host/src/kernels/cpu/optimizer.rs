@@ -5,7 +5,7 @@
 
 use gradsync_device::math::Element as Formula;
 use gradsync_device::math::optimizer::{self, AdamW, Real, Rule, Sgd};
-use gradsync_device::math::step::{self, StepRules, StepState};
+use gradsync_device::math::step::{StepMemory, StepRules};
 use gradsync_device::math::sums::{self, CHUNK_LEN, SUM_THREADS, TOTAL_LANES};
 
 use super::elementwise::cast_near;
@@ -70,8 +70,8 @@ vectorized! {
     }
 }
 
-/// Computes the next state of the steps from the sums of all chunks.
-pub(crate) fn advance_step(state: &StepState, rules: &StepRules, chunks: &[f64]) -> StepState {
+/// Computes the memory of the next step from the sums of all chunks.
+pub(crate) fn advance_step(step: &StepMemory, rules: &StepRules, chunks: &[f64]) -> StepMemory {
     let mut lanes = [0.0; TOTAL_LANES];
     for row in chunks.chunks(TOTAL_LANES) {
         lanes.iter_mut().zip(row).for_each(|(lane, sum)| *lane += sum);
@@ -80,12 +80,12 @@ pub(crate) fn advance_step(state: &StepState, rules: &StepRules, chunks: &[f64])
         let lane = |index: usize| lanes[index * SUM_THREADS + thread];
         ((lane(0) + lane(1)) + lane(2)) + lane(3)
     };
-    step::advance(state, rules, sums::tree_sum(std::array::from_fn(of_thread)))
+    step.advanced(rules, sums::tree_sum(std::array::from_fn(of_thread)))
 }
 
 /// Updates tensors, unless the step is skipped. Operands have the lengths and dtypes that [`TensorUpdate`] describes.
-pub(crate) fn update(rule: UpdateRule, state: &StepState, tensors: Vec<TensorUpdate<'_, Host>>) {
-    if state.refusal != 0.0 {
+pub(crate) fn update(rule: UpdateRule, step: &StepMemory, tensors: Vec<TensorUpdate<'_, Host>>) {
+    if step.state.refusal != 0.0 {
         return;
     }
     let elements = tensors.iter().map(TensorUpdate::len).sum();
@@ -93,12 +93,10 @@ pub(crate) fn update(rule: UpdateRule, state: &StepState, tensors: Vec<TensorUpd
     for_each(work, elements, |piece| {
         let TensorUpdate { rate, decay, .. } = piece;
         match (rule, piece.dtype()) {
-            (UpdateRule::Sgd(scalars), DType::F64) => run::<_, f64>(Sgd::new(scalars, state, rate, decay), piece),
-            (UpdateRule::Sgd(scalars), _) => run::<_, f32>(Sgd::new(scalars, state, rate, decay), piece),
-            (UpdateRule::AdamW(scalars), DType::F64) => {
-                run::<_, f64>(AdamW::<f64>::new(scalars, state, rate, decay), piece);
-            }
-            (UpdateRule::AdamW(scalars), _) => run::<_, f32>(AdamW::<f32>::new(scalars, state, rate, decay), piece),
+            (UpdateRule::Sgd(scalars), DType::F64) => run::<_, f64>(Sgd::new(scalars, &step.wide, rate, decay), piece),
+            (UpdateRule::Sgd(scalars), _) => run::<_, f32>(Sgd::new(scalars, &step.wide, rate, decay), piece),
+            (UpdateRule::AdamW, DType::F64) => run::<_, f64>(AdamW::new(&step.wide, rate, decay), piece),
+            (UpdateRule::AdamW, _) => run::<_, f32>(AdamW::new(&step.narrow, rate as f32, decay as f32), piece),
         }
     });
 }

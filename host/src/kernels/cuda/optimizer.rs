@@ -39,17 +39,17 @@ pub(crate) fn square_sums(sums: DeviceSliceMut<'_>, first_chunks: &[usize], tens
     Ok(())
 }
 
-/// Enqueues the computation of the next state of the steps from the sums of all chunks.
+/// Enqueues the computation of the memory of the next step from the sums of all chunks.
 ///
 /// # Errors
 /// [`Error::Cuda`].
-pub(crate) fn advance_step(state: DeviceSliceMut<'_>, rules: &StepRules, chunks: DeviceSlice<'_>) -> Result<()> {
-    let view = state.as_slice();
+pub(crate) fn advance_step(step: DeviceSliceMut<'_>, rules: &StepRules, chunks: DeviceSlice<'_>) -> Result<()> {
+    let view = step.as_slice();
     let queue = view.queue();
     let _held = queue.hold();
     let table = queue.table(&rules.to_numbers().map(f64::to_bits))?;
-    let arguments = [pointer_mut(&state), (&table).into(), pointer(chunks), chunks.len().into()];
-    // SAFETY: the state is borrowed mutably and has the numbers of a step's state; the table has those of the rules.
+    let arguments = [pointer_mut(&step), (&table).into(), pointer(chunks), chunks.len().into()];
+    // SAFETY: the memory is borrowed mutably and has the numbers of a step; the table has those of the rules.
     Ok(unsafe { queue.launch("advance_step", 1, &arguments) }?)
 }
 
@@ -57,11 +57,11 @@ pub(crate) fn advance_step(state: DeviceSliceMut<'_>, rules: &StepRules, chunks:
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for tensors of different queues; [`Error::Cuda`].
-pub(crate) fn update(rule: UpdateRule, state: DeviceSlice<'_>, tensors: Vec<TensorUpdate<'_, Cuda>>) -> Result<()> {
-    let queue = state.queue();
+pub(crate) fn update(rule: UpdateRule, step: DeviceSlice<'_>, tensors: Vec<TensorUpdate<'_, Cuda>>) -> Result<()> {
+    let queue = step.queue();
     let family = match rule {
         UpdateRule::Sgd(_) => "sgd",
-        UpdateRule::AdamW(_) => "adamw",
+        UpdateRule::AdamW => "adamw",
     };
     let mut launches: BTreeMap<String, (Vec<UpdateRow>, u64)> = BTreeMap::new();
     for tensor in tensors.iter().filter(|tensor| tensor.len() > 0) {
@@ -74,27 +74,24 @@ pub(crate) fn update(rule: UpdateRule, state: DeviceSlice<'_>, tensors: Vec<Tens
         let dtypes = dtypes_of(inputs, output, deltas).expect("the caller has checked the dtypes");
         let (rows, blocks) = launches.entry(format!("{family}_{dtypes}")).or_default();
         let state = |place: usize| tensor.states.get(place).map_or(0, |state| state.as_slice().address());
-        rows.push(UpdateRow {
+        let row = UpdateRow {
             weights: tensor.weights().address(),
             gradients: tensor.gradients.address(),
             states: [state(0), state(1)],
             output: tensor.output().map_or(0, |output| output.address()),
             len: tensor.len() as u64,
             first_block: *blocks,
-            rate: tensor.rate.to_bits(),
-            decay: tensor.decay.to_bits(),
-        });
+            ..UpdateRow::default()
+        };
+        rows.push(row.with_rate(tensor.rate, tensor.decay));
         *blocks += tensor.len().div_ceil(update_tile_len(tensor.dtype())) as u64;
     }
     let _held = queue.hold();
     for (name, (rows, blocks)) in launches {
         let table = queue.table(&words_of(&rows))?;
-        let mut arguments = vec![(&table).into(), rows.len().into(), pointer(state)];
-        match rule {
-            UpdateRule::Sgd(scalars) => arguments.extend([scalars.momentum, scalars.nesterov].map(Argument::F64)),
-            UpdateRule::AdamW(scalars) => {
-                arguments.extend([scalars.beta1, scalars.beta2, scalars.epsilon].map(Argument::F64));
-            }
+        let mut arguments = vec![(&table).into(), rows.len().into(), pointer(step)];
+        if let UpdateRule::Sgd(scalars) = rule {
+            arguments.extend([scalars.momentum, scalars.nesterov].map(Argument::F64));
         }
         // SAFETY: the operands are borrowed, have one length and the dtypes of the kernel, and belong to this queue.
         unsafe { queue.launch(&name, blocks, &arguments) }?;

@@ -16,7 +16,9 @@ mod state;
 
 use std::fmt::Debug;
 
-use gradsync_device::math::step::{self, SCALE_PLACE, STEP_STATE_LEN, StepRules, StepState};
+use gradsync_device::math::step::{
+    self, SCALE_PLACE, STEP_MEMORY_LEN, STEP_STATE_LEN, StepMemory, StepRules, StepState,
+};
 use gradsync_device::math::sums;
 
 pub use self::memory::OptimizerMemory;
@@ -161,12 +163,14 @@ pub struct Optimizer<O: OptimizerOptions, M: OptimizerMemory = Host> {
 #[derive(Debug)]
 struct Started<M: OptimizerMemory> {
     states: States<M>,
-    /// The numbers of a [`StepState`].
+    /// The numbers of a [`StepMemory`].
     step: M::Buffer,
     /// The sums of squares of all chunks.
     sums: M::Buffer,
     reports: M::Reports,
     latest: Option<StepState>,
+    /// The number of skipped steps that the host knows of.
+    skipped: f64,
 }
 
 /// Rules of no optimizer, whose rate is constant and not limited.
@@ -177,6 +181,7 @@ fn no_rules() -> StepRules {
         limit: f64::MAX,
         beta1: 0.0,
         beta2: 0.0,
+        epsilon: 0.0,
         corrects: 0.0,
         growth: 1.0,
         backoff: 1.0,
@@ -475,10 +480,10 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
         states.check(O::NAME, operands)?;
         states.resize(O::NAME, M::shortened(near), self.options.vectors())?;
         let chunks = states.tensors.iter().map(|tensor| sums::chunks(tensor.len)).sum();
-        let mut step = M::zeros_near(O::NAME, M::shortened(near), DType::F64, STEP_STATE_LEN)?;
-        M::copy_from_slice(M::buffer_mut(&mut step), (&start.to_numbers()[..]).into())?;
+        let mut step = M::zeros_near(O::NAME, M::shortened(near), DType::F64, STEP_MEMORY_LEN)?;
+        M::copy_from_slice(M::buffer_mut(&mut step), (&StepMemory::new(*start).to_numbers()[..]).into())?;
         let sums = M::zeros_near(O::NAME, M::shortened(near), DType::F64, chunks)?;
-        Ok(Started { states, step, sums, reports: M::reports(near)?, latest: None })
+        Ok(Started { states, step, sums, reports: M::reports(near)?, latest: None, skipped: start.skipped })
     }
 
     /// Makes one step of these operands.
@@ -540,6 +545,8 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
             (UpdateOutcome::NotFinite, None) => {
                 "gradients have NaN or infinities, or squares whose sum leaves the range of f64,".to_owned()
             }
+            // The host was so far behind that it knows the counts alone.
+            (UpdateOutcome::Applied, _) => "gradients were not finite or too large".to_owned(),
             _ => format!(
                 "gradients have a norm of {:e}, with which the optimizer's state could leave the range of its dtype",
                 refused.norm
@@ -620,12 +627,15 @@ fn updates<'a, M: OptimizerMemory>(
 }
 
 impl<M: OptimizerMemory> Started<M> {
-    /// Reads all reports that are there; returns the first of a skipped step.
+    /// Reads all reports that are there; returns the first one with a skipped step that the host did not know of.
     fn read_reports(&mut self) -> Result<Option<StepState>> {
         let mut refused = None;
         while let Some(state) = M::next_report(&mut self.reports)? {
             self.latest = Some(state);
-            refused = refused.or((state.refusal != 0.0).then_some(state));
+            if state.skipped > self.skipped {
+                self.skipped = state.skipped;
+                refused = refused.or(Some(state));
+            }
         }
         Ok(refused)
     }

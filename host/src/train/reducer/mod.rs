@@ -483,7 +483,9 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         let allocated = allocated.and(M::agree_on_memory(self.comm, &mut self.lanes, &mut buffers));
         let outcome = all_prepared(Operation::Reducer, self.comm, allocated).and_then(|()| {
             let reduction = (self.reduction, self.options.ordered_sums);
-            self.buckets.iter_mut().try_for_each(|bucket| bucket.prepare(self.comm, &self.lanes, reduction))
+            let is_checked = self.options.non_finite != NonFinite::Leave;
+            let mut buckets = self.buckets.iter_mut();
+            buckets.try_for_each(|bucket| bucket.prepare(self.comm, &self.lanes, reduction, is_checked))
         });
         if let Err(error) = &outcome {
             let reason = format!("an earlier step could not prepare it: {error}");
