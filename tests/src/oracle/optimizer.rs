@@ -128,7 +128,7 @@ impl Optimizer {
             let Some((_, gradient)) = gradient.as_ref().filter(|_| !parameter.is_frozen) else { continue };
             let Parameter { state, masters, vectors, decay, .. } = parameter;
             let [first, second] = vectors;
-            let rates = [factor, rate * parameter.rate, *decay];
+            let rates = [factor, rate, parameter.rate, *decay];
             for (index, &gradient) in gradient.iter().enumerate() {
                 let states = [&mut first[index], &mut second[index]];
                 let change = change(self.rule, *state, rates, corrections, [gradient, masters[index]], states);
@@ -142,7 +142,7 @@ impl Optimizer {
 fn change(
     rule: Rule,
     kept: Format,
-    [factor, rate, decay]: [f64; 3],
+    [factor, rate, factor_of_rate, decay]: [f64; 4],
     corrections: [f64; 2],
     [gradient, weight]: [f64; 2],
     [first, second]: [&mut f64; 2],
@@ -155,7 +155,8 @@ fn change(
             }
             let velocity = if momentum == 0.0 { gradient } else { momentum * *first + gradient };
             *first = kept.round(velocity);
-            kept.round(-(rate * if nesterov { gradient + momentum * velocity } else { velocity }))
+            let direction = if nesterov { gradient + momentum * velocity } else { velocity };
+            kept.round(-(rate * factor_of_rate * direction))
         }
         Rule::AdamW { beta1, beta2, epsilon, .. } => {
             let r = |number: f64| kept.round(number);
@@ -165,7 +166,8 @@ fn change(
             let [correction1, correction2] = corrections.map(r);
             let root = r(r(*second * correction2).sqrt());
             let direction = r(r(*first * correction1) / r(root + r(epsilon)));
-            0.0 - r(r(rate) * r(direction + r(r(decay) * weight)))
+            let rate = r(r(rate) * r(factor_of_rate));
+            0.0 - r(rate * r(direction + r(r(decay) * weight)))
         }
     }
 }

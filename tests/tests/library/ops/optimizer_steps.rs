@@ -366,10 +366,12 @@ fn master_copies_follow_weights_that_the_program_changes() {
     assert_eq!(flat(&applied), [1.0; 3]);
 }
 
-/// A saved optimizer and its restored copy make the same steps, to the bit, with all options; before its first step it makes the first one.
+/// A saved optimizer and its restored copy make the same steps, to the bit, with all options.
 fn continues<O: OptimizerOptions>(options: O) {
-    let formats: Vec<(Format, usize)> = formats_of_gradients();
-    let tensors: Vec<(Format, usize)> = TENSORS.iter().map(|&(weights, _, len)| (weights, len)).collect();
+    // The precision of a restored state is that of the weights, as no gradient is known.
+    let tensors = TENSORS.iter().filter(|&&(weights, gradient, _)| weights == F64 || gradient != F64);
+    let formats: Vec<(Format, usize)> = tensors.clone().map(|&(_, gradient, len)| (gradient, len)).collect();
+    let tensors: Vec<(Format, usize)> = tensors.map(|&(weights, _, len)| (weights, len)).collect();
     let make = || {
         let groups = [ParameterGroup::matching("t2").with_frozen(true), ParameterGroup::matching("t7").with_rate(0.5)];
         let optimizer = Optimizer::<O>::new(options).unwrap().with_max_norm(0.5).unwrap();
@@ -378,6 +380,7 @@ fn continues<O: OptimizerOptions>(options: O) {
         optimizer.with_scaler(scaler).unwrap().with_groups(groups).unwrap()
     };
     let (mut saved, mut model) = (make(), Model::new(&tensors));
+    saved.step_tensors(model.steps(&gradients(&formats, 8))).unwrap();
     for step in 0..8 {
         let mut restored = make();
         let mut copy = model.clone();
@@ -447,7 +450,7 @@ fn refused_steps_write_nothing() {
             (|_, gradients| gradients[2] = Some(Array::new(F32, &[1.0; 3])), &["\"t2\"", "3 elements", "have 4"]),
             (|model, _| model.names[2] = "t0".into(), &["\"t0\""]),
             (|_, gradients| gradients[2] = Some(Array::new(F32, &[f64::NAN; 4])), &["\"t2\"", "NaN"]),
-            (|_, gradients| gradients[2] = Some(Array::new(F32, &[2e19; 4])), &["a norm of 3.99999998"]),
+            (|_, gradients| gradients[2] = Some(Array::new(F32, &[2.0_f64.powi(65); 4])), &["a norm of 7.37869762"]),
         ];
         let of_later: [(Change, &[&str]); 7] = [
             (|model, _| model.weights[2] = Array::new(BF16, &[1.0; 4]), &["\"t2\"", "bf16", "f32"]),
@@ -478,7 +481,11 @@ fn refused_steps_write_nothing() {
             }
             let skipped = f64::from(u8::from(error.to_string().contains("behind")));
             assert_eq!(after.numbers[1], before.numbers[1] + skipped, "{error}");
-            assert_eq!((after.numbers[0], &after.numbers[6..]), (before.numbers[0], &before.numbers[6..]), "{error}");
+            assert_eq!(
+                (after.numbers[0], &after.numbers[6..11]),
+                (before.numbers[0], &before.numbers[6..11]),
+                "{error}"
+            );
         }
         // Integers, and floats that are not aligned, are no operands of an optimizer.
         let mut integers = [1_i32; 4];
@@ -502,7 +509,7 @@ fn refused_steps_write_nothing() {
         assert_eq!(changed.weights, model.weights);
         // The next step is the one that the oracle makes, which has seen two skipped ones.
         let skipped = optimizer.report().unwrap().skipped as f64;
-        case.expected.numbers[1] = skipped;
+        (case.expected.numbers[1], case.expected.numbers[11]) = (skipped, 0.0);
         case.step("behind all refusals", 1.0, &gradients(&formats, 2));
     }
 }
