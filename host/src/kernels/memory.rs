@@ -300,12 +300,12 @@ impl KernelMemory for Cuda {
     }
 
     fn joined<'a>(slices: &'a mut [Self::SliceMut<'_>]) -> Option<Self::SliceMut<'a>> {
-        let places: Vec<(u64, usize)> =
+        let ranges: Vec<(u64, usize)> =
             slices.iter().map(|slice| slice.as_slice()).map(|view| (view.address(), view.len())).collect();
         let first = slices.first()?.as_slice();
-        let (address, len) = joined_range(&places, first.dtype().size_bytes())?;
+        let (address, len) = joined_range(&ranges, first.dtype().size_bytes())?;
         // Two allocations may lie side by side, and a slice is never of more than one.
-        if places.iter().filter(|(_, len)| *len > 0).count() > 1 {
+        if ranges.iter().filter(|(_, len)| *len > 0).count() > 1 {
             let (begin, bytes) = first.queue().allocation_of(address).ok()?;
             if address + (len * first.dtype().size_bytes()) as u64 > begin + bytes as u64 {
                 return None;
@@ -332,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_are_one_only_without_gaps_and_in_order() {
+    fn joined_range_takes_slices_without_gaps_and_in_order() {
         let begin = 1 << 20;
         let of = |slices: &[(u64, usize)]| joined_range(slices, 2);
         assert_eq!(of(&[]), Some((0, 0)));

@@ -37,8 +37,8 @@ pub use self::step::Step;
 use self::times::Moments;
 pub use self::times::{BucketTimes, StepTimes};
 use super::{Optimizer, OptimizerMemory, OptimizerOptions, Reduction, TensorStep};
-use crate::agreement::{Plan, agree, all_prepared};
 use crate::call::{Value, scope};
+use crate::call_comparison::{ComparedCall, agree, all_prepared};
 use crate::comm::Communicator;
 use crate::error::{Error, Operation, Result, same_len};
 use crate::memory::{Host, TensorView};
@@ -218,7 +218,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         let prepared = checked.and_then(|owners| lanes.map(|lanes| (owners, lanes)));
         let (owners, lanes) = match comm.world_size() {
             1 => prepared?,
-            _ => agree(comm, &Plan { lines: &lines, ..Plan::of(Operation::Reducer) }, prepared)?,
+            _ => agree(comm, &ComparedCall { lines: &lines, ..ComparedCall::of(Operation::Reducer) }, prepared)?,
         };
         let count = parameters.len();
         let owned = |index: &usize| owners[*index] == *index && parameters[*index].is_trained;

@@ -4,7 +4,7 @@ use super::options::{AbsentGradients, NonFinite};
 use super::report::{GradientState, NonFiniteGradient};
 use super::step::{Progress, Step};
 use super::{OPERATION, Order, Reducer, ReducerMemory};
-use crate::agreement::{Plan, agree, gather};
+use crate::call_comparison::{ComparedCall, agree, gather};
 use crate::error::{Error, Result};
 use crate::train::Reduction;
 
@@ -80,7 +80,7 @@ impl<M: ReducerMemory> Step<'_, '_, M> {
                 self.progress().refusal.get_or_insert(error);
             }
         }
-        let plan = Plan::of(self.reducer.operation());
+        let plan = ComparedCall::of(self.reducer.operation());
         match &self.reducer.fixed {
             // No host waits for another one, so that an error of one rank can only end the communicator, through a call that the others
             // do not make.

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn factors_are_those_of_nccl_tests() {
+    fn bus_factor_is_of_nccl_tests() {
         assert_eq!(row(Operation::AllReduce, 4).bus_factor(), 1.5);
         assert_eq!(row(Operation::Adasum, 2).bus_factor(), 1.0);
         for operation in [Operation::AllGather, Operation::ReduceScatter, Operation::AllToAll] {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_count_what_memory_moves() {
+    fn bytes_of_kernels_are_what_memory_moves() {
         assert_eq!(row(Operation::Zero, 1).bus_factor(), 1.0);
         assert_eq!(row(Operation::Accumulate, 1).bus_factor(), 3.0);
         assert_eq!(row(Operation::Gram, 8).bus_factor(), 8.0);

@@ -331,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn models_have_as_many_tensors_and_elements_as_they_are_known_for() {
+    fn model_has_its_published_tensors_and_elements() {
         let counted = |model: Model| (model.lens().len(), model.lens().iter().sum::<usize>());
         assert_eq!(counted(Model::Resnet50), (161, 25_557_032));
         assert_eq!(counted(Model::BertLarge), (398, 336_226_108));

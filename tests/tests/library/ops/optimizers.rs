@@ -186,7 +186,7 @@ fn adamw_takes_steps_with_and_without_bias_correction_and_decay() {
 
 /// A restored optimizer continues like the saved one. A state that was saved for other tensors is refused by name.
 #[test]
-fn states_survive() {
+fn sgd_and_adamw_states_survive() {
     let halves = [Format::F16, Format::F32, Format::BF16];
     let options = SgdOptions::default().with_rate(0.1).with_momentum(0.5);
     let (mut adam, mut heavy) = (adamw(AdamWOptions::default()), sgd(options));
@@ -210,7 +210,7 @@ fn states_survive() {
 }
 
 #[test]
-fn refusals_change_nothing() {
+fn sgd_and_adamw_refusals_change_nothing() {
     let buffer = |len: usize| filled(Format::F32, &[len], |_, len| vec![1.0; len]);
     let refuse = |optimizer: &mut dyn DeltaOptimizer, sizes: [usize; 3], words: &[&str]| {
         let mut deltas = buffer(sizes[2]);
@@ -290,7 +290,7 @@ fn refused(name: &str, value: f64, outcomes: [Result<()>; 2]) {
 /// Gradients that are not finite, or that may overflow a state, would spoil the state for ever: they are refused by tensor or by norm, the
 /// state is unchanged, and the next step is as if there had been none. Without a state, finite gradients of `f32` are not refused.
 #[test]
-fn gradients_that_would_poison_a_state_are_refused() {
+fn sgd_and_adamw_refuse_gradients_that_would_poison_a_state() {
     let of = |value: f64| {
         filled(Format::F32, &[3, 2], |index, len| {
             (0..len).map(|i| if (index, i) == (1, 1) { f64::from(value as f32) } else { 1.0 }).collect()

@@ -160,7 +160,7 @@ fn weights_that_differ_are_refused_with_the_ranks_named() {
 /// After a mean or a sum, optimizers with different options or states would make the ranks' weights diverge: no weight moves. After Adasum
 /// they may differ.
 #[test]
-fn optimizers_that_differ_are_refused_where_they_would_part_the_weights() {
+fn optimizers_that_would_part_the_weights_are_refused() {
     guarded(20, || {
         for reduction in all() {
             let outcomes = on_ranks(3, |comm| {

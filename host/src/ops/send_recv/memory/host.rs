@@ -48,15 +48,15 @@ impl BundleMemory for Host {
         SliceMut::from(&mut payload.as_mut_slice().as_bytes_mut()[..bytes])
     }
 
-    fn pack(payload: &mut HostBuffer, places: &[Range<usize>], tensors: &[Slice<'_>]) -> Result<()> {
+    fn pack(payload: &mut HostBuffer, ranges: &[Range<usize>], tensors: &[Slice<'_>]) -> Result<()> {
         let bytes = payload.as_mut_slice().as_bytes_mut();
-        places.iter().zip(tensors).for_each(|(place, data)| bytes[place.clone()].copy_from_slice(data.as_bytes()));
+        ranges.iter().zip(tensors).for_each(|(range, data)| bytes[range.clone()].copy_from_slice(data.as_bytes()));
         Ok(())
     }
 
-    fn unpack(payload: &HostBuffer, places: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()> {
+    fn unpack(payload: &HostBuffer, ranges: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()> {
         let bytes = payload.as_slice().as_bytes();
-        places.iter().zip(tensors).for_each(|(place, data)| data.as_bytes_mut().copy_from_slice(&bytes[place.clone()]));
+        ranges.iter().zip(tensors).for_each(|(range, data)| data.as_bytes_mut().copy_from_slice(&bytes[range.clone()]));
         Ok(())
     }
 

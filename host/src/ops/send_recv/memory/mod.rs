@@ -32,7 +32,7 @@ pub trait BundleMemory: Memory {
     fn part<'s, 'l: 's>(memory: Self::Slice<'l>, bytes: Range<usize>, dtype: DType) -> Self::Slice<'s>;
 
     /// The bytes of a payload, if these tensors have these offsets in it, without foreign memory between them.
-    fn contiguous<'a>(tensors: &[Self::Slice<'a>], places: &[Range<usize>]) -> Option<Self::Slice<'a>>;
+    fn contiguous<'a>(tensors: &[Self::Slice<'a>], ranges: &[Range<usize>]) -> Option<Self::Slice<'a>>;
 
     /// The writable bytes of such a payload; returns the tensors as an error if they have another layout.
     ///
@@ -40,7 +40,7 @@ pub trait BundleMemory: Memory {
     /// The tensors.
     fn contiguous_mut<'a>(
         tensors: Vec<Self::SliceMut<'a>>,
-        places: &[Range<usize>],
+        ranges: &[Range<usize>],
     ) -> Result<Self::SliceMut<'a>, Vec<Self::SliceMut<'a>>>;
 
     /// Allocates a payload of `bytes` bytes, aligned to 256 bytes.
@@ -56,13 +56,13 @@ pub trait BundleMemory: Memory {
     ///
     /// # Errors
     /// `Error::Cuda`.
-    fn pack(payload: &mut Self::Buffer, places: &[Range<usize>], tensors: &[Self::Slice<'_>]) -> Result<()>;
+    fn pack(payload: &mut Self::Buffer, ranges: &[Range<usize>], tensors: &[Self::Slice<'_>]) -> Result<()>;
 
     /// Copies tensors from their ranges of a payload.
     ///
     /// # Errors
     /// `Error::Cuda`.
-    fn unpack(payload: &Self::Buffer, places: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()>;
+    fn unpack(payload: &Self::Buffer, ranges: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()>;
 
     /// Makes the workspace large enough for exchanges that send and receive `words` words together.
     ///
