@@ -73,7 +73,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_steps_of_sgd(
+    fn sgd_any_steps(
         formats in 0..FORMATS.len(),
         rate in 1e-4..0.5_f64,
         momentum in prop::sample::select(vec![0.0, 0.5, 0.9, 0.99]),
@@ -90,7 +90,7 @@ proptest! {
     }
 
     #[test]
-    fn any_steps_of_adamw(
+    fn adamw_any_steps(
         formats in 0..FORMATS.len(),
         rate in 1e-4..0.5_f64,
         beta1 in prop::sample::select(vec![0.0, 0.5, 0.9, 0.99]),
@@ -210,7 +210,7 @@ fn compare_with_torch(text: &str) {
 
 /// 100 steps in `float64`, as PyTorch 2.15 has made them, and as the installed one makes them now. The variable PYTHON names another Python.
 #[test]
-fn weights_are_pytorchs() {
+fn sgd_and_adamw_weights_are_pytorchs() {
     compare_with_torch(RECORDED);
     let python = || Command::new(std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into()));
     let has_torch = python().args(["-c", "import torch"]).output().is_ok_and(|output| output.status.success());

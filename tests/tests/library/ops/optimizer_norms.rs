@@ -57,7 +57,7 @@ fn check(gradients: &[(Format, Vec<f64>)], offsets: &[usize]) {
 
 /// Lengths around the borders of vectors, lanes, chunks, and the pieces that threads take; memory that is aligned to no more than an element.
 #[test]
-fn norms_have_the_bits_of_their_order() {
+fn report_norm_has_the_bits_of_its_order() {
     for format in Format::ALL {
         let vector = 16 / format.size_bytes();
         let lanes = 128 * vector;
@@ -71,7 +71,7 @@ fn norms_have_the_bits_of_their_order() {
 
 /// Tensors of all dtypes, more chunks than there are lanes of totals, and empty tensors.
 #[test]
-fn norms_of_many_tensors_are_added_in_their_order() {
+fn report_norm_of_many_tensors_has_the_bits_of_its_order() {
     let of = |seed: usize| {
         let format = Format::ALL[seed % 4];
         let len = [0, 5, 300, 16384, 16390, 1][seed / 4 % 6];
@@ -90,7 +90,7 @@ fn norms_of_many_tensors_are_added_in_their_order() {
 
 /// Threads share pieces of tensors; the norm and the weights do not depend on their number.
 #[test]
-fn norms_do_not_depend_on_threads() {
+fn report_norm_does_not_depend_on_threads() {
     let gradients: Vec<(Format, Vec<f64>)> =
         Format::ALL.iter().map(|&format| (format, numbers(format, 150_000, 9))).collect();
     let run = |threads: usize| {

@@ -115,14 +115,14 @@ fn take_steps<O: OptimizerOptions>(options: O, rate: f64, decay: f64, rule: Rule
 }
 
 #[test]
-fn sgd_has_the_bits_of_its_formula_in_every_step() {
+fn sgd_steps_have_the_bits_of_the_formula() {
     for (options, rule) in rules_of_sgd() {
         take_steps(options, options.rate, options.weight_decay, rule);
     }
 }
 
 #[test]
-fn adamw_has_the_bits_of_its_formula_in_every_step() {
+fn adamw_steps_have_the_bits_of_the_formula() {
     for (options, rule) in rules_of_adamw() {
         take_steps(options, options.rate, options.weight_decay, rule);
     }
@@ -140,7 +140,7 @@ fn used(optimizer: Sgd, data: &[f64]) -> (Vec<f64>, Sgd) {
 /// 3, 4 and 12 have the norm 13. Gradients beyond the limit are multiplied by one quotient, with two roundings each; others keep their bits.
 /// The report has the norm before the clipping.
 #[test]
-fn gradients_beyond_the_norm_are_scaled_to_it() {
+fn with_max_norm_scales_gradients_beyond_it() {
     let data = [3.0, -4.0, 12.0];
     for max_norm in [1e-300, 0.1, 1.0, 12.999, 13.0, 13.001, 1e300] {
         let (found, optimizer) = used(Sgd::new(1.0).unwrap().with_max_norm(max_norm).unwrap(), &data);
@@ -161,7 +161,7 @@ fn gradients_beyond_the_norm_are_scaled_to_it() {
 
 /// Clipping is by the norm without the scale; gradients that are absent or frozen do not count.
 #[test]
-fn norms_are_of_present_gradients_without_the_scale() {
+fn report_norm_is_of_present_gradients_without_the_scale() {
     let scaler = LossScaler::default().with_initial(8.0);
     let optimizer = Sgd::new(1.0).unwrap().with_scaler(scaler).unwrap().with_max_norm(6.5).unwrap();
     let (found, optimizer) = used(optimizer, &[24.0, -32.0, 96.0]);
@@ -179,7 +179,7 @@ fn norms_are_of_present_gradients_without_the_scale() {
 /// The scale halves in each bad step down to 2⁻³², doubles after the interval up to the largest `f32`, and starts to count again after each
 /// change; without a scaler it is 1.
 #[test]
-fn the_scale_of_the_loss_grows_and_falls() {
+fn loss_scaler_grows_and_falls() {
     let scaler = LossScaler::default().with_initial(4.0).with_growth_interval(2);
     let mut optimizer: Sgd = Sgd::new(1.0).unwrap().with_scaler(scaler).unwrap();
     assert_eq!((optimizer.loss_scale().unwrap(), optimizer.loss_scale_view().is_none()), (4.0, true));
@@ -219,7 +219,7 @@ fn the_scale_of_the_loss_grows_and_falls() {
 
 /// A power-of-two scale of loss and gradients changes no bit of the weights.
 #[test]
-fn gradients_are_divided_by_the_scale() {
+fn loss_scaler_divides_gradients() {
     let scaled = |scale: f64| {
         let scaler = LossScaler::default().with_initial(scale).with_growth_interval(0);
         let mut optimizer = adamw(AdamWOptions::default()).with_scaler(scaler).unwrap().with_max_norm(0.5).unwrap();
@@ -238,7 +238,7 @@ fn gradients_are_divided_by_the_scale() {
 /// The rate in each step, against the cosine of the standard library. A cosine has an error of 2⁻⁵⁰, and a slope of π, by which the two
 /// roundings of the progress count; the half, the sums and the products have five roundings.
 #[test]
-fn schedules_are_their_formulas() {
+fn schedule_factor_is_the_formula() {
     let cosine = Schedule::cosine(1000).with_warm_up(100).with_last(0.1);
     let bound = 0.5 * (2.0_f64.powi(-50) + std::f64::consts::PI * gamma(2)) + gamma(2 * 5);
     for step in 0..1200_u64 {
@@ -292,7 +292,7 @@ fn schedules_are_their_formulas() {
 /// Groups: the first that matches applies; a rate of 0 moves no weight, a frozen parameter has no state either; a group without parameters
 /// and numbers out of range are refused by pattern.
 #[test]
-fn groups_have_options_of_their_own() {
+fn parameter_group_has_options_of_its_own() {
     let groups = [
         ParameterGroup::matching("t0").with_rate(0.0),
         ParameterGroup::matching("t[12]"),
@@ -327,7 +327,7 @@ fn groups_have_options_of_their_own() {
 /// 1000 steps of -0.01 from 1 end at -9: the master copy has 1000 roundings to `f32` of numbers up to 9, and the step, rounded once, counts
 /// 1000 times. Without a copy, weights of `bf16` stand still at -4. In every step the weights are the copy, rounded.
 #[test]
-fn narrow_weights_move_by_their_master_copies() {
+fn step_moves_16_bit_weights_by_master_copies() {
     let plain = (0..1000).fold(1.0, |weight: f64, _| BF16.round(weight - 0.01));
     assert_eq!(plain, -4.0);
     for format in [F16, BF16] {
@@ -349,7 +349,7 @@ fn narrow_weights_move_by_their_master_copies() {
 
 /// Weights that the program changes are those of the next step when it says so, and after a step as deltas, which it applies itself.
 #[test]
-fn master_copies_follow_weights_that_the_program_changes() {
+fn reload_weights_and_deltas_renew_master_copies() {
     let of = |value: f64| filled(BF16, &[3], |_, len| vec![value; len]);
     let mut optimizer = sgd(SgdOptions::default().with_rate(0.5));
     let mut weights = of(1.0);
@@ -398,14 +398,14 @@ fn continues<O: OptimizerOptions>(options: O) {
 }
 
 #[test]
-fn restored_optimizers_continue_to_the_bit() {
+fn restore_continues_to_the_bit() {
     rules_of_sgd().into_iter().for_each(|(options, _)| continues(options));
     rules_of_adamw().into_iter().for_each(|(options, _)| continues(options));
 }
 
 /// A scale that was saved with a scaler does not divide the gradients of a program that has none.
 #[test]
-fn a_saved_scale_needs_a_scaler() {
+fn restore_drops_a_scale_without_a_scaler() {
     let of = |value: f64| filled(F32, &[2], |_, len| vec![value; len]);
     let mut saved: Sgd = Sgd::new(1.0).unwrap().with_scaler(LossScaler::default().with_initial(1024.0)).unwrap();
     saved.step(&mut of(0.0), &of(1.0)).unwrap();
@@ -418,7 +418,7 @@ fn a_saved_scale_needs_a_scaler() {
 
 /// Without momentum there is no velocity; if momentum is set again, it starts from zero.
 #[test]
-fn velocities_are_dropped_without_momentum() {
+fn sgd_drops_velocities_without_momentum() {
     let of = |value: f64| filled(F32, &[2], |_, len| vec![value; len]);
     let heavy = SgdOptions::default().with_rate(1.0).with_momentum(0.5);
     let (mut optimizer, mut weights) = (sgd(heavy), of(0.0));
@@ -434,7 +434,7 @@ fn velocities_are_dropped_without_momentum() {
 /// Calls that do not fit are refused with the tensor named, before anything is written: every bit of weights and state stays, and the next
 /// step is as if there had been none. The tensor that is wrong is the last one, so that earlier ones would show a half-written step.
 #[test]
-fn refused_steps_write_nothing() {
+fn step_tensors_refusals_write_nothing() {
     let tensors = [(F32, F32, 5), (BF16, BF16, 3), (F32, F32, 4)];
     let formats: Vec<(Format, usize)> = tensors.iter().map(|&(_, gradient, len)| (gradient, len)).collect();
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, corrects: true };
@@ -520,7 +520,7 @@ fn bytemuck_bytes(words: &[u64]) -> &[u8] {
 
 /// Before the first step there is no report and no vector; a call without tensors is none.
 #[test]
-fn optimizers_before_their_first_step() {
+fn optimizer_before_its_first_step() {
     let mut optimizer = adamw(AdamWOptions::default());
     assert!(optimizer.report().unwrap_err().to_string().contains("no step was made"));
     assert_eq!((optimizer.latest_report().unwrap(), optimizer.applied_steps().unwrap()), (None, 0));
