@@ -524,7 +524,7 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
         let updates = updates(states, &mut operands, decay)?;
         M::update(self.options.rule(), M::buffer(step), updates)?;
         M::take_report(&mut started.reports, M::buffer(&started.step))?;
-        if !M::HOST_WAITS {
+        if !M::REPORTS_AT_ONCE {
             return Ok(());
         }
         self.check_reports(started, &names.into_iter().zip(gradients).collect::<Vec<_>>())
