@@ -248,20 +248,22 @@ where
     if ranks.world_size() == 1 { prepared } else { agree(ranks, &Plan::of(operation), prepared) }
 }
 
-/// Like [`agree`], but without an exchange if the group remembers the plan from an earlier call, because the same checks have passed
-/// then.
-pub(crate) fn agree_once<R: Ranks + ?Sized>(ranks: &R, plan: &Plan<'_>, checked: Result<()>) -> Result<()> {
+/// Like [`agree`], but without an exchange if the group remembers the plan from an earlier call. Then a rank that could not prepare its own
+/// part ends the communicator, as if it had called a collective with these operands.
+pub(crate) fn agree_once<R: Ranks + ?Sized, T>(ranks: &R, plan: &Plan<'_>, prepared: Result<T>) -> Result<T> {
     if ranks.world_size() == 1 {
-        return checked;
+        return prepared;
     }
-    let Some(ledger) = ranks.ledger() else { return agree(ranks, plan, checked) };
+    let Some(ledger) = ranks.ledger() else { return agree(ranks, plan, prepared) };
     let digest = plan.digest();
     if let Some(number) = ledger.agreements().number_of(&digest) {
-        return ledger.recall(number);
+        let prepared = prepared.map_err(|error| ledger.refuse(scope::called(plan.operation), error))?;
+        ledger.recall(number)?;
+        return Ok(prepared);
     }
-    agree(ranks, plan, checked)?;
+    let prepared = agree(ranks, plan, prepared)?;
     ledger.agreements().add(digest);
-    Ok(())
+    Ok(prepared)
 }
 
 /// Gathers every rank's text, in rank order; long texts are shortened.
