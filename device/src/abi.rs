@@ -20,6 +20,8 @@ pub use self::peers::{
 pub const THREADS: u32 = 128;
 /// The number of threads of a block of the kernels over peers' memory, which have more loads and stores in flight at a time.
 pub const PEER_THREADS: u32 = 256;
+/// The number of threads of a block of an optimizer's update.
+pub const UPDATE_THREADS: u32 = 128;
 /// Threads of a warp on every architecture.
 pub const WARP: u32 = 32;
 /// Threads of a block of the per-layer kernels, where one thread handles one layer.
@@ -61,6 +63,8 @@ impl LaunchBounds {
     /// Inner products of Adasum's exact path. For `f64` they need a node of each level in twice the precision, and 12 sums, which are 76
     /// registers in all before any computation.
     pub const TREE_DOTS: Self = Self::of(THREADS, 2);
+    /// Updates of optimizers.
+    pub const UPDATE: Self = Self::of(UPDATE_THREADS, 8);
     /// Kernels with one thread per layer.
     pub const LAYER: Self = Self::of(LAYER_THREADS, 8);
     /// Kernels over the memory of up to two, four or eight peers. The links are slower than their loops, and unrolling would add a third to
@@ -180,6 +184,8 @@ table_rows! {
     CopySpan 4 * 8;
     Span 3 * 8;
     ChunkedSpan 9 * 8;
+    SquareRow 4 * 8;
+    UpdateRow 10 * 8;
     Peers (14 + 5 * MOST_PEERS) * 8;
     Mailboxes (5 + MOST_PEERS) * 8;
     PacketChunks 2 * 4;
@@ -248,6 +254,76 @@ pub struct ChunkedSpan {
     pub rows_before: u64,
 }
 
+/// One tensor whose squares `norms` adds, one block for each of its chunks ([`crate::math::sums`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct SquareRow {
+    /// Device address of the first element.
+    pub address: u64,
+    /// Elements.
+    pub len: u64,
+    /// Index of the first chunk among the chunks of all tensors of the step, which is the place of its sum.
+    pub first_chunk: u64,
+    /// Index of the first block for this tensor: the number of chunks of the launch before it.
+    pub first_block: u64,
+}
+
+/// One tensor of an optimizer's update.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct UpdateRow {
+    /// Device address of the weights, in the precision of the optimizer's state.
+    pub weights: u64,
+    /// Device address of the gradients.
+    pub gradients: u64,
+    /// Device addresses of the state; 0 for a vector that the optimizer does not have.
+    pub states: [u64; 2],
+    /// Device address of the deltas, or of a copy of the weights in another dtype; 0 for no copy.
+    pub output: u64,
+    /// Elements.
+    pub len: u64,
+    /// Index of the first block for this tensor: the number of tiles of all tensors before it.
+    pub first_block: u64,
+    /// The bits of the `f64` that multiplies the step's rate.
+    pub rate: u64,
+    /// The bits of the weight decay, an `f64`.
+    pub decay: u64,
+    /// The bits of both in `f32`, the rate in the low half.
+    pub narrow: u64,
+}
+
+impl UpdateRow {
+    /// The factor of the rate and the weight decay, in `f64`.
+    #[inline(always)]
+    pub fn wide(&self) -> [f64; 2] {
+        [f64::from_bits(self.rate), f64::from_bits(self.decay)]
+    }
+
+    /// The same in `f32`.
+    #[inline(always)]
+    pub fn narrow(&self) -> [f32; 2] {
+        [f32::from_bits(self.narrow as u32), f32::from_bits((self.narrow >> 32) as u32)]
+    }
+
+    /// The row with this rate and this decay.
+    pub fn with_rate(self, rate: f64, decay: f64) -> Self {
+        let narrow = (rate as f32).to_bits() as u64 | ((decay as f32).to_bits() as u64) << 32;
+        Self { rate: rate.to_bits(), decay: decay.to_bits(), narrow, ..self }
+    }
+}
+
+/// The number of elements of one vector of an update, of the weights' dtype.
+#[inline(always)]
+pub const fn update_vector_len(weights: DType) -> usize {
+    VECTOR_BYTES / weights.size_bytes()
+}
+
+/// The number of elements per block of an update.
+#[inline(always)]
+pub const fn update_tile_len(weights: DType) -> usize {
+    UPDATE_THREADS as usize * update_vector_len(weights)
+}
+
 /// The type of a kernel parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Param {
@@ -312,6 +388,22 @@ macro_rules! pairs_of {
     };
 }
 
+/// The entries of an optimizer's updates.
+macro_rules! updates_of {
+    (weights $family:literal, $params:expr) => {
+        updates_of!($family, $params,
+            "f64" "f32" "f16" "bf16" "f32_f16" "f16_f16" "bf16_f16" "f32_bf16" "f16_bf16" "bf16_bf16")
+    };
+    (deltas $family:literal, $params:expr) => {
+        updates_of!($family, $params, "f64_f64" "f32_f32" "f32_f16" "bf16_f32" "f16_f16")
+    };
+    ($family:literal, $params:expr, $($dtypes:literal)*) => {
+        [$(EntryPoint {
+            name: concat!($family, "_", $dtypes), family: $family, bounds: LaunchBounds::UPDATE, params: $params
+        }),*]
+    };
+}
+
 /// `(destination, source, len)`.
 const STREAM: &[Param] = &[Pointer, Pointer, U64];
 /// `(pieces, piece count)`.
@@ -365,7 +457,9 @@ pub const fn tree_row(world_size: usize) -> usize {
 }
 
 /// Kernels over one dtype.
-pub const DTYPE_ENTRIES: [[EntryPoint; 4]; 9] = [
+pub const DTYPE_ENTRIES: [[EntryPoint; 4]; 10] = [
+    // (sums, rows, row count): the sum of squares of each chunk, one block a chunk
+    dtypes_of!("norms", "", LaunchBounds::REDUCE, STREAM),
     // (flag, source, len): a u32 that is 1 before the launch becomes 0 if any element is NaN or infinite
     dtypes_of!("all_finite", "", LaunchBounds::REDUCE, STREAM),
     // one sum: |a|²
@@ -395,6 +489,16 @@ pub const DTYPE_ENTRIES: [[EntryPoint; 4]; 9] = [
     // (destination, table of vectors, vector count, tree, cancelled, spans, span count, block length), for cancelled layers
     dtypes_of!("tree_combine", "", LaunchBounds::TREE, &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64]),
 ];
+
+/// Updates of optimizers by `(rows, row count, step memory, scalars…)`. Names have the dtype of gradients, and the dtype of the copy of the
+/// weights, if there is one. Weights and states are of `f32`, or all operands of `f64`.
+pub const UPDATE_ENTRIES: [[EntryPoint; 10]; 2] =
+    [updates_of!(weights "sgd", SGD), updates_of!(weights "adamw", ADAMW)];
+/// The same, which write the steps instead of adding them. Names have the dtypes of gradients and steps.
+pub const DELTA_ENTRIES: [[EntryPoint; 5]; 2] =
+    [updates_of!(deltas "sgd_deltas", SGD), updates_of!(deltas "adamw_deltas", ADAMW)];
+const SGD: &[Param] = &[Pointer, U64, Pointer, F64, F64];
+const ADAMW: &[Param] = &[Pointer, U64, Pointer];
 
 /// Kernels over one dtype and the memory of peers.
 pub const PEER_ENTRIES: [[EntryPoint; 4]; 15] = [
@@ -442,7 +546,9 @@ const PEER_REDUCE: &[Param] = &[Pointer, F64, U64, U64];
 const GRAM: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64, U64];
 
 /// Kernels without a dtype.
-pub const PLAIN_ENTRIES: [EntryPoint; 8] = [
+pub const PLAIN_ENTRIES: [EntryPoint; 9] = [
+    // (step memory, step rules, sums of chunks, chunk count): one block
+    plain("advance_step", LaunchBounds::REDUCE, &[Pointer, Pointer, Pointer, U64]),
     plain("empty", LaunchBounds::STREAM, &[]),
     // (sums, source, bytes): the exclusive or of the words that each warp reads, a u32 per warp; bytes are a multiple of 4
     plain("sweep", LaunchBounds::STREAM, STREAM),
@@ -470,5 +576,6 @@ const fn plain(name: &'static str, bounds: LaunchBounds, params: &'static [Param
 pub fn entries() -> impl Iterator<Item = &'static EntryPoint> {
     let pairs = STREAM_ENTRIES.iter().flatten().chain(COMBINE_ENTRIES.iter().flatten());
     let dtypes = COMBINE_WIDE_ENTRIES.iter().flatten().chain(DTYPE_ENTRIES.iter().flatten());
-    pairs.chain(dtypes).chain(PEER_ENTRIES.iter().flatten()).chain(&PLAIN_ENTRIES)
+    let updates = UPDATE_ENTRIES.iter().flatten().chain(DELTA_ENTRIES.iter().flatten());
+    pairs.chain(dtypes).chain(PEER_ENTRIES.iter().flatten()).chain(updates).chain(&PLAIN_ENTRIES)
 }

@@ -2,7 +2,7 @@
 //!
 //! The crate is compiled twice from the same source:
 //!
-//! * for the CPU, as an ordinary `no_std` library: `gradsync`'s CPU backend runs [`math`], and [`abi`] is the contract of its CUDA
+//! * for the CPU, as an ordinary library: `gradsync`'s CPU backend runs [`math`], and [`abi`] is the contract of its CUDA
 //!   backend's launches;
 //! * for `nvptx64-nvidia-cuda` by `cargo xtask ptx`: then the `kernels` wrap the same formulas into entry points.
 //!
@@ -14,6 +14,10 @@
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, stdarch_nvptx))]
 #![cfg_attr(all(target_arch = "nvptx64", not(feature = "cuda_std")), feature(abi_ptx))]
+
+// The square root of a CPU is not in `core`.
+#[cfg(not(target_arch = "nvptx64"))]
+extern crate std;
 
 pub mod abi;
 mod arch;

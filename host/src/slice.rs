@@ -125,6 +125,11 @@ impl<'a> SliceMut<'a> {
         Slice { dtype: self.dtype, bytes: self.bytes }
     }
 
+    /// The elements, to read, for the whole borrow.
+    pub(crate) fn into_slice(self) -> Slice<'a> {
+        Slice { dtype: self.dtype, bytes: self.bytes }
+    }
+
     /// A mutable view of the elements, for a shorter borrow.
     pub fn reborrow(&mut self) -> SliceMut<'_> {
         SliceMut { dtype: self.dtype, bytes: self.bytes }

@@ -31,7 +31,12 @@ pub const UNIT: f64 = 1.110_223_024_625_156_5e-16;
 
 /// `γ_k`, the bound of the relative error of `k` roundings in `f64`.
 pub fn gamma(roundings: usize) -> f64 {
-    let product = roundings as f64 * UNIT;
+    gamma_of(UNIT, roundings)
+}
+
+/// `γ_k`, the bound of the relative error of `k` roundings with this unit roundoff.
+pub fn gamma_of(unit: f64, roundings: usize) -> f64 {
+    let product = roundings as f64 * unit;
     product / (1.0 - product)
 }
 

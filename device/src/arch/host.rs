@@ -18,3 +18,15 @@ pub(crate) fn f64_to_f16(value: f64) -> u16 {
 pub(crate) fn multiply_add(x: f64, y: f64, z: f64) -> f64 {
     x * y + z
 }
+
+/// The square root, rounded once.
+#[inline(always)]
+pub(crate) fn sqrt_f32(value: f32) -> f32 {
+    value.sqrt()
+}
+
+/// The square root, rounded once.
+#[inline(always)]
+pub(crate) fn sqrt_f64(value: f64) -> f64 {
+    value.sqrt()
+}

@@ -1,5 +1,5 @@
-//! Target-dependent code, besides [`crate::dialect`]: `nvptx` for the GPU and `host` for any CPU have the same conversions and
-//! [`multiply_add`]; `instructions` adds the GPU instructions for kernels that `cuda_std` lacks.
+//! Target-dependent code, besides [`crate::dialect`]: `nvptx` for the GPU and `host` for any CPU have the same conversions,
+//! [`multiply_add`] and square roots; `instructions` adds the GPU instructions for kernels that `cuda_std` lacks.
 //!
 //! Only these two folders contain intrinsics and `asm!`. Where a CPU's compiler checks the kernels against rust-cuda's crate, a `stand_in`
 //! replaces both.

@@ -79,6 +79,24 @@ pub(crate) fn multiply_add(x: f64, y: f64, z: f64) -> f64 {
     total
 }
 
+/// The square root, rounded once.
+#[inline(always)]
+pub(crate) fn sqrt_f32(value: f32) -> f32 {
+    let root: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe { asm!("sqrt.rn.f32 {0}, {1};", out(reg32) root, in(reg32) value, options(pure, nomem, nostack)) };
+    root
+}
+
+/// The square root, rounded once.
+#[inline(always)]
+pub(crate) fn sqrt_f64(value: f64) -> f64 {
+    let root: f64;
+    // SAFETY: arithmetic on registers.
+    unsafe { asm!("sqrt.rn.f64 {0}, {1};", out(reg64) root, in(reg64) value, options(pure, nomem, nostack)) };
+    root
+}
+
 /// The panic handler; no kernel contains a panic, which a test of the PTX asserts. `cuda_std` has its own.
 #[cfg(not(feature = "cuda_std"))]
 #[panic_handler]

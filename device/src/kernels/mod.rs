@@ -5,6 +5,7 @@
 
 mod adasum;
 mod combine;
+mod optimizer;
 mod peer;
 mod products;
 mod stream;

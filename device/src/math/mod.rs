@@ -6,9 +6,12 @@
 pub mod adasum;
 pub mod element;
 pub mod elementwise;
+pub mod optimizer;
 pub mod precise;
 pub mod product_part;
 pub mod rounding;
+pub mod step;
+pub mod sums;
 pub mod wide;
 
 pub use element::Element;

@@ -261,8 +261,9 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     /// Whether candle's gradients are the result as they are: on a single GPU, unless the options need a look at them.
     fn reduces_nothing(&self) -> bool {
         let options = self.reducer.options();
-        let looks =
-            M::HOST_WAITS || options.absent == AbsentGradients::Error || options.non_finite != NonFinite::Report;
+        let looks = M::HOST_WAITS
+            || options.absent == AbsentGradients::Error
+            || matches!(options.non_finite, NonFinite::Error | NonFinite::Skip);
         self.comm.world_size() == 1 && !self.has_sums && !looks
     }
 

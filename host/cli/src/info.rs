@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_missing_is_named_once() {
+    fn library_that_is_missing_is_named_once() {
         let found = Found::library(&["libnowhere.so.7"], |_| None);
         let line = found.line("Nowhere");
         assert!(line.starts_with("Nowhere: not found; tried libnowhere.so.7: "), "{line}");

@@ -82,7 +82,7 @@ struct Listeners {
 }
 
 /// The arguments of connecting.
-struct Plan<'a> {
+struct ConnectionPlan<'a> {
     hosts: &'a [Host],
     offers: &'a [Offer],
     secret: Secret,
@@ -106,7 +106,7 @@ impl Member {
         let offers: Vec<Offer> = self.tell(OFFERS, &offer, left())?;
         let secret = offers[0].secret.map(Secret::from_bytes);
         let secret = secret.ok_or_else(|| self.connect_error("rank 0 has sent no secret".into()))?;
-        let plan = Plan { hosts: &hosts, offers: &offers, secret, applicant: applicant.clone() };
+        let plan = ConnectionPlan { hosts: &hosts, offers: &offers, secret, applicant: applicant.clone() };
         let connections = self.connect_all(&plan, listeners).inspect_err(|error| self.fail(error.clone()))?;
         self.gather(OUTCOMES, &[], left())?;
         let here = hosts.iter().filter(|host| host.is_same_machine(&hosts[rank])).count();
@@ -148,7 +148,7 @@ impl Member {
         Ok((listeners, offer))
     }
 
-    fn connect_all(&self, plan: &Plan<'_>, listeners: Listeners) -> Result<Vec<Option<Peer>>, CommError> {
+    fn connect_all(&self, plan: &ConnectionPlan<'_>, listeners: Listeners) -> Result<Vec<Option<Peer>>, CommError> {
         let Applicant { rank, world_size, .. } = plan.applicant;
         let mut peers: Vec<Option<Peer>> = (0..world_size).map(|_| None).collect();
         let alarm = Alarm::new().map_err(|error| self.connect_error(error.to_string()))?;
@@ -214,7 +214,7 @@ impl Member {
     }
 
     /// Returns an error if a wait must end: the group has failed, or the deadline has passed.
-    fn check_wait(&self, plan: &Plan<'_>, missing: &[usize]) -> Result<(), CommError> {
+    fn check_wait(&self, plan: &ConnectionPlan<'_>, missing: &[usize]) -> Result<(), CommError> {
         if let Some(failure) = self.failure() {
             return Err(failure);
         }
@@ -225,7 +225,7 @@ impl Member {
         Ok(())
     }
 
-    fn connect_to(&self, peer: usize, plan: &Plan<'_>) -> Result<Peer, CommError> {
+    fn connect_to(&self, peer: usize, plan: &ConnectionPlan<'_>) -> Result<Peer, CommError> {
         let Applicant { rank, world_size, .. } = plan.applicant;
         let offer = &plan.offers[peer];
         let is_here = plan.hosts[peer].is_same_machine(&plan.hosts[rank]);
@@ -273,7 +273,7 @@ fn missing(peers: &[Option<Peer>], rank: usize) -> Option<Vec<usize>> {
 /// Keeps the connection of a rank above this one. A rank whose connection broke may connect again.
 fn admit(
     peers: &mut [Option<Peer>],
-    plan: &Plan<'_>,
+    plan: &ConnectionPlan<'_>,
     identity: Identity,
     socket: Socket,
     session: Option<NoiseSession>,

@@ -120,6 +120,12 @@ impl GradientBuffer {
 }
 
 impl<M: Memory> GradientBuffer<M> {
+    /// A buffer of these tensors, in an arena of zeros that `allocate` makes.
+    pub(crate) fn of_arena(table: TensorTable, allocate: impl FnOnce(usize) -> Result<M::Buffer>) -> Result<Self> {
+        let arena = allocate(table.arena_len())?;
+        Ok(Self { table: Arc::new(table), arena, scratch: Scratch::default() })
+    }
+
     /// The tensors of the buffer, with their offsets.
     pub(crate) fn table(&self) -> &TensorTable {
         &self.table

@@ -210,6 +210,11 @@ impl<'a> DeviceSliceMut<'a> {
         self.view
     }
 
+    /// The elements, to read, for the whole borrow.
+    pub(crate) fn into_slice(self) -> DeviceSlice<'a> {
+        self.view
+    }
+
     /// The queue on which work on this memory is ordered.
     pub fn queue(&self) -> &'a Queue {
         self.view.queue

@@ -33,9 +33,9 @@ macro_rules! families {
 macro_rules! library {
     ($arch:literal) => {
         families!($arch:
-            "accumulate" "accumulate_segments" "all_finite" "cast" "cast_segments" "coefficients" "combine" "combine_pair"
-            "dots" "empty" "fold_sums" "gram" "gram_cross" "one_shot" "packet_adasum" "peer_adasum"
-            "peer_barrier" "peer_reduce" "scale" "squared_norms" "sweep" "tree_combine" "tree_dots" "two_shot" "zero" "zero_segments")
+            "accumulate" "accumulate_segments" "adamw" "adamw_deltas" "advance_step" "all_finite" "cast" "cast_segments" "coefficients"
+            "combine" "combine_pair" "dots" "empty" "fold_sums" "gram" "gram_cross" "norms" "one_shot" "packet_adasum" "peer_adasum"
+            "peer_barrier" "peer_reduce" "scale" "sgd" "sgd_deltas" "squared_norms" "sweep" "tree_combine" "tree_dots" "two_shot" "zero" "zero_segments")
     };
 }
 static SM_75: &Families = if cfg!(gradsync_left_out = "sm_75") { &[] } else { library!("sm_75") };
@@ -254,7 +254,7 @@ mod tests {
     const NO_CUBINS: &Cubins = &[];
 
     #[test]
-    fn every_entry_point_can_be_cut_out_of_its_file() {
+    fn source_cuts_every_entry_point_out_of_its_file() {
         for library in [SM_75, SM_80].map(|families| Library { families, cubins: &[], early: None }) {
             for entry in abi::entries() {
                 let source = library.source(entry).unwrap_or_else(|| panic!("no source of {}", entry.name));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_that_are_launched_early_wait_first() {
+    fn library_has_kernels_of_early_launches_wait_first() {
         let plain = Library { families: SM_80, cubins: &[], early: None };
         let early = Library { early: Some(EarlyLaunch::never_called()), ..plain };
         for entry in abi::entries() {
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_choose_their_library() {
+    fn for_capability_chooses_the_library() {
         let early = || Some(EarlyLaunch::never_called());
         let library = |major, minor| Library::for_capability(major, minor, early);
         assert!(library(7, 0).is_none());
@@ -309,7 +309,7 @@ mod tests {
 
     /// The manifest records, for each cubin, its hash and the hash of the PTX that it was assembled from.
     #[test]
-    fn code_was_made_from_the_ptx_that_would_be_loaded() {
+    fn cubins_were_made_from_the_ptx_that_would_be_loaded() {
         let manifest = include_str!("../../ptx/manifest.json");
         let hash = |bytes: &[u8]| Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         for (major, arch) in [(8, "sm_80"), (9, "sm_90"), (10, "sm_100")] {

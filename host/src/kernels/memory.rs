@@ -1,15 +1,19 @@
 //! [`KernelMemory`]: the kernels that operations use on either memory.
 
+use gradsync_device::math::step::{STEP_MEMORY_LEN, StepMemory, StepRules};
+
 use super::cpu::{self, Fingerprint};
 #[cfg(feature = "cuda")]
 use super::cuda;
+use super::optimizer::{TensorUpdate, UpdateRule};
 #[cfg(feature = "cuda")]
 use crate::driver::{DeviceBuffer, DeviceSliceMut};
+use crate::dtype::DType;
 use crate::error::Result;
 #[cfg(feature = "cuda")]
 use crate::memory::Cuda;
 use crate::memory::{Host, HostBuffer, Memory};
-use crate::slice::{Slice, check_floats};
+use crate::slice::{Slice, SliceMut, check_floats};
 
 /// The element-wise kernels on one kind of memory, [`Host`] or `Cuda`, for operations that are written once for both.
 ///
@@ -89,15 +93,45 @@ pub trait KernelMemory: Memory {
     #[doc(hidden)]
     fn fingerprint(src: Self::Slice<'_>) -> Result<Fingerprint>;
 
+    /// Allocates `len` zeros, on the queue of `near`.
+    #[doc(hidden)]
+    fn zeros_near(operation: &'static str, near: Self::Slice<'_>, dtype: DType, len: usize) -> Result<Self::Buffer>;
+
     /// Allocates `len` zeros with the dtype of `like`, on its queue.
     #[doc(hidden)]
-    fn zeros_like(operation: &'static str, like: Self::Slice<'_>, len: usize) -> Result<Self::Buffer>;
+    fn zeros_like(operation: &'static str, like: Self::Slice<'_>, len: usize) -> Result<Self::Buffer> {
+        Self::zeros_near(operation, like, Self::dtype(like), len)
+    }
 
     /// Allocates `len` elements with the dtype of `like`, on its queue; their values are unspecified.
     #[doc(hidden)]
     fn room_like(operation: &'static str, like: Self::Slice<'_>, len: usize) -> Result<Self::Buffer> {
         Self::zeros_like(operation, like, len)
     }
+
+    /// Computes the sum of squares of each chunk of the tensors, in the order of `gradsync_device::math::sums`. A tensor's sums, of `f64`, begin
+    /// at its number of `first_chunks`.
+    #[doc(hidden)]
+    fn square_sums(sums: Self::SliceMut<'_>, first_chunks: &[usize], tensors: &[Self::Slice<'_>]) -> Result<()>;
+
+    /// Computes the memory of an optimizer's next step from the sums of all chunks.
+    #[doc(hidden)]
+    fn advance_step(step: Self::SliceMut<'_>, rules: &StepRules, sums: Self::Slice<'_>) -> Result<()>;
+
+    /// Refuses dtypes that no kernel updates: of weights and state, and of gradients, and of the output, if there is one: a copy of the weights or
+    /// `deltas`.
+    #[doc(hidden)]
+    fn check_update(
+        operation: &'static str,
+        name: &str,
+        inputs: [DType; 2],
+        output: Option<DType>,
+        deltas: bool,
+    ) -> Result<()>;
+
+    /// Updates tensors in a step.
+    #[doc(hidden)]
+    fn update(rule: UpdateRule, step: Self::Slice<'_>, tensors: Vec<TensorUpdate<'_, Self>>) -> Result<()>;
 
     /// All slices as one slice, if each is known to begin at the end of the preceding one in the same allocation.
     #[doc(hidden)]
@@ -142,6 +176,11 @@ fn check_numbers(operation: &'static str, src: Slice<'_>) -> Result<()> {
     if src.dtype().is_float() { check_floats(operation, src) } else { Ok(()) }
 }
 
+/// Numbers that the library has allocated as `f64`.
+fn numbers(data: SliceMut<'_>) -> &mut [f64] {
+    data.typed().expect("numbers of f64")
+}
+
 impl KernelMemory for Host {
     kernels_of!(cpu);
 
@@ -165,8 +204,32 @@ impl KernelMemory for Host {
         Ok(Fingerprint::of(src))
     }
 
-    fn zeros_like(operation: &'static str, like: Self::Slice<'_>, len: usize) -> Result<HostBuffer> {
-        HostBuffer::zeroed(operation, like.dtype(), len)
+    fn zeros_near(operation: &'static str, _: Self::Slice<'_>, dtype: DType, len: usize) -> Result<HostBuffer> {
+        HostBuffer::zeroed(operation, dtype, len)
+    }
+
+    fn square_sums(sums: Self::SliceMut<'_>, first_chunks: &[usize], tensors: &[Self::Slice<'_>]) -> Result<()> {
+        cpu::optimizer::square_sums(numbers(sums), first_chunks, tensors);
+        Ok(())
+    }
+
+    fn advance_step(step: Self::SliceMut<'_>, rules: &StepRules, sums: Self::Slice<'_>) -> Result<()> {
+        let step: &mut [f64; STEP_MEMORY_LEN] = numbers(step).try_into().expect("the memory of a step");
+        let sums = sums.typed().expect("sums of f64");
+        *step = cpu::optimizer::advance_step(&StepMemory::from_numbers(*step), rules, sums).to_numbers();
+        Ok(())
+    }
+
+    /// The CPU updates any dtypes.
+    fn check_update(_: &'static str, _: &str, _: [DType; 2], _: Option<DType>, _: bool) -> Result<()> {
+        Ok(())
+    }
+
+    fn update(rule: UpdateRule, step: Self::Slice<'_>, tensors: Vec<TensorUpdate<'_, Self>>) -> Result<()> {
+        let step: &[f64] = step.typed().expect("numbers of f64");
+        let step = StepMemory::from_numbers(step.try_into().expect("the memory of a step"));
+        cpu::optimizer::update(rule, &step, tensors);
+        Ok(())
     }
 
     /// Only a single slice: whether two slices belong to one allocation is unknown on the host.
@@ -206,21 +269,43 @@ impl KernelMemory for Cuda {
         Ok(fingerprint)
     }
 
-    fn zeros_like(_: &'static str, like: Self::Slice<'_>, len: usize) -> Result<DeviceBuffer> {
-        DeviceBuffer::zeroed(like.queue(), like.dtype(), len)
+    fn zeros_near(_: &'static str, near: Self::Slice<'_>, dtype: DType, len: usize) -> Result<DeviceBuffer> {
+        DeviceBuffer::zeroed(near.queue(), dtype, len)
     }
 
     fn room_like(_: &'static str, like: Self::Slice<'_>, len: usize) -> Result<DeviceBuffer> {
         DeviceBuffer::of_any_type(like.queue(), like.dtype(), len)
     }
 
+    fn square_sums(sums: Self::SliceMut<'_>, first_chunks: &[usize], tensors: &[Self::Slice<'_>]) -> Result<()> {
+        cuda::optimizer::square_sums(sums, first_chunks, tensors)
+    }
+
+    fn advance_step(step: Self::SliceMut<'_>, rules: &StepRules, sums: Self::Slice<'_>) -> Result<()> {
+        cuda::optimizer::advance_step(step, rules, sums)
+    }
+
+    fn check_update(
+        operation: &'static str,
+        name: &str,
+        inputs: [DType; 2],
+        output: Option<DType>,
+        deltas: bool,
+    ) -> Result<()> {
+        cuda::optimizer::check_update(operation, name, inputs, output, deltas)
+    }
+
+    fn update(rule: UpdateRule, step: Self::Slice<'_>, tensors: Vec<TensorUpdate<'_, Self>>) -> Result<()> {
+        cuda::optimizer::update(rule, step, tensors)
+    }
+
     fn joined<'a>(slices: &'a mut [Self::SliceMut<'_>]) -> Option<Self::SliceMut<'a>> {
-        let places: Vec<(u64, usize)> =
+        let ranges: Vec<(u64, usize)> =
             slices.iter().map(|slice| slice.as_slice()).map(|view| (view.address(), view.len())).collect();
         let first = slices.first()?.as_slice();
-        let (address, len) = joined_range(&places, first.dtype().size_bytes())?;
+        let (address, len) = joined_range(&ranges, first.dtype().size_bytes())?;
         // Two allocations may lie side by side, and a slice is never of more than one.
-        if places.iter().filter(|(_, len)| *len > 0).count() > 1 {
+        if ranges.iter().filter(|(_, len)| *len > 0).count() > 1 {
             let (begin, bytes) = first.queue().allocation_of(address).ok()?;
             if address + (len * first.dtype().size_bytes()) as u64 > begin + bytes as u64 {
                 return None;
@@ -247,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_are_one_only_without_gaps_and_in_order() {
+    fn joined_range_takes_slices_without_gaps_and_in_order() {
         let begin = 1 << 20;
         let of = |slices: &[(u64, usize)]| joined_range(slices, 2);
         assert_eq!(of(&[]), Some((0, 0)));

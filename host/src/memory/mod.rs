@@ -24,6 +24,7 @@ mod buffer;
 mod cuda;
 pub(crate) mod file;
 mod host;
+pub(crate) mod shared_bytes;
 pub(crate) mod sharing;
 mod tensor;
 
@@ -78,6 +79,10 @@ macro_rules! slice_functions {
 
         fn as_slice<'a>(data: &'a Self::SliceMut<'_>) -> Self::Slice<'a> {
             data.as_slice()
+        }
+
+        fn into_slice(data: Self::SliceMut<'_>) -> Self::Slice<'_> {
+            data.into_slice()
         }
 
         fn reborrow<'a>(data: &'a mut Self::SliceMut<'_>) -> Self::SliceMut<'a> {
@@ -142,6 +147,9 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
 
     /// The elements, to read.
     fn as_slice<'a>(data: &'a Self::SliceMut<'_>) -> Self::Slice<'a>;
+
+    /// The elements, to read, for the whole borrow.
+    fn into_slice(data: Self::SliceMut<'_>) -> Self::Slice<'_>;
 
     /// The same elements for a shorter borrow.
     fn reborrow<'a>(data: &'a mut Self::SliceMut<'_>) -> Self::SliceMut<'a>;

@@ -91,10 +91,10 @@ static TABLES: Tables = Tables({
     let mut tables = [[ptr::null(); LONGEST + 1]; MODULES];
     let mut module = 1;
     while module < MODULES {
-        let mut place = 1;
-        while place < SIZES[module] {
-            tables[module][place] = &FUNCTIONS[module][place] as Slot;
-            place += 1;
+        let mut index = 1;
+        while index < SIZES[module] {
+            tables[module][index] = &FUNCTIONS[module][index] as Slot;
+            index += 1;
         }
         module += 1;
     }
@@ -201,8 +201,8 @@ fn find() -> Option<Tool> {
         tracing::warn!(?path, "the library of {VARIABLE} did not start; there are no NVTX ranges");
         return None;
     }
-    let function = |place: usize| {
-        let function = FUNCTIONS[CORE][place].load(Ordering::Acquire);
+    let function = |index: usize| {
+        let function = FUNCTIONS[CORE][index].load(Ordering::Acquire);
         (!function.is_null()).then_some(function)
     };
     let (push, pop) = (function(RANGE_PUSH_EX)?, function(RANGE_POP)?);

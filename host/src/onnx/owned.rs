@@ -3,8 +3,8 @@
 //! `plan::ownership` decides which rank owns which tensor. Ranks compare their tensors before data move, so that an error of one rank is an
 //! error of all.
 
-use crate::agreement::{Plan, agree_once};
 use crate::call::{Value, scope};
+use crate::call_comparison::{ComparedCall, agree_once};
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Operation, Result};
 use crate::kernels::KernelMemory;
@@ -123,7 +123,7 @@ fn agreed<M: KernelMemory>(
     let len = |(tensor, slice): (usize, &M::Slice<'_>)| ("lengths", Value::Elements { tensor, len: M::len(*slice) });
     let lens = tensors.iter().enumerate().map(len);
     let lines: Vec<_> = [number].into_iter().chain(dtype).chain(lens).collect();
-    agree_once(comm, &Plan { lines: &lines, ..Plan::of(operation) }, bundle)
+    agree_once(comm, &ComparedCall { lines: &lines, ..ComparedCall::of(operation) }, bundle)
 }
 
 /// Tensors with their owners: the plan, and the workspace of the collective.

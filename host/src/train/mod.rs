@@ -6,44 +6,46 @@
 //! | [`Reducer`] | gradients of any program reduced in buckets while they are computed, in host memory and on GPUs |
 //! | [`Stepper`] | one step, from rank 0's weights on: check, reduce, optimize, apply; skipped on all ranks where numbers are not finite |
 //! | [`Reduction`], [`StepOptions`] | mean, sum or Adasum, and how |
-//! | [`Sgd`], [`Adam`], [`DeltaOptimizer`] | optimizers, and the trait for one of your own |
+//! | [`Sgd`], [`AdamW`], [`DeltaOptimizer`] | optimizers, on CPUs and GPUs, and the trait for one of your own |
+//! | [`Schedule`], [`LossScaler`], [`ParameterGroup`] | the rate in each step, the scale of a loss, options by the names of parameters |
 //!
 //! A step uses the operations of [`ops`](crate::ops). It keeps no weights and runs no model. [`Stepper`] runs the whole step of optimizers
 //! in host memory; [`Reducer`] reduces gradients for optimizers of another crate.
 
-mod adam;
-mod blocks;
 mod metrics;
 mod optimizer;
 mod random;
 pub(crate) mod reducer;
 mod same_bits;
 mod sampler;
-mod sgd;
 mod start;
 mod step;
 
-pub use adam::{Adam, AdamOptions};
 pub use metrics::{RunningMean, mean_over_ranks};
-pub use optimizer::DeltaOptimizer;
+pub use optimizer::{
+    AdamW, AdamWOptions, DeltaOptimizer, LossScaler, Optimizer, OptimizerMemory, OptimizerOptions, ParameterGroup,
+    Schedule, Sgd, SgdOptions, TensorStep, UpdateOutcome, UpdateReport,
+};
 pub use random::RankSeeds;
 pub use reducer::{
     AbsentGradients, BucketMemory, BucketTimes, GradientState, NonFinite, NonFiniteGradient, Parameter, Reduced,
     Reducer, ReducerOptions, Step, StepTimes, UnevenEnds,
 };
 pub use sampler::{Position, ShardOptions, ShardedIndices, Tail};
-pub use sgd::{Sgd, SgdOptions};
 pub use start::{Start, broadcast_numbers, broadcast_parameters, compare_parameters};
 pub use step::{Reduction, StepOptions, StepOutcome, StepReport, Stepper};
 
 use crate::buffer::{GradientBuffer, TensorTable};
 use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};
+use crate::kernels::KernelMemory;
 
-/// Allocates a buffer of zeros for the tensors of `table`, in another dtype or for another world size.
-fn zeros_like(table: &TensorTable, dtype: DType, world_size: usize) -> Result<GradientBuffer> {
-    let tensors = (0..table.tensor_count()).map(|index| (table.name(index), table.shape(index)));
-    GradientBuffer::new(dtype, world_size, tensors)
+/// Allocates a buffer of zeros for the tensors of `like`, in its memory, in another dtype or for another world size.
+fn zeros_like<M: KernelMemory>(like: &GradientBuffer<M>, dtype: DType, world_size: usize) -> Result<GradientBuffer<M>> {
+    let tensors = (0..like.tensor_count()).map(|index| (like.name(index), like.shape(index)));
+    GradientBuffer::of_arena(TensorTable::new(dtype, world_size, tensors)?, |len| {
+        M::zeros_near("gradient buffer", like.as_slice(), dtype, len)
+    })
 }
 
 /// Refuses buffers whose tensors differ in name, shape or order; dtypes and world sizes may differ.

@@ -3,22 +3,23 @@
 use crate::buffer::GradientBuffer;
 use crate::comm::{Communicator, Ranks};
 use crate::error::{Error, Result};
+use crate::kernels::KernelMemory;
 use crate::kernels::cpu::{Fingerprint, fingerprint_of_words};
-use crate::slice::Slice;
 
 /// Refuses buffers of the same tensors whose elements differ between ranks; the gaps between tensors are ignored. Errors name the elements
 /// by `description`, and end with `advice`.
 ///
 /// # Errors
 /// The errors of [`check_fingerprints`].
-pub(super) fn check_same_bits(
+pub(super) fn check_same_bits<M: KernelMemory>(
     operation: &'static str,
-    comm: &dyn Communicator,
+    comm: &dyn Communicator<M>,
     (description, advice): (&str, &str),
-    buffer: &GradientBuffer,
-    fingerprint: fn(Slice<'_>) -> Fingerprint,
+    buffer: &GradientBuffer<M>,
 ) -> Result<()> {
-    let of_tensors: Vec<Fingerprint> = buffer.tensors().map(|(_, tensor)| fingerprint(tensor.data())).collect();
+    let of_tensors: Result<Vec<Fingerprint>> =
+        buffer.tensors().map(|(_, tensor)| M::fingerprint(tensor.data())).collect();
+    let of_tensors = of_tensors?;
     check_fingerprints(operation, comm, (description, advice), &of_tensors, &|index| buffer.name(index))
 }
 

@@ -5,17 +5,17 @@
 //! the parts of a step: arithmetic is in `kernels`, the parts are in `ops`, and the optimizer is the caller's choice.
 
 use super::Start;
-use super::optimizer::DeltaOptimizer;
+use super::optimizer::{DeltaOptimizer, OptimizerMemory};
 use super::same_bits::check_same_bits;
 use super::{same_tensors, zeros_like};
-use crate::agreement::{Plan, agree, all_prepared};
 use crate::buffer::GradientBuffer;
 use crate::call::{Value, scope, setters};
+use crate::call_comparison::{ComparedCall, agree, all_prepared};
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result, check_float};
-use crate::kernels::cpu::{self, Fingerprint};
-use crate::ops::{AdasumOptions, AdasumReport, Nodes, accumulate, adasum_all_reduce, check_nodes};
+use crate::memory::Host;
+use crate::ops::{AdasumMemory, AdasumOptions, AdasumReport, Nodes, accumulate, adasum_all_reduce, check_nodes};
 
 const OPERATION: &str = "training step";
 
@@ -106,7 +106,7 @@ pub enum StepOutcome {
 /// ```compile_fail
 /// #![deny(unused_must_use)]
 /// # use gradsync::{GradientBuffer, Result, train::{Sgd, Stepper}};
-/// fn train(step: &mut Stepper<'_>, gradients: &GradientBuffer, weights: &mut GradientBuffer, sgd: &mut Sgd) -> Result<()> {
+/// fn train(step: &mut Stepper<'_>, gradients: &GradientBuffer<M>, weights: &mut GradientBuffer<M>, sgd: &mut Sgd) -> Result<()> {
 ///     step.step(gradients, weights, sgd)?; // whether it was skipped is never seen
 ///     Ok(())
 /// }
@@ -162,24 +162,24 @@ pub struct StepReport {
 /// # Ok::<(), Error>(())
 /// ```
 #[derive(Debug)]
-pub struct Stepper<'c> {
+pub struct Stepper<'c, M: OptimizerMemory = Host> {
     /// The options may be changed between steps, equally on all ranks.
     pub options: StepOptions,
-    all: &'c dyn Communicator,
-    nodes: Option<Nodes<'c>>,
+    all: &'c dyn Communicator<M>,
+    nodes: Option<Nodes<'c, M>>,
     /// Whether the ranks' weights have become equal.
     has_started: bool,
 }
 
-impl<'c> Stepper<'c> {
+impl<'c, M: OptimizerMemory + AdasumMemory> Stepper<'c, M> {
     /// Creates a stepper for the ranks of `comm`, before their first step.
-    pub fn new(comm: &'c dyn Communicator, options: impl Into<StepOptions>) -> Self {
+    pub fn new(comm: &'c dyn Communicator<M>, options: impl Into<StepOptions>) -> Self {
         Self { options: options.into(), all: comm, nodes: None, has_started: false }
     }
 
     /// Creates a stepper for ranks in nodes: the gradients of a node are averaged before [`Reduction::Adasum`] combines the nodes' steps. A
     /// mean or a sum runs over all ranks, as without nodes. With one node Adasum has nothing to combine.
-    pub fn on_nodes(nodes: Nodes<'c>, options: impl Into<StepOptions>) -> Self {
+    pub fn on_nodes(nodes: Nodes<'c, M>, options: impl Into<StepOptions>) -> Self {
         Self { nodes: Some(nodes), ..Self::new(nodes.all, options) }
     }
 
@@ -192,11 +192,15 @@ impl<'c> Stepper<'c> {
     /// On every rank, before anything is changed: [`Error::Disagreement`] if ranks have different tensors, dtypes or options;
     /// [`Error::InvalidArgument`] if the nodes' groups do not form a grid of `all`'s ranks, and with [`Start::Compare`] if weights differ,
     /// or are equal and not finite. Errors of the communicators, after which weights of ranks other than 0 are unspecified.
-    pub fn start(&mut self, weights: &mut GradientBuffer) -> Result<()> {
+    pub fn start(&mut self, weights: &mut GradientBuffer<M>) -> Result<()> {
         let _scope = scope::within(Operation::TrainingStep).with_tensors(weights.table().tensor_count());
         let lines =
             [("call", Value::Words("start")), ("start", self.start_words()), ("ranks per node", self.node_size())];
-        let plan = Plan { lines: &lines, tables: &[("weights", weights.table())], ..Plan::of(Operation::TrainingStep) };
+        let plan = ComparedCall {
+            lines: &lines,
+            tables: &[("weights", weights.table())],
+            ..ComparedCall::of(Operation::TrainingStep)
+        };
         agree(self.all, &plan, Result::<()>::Ok(()))?;
         self.make_equal(weights)
     }
@@ -218,9 +222,9 @@ impl<'c> Stepper<'c> {
     /// weights of ranks other than 0 are unspecified. The state of an optimizer changes once it has run.
     pub fn step(
         &mut self,
-        gradients: &GradientBuffer,
-        weights: &mut GradientBuffer,
-        optimizer: &mut dyn DeltaOptimizer,
+        gradients: &GradientBuffer<M>,
+        weights: &mut GradientBuffer<M>,
+        optimizer: &mut dyn DeltaOptimizer<M>,
     ) -> Result<StepReport> {
         let _scope = scope::within(Operation::TrainingStep).with_tensors(weights.table().tensor_count());
         let mut copy = self.begin(gradients, weights)?;
@@ -228,11 +232,11 @@ impl<'c> Stepper<'c> {
             tracing::debug_span!(OPERATION, rank = self.all.rank(), options = ?self.options, len = weights.len())
                 .entered();
 
-        let are_finite = is_finite(gradients);
+        let are_finite = is_finite(gradients)?;
         if let (Some(copy), Some((group, op))) = (&mut copy, self.gradients_group()) {
             group.all_reduce(copy.as_mut_slice(), op)?;
         }
-        let are_joined_finite = are_finite && copy.as_ref().is_none_or(is_finite);
+        let are_joined_finite = are_finite && copy.as_ref().map_or(Ok(true), is_finite)?;
         let [causes, affected] = self.ranks_without([are_finite, are_joined_finite])?;
         let ranks = if causes.is_empty() { affected } else { causes };
         if !ranks.is_empty() {
@@ -246,13 +250,13 @@ impl<'c> Stepper<'c> {
             Reduction::Adasum(options) => Some(adasum_all_reduce(self.across(), &mut deltas, options)?),
             Reduction::Mean | Reduction::Sum => None,
         };
-        let [ranks] = self.ranks_without([is_finite(&deltas)])?;
+        let [ranks] = self.ranks_without([is_finite(&deltas)?])?;
         if !ranks.is_empty() {
             tracing::debug!(?ranks, "the step is not finite: no weight moves");
             return Ok(StepReport { outcome: StepOutcome::DeltasNotFinite, adasum });
         }
         if self.options.compare_deltas && adasum.is_none() {
-            check_same_bits(OPERATION, self.all, DELTAS, &deltas, Fingerprint::of_finite)?;
+            check_same_bits(OPERATION, self.all, DELTAS, &deltas)?;
         }
         for index in 0..weights.tensor_count() {
             accumulate(weights.tensor_mut(index), deltas.tensor(index))?;
@@ -262,7 +266,11 @@ impl<'c> Stepper<'c> {
 
     /// Compares the arguments of all ranks, and makes their weights equal in the first step; returns a copy of the gradients, divided, if
     /// they change before the optimizer.
-    fn begin(&mut self, gradients: &GradientBuffer, weights: &mut GradientBuffer) -> Result<Option<GradientBuffer>> {
+    fn begin(
+        &mut self,
+        gradients: &GradientBuffer<M>,
+        weights: &mut GradientBuffer<M>,
+    ) -> Result<Option<GradientBuffer<M>>> {
         let options = self.options;
         let reduction = match options.reduction {
             Reduction::Mean => Operation::AllReduce(ReduceOp::Mean),
@@ -280,7 +288,7 @@ impl<'c> Stepper<'c> {
             ("steps or a start before", Value::Words(if self.has_started { "some" } else { "none" })),
         ];
         let tables = [("gradients", gradients.table()), ("weights", weights.table())];
-        let plan = Plan { lines: &lines, tables: &tables, ..Plan::of(Operation::TrainingStep) };
+        let plan = ComparedCall { lines: &lines, tables: &tables, ..ComparedCall::of(Operation::TrainingStep) };
         let prepared = self.check(gradients, weights).and_then(|()| self.divided(gradients));
         let copy = agree(self.all, &plan, prepared)?;
         if !self.has_started {
@@ -290,13 +298,13 @@ impl<'c> Stepper<'c> {
     }
 
     /// Makes the ranks' weights equal, or refuses different ones; the ranks have compared their arguments.
-    fn make_equal(&mut self, weights: &mut GradientBuffer) -> Result<()> {
+    fn make_equal(&mut self, weights: &mut GradientBuffer<M>) -> Result<()> {
         if let Some(nodes) = self.nodes {
             check_nodes(OPERATION, nodes)?;
         }
         match self.options.start {
             Start::Broadcast => self.all.broadcast(weights.as_mut_slice(), 0)?,
-            Start::Compare => check_same_bits(OPERATION, self.all, WEIGHTS, weights, Fingerprint::of)?,
+            Start::Compare => check_same_bits(OPERATION, self.all, WEIGHTS, weights)?,
         }
         self.has_started = true;
         Ok(())
@@ -310,7 +318,7 @@ impl<'c> Stepper<'c> {
         self.nodes.map_or(Value::Words("no nodes"), |nodes| Value::Number(nodes.node.world_size()))
     }
 
-    fn check(&self, gradients: &GradientBuffer, weights: &GradientBuffer) -> Result<()> {
+    fn check(&self, gradients: &GradientBuffer<M>, weights: &GradientBuffer<M>) -> Result<()> {
         if self.options.accumulation_steps == 0 {
             let reason = "`accumulation_steps` is 0, and must be at least 1: the number of micro-batches whose gradients were added".into();
             return Err(Error::InvalidArgument { operation: OPERATION, reason });
@@ -324,18 +332,18 @@ impl<'c> Stepper<'c> {
     }
 
     /// The gradients divided by the accumulation steps; `None` where the optimizer receives them unchanged.
-    fn divided(&self, gradients: &GradientBuffer) -> Result<Option<GradientBuffer>> {
+    fn divided(&self, gradients: &GradientBuffer<M>) -> Result<Option<GradientBuffer<M>>> {
         let accumulation_steps = self.options.accumulation_steps;
         if accumulation_steps == 1 && self.gradients_group().is_none() {
             return Ok(None);
         }
-        let mut copy = zeros_like(gradients.table(), gradients.dtype(), gradients.world_size())?;
-        cpu::scale(copy.as_mut_slice(), gradients.as_slice(), 1.0 / accumulation_steps as f64)?;
+        let mut copy = zeros_like(gradients, gradients.dtype(), gradients.world_size())?;
+        M::scale(copy.as_mut_slice(), gradients.as_slice(), 1.0 / accumulation_steps as f64)?;
         Ok(Some(copy))
     }
 
     /// The ranks over which gradients are reduced, and the reduction.
-    fn gradients_group(&self) -> Option<(&'c dyn Communicator, ReduceOp)> {
+    fn gradients_group(&self) -> Option<(&'c dyn Communicator<M>, ReduceOp)> {
         match self.options.reduction {
             Reduction::Mean => Some((self.all, ReduceOp::Mean)),
             Reduction::Sum => Some((self.all, ReduceOp::Sum)),
@@ -344,18 +352,18 @@ impl<'c> Stepper<'c> {
     }
 
     /// The ranks whose steps Adasum combines.
-    fn across(&self) -> &'c dyn Communicator {
+    fn across(&self) -> &'c dyn Communicator<M> {
         self.nodes.map_or(self.all, |nodes| nodes.across)
     }
 
     fn deltas(
         &self,
-        gradients: &GradientBuffer,
-        weights: &GradientBuffer,
-        optimizer: &mut dyn DeltaOptimizer,
-    ) -> Result<GradientBuffer> {
+        gradients: &GradientBuffer<M>,
+        weights: &GradientBuffer<M>,
+        optimizer: &mut dyn DeltaOptimizer<M>,
+    ) -> Result<GradientBuffer<M>> {
         let dtype = self.options.delta_dtype.unwrap_or(weights.dtype());
-        let mut deltas = zeros_like(weights.table(), dtype, self.across().world_size())?;
+        let mut deltas = zeros_like(weights, dtype, self.across().world_size())?;
         {
             // The optimizer is the caller's, and may call communicators of its own.
             let _outside = scope::outside();
@@ -375,6 +383,11 @@ impl<'c> Stepper<'c> {
 }
 
 /// Whether no tensor has a NaN or an infinity; the gaps between tensors are ignored.
-fn is_finite(buffer: &GradientBuffer) -> bool {
-    (0..buffer.tensor_count()).all(|index| cpu::all_finite(buffer.tensor(index).data()))
+fn is_finite<M: OptimizerMemory>(buffer: &GradientBuffer<M>) -> Result<bool> {
+    for (_, tensor) in buffer.tensors() {
+        if !M::all_finite(tensor.data())? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

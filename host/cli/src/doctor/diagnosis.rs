@@ -61,7 +61,7 @@ pub(super) fn problems(ranks: &[Facts], clocks: &[Offset], exchanges: &[Exchange
     for (description, value, remedy) in differing {
         found.extend(difference(ranks, description, value, remedy));
     }
-    places(ranks, &mut found);
+    positions(ranks, &mut found);
     machines(ranks, &mut found);
     gpus(ranks, &mut found);
     interfaces(ranks, &mut found);
@@ -136,7 +136,7 @@ fn difference(ranks: &[Facts], description: &str, value: fn(&Facts) -> String, r
 }
 
 /// Checks the positions of ranks on their machines.
-fn places(ranks: &[Facts], found: &mut Vec<Problem>) {
+fn positions(ranks: &[Facts], found: &mut Vec<Problem>) {
     for ((host, local_rank), of) in by(ranks, |rank| (rank.host.clone(), rank.local_rank)) {
         if of.len() > 1 && local_rank.is_some() {
             let text = format!("{} of {host} have the same local rank {}", listed(&of), local_rank.unwrap_or_default());
@@ -185,8 +185,8 @@ fn machines(ranks: &[Facts], found: &mut Vec<Problem>) {
 
 fn gpus(ranks: &[Facts], found: &mut Vec<Problem>) {
     let with_gpus: Vec<Facts> = ranks.iter().filter(|rank| !rank.gpus.is_empty()).cloned().collect();
-    let place = |rank: &Facts| (rank.host.clone(), rank.gpu().map(str::to_owned), rank.gpu_identifier.clone());
-    for ((host, gpu, _), of) in by(&with_gpus, place) {
+    let position = |rank: &Facts| (rank.host.clone(), rank.gpu().map(str::to_owned), rank.gpu_identifier.clone());
+    for ((host, gpu, _), of) in by(&with_gpus, position) {
         match gpu {
             Some(gpu) if of.len() > 1 => {
                 let remedy = "give each rank a GPU of its own: a LOCAL_RANK from its launcher, or CUDA_VISIBLE_DEVICES";
@@ -343,14 +343,14 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_are_chosen_as_nccl_chooses_them() {
+    fn is_chosen_takes_interfaces_as_nccl_does() {
         let chosen = ["eth", "=eth0", "=ib0,eth0", "^lo", "^=eth"];
         assert!(chosen.iter().all(|chosen| is_chosen("eth0", chosen)));
         assert!(["ib", "=eth", "^eth", "^=eth0", "^lo,eth"].iter().all(|chosen| !is_chosen("eth0", chosen)));
     }
 
     #[test]
-    fn each_fact_out_of_order_is_one_problem_that_names_the_rank_and_the_value() {
+    fn problems_name_the_rank_and_the_value_of_each_fact() {
         assert_eq!(of(|_| {}, 0.2), []);
         type Change = fn(&mut Facts);
         let cases: [(Change, f64, &str); 15] = [
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_exchange_without_shared_memory_are_told_what_would_let_them_share_it() {
+    fn problems_of_exchanges_say_what_would_share_memory() {
         let clocks = [Offset { seconds: 0.0, uncertainty: 0.0 }; 2];
         let exchange_by = |way: Exchange, change: fn(&mut Facts)| {
             let mut ranks = [facts(0), facts(1)];

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_has_columns_for_differences_alone_and_fits_a_terminal() {
+    fn table_has_columns_for_differences_and_fits_a_terminal() {
         let row = |rank: usize, nccl: &str| {
             let mut row = HEADINGS.map(|heading| format!("{heading}, the same on all ranks"));
             [0, 1, 2, 3, 4, 10].into_iter().for_each(|column| row[column] = format!("{rank}"));

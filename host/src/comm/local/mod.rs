@@ -22,7 +22,7 @@ use std::time::Duration;
 use self::operands::{CollectiveCall, Region, Transfer};
 use self::rendezvous::Rendezvous;
 pub use self::run::{run, try_run};
-use super::collective::{check_peer, check_shards};
+use super::collective_call::{check_peer, check_shards};
 use super::reduction::Reduction;
 use super::{Collective, Communicator, Operands, Ranks, gather_words_by};
 use crate::bootstrap::{WORLD_SIZE_LIMIT, call_deadline};

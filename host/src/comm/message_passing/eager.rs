@@ -100,9 +100,9 @@ impl Handshake {
         let copied = if others.iter().enumerate().all(is_aligned) { 0 } else { bytes * others.len() };
         let mut room = Scratch::new(copied);
         let mut inputs: Vec<*const u8> = others.iter().map(|other| other.as_ptr()).collect();
-        for (peer, place) in room.bytes(copied).chunks_exact_mut(bytes).enumerate().filter(|(peer, _)| *peer != rank) {
-            place.copy_from_slice(&others[peer]);
-            inputs[peer] = place.as_ptr();
+        for (peer, copy) in room.bytes(copied).chunks_exact_mut(bytes).enumerate().filter(|(peer, _)| *peer != rank) {
+            copy.copy_from_slice(&others[peer]);
+            inputs[peer] = copy.as_ptr();
         }
         let output = output.as_mut_ptr();
         inputs[rank] = own.map_or(output.cast_const(), <[u8]>::as_ptr);

@@ -40,7 +40,7 @@ pub(in crate::comm) use self::transfer::Transfer;
 #[cfg(all(feature = "cuda", feature = "mpi"))]
 pub(in crate::comm) use self::transfer::part_len;
 use self::windows::PeerMappings;
-use super::collective::check_peer;
+use super::collective_call::check_peer;
 use super::reduction::Reduction;
 use super::{Collective, Communicator, Operands, Ranks, ReduceOp, Split, gather_words_by};
 use crate::call::scope;

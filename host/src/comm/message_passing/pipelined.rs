@@ -133,10 +133,10 @@ impl Pipeline<'_> {
         Ok(())
     }
 
-    /// Writes the other ranks' inputs to their places in `output`, in pieces of a part.
+    /// Writes the other ranks' inputs to their shards of `output`, in pieces of a part.
     ///
     /// # Safety
-    /// `input` has `bytes` bytes, and `output` room for as many of every rank; the input may be this rank's place there. Nothing else uses
+    /// `input` has `bytes` bytes, and `output` room for as many of every rank; the input may be this rank's shard there. Nothing else uses
     /// them, and lengths agree on all ranks.
     pub(super) unsafe fn all_gather(&self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
         let (rank, world_size) = self.rank_and_world_size();
@@ -146,7 +146,7 @@ impl Pipeline<'_> {
             unsafe { copy_nonoverlapping(input.add(begin), self.mailboxes.next_slot(), part) };
             self.publish_slot()?;
             for peer in (0..world_size).filter(|&peer| peer != rank) {
-                // SAFETY: within the slot that the peer has published, and within the peer's place in the output.
+                // SAFETY: within the slot that the peer has published, and within the peer's shard of the output.
                 unsafe { copy_nonoverlapping(self.mailboxes.slot(peer), output.add(peer * bytes + begin), part) };
             }
         }

@@ -17,7 +17,7 @@ use super::record::Record;
 use super::{MemoryUse, MessagePassing, SetUp};
 use crate::call::scope;
 use crate::comm::Ranks;
-use crate::comm::collective::check_shards;
+use crate::comm::collective_call::check_shards;
 use crate::error::{Call, CommError, Departure, Operation, Result};
 use crate::memory::file::{self, FileHandle, Mapped, MemoryFile};
 use crate::memory::{SharedWindows, Work};

@@ -128,7 +128,7 @@ use self::primitive::{Primitive, RawSlice};
 use self::recorded::Recorded;
 use self::session::{Failure, Session};
 use self::watch::End;
-use super::collective::one_queue;
+use super::collective_call::one_queue;
 use super::process::ProcessCommunicator;
 use super::{Agreements, Collective, Communicator, Ledger, Operands, Ranks, Split};
 use crate::bootstrap::Member;

@@ -11,6 +11,7 @@ pub(crate) mod isa;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
 mod many;
+pub(crate) mod optimizer;
 mod pack;
 mod products;
 mod tree;

@@ -5,6 +5,7 @@
 
 pub mod baseline;
 mod elementwise;
+pub(crate) mod optimizer;
 mod packet_adasum;
 mod packet_group;
 mod segments;

@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_survive_and_are_cut_at_characters() {
+    fn encode_answer_survives_and_cuts_at_characters() {
         let decode = |answer: &[u64]| decode_answer(bytemuck::cast_slice(answer));
         assert_eq!(decode(&encode_answer(None)), None);
         for text in ["", "it has tag 3", &"ä".repeat(200), &"x".repeat(255), &format!("x{}", "ä".repeat(200))] {

@@ -36,9 +36,9 @@ use self::step::Progress;
 pub use self::step::Step;
 use self::times::Moments;
 pub use self::times::{BucketTimes, StepTimes};
-use super::Reduction;
-use crate::agreement::{Plan, agree, all_prepared};
+use super::{Optimizer, OptimizerMemory, OptimizerOptions, Reduction, TensorStep};
 use crate::call::{Value, scope};
+use crate::call_comparison::{ComparedCall, agree, all_prepared};
 use crate::comm::Communicator;
 use crate::error::{Error, Operation, Result, same_len};
 use crate::memory::{Host, TensorView};
@@ -218,7 +218,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         let prepared = checked.and_then(|owners| lanes.map(|lanes| (owners, lanes)));
         let (owners, lanes) = match comm.world_size() {
             1 => prepared?,
-            _ => agree(comm, &Plan { lines: &lines, ..Plan::of(Operation::Reducer) }, prepared)?,
+            _ => agree(comm, &ComparedCall { lines: &lines, ..ComparedCall::of(Operation::Reducer) }, prepared)?,
         };
         let count = parameters.len();
         let owned = |index: &usize| owners[*index] == *index && parameters[*index].is_trained;
@@ -330,6 +330,33 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
             unpack(&self.lanes, buffer, &mut wanted, &tensors)?;
         }
         Ok(())
+    }
+
+    /// Makes one step of an optimizer with the reduced gradients, which it reads where they are, in the buckets. `tensors` has one tensor for
+    /// each parameter, in order. The tensor's own gradient is used where it is the result, as with one rank, and ignored otherwise. A
+    /// parameter without a gradient keeps its weights and its state, and tied parameters are updated once, as the first of them.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`] unless there is one tensor for each parameter; the errors of
+    /// [`Optimizer::step_tensors`](super::Optimizer::step_tensors).
+    pub fn update<'a, O: OptimizerOptions>(
+        &'a self,
+        optimizer: &mut Optimizer<O, M>,
+        tensors: impl IntoIterator<Item = TensorStep<'a, M>>,
+    ) -> Result<()>
+    where
+        M: OptimizerMemory,
+    {
+        let tensors: Vec<TensorStep<'a, M>> = tensors.into_iter().collect();
+        same_len(OPERATION, ("parameters", self.parameters.len()), ("tensors", tensors.len()))?;
+        let owners = tensors.into_iter().enumerate().filter(|(parameter, _)| self.owners[*parameter] == *parameter);
+        optimizer.step_tensors(owners.map(|(parameter, tensor)| {
+            let gradient = match self.state(parameter) {
+                GradientState::Unchanged => tensor.gradient,
+                _ => self.gradient(parameter),
+            };
+            TensorStep { gradient, ..tensor }
+        }))
     }
 
     /// Adds gradients of a micro-batch to the sums over earlier micro-batches, without communication (PyTorch's `no_sync`). The next step
@@ -456,7 +483,9 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         let allocated = allocated.and(M::agree_on_memory(self.comm, &mut self.lanes, &mut buffers));
         let outcome = all_prepared(Operation::Reducer, self.comm, allocated).and_then(|()| {
             let reduction = (self.reduction, self.options.ordered_sums);
-            self.buckets.iter_mut().try_for_each(|bucket| bucket.prepare(self.comm, &self.lanes, reduction))
+            let is_checked = self.options.non_finite != NonFinite::Leave;
+            let mut buckets = self.buckets.iter_mut();
+            buckets.try_for_each(|bucket| bucket.prepare(self.comm, &self.lanes, reduction, is_checked))
         });
         if let Err(error) = &outcome {
             let reason = format!("an earlier step could not prepare it: {error}");

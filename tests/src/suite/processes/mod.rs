@@ -20,7 +20,9 @@ use gradsync::comm::{Collectives, Ranks, ReduceOp, Split};
 use gradsync::internal::memory::SharedWindows;
 
 use super::adasum::as_threads;
-use super::{Suite, Transport, collectives, exchange, failures, groups, mismatches, operations, point_to_point, words};
+use super::{
+    Suite, Transport, collectives, error_texts, exchange, failures, groups, mismatches, operations, point_to_point,
+};
 
 /// One rank of a transport between processes.
 pub trait Processes: Transport<Comm: SharedWindows> + Sync {
@@ -40,7 +42,7 @@ pub fn run<T: Processes>(suite: &mut Suite<T>) {
     failures::run_deadlines(suite);
     #[cfg(target_os = "linux")]
     ahead::run(suite);
-    words::run(suite);
+    error_texts::run(suite);
     groups::run(suite);
     as_threads::run(suite);
     #[cfg(target_os = "linux")]

@@ -166,7 +166,7 @@ fn an_entry_of_another_version_is_a_failure_of_its_rank() {
     let ranks = ranks();
     ranks[0].publish(&call(5), Payload::EMPTY).unwrap();
     // SAFETY: its own mailbox, which no other rank reads now.
-    unsafe { ranks[0].own().entry(1).write([255; ENTRY_BYTES]) };
+    unsafe { ranks[0].own().0.write(entry_at(1), &[255; ENTRY_BYTES]) };
     ranks[1].publish(&call(5), Payload::EMPTY).unwrap();
     let Record::Failed { error, .. } = ranks[1].entry(0).record else { panic!("it was readable") };
     assert!(error.to_string().contains("rank 0 failed: its message cannot be read"), "{error}");
@@ -179,17 +179,17 @@ fn words_of_a_broken_rank_are_errors() {
     // A rank that does not exist has closed the round, or the counter has a number that this rank has not given it.
     for word in [999 << Closable::NUMBER_BITS, 7, u64::MAX] {
         let ranks = self::ranks();
-        ranks[1].own().number(ROUND_AT).store(word, Ordering::Release);
+        ranks[1].own().0.store(ROUND_AT, word, Ordering::Release);
         let error = ranks[1].publish(&call(5), Payload::EMPTY).unwrap_err();
         assert!(is_broken(&error, 1, "no rank of this version"), "{error}");
     }
     // A rank has closed the round without a failure.
     let ranks = self::ranks();
-    ranks[1].own().number(ROUND_AT).store(3 << Closable::NUMBER_BITS, Ordering::Release);
+    ranks[1].own().0.store(ROUND_AT, 3 << Closable::NUMBER_BITS, Ordering::Release);
     let mut room = [0; FAILURE_BYTES];
     postcard::to_slice(&Record::Go, &mut room).unwrap();
     // SAFETY: its own mailbox, which no other rank reads now.
-    unsafe { ranks[2].own().failure().write(room) };
+    unsafe { ranks[2].own().0.write(FAILURE_AT, &room) };
     let error = ranks[1].publish(&call(5), Payload::EMPTY).unwrap_err();
     assert!(is_broken(&error, 2, "given up with Go"), "{error}");
     // A payload that is longer than its slot.

@@ -107,21 +107,21 @@ impl MpiDeviceCommunicator {
     }
 
     /// # Safety
-    /// `output` has room for every rank's `input`, is borrowed mutably by the caller, and `input` is this rank's place in it or apart.
+    /// `output` has room for every rank's `input`, is borrowed mutably by the caller, and `input` is this rank's shard of it or apart.
     pub(super) unsafe fn all_gather_any(&self, input: DeviceSlice<'_>, output: DeviceSlice<'_>) -> Result<()> {
         let (queue, rank, world_size) = (output.queue(), self.rank(), self.world_size());
         let call = Call::new(Operation::AllGather, input.len(), input.dtype());
         let bytes = input.len() * input.dtype().size_bytes();
-        let place = |peer: usize| output.address() + (peer * bytes) as u64;
-        let is_in_place = place(rank) == input.address();
+        let shard = |peer: usize| output.address() + (peer * bytes) as u64;
+        let is_in_place = shard(rank) == input.address();
         if self.is_direct {
             let own = output.range(rank * input.len()..(rank + 1) * input.len());
-            // SAFETY: the output is borrowed mutably, and the input is this rank's place in it or apart, as the caller promises.
+            // SAFETY: the output is borrowed mutably, and the input is this rank's shard of it or apart, as the caller promises.
             unsafe { self.admit_direct(queue, call.operation, Some((input, own))) }?;
             let transfer = self.comm.ranks.agree(call)?;
-            // SAFETY: the output has room for all, as the caller promises, and its own place is only read.
+            // SAFETY: the output has room for all, as the caller promises, and its own shard is only read.
             return unsafe {
-                transfer.pairwise_as_it_is(|_| (pointer(place(rank)), bytes), |peer| (pointer(place(peer)), bytes))
+                transfer.pairwise_as_it_is(|_| (pointer(shard(rank)), bytes), |peer| (pointer(shard(peer)), bytes))
             };
         }
         self.admit(queue, call.operation)?;
@@ -134,7 +134,7 @@ impl MpiDeviceCommunicator {
         };
         let store = |index: usize| {
             let (begin, bytes) = range(index);
-            let piece = |peer: usize| Piece { address: place(peer) + begin as u64, offset: peer * part, bytes };
+            let piece = |peer: usize| Piece { address: shard(peer) + begin as u64, offset: peer * part, bytes };
             (0..world_size).filter(|&peer| !(is_in_place && peer == rank)).map(piece).collect()
         };
         let work = |index: usize, block: *mut u8| {
@@ -194,7 +194,7 @@ impl MpiDeviceCommunicator {
             (0..world_size).map(piece).collect()
         };
         let work = |index: usize, block: *mut u8| {
-            let (bytes, part_of) = (range(index).1, |place: usize| block.wrapping_add(place * part));
+            let (bytes, part_of) = (range(index).1, |index: usize| block.wrapping_add(index * part));
             // SAFETY: the block has room for two parts of every rank.
             unsafe { transfer.pairwise(|peer| (part_of(peer), bytes), |peer| (part_of(world_size + peer), bytes)) }
         };

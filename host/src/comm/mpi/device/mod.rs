@@ -54,7 +54,7 @@ pub use self::connect::connect;
 use self::staged::Slots;
 use super::MpiCommunicator;
 use crate::call::{scope, setters};
-use crate::comm::collective::one_queue;
+use crate::comm::collective_call::one_queue;
 use crate::comm::message_passing::{Half, Incoming, Outgoing, Scratch, SetUp, exchange};
 use crate::comm::reduction::Reduction;
 use crate::comm::{Collective, Communicator, Operands, Ranks, Split};

@@ -13,9 +13,9 @@ use crate::error::Result;
 use crate::memory::Memory;
 
 /// Panics unless there is a range for each tensor, of its length in bytes, as a [`BundleLayout`](crate::plan::bundle::BundleLayout) has them.
-fn check_lens(lens: impl Iterator<Item = usize> + Clone, places: &[Range<usize>]) {
-    let is_same = lens.clone().eq(places.iter().map(Range::len));
-    assert!(is_same, "tensors of {:?} bytes at {places:?}", lens.collect::<Vec<_>>());
+fn check_lens(lens: impl Iterator<Item = usize> + Clone, ranges: &[Range<usize>]) {
+    let is_same = lens.clone().eq(ranges.iter().map(Range::len));
+    assert!(is_same, "tensors of {:?} bytes at {ranges:?}", lens.collect::<Vec<_>>());
 }
 
 /// A kind of memory from which bundles of tensors are sent and into which they are received: [`Host`](crate::memory::Host) and `Cuda`.
@@ -40,7 +40,7 @@ pub trait BundleMemory: Memory {
 
     /// The bytes of a payload, if these tensors have these ranges in it, without foreign memory between them. Panics, as all functions with
     /// ranges, unless there is a range for each tensor, of its length.
-    fn contiguous<'a>(tensors: &[Self::Slice<'a>], places: &[Range<usize>]) -> Option<Self::Slice<'a>>;
+    fn contiguous<'a>(tensors: &[Self::Slice<'a>], ranges: &[Range<usize>]) -> Option<Self::Slice<'a>>;
 
     /// The writable bytes of such a payload; returns the tensors as an error if they have another layout.
     ///
@@ -48,7 +48,7 @@ pub trait BundleMemory: Memory {
     /// The tensors.
     fn contiguous_mut<'a>(
         tensors: Vec<Self::SliceMut<'a>>,
-        places: &[Range<usize>],
+        ranges: &[Range<usize>],
     ) -> Result<Self::SliceMut<'a>, Vec<Self::SliceMut<'a>>>;
 
     /// Allocates a payload of `bytes` bytes, aligned to 256 bytes.
@@ -64,13 +64,13 @@ pub trait BundleMemory: Memory {
     ///
     /// # Errors
     /// `Error::Cuda`.
-    fn pack(payload: &mut Self::Buffer, places: &[Range<usize>], tensors: &[Self::Slice<'_>]) -> Result<()>;
+    fn pack(payload: &mut Self::Buffer, ranges: &[Range<usize>], tensors: &[Self::Slice<'_>]) -> Result<()>;
 
     /// Copies tensors from their ranges of a payload; panics for a range that is not in it.
     ///
     /// # Errors
     /// `Error::Cuda`.
-    fn unpack(payload: &Self::Buffer, places: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()>;
+    fn unpack(payload: &Self::Buffer, ranges: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()>;
 
     /// Makes the workspace large enough for exchanges that send and receive `words` words together.
     ///
