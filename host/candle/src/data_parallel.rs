@@ -6,7 +6,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Storage, Tensor, TensorId, Var};
 use gradsync::TensorView;
 use gradsync::comm::{Communicator, Operation};
-use gradsync::internal::{ReducerMemory, all_prepared};
+use gradsync::internal::all_prepared;
 use gradsync::memory::Host;
 use gradsync::train::{
     AbsentGradients, GradientState, NonFinite, NonFiniteGradient, OptimizerOptions, Parameter, Reduced, Reducer, Start,

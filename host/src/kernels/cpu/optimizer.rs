@@ -266,14 +266,17 @@ mod tests {
             [numbers::<M>(3000), numbers::<M>(3000).into_iter().map(|x| M::from_f64(x.to_f64().abs())).collect()];
         let (mut weights, mut copy, mut deltas) = (numbers::<M>(3000), numbers::<C>(3000), numbers::<C>(3000));
         let kept = weights.clone();
-        for target in [
-            Target::Weights { weights: SliceMut::from(&mut weights), copy: Some(SliceMut::from(&mut copy)) },
-            Target::Deltas { weights: Slice::from(&kept), deltas: SliceMut::from(&mut deltas) },
-        ] {
-            let states = states.iter_mut().map(SliceMut::from).collect();
-            let gradients = Slice::from(&gradients);
-            update(rule, &memory, vec![TensorUpdate { gradients, states, target, rate: 0.5, decay: 0.01 }]);
-        }
+        let source = Slice::from(&gradients);
+        let target = Target::Weights { weights: (&mut weights).into(), copy: Some((&mut copy).into()) };
+        let [first, second] = &mut states;
+        let operands = [Some(SliceMut::from(first)), Some(SliceMut::from(second))];
+        let tensor = TensorUpdate { gradients: source, states: operands, target, rate: 0.5, decay: 0.01 };
+        update(rule, &memory, vec![tensor]);
+        let target = Target::Deltas { weights: (&kept).into(), deltas: (&mut deltas).into() };
+        let [first, second] = &mut states;
+        let operands = [Some(SliceMut::from(first)), Some(SliceMut::from(second))];
+        let tensor = TensorUpdate { gradients: source, states: operands, target, rate: 0.5, decay: 0.01 };
+        update(rule, &memory, vec![tensor]);
         let [first, second] = states;
         [bits(&sums), bits(&first), bits(&second), bits(&weights), bits(&copy), bits(&deltas)].concat()
     }
