@@ -225,7 +225,7 @@ mod tests {
 
     /// A published step: with β₁ = 0.9, β₂ = 0.999 and no decay, the first step of AdamW is the rate, whatever the gradient.
     #[test]
-    fn the_first_step_of_adamw_is_the_rate() {
+    fn step_of_adamw_is_the_rate_at_first() {
         let parameter = Parameter {
             format: Format::F64,
             state: Format::F64,

@@ -380,7 +380,7 @@ impl Walk {
 }
 
 #[test]
-fn ranks_that_go_or_stop_at_random_moments_are_named_by_all_others() {
+fn process_communicator_names_ranks_that_go_at_any_moment() {
     let _turn = turn();
     let walks = std::env::var(WALKS_VARIABLE).map_or(WALKS, |walks| {
         let ends = walks.split_once("..").and_then(|(first, end)| Some(first.parse().ok()?..end.parse().ok()?));
