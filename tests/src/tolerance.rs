@@ -18,12 +18,17 @@
 //! # Sums of a transport
 //!
 //! See [`transport`]: there the roundings are to the dtype, not to `f64`.
+//!
+//! # Optimizers
+//!
+//! See [`optimizer`], which carries one bound per weight from step to step.
 
 use crate::oracle::adasum::Node;
 use crate::oracle::exact::dot_f64;
 use crate::oracle::{Format, adasum::SMALLEST_SQUARED_NORM};
 
 pub mod adasum;
+pub mod optimizer;
 pub mod transport;
 
 /// Unit roundoff of `f64`.

@@ -335,7 +335,7 @@ fn sgd_and_adamw_refuse_gradients_that_would_poison_a_state() {
 /// A saved state that is spoiled already is refused by vector, tensor and value; so are numbers that no step leaves. The optimizer keeps the
 /// state that it had.
 #[test]
-fn spoiled_states_are_not_restored() {
+fn restore_refuses_spoiled_states() {
     let of = |value: f64| filled(Format::F32, &[3, 2], |_, len| vec![value; len]);
     let mut adam = adamw(AdamWOptions::default());
     adam.step(&mut of(1.0), &of(1.0)).unwrap();
@@ -409,7 +409,7 @@ fn spoiled_states_are_not_restored() {
 /// The largest gradients of `f64` have steps that are neither 0 nor infinite, with the smallest correction of second moments there is, which
 /// multiplies them by 2⁵³, and after a change of it.
 #[test]
-fn corrections_do_not_overflow_second_moments() {
+fn adamw_corrections_do_not_overflow() {
     let of = |value: f64| filled(Format::F64, &[1], |_, len| vec![value; len]);
     let plain = AdamWOptions::default().with_rate(1.0).with_weight_decay(0.0);
     let options = plain.with_beta2(1.0 - f64::EPSILON / 2.0);
