@@ -54,7 +54,6 @@ pub(crate) trait SharedBytes {
 }
 
 impl Mapped {
-    #[inline]
     fn word(&self, at: usize) -> &AtomicU64 {
         // SAFETY: the trait's promise: within the memory, aligned, and only ever accessed as an atomic.
         unsafe { &*self.start().wrapping_add(at).cast() }
@@ -62,22 +61,18 @@ impl Mapped {
 }
 
 impl SharedBytes for Mapped {
-    #[inline]
     fn load(&self, at: usize, order: Ordering) -> u64 {
         self.word(at).load(order)
     }
 
-    #[inline]
     fn store(&self, at: usize, value: u64, order: Ordering) {
         self.word(at).store(value, order);
     }
 
-    #[inline]
     fn fetch_add(&self, at: usize, value: u64, order: Ordering) -> u64 {
         self.word(at).fetch_add(value, order)
     }
 
-    #[inline]
     fn compare_exchange(
         &self,
         at: usize,
@@ -89,7 +84,6 @@ impl SharedBytes for Mapped {
         self.word(at).compare_exchange(current, new, success, failure)
     }
 
-    #[inline]
     fn fetch_update(
         &self,
         at: usize,
@@ -100,18 +94,15 @@ impl SharedBytes for Mapped {
         self.word(at).fetch_update(set, fetch, change)
     }
 
-    #[inline]
     fn fence(&self, order: Ordering) {
         fence(order);
     }
 
-    #[inline]
     unsafe fn write(&self, at: usize, bytes: &[u8]) {
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start().add(at), bytes.len()) }
     }
 
-    #[inline]
     unsafe fn bytes(&self, at: usize, len: usize) -> &[u8] {
         // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts(self.start().add(at), len) }
