@@ -248,20 +248,22 @@ where
     if ranks.world_size() == 1 { prepared } else { agree(ranks, &ComparedCall::of(operation), prepared) }
 }
 
-/// Like [`agree`], but without an exchange if the group remembers the same call from an earlier one, because the same checks have passed
-/// then.
-pub(crate) fn agree_once<R: Ranks + ?Sized>(ranks: &R, call: &ComparedCall<'_>, checked: Result<()>) -> Result<()> {
+/// Like [`agree`], but without an exchange if the group remembers the same call from an earlier one. Then a rank that could not prepare its own
+/// part ends the communicator, as if it had called a collective with these operands.
+pub(crate) fn agree_once<R: Ranks + ?Sized, T>(ranks: &R, call: &ComparedCall<'_>, prepared: Result<T>) -> Result<T> {
     if ranks.world_size() == 1 {
-        return checked;
+        return prepared;
     }
-    let Some(ledger) = ranks.ledger() else { return agree(ranks, call, checked) };
+    let Some(ledger) = ranks.ledger() else { return agree(ranks, call, prepared) };
     let digest = call.digest();
     if let Some(number) = ledger.agreements().number_of(&digest) {
-        return ledger.recall(number);
+        let prepared = prepared.map_err(|error| ledger.refuse(scope::called(call.operation), error))?;
+        ledger.recall(number)?;
+        return Ok(prepared);
     }
-    agree(ranks, call, checked)?;
+    let prepared = agree(ranks, call, prepared)?;
     ledger.agreements().add(digest);
-    Ok(())
+    Ok(prepared)
 }
 
 /// Gathers every rank's text, in rank order; long texts are shortened.

@@ -8,10 +8,10 @@
 #![forbid(unsafe_code)]
 
 use candle_core::{D, DType, Device, Tensor};
-use candle_nn::{AdamW, Module, Optimizer, VarBuilder, VarMap, embedding, linear, loss, ops, rms_norm};
+use candle_nn::{Module, VarBuilder, VarMap, embedding, linear, loss, ops, rms_norm};
 use gradsync::comm::Communicator;
-use gradsync::train::{Reduction, ShardOptions, ShardedIndices, Tail, mean_over_ranks};
-use gradsync_candle::{DataParallel, Result, TensorMemory, join_or_alone};
+use gradsync::train::{self, Reduction, Schedule, ShardOptions, ShardedIndices, Tail, mean_over_ranks};
+use gradsync_candle::{AdamW, DataParallel, Result, TensorMemory, join_or_alone};
 
 /// The number of bytes that the model sees at once.
 const WINDOW: usize = 32;
@@ -77,7 +77,9 @@ pub(crate) fn train<M: TensorMemory>(comm: &dyn Communicator<M>, on: &Device, te
     let variables = VarMap::new();
     let model = Gpt::new(VarBuilder::from_varmap(&variables, DType::F32, on))?;
     let mut parallel = DataParallel::new(&variables, comm, Reduction::Mean)?; // all start from rank 0's weights
-    let mut optimizer = AdamW::new_lr(variables.all_vars(), 1e-3)?;
+    let schedule = Schedule::cosine(end as u64).with_warm_up(end as u64 / 10).with_last(0.1);
+    let optimizer = train::AdamW::new(3e-3)?.with_max_norm(1.0)?.with_schedule(schedule)?;
+    let mut optimizer = AdamW::of(&variables, optimizer)?;
     let mut indices = ShardedIndices::new(trained, rank, world_size, ShardOptions::default())?;
     let start = std::time::Instant::now();
     for step in 1..=end {
@@ -85,9 +87,7 @@ pub(crate) fn train<M: TensorMemory>(comm: &dyn Communicator<M>, on: &Device, te
             indices.next_epoch()?;
         }
         let loss = model.loss(text, &indices.next_batch(BATCH))?;
-        let mut gradients = parallel.at(step as u64).backward(&loss)?; // the mean over all ranks
-        parallel.clip_gradients(&mut gradients, 1.0)?;
-        optimizer.step(&gradients)?;
+        parallel.at(step as u64).step(&loss, &mut optimizer)?; // with the mean over all ranks
         if step % 50 == 0 || step == end {
             let loss = mean_over_ranks(comm, f64::from(loss.to_scalar::<f32>()?), 1)?.expect("every rank has a loss");
             let tokens = (step * BATCH * WINDOW * world_size) as f64 / start.elapsed().as_secs_f64();

@@ -21,10 +21,10 @@
 #![forbid(unsafe_code)]
 
 use candle_core::{DType, Tensor};
-use candle_nn::{AdamW, Init, Linear, Module, Optimizer, VarBuilder, VarMap, init, linear, loss::mse};
+use candle_nn::{Init, Linear, Module, VarBuilder, VarMap, init, linear, loss::mse};
 use gradsync::comm::Communicator;
 use gradsync::train::{Reduction, mean_over_ranks};
-use gradsync_candle::{DataParallel, Result, TensorMemory, Variables, join_or_alone};
+use gradsync_candle::{AdamW, DataParallel, Result, TensorMemory, Variables, join_or_alone};
 
 const INPUTS: usize = 8;
 const HIDDEN: usize = 32;
@@ -90,12 +90,12 @@ pub(crate) fn train<M: TensorMemory>(
     let trained = variables.trained().map(|var| var.as_tensor()).fold(0, count);
     let all = variables.iter().map(|(_, var)| var.as_tensor()).fold(0, count);
     log(format!("{trained} numbers are trained, and {} are frozen", all - trained));
-    let mut optimizer = AdamW::new_lr(variables.trained().cloned().collect(), 0.02)?;
     let mut parallel = DataParallel::new(variables, comm, Reduction::Mean)?; // rank 0's base and adapters for all
+    let mut optimizer = AdamW::new(parallel.variables(), 0.02)?;
     let mut losses = Vec::new();
     for step in 1..=steps {
         let loss = model.loss(comm.rank(), comm.world_size())?;
-        optimizer.step(&parallel.at(step).backward(&loss)?)?;
+        parallel.at(step).step(&loss, &mut optimizer)?;
         let own = loss.to_dtype(DType::F64)?.to_scalar::<f64>()?;
         losses.push(mean_over_ranks(comm, own, 1)?.expect("every rank has a loss"));
         if step % 50 == 0 {

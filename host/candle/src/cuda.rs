@@ -9,9 +9,9 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr};
+use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop};
 use candle_core::cuda_backend::{CudaDType, CudaStorageSlice, WrapErr};
-use candle_core::{CudaDevice, CudaStorage, DType, Device, DeviceLocation, Layout, Shape, Tensor, bail};
+use candle_core::{CudaDevice, CudaStorage, DType, Device, DeviceLocation, Layout, Shape, Storage, Tensor, bail};
 use gradsync::Float;
 use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::{DeviceSlice, DeviceSliceMut, Queue};
@@ -24,7 +24,7 @@ use crate::tensor_parallel::collective::{PassFunction, part};
 
 /// The stream on which gradients are reduced, and a queue on it.
 #[doc(hidden)]
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Streams {
     // The queue uses the stream, and is dropped first.
     queue: Queue,
@@ -55,7 +55,7 @@ impl Streams {
 
 impl TensorMemory for Cuda {
     type Context = Streams;
-    type Storage = CudaStorage;
+    type Guard<'a> = SyncOnDrop<'a>;
 
     fn context(device: &Device, is_forked: bool) -> Result<Streams> {
         Streams::new(device, is_forked)
@@ -84,31 +84,27 @@ impl TensorMemory for Cuda {
         Reducer::on_queue(&context.queue, comm, parameters, options)
     }
 
-    unsafe fn borrow(
-        context: &Streams,
-        storage: &mut CudaStorage,
+    fn borrow<'a>(
+        context: &'a Streams,
+        storage: &'a mut Storage,
         layout: &Layout,
-        body: &mut dyn FnMut(DeviceSliceMut<'static>) -> candle_core::Result<()>,
-    ) -> candle_core::Result<()> {
+    ) -> Option<(DeviceSliceMut<'a>, SyncOnDrop<'a>)> {
         let Streams { queue, stream } = context;
-        // The guard records the end of the work when it is dropped.
-        let ((address, _guard), dtype) = match &mut storage.slice {
+        let Storage::Cuda(storage) = storage else { return None };
+        let ((address, guard), dtype) = match &mut storage.slice {
             CudaStorageSlice::F64(data) => (data.device_ptr_mut(stream), gradsync::DType::F64),
             CudaStorageSlice::F32(data) => (data.device_ptr_mut(stream), gradsync::DType::F32),
             CudaStorageSlice::F16(data) => (data.device_ptr_mut(stream), gradsync::DType::F16),
             CudaStorageSlice::BF16(data) => (data.device_ptr_mut(stream), gradsync::DType::BF16),
-            _ => bail!("only tensors of f64, f32, f16 and bf16 can be reduced"),
+            _ => return None,
         };
         let begin = address + (layout.start_offset() * dtype.size_bytes()) as u64;
-        // SAFETY: that many elements of that dtype, which are borrowed mutably until `body` has returned; the caller promises that they are
-        // not used later. The stream of the queue waits for all earlier work on them, and later work on them waits for the stream.
-        body(unsafe {
-            let slice = DeviceSliceMut::from_raw_parts(queue, begin, dtype, layout.shape().elem_count());
-            std::mem::transmute::<DeviceSliceMut<'_>, DeviceSliceMut<'static>>(slice)
-        })
+        // SAFETY: that many elements of that dtype, which are borrowed mutably as long as the slice. The stream of the queue waits for all
+        // earlier work on them; the guard, which is dropped behind all uses of the slice, makes later work wait for the stream.
+        let slice = unsafe { DeviceSliceMut::from_raw_parts(queue, begin, dtype, layout.shape().elem_count()) };
+        Some((slice, guard))
     }
 
-    /// Clips by candle's operations, so that the host does not wait.
     fn clip(_: &Streams, tensors: &[(&str, &Tensor)], max_norm: f64) -> Result<(Tensor, Vec<Tensor>)> {
         let Some((_, first)) = tensors.first() else { return Ok((Tensor::new(0f32, &Device::Cpu)?, Vec::new())) };
         let is_wide = tensors.iter().any(|(_, tensor)| tensor.dtype() == DType::F64);

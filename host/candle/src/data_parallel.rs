@@ -9,12 +9,14 @@ use gradsync::comm::{Communicator, Operation};
 use gradsync::internal::all_prepared;
 use gradsync::memory::Host;
 use gradsync::train::{
-    AbsentGradients, GradientState, NonFinite, NonFiniteGradient, Parameter, Reduced, Reducer, Start, StepTimes,
+    AbsentGradients, GradientState, NonFinite, NonFiniteGradient, OptimizerOptions, Parameter, Reduced, Reducer, Start,
+    StepTimes,
 };
 
 use crate::declared::{Declared, shared_by_threads};
 use crate::error::{Error, Result};
-use crate::memory::{self, TensorMemory, lend, storage_key};
+use crate::memory::{TensorMemory, lend, storage_key};
+use crate::optimizer::{Optimizer, check_variable, lend_step, updated};
 use crate::options::DataParallelOptions;
 use crate::variables::{Variable, Variables};
 
@@ -169,7 +171,8 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     /// [`Step::finish`](gradsync::train::Step::finish), which depend on the options.
     pub fn backward(&mut self, loss: &Tensor) -> Result<GradStore> {
         let computed = self.compute(loss);
-        Ok(self.reduce(computed, None)?.expect("a step without numbers of examples has gradients"))
+        let reduced = self.reduce(computed, None)?.expect("a step without numbers of examples has gradients");
+        self.take_back(reduced)
     }
 
     /// Like [`backward`](Self::backward), for a loss that is a mean over a number of examples that may differ between ranks: with
@@ -184,13 +187,76 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
             Some((loss, _)) => self.compute(loss),
             None => Ok(Gradients { store: GradStore::default(), order: Vec::new() }),
         };
-        self.reduce(computed, Some(batch.map_or(0, |(_, examples)| examples)))
+        let reduced = self.reduce(computed, Some(batch.map_or(0, |(_, examples)| examples)))?;
+        reduced.map(|reduced| self.take_back(reduced)).transpose()
     }
 
-    /// Reduces the gradients of this rank, in a step that all ranks begin and end alike; `None` if no rank has more examples.
-    fn reduce(&mut self, computed: Result<Gradients>, examples: Option<usize>) -> Result<Option<GradStore>> {
+    /// Computes the gradients of a loss, reduces them over ranks, and makes a step of an optimizer, which reads them where they were reduced:
+    /// nothing is copied back. The norm, clipping and skipped steps are the same on all ranks. Gradients of earlier
+    /// [`accumulate`](Self::accumulate) calls are added. All ranks must call it.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{Module, VarBuilder, VarMap, linear, loss::mse};
+    /// # use gradsync::comm::local;
+    /// # use gradsync::train::Reduction;
+    /// # use gradsync_candle::{AdamW, DataParallel, Error};
+    /// # local::try_run(2, |comm| {
+    /// # let variables = VarMap::new();
+    /// # let model = linear(3, 1, VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
+    /// # let examples = Tensor::ones((4, 3), DType::F32, &Device::Cpu)?;
+    /// let mut parallel = DataParallel::new(&variables, &comm, Reduction::Mean)?;
+    /// let mut optimizer = AdamW::new(&variables, 0.1)?;
+    /// for step in 0..3 {
+    ///     let loss = mse(&model.forward(&examples)?, &Tensor::ones((4, 1), DType::F32, &Device::Cpu)?)?;
+    ///     parallel.at(step).step(&loss, &mut optimizer)?;
+    /// }
+    /// # Ok::<_, Error>(())
+    /// # })?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// Gradients that are not finite are an error of the optimizer on every rank, or with a [`LossScaler`](gradsync::train::LossScaler) a
+    /// skipped step; with [`NonFinite::Error`](gradsync::train::NonFinite::Error) and [`NonFinite::Skip`](gradsync::train::NonFinite::Skip)
+    /// the optimizer makes no step then, and its scaler is not told. With a scaler multiply each loss by
+    /// [`loss_scale`](gradsync::train::Optimizer::loss_scale).
+    ///
+    /// # Errors
+    /// The errors of [`backward`](Self::backward); on all ranks, an optimizer of other variables than those that all ranks train, which the
+    /// error names; the errors of [`Optimizer::step`](crate::Optimizer::step).
+    pub fn step<O: OptimizerOptions>(&mut self, loss: &Tensor, optimizer: &mut Optimizer<O, M>) -> Result<()> {
+        let computed = self.compute(loss).and_then(|gradients| {
+            optimizer.check_variables("step", &self.variables)?;
+            Ok(gradients)
+        });
+        let (Gradients { store, .. }, reduced) =
+            self.reduce(computed, None)?.expect("a step without numbers of examples has gradients");
+        if let Some(reduced) = &reduced {
+            self.note(reduced);
+            if reduced.non_finite().is_some() {
+                return Ok(());
+            }
+        }
+        let Self { reducer, context, variables, comm, .. } = self;
+        // Only one rank can have a result that is in candle's memory.
+        let own = |variable: &Variable| (comm.world_size() == 1).then(|| store.get(&variable.var)).flatten();
+        let tensors: Vec<_> = updated(variables).into_iter().map(|variable| (variable, own(variable))).collect();
+        let optimizer = optimizer.within(context);
+        lend_step(context, &tensors, |tensors| match &reduced {
+            Some(_) => reducer.update(optimizer, tensors),
+            None => optimizer.step_tensors(tensors),
+        })
+    }
+
+    /// Reduces the gradients of this rank, in a step that all ranks begin and end alike; `None` if no rank has more examples. Without an
+    /// outcome of the reducer the gradients are the result.
+    fn reduce(
+        &mut self,
+        computed: Result<Gradients>,
+        examples: Option<usize>,
+    ) -> Result<Option<(Gradients, Option<Reduced>)>> {
         if self.reduces_nothing() && examples != Some(0) {
-            return Ok(Some(computed?.store));
+            return Ok(Some((computed?, None)));
         }
         let mut step = match examples {
             None => self.reducer.step()?,
@@ -207,7 +273,7 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         match handed_in {
             Ok(gradients) => {
                 let reduced = step.finish()?;
-                self.take_back(&reduced, gradients).map(Some)
+                Ok(Some((gradients, Some(reduced))))
             }
             Err(error) => Err(step.refuse(error.into_gradsync(BACKWARD)).into()),
         }
@@ -315,17 +381,25 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
         Ok(Gradients { store, order })
     }
 
-    /// Copies reduced gradients to the memory of candle's gradients, and removes gradients of variables without a result.
-    fn take_back(&mut self, reduced: &Reduced, gradients: Gradients) -> Result<GradStore> {
-        let Gradients { mut store, .. } = gradients;
+    /// Notes the outcome of a step.
+    fn note(&mut self, reduced: &Reduced) {
         self.non_finite = reduced.non_finite();
+        for (number, had_gradient) in self.had_gradient.iter_mut().enumerate() {
+            *had_gradient |= reduced.state(number).has_gradient();
+        }
+    }
+
+    /// Copies reduced gradients to the memory of candle's gradients, and removes gradients of variables without a result.
+    fn take_back(&mut self, (gradients, reduced): (Gradients, Option<Reduced>)) -> Result<GradStore> {
+        let Gradients { mut store, .. } = gradients;
+        let Some(reduced) = reduced else { return Ok(store) };
+        self.note(&reduced);
         let variables = self.variables.reduced();
         let mut with_result = Vec::new();
         for (number, Variable { var, .. }) in variables.iter().enumerate() {
             match reduced.state(number) {
                 state if !state.has_gradient() => drop(store.remove(var)),
                 state => {
-                    self.had_gradient[number] = true;
                     let is_first = self.reducer.owner(number) == number;
                     with_result.extend((is_first && state == GradientState::Reduced).then_some(number));
                 }
@@ -388,16 +462,7 @@ fn declare<M: TensorMemory>(variables: &Variables, device: &candle_core::Device)
     let mut parameters = Vec::new();
     for (number, variable) in variables.reduced().iter().enumerate() {
         let Variable { name, var, .. } = variable;
-        if let Some(wanted) = M::refuses(var.device(), device) {
-            return Err(Error::Device { name: name.clone(), found: var.device().location(), wanted });
-        }
-        let Some(dtype) = memory::dtype(var.dtype()) else {
-            return Err(Error::DType { name: name.clone(), dtype: var.dtype() });
-        };
-        if !var.is_contiguous() {
-            let shape = var.dims().to_vec();
-            return Err(Error::Storage { name: name.clone(), shape, reason: "is not contiguous" });
-        }
+        let dtype = check_variable::<M>(variable, device)?;
         numbers.entry(var.id()).or_insert(number);
         let parameter = Parameter::new(name.clone(), var.dims(), dtype).with_trained(variable.is_trained());
         parameters.push(parameter.with_storage(Some(bytes(var))));

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`join`], [`join_or_alone`] | the communicator and the device of a process that a launcher has started |
 //! | [`DataParallel`] | equal weights at the start, `backward` with gradients reduced over ranks, accumulation, clipping, averages of buffers |
+//! | [`AdamW`], [`Sgd`] | optimizers of variables in place: clipping, schedules, groups, loss scale, master copies of 16-bit weights |
 //! | [`Variables`] | the variables of a model by name, and which of them are frozen or local |
 //! | [`tensor_parallel`] | collectives with gradients, and linear layers that are divided over ranks |
 //!
@@ -12,7 +13,8 @@
 //! 1. Ranks: [`join_or_alone`] at the beginning. Ranks that are threads, and groups of ranks, are in [`gradsync::comm`].
 //! 2. [`DataParallel::new`] of the model's `VarMap`, after all layers: all ranks continue with rank 0's weights.
 //! 3. Examples: [`ShardedIndices`](gradsync::train::ShardedIndices) says which ones are this rank's.
-//! 4. [`DataParallel::backward`] in the place of `loss.backward()`; candle's optimizers take its result.
+//! 4. [`DataParallel::step`] of a loss and an [`AdamW`], in the place of `loss.backward()` and the optimizer's step; candle's optimizers take
+//!    the result of [`DataParallel::backward`].
 //! 5. Losses and metrics: [`mean_over_ranks`](gradsync::train::mean_over_ranks).
 //!
 //! The examples `gpt` and `lora` in this crate's repository train a small GPT, and adapters of a frozen model.
@@ -30,7 +32,7 @@
 //! communicator is for device memory. `Device::new_cuda` computes on the per-thread default stream, for which other threads cannot wait; an
 //! error names and refuses it.
 
-#![deny(unsafe_code)] // but in the modules that lend candle's memory
+#![deny(unsafe_code)] // but in the module that lends candle's memory on GPUs
 
 mod clip;
 #[cfg(feature = "cuda")]
@@ -40,8 +42,8 @@ mod data_parallel;
 mod declared;
 mod error;
 mod join;
-#[allow(unsafe_code)]
 mod memory;
+mod optimizer;
 mod options;
 mod replicas;
 pub mod tensor_parallel;
@@ -51,6 +53,7 @@ pub use data_parallel::DataParallel;
 pub use error::{Error, Result};
 pub use join::{JoinedCommunicator, join, join_or_alone};
 pub use memory::TensorMemory;
+pub use optimizer::{AdamW, Optimizer, Sgd};
 pub use options::DataParallelOptions;
 pub use variables::Variables;
 

@@ -1,33 +1,31 @@
 //! [`TensorMemory`]: the storages of candle's tensors as memory of gradsync, without a copy.
 
-use std::any::Any;
-use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::fmt::Debug;
 
-use candle_core::{CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor, bail};
+use candle_core::{CpuStorage, DType, Device, Layout, Storage, StorageMutRef, StorageRef, Tensor};
 use gradsync::SliceMut;
 use gradsync::comm::Communicator;
 use gradsync::internal::ReducerMemory;
 use gradsync::memory::Host;
-use gradsync::train::{Parameter, Reducer, ReducerOptions};
+use gradsync::train::{OptimizerMemory, Parameter, Reducer, ReducerOptions};
 
 use crate::clip;
 use crate::error::{Error, Result};
 
-/// The number of tensors that are borrowed at once. A launch on a GPU serves all of them; each needs a frame of the stack.
+/// The number of gradients for which a GPU waits at once, before it works on them by one launch.
 const GROUP: usize = 64;
 
 /// A kind of memory for candle's tensors: [`Host`], and with the feature `cuda` gradsync's `Cuda`. Its functions are for this crate alone.
 #[allow(missing_docs)]
-pub trait TensorMemory: ReducerMemory {
+pub trait TensorMemory: ReducerMemory + OptimizerMemory {
     /// The streams and queues that order work on tensors together with candle's.
     #[doc(hidden)]
-    type Context: Debug;
+    type Context: Clone + Debug;
 
-    /// The storage of candle's tensors in this memory.
+    /// Records the work on borrowed elements for later uses of their storage, when it is dropped.
     #[doc(hidden)]
-    type Storage: 'static;
+    type Guard<'a>;
 
     /// Creates the context of tensors on this device, if it is in this memory. With `is_forked`, work on gradients has a separate queue.
     #[doc(hidden)]
@@ -45,17 +43,14 @@ pub trait TensorMemory: ReducerMemory {
         options: ReducerOptions,
     ) -> gradsync::Result<Reducer<'c, Self>>;
 
-    /// Passes the elements of a storage, whose layout is contiguous, to `body`, and records its work for later uses of the storage.
-    ///
-    /// # Safety
-    /// The elements are not used after `body` has returned, whatever the lifetime of the slice says.
+    /// Borrows the elements of a storage, whose layout is contiguous; `None` for a storage in other memory or of another type. The elements
+    /// are not used after the guard.
     #[doc(hidden)]
-    unsafe fn borrow(
-        context: &Self::Context,
-        storage: &mut Self::Storage,
+    fn borrow<'a>(
+        context: &'a Self::Context,
+        storage: &'a mut Storage,
         layout: &Layout,
-        body: &mut dyn FnMut(Self::SliceMut<'static>) -> candle_core::Result<()>,
-    ) -> candle_core::Result<()>;
+    ) -> Option<(Self::SliceMut<'a>, Self::Guard<'a>)>;
 
     /// Computes the norm of gradients, and the clipped gradients, unless they are clipped in place.
     #[doc(hidden)]
@@ -122,70 +117,66 @@ pub(crate) fn check(tensors: &[(&str, &Tensor)]) -> Result<()> {
 pub(crate) fn lend<M: TensorMemory>(
     context: &M::Context,
     tensors: &[(&str, &Tensor)],
-    body: impl FnMut(usize, Vec<M::SliceMut<'_>>) -> gradsync::Result<()>,
+    mut body: impl FnMut(usize, Vec<M::SliceMut<'_>>) -> gradsync::Result<()>,
 ) -> Result<()> {
     check(tensors)?;
-    let body = RefCell::new(body);
-    for (group, rest) in tensors.chunks(GROUP).enumerate() {
-        let slices = RefCell::new(Vec::with_capacity(rest.len()));
-        let outcome = Cell::new(Ok(()));
-        // The body is generic over the lifetime of the slices, so it cannot keep them.
-        let run = || outcome.set((body.borrow_mut())(group * GROUP, slices.take()));
-        Lend::<M> { context, rest, slices: &slices, run: &run }.next()?;
-        outcome.into_inner()?;
+    let mut groups = tensors.chunks(GROUP).enumerate();
+    groups.try_for_each(|(group, tensors)| lend_checked::<M>(context, tensors, |data| body(group * GROUP, data)))
+}
+
+/// Like [`lend`], with all tensors at once.
+pub(crate) fn lend_all<M: TensorMemory>(
+    context: &M::Context,
+    tensors: &[(&str, &Tensor)],
+    body: impl FnOnce(Vec<M::SliceMut<'_>>) -> gradsync::Result<()>,
+) -> Result<()> {
+    check(tensors)?;
+    lend_checked::<M>(context, tensors, body)
+}
+
+fn lend_checked<M: TensorMemory>(
+    context: &M::Context,
+    tensors: &[(&str, &Tensor)],
+    body: impl FnOnce(Vec<M::SliceMut<'_>>) -> gradsync::Result<()>,
+) -> Result<()> {
+    let mut storages = locked(tensors);
+    let (mut slices, mut guards) = (Vec::with_capacity(tensors.len()), Vec::with_capacity(tensors.len()));
+    for (storage, (name, tensor)) in storages.iter_mut().zip(tensors) {
+        let Some((slice, guard)) = M::borrow(context, storage, tensor.layout()) else {
+            let (shape, reason) = (tensor.dims().to_vec(), "is in other memory than the ranks' communicator");
+            return Err(Error::Storage { name: (*name).to_owned(), shape, reason });
+        };
+        slices.push(slice);
+        guards.push(guard);
     }
-    Ok(())
+    Ok(body(slices)?)
 }
 
-/// Borrows the storages of `rest`, one within the other, since candle lends a storage exclusively only for the duration of a call.
-struct Lend<'f, M: TensorMemory> {
-    context: &'f M::Context,
-    rest: &'f [(&'f str, &'f Tensor)],
-    slices: &'f RefCell<Vec<M::SliceMut<'static>>>,
-    run: &'f dyn Fn(),
-}
-
-impl<M: TensorMemory> Lend<'_, M> {
-    fn next(&self) -> candle_core::Result<()> {
-        match self.rest {
-            [] => {
-                (self.run)();
-                Ok(())
+/// Locks the storages of all tensors, no two of which share one.
+fn locked<'t>(tensors: &[(&str, &'t Tensor)]) -> Vec<StorageMutRef<'t>> {
+    let locks: Vec<_> = tensors.iter().map(|(_, tensor)| StorageRef::rwlock(&tensor.storage_and_layout().0)).collect();
+    let mut awaited = 0;
+    loop {
+        // No lock is held during the wait for one: another thread may hold that one, and wait for the others.
+        let mut first = locks.get(awaited).map(|lock| lock.write());
+        let mut storages = Vec::with_capacity(locks.len());
+        for (number, lock) in locks.iter().enumerate() {
+            let storage = if number == awaited { first.take() } else { lock.try_write() };
+            storages.extend(storage);
+            if storages.len() == number {
+                awaited = number;
+                break;
             }
-            [(_, tensor), ..] => tensor.inplace_op1(self),
         }
-    }
-
-    fn within(&self, storage: &mut dyn Any, layout: &Layout) -> candle_core::Result<()> {
-        let Some(storage) = storage.downcast_mut::<M::Storage>() else {
-            bail!("a tensor is on another device than the ranks' communicator")
-        };
-        let mut body = |slice| {
-            self.slices.borrow_mut().push(slice);
-            Lend::<M> { rest: &self.rest[1..], ..*self }.next()
-        };
-        // SAFETY: the innermost frame takes all slices and drops them before it returns to this one.
-        unsafe { M::borrow(self.context, storage, layout, &mut body) }
-    }
-}
-
-impl<M: TensorMemory> InplaceOp1 for Lend<'_, M> {
-    fn name(&self) -> &'static str {
-        "lend to gradsync"
-    }
-
-    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
-        self.within(storage, layout)
-    }
-
-    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
-        self.within(storage, layout)
+        if storages.len() == locks.len() {
+            return storages;
+        }
     }
 }
 
 impl TensorMemory for Host {
     type Context = ();
-    type Storage = CpuStorage;
+    type Guard<'a> = ();
 
     fn context(_: &Device, _: bool) -> Result<()> {
         Ok(())
@@ -204,22 +195,17 @@ impl TensorMemory for Host {
         Reducer::new(comm, parameters, options)
     }
 
-    unsafe fn borrow(
-        (): &(),
-        storage: &mut CpuStorage,
-        layout: &Layout,
-        body: &mut dyn FnMut(SliceMut<'static>) -> candle_core::Result<()>,
-    ) -> candle_core::Result<()> {
+    fn borrow<'a>((): &'a (), storage: &'a mut Storage, layout: &Layout) -> Option<(SliceMut<'a>, ())> {
         let range = layout.start_offset()..layout.start_offset() + layout.shape().elem_count();
+        let Storage::Cpu(storage) = storage else { return None };
         let slice: SliceMut<'_> = match storage {
             CpuStorage::F64(data) => (&mut data[range]).into(),
             CpuStorage::F32(data) => (&mut data[range]).into(),
             CpuStorage::F16(data) => (&mut data[range]).into(),
             CpuStorage::BF16(data) => (&mut data[range]).into(),
-            _ => bail!("only tensors of f64, f32, f16 and bf16 can be reduced"),
+            _ => return None,
         };
-        // SAFETY: the caller's promise: the slice is not used after this borrow of the storage.
-        body(unsafe { std::mem::transmute::<SliceMut<'_>, SliceMut<'static>>(slice) })
+        Some((slice, ()))
     }
 
     fn clip((): &(), tensors: &[(&str, &Tensor)], max_norm: f64) -> Result<(Tensor, Vec<Tensor>)> {

@@ -121,6 +121,12 @@ impl Variables {
     }
 }
 
+impl From<&Variables> for Variables {
+    fn from(variables: &Variables) -> Self {
+        variables.clone()
+    }
+}
+
 impl From<&VarMap> for Variables {
     fn from(map: &VarMap) -> Self {
         // A thread that panicked leaves variables unchanged: the map is changed by insertions alone.

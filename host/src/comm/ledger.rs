@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use crate::call::Digest;
-use crate::error::Result;
+use crate::error::{Error, Operation, Result};
 
 /// The record of calls that ranks compare without waiting for each other: agreements of the ranks, and calls announced to them.
 pub trait Ledger {
@@ -17,6 +17,9 @@ pub trait Ledger {
     /// # Errors
     /// The errors of a collective.
     fn recall(&self, agreement: u64) -> Result<()>;
+
+    /// Returns an error in this rank's own operands, after reporting it to the other ranks, as a collective does. It ends the communicator.
+    fn refuse(&self, operation: Operation, error: Error) -> Error;
 
     /// The number of calls of this rank that were sent to the other ranks for comparison.
     fn announced(&self) -> u64;

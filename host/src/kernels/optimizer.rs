@@ -18,8 +18,8 @@ pub enum UpdateRule {
 #[derive(Debug)]
 pub struct TensorUpdate<'a, M: Memory> {
     pub(crate) gradients: M::Slice<'a>,
-    /// The optimizer's state, `f32` or `f64`; SGD without momentum has none.
-    pub(crate) states: Vec<M::SliceMut<'a>>,
+    /// The optimizer's state, `f32` or `f64`; SGD has one vector with momentum, and none without.
+    pub(crate) states: [Option<M::SliceMut<'a>>; 2],
     pub(crate) target: Target<'a, M>,
     /// The factor of the step's rate.
     pub(crate) rate: f64,

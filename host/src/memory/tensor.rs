@@ -53,6 +53,11 @@ impl<'a, M: Memory> TensorView<'a, M> {
         self.data
     }
 
+    /// The same tensor for a shorter borrow.
+    pub(crate) fn reborrow(&self) -> TensorView<'_, M> {
+        TensorView { data: M::shortened(self.data), shape: Cow::Borrowed(&self.shape) }
+    }
+
     /// A copy of the elements in host memory. In GPU memory the call waits for the queue.
     ///
     /// # Errors
@@ -101,6 +106,11 @@ impl<'a, M: Memory> TensorViewMut<'a, M> {
     /// The elements, to write.
     pub(crate) fn elements_mut(&mut self) -> M::SliceMut<'_> {
         M::reborrow(&mut self.data)
+    }
+
+    /// The same tensor for a shorter borrow.
+    pub(crate) fn reborrow(&mut self) -> TensorViewMut<'_, M> {
+        TensorViewMut { data: M::reborrow(&mut self.data), shape: Cow::Borrowed(&self.shape) }
     }
 
     /// The elements, to write for as long as the memory is borrowed, in either memory.

@@ -1,4 +1,5 @@
-//! The cases that every transport runs, written once: collectives, transfers, mismatches, failures, groups, shared windows and Adasum.
+//! The cases that every transport runs, written once: collectives, transfers, mismatches, failures and their texts, groups, shared windows and
+//! Adasum.
 //!
 //! A test program of a transport of host memory implements [`Transport`], makes a [`Suite`] on each rank, and calls the functions `run` of
 //! the modules here. Every rank runs the same cases in the same order. [`collectives`] and [`data_movement`] run over communicators of any memory,
@@ -16,6 +17,7 @@ pub mod exchange;
 pub mod failures;
 pub mod groups;
 pub mod mismatches;
+pub mod mistakes;
 pub mod operands;
 pub mod operations;
 pub mod owned_tensors;

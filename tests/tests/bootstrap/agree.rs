@@ -1,5 +1,7 @@
 //! `agree`: pending calls that match are released; calls that cannot match fail on all ranks at once.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use gradsync::CommError;
@@ -8,6 +10,7 @@ use gradsync::comm::{Call, Operation, ReduceOp};
 use gradsync::dtype::DType;
 use gradsync::internal::MemberCalls;
 use gradsync_tests::ranks::guarded;
+use gradsync_tests::suite::mistakes::{Deed, LATE, MISTAKES, SHORT};
 
 use crate::group::{Way, barrier, mismatch, on_members, recv, reduce, send, send_recv, sync};
 use crate::{AT_ONCE, PLENTY, WORLD_SIZES};
@@ -215,6 +218,36 @@ fn whatever_else_does_not_complete_ends_by_the_deadline() {
                         "{way:?}, {lists:?}: {own:?} became {operation:?}"
                     );
                 }
+            }
+        }
+    });
+}
+
+/// The same texts as over every transport of host memory.
+#[test]
+fn texts_of_mistakes() {
+    guarded(120, || {
+        for (way, world_size) in Way::ALL.into_iter().flat_map(|way| [2, 3].map(|world_size| (way, world_size))) {
+            for mistake in MISTAKES {
+                on_members(way, world_size, |member| {
+                    let last = world_size - 1;
+                    let (deed, odd) = ((mistake.deed)(member.rank(), last), (mistake.deed)(last, last));
+                    let deadline = if odd == Deed::Late { SHORT } else { PLENTY };
+                    if deed == Deed::Late {
+                        sleep(LATE);
+                    }
+                    match deed.call() {
+                        Some(call) => mistake.assert_text(member.agree(&[call], deadline), last),
+                        None if deed == Deed::Leave => drop(member),
+                        None => {
+                            let panicked = catch_unwind(AssertUnwindSafe(move || {
+                                let _held = member;
+                                resume_unwind(Box::new("as it is meant to"));
+                            }));
+                            assert!(panicked.is_err());
+                        }
+                    }
+                });
             }
         }
     });

@@ -29,7 +29,7 @@ pub(crate) fn on_host() -> Vec<Case> {
     all().into_iter().chain([Case { name: "no allocation in a step", run: allocations }]).collect()
 }
 
-const BATCH: usize = 8;
+pub(crate) const BATCH: usize = 8;
 const SHAPES: [(&str, &[usize]); 4] =
     [("up.weight", &[6, 5]), ("up.bias", &[6]), ("down.weight", &[2, 6]), ("down.bias", &[2])];
 
@@ -51,7 +51,7 @@ pub(crate) fn values(tensor: &Tensor) -> Vec<f64> {
 }
 
 /// The variables of two layers, inserted in a different order on each rank.
-fn variables(dtype: DType, rank: usize, device: &Device) -> VarMap {
+pub(crate) fn variables(dtype: DType, rank: usize, device: &Device) -> VarMap {
     let variables = VarMap::new();
     let mut shapes = SHAPES.to_vec();
     shapes.rotate_left(rank % SHAPES.len());
@@ -76,7 +76,7 @@ fn forward(variables: &VarMap, input: &Tensor) -> Result<Tensor> {
 }
 
 /// The mean loss over a range of all examples.
-fn loss(variables: &VarMap, dtype: DType, examples: std::ops::Range<usize>) -> Tensor {
+pub(crate) fn loss(variables: &VarMap, dtype: DType, examples: std::ops::Range<usize>) -> Tensor {
     let device = tensor(variables, SHAPES[0].0).device().clone();
     let cut = |width: usize, seed: usize| {
         integers(&[BATCH, width], dtype, seed, &device).narrow(0, examples.start, examples.len()).unwrap()
@@ -85,7 +85,7 @@ fn loss(variables: &VarMap, dtype: DType, examples: std::ops::Range<usize>) -> T
     (forward(variables, &input).unwrap() - target).unwrap().sqr().unwrap().mean_all().unwrap()
 }
 
-fn own<M: TensorMemory>(comm: &dyn Communicator<M>) -> std::ops::Range<usize> {
+pub(crate) fn own<M: TensorMemory>(comm: &dyn Communicator<M>) -> std::ops::Range<usize> {
     let count = BATCH / comm.world_size();
     comm.rank() * count..(comm.rank() + 1) * count
 }
@@ -94,7 +94,7 @@ fn gradients(variables: &VarMap, store: &GradStore) -> Vec<Option<Vec<f64>>> {
     SHAPES.iter().map(|(name, _)| store.get(&tensor(variables, name)).map(values)).collect()
 }
 
-fn options() -> [ReducerOptions; 2] {
+pub(crate) fn options() -> [ReducerOptions; 2] {
     let whole = ReducerOptions::from(Reduction::Mean);
     [whole, whole.with_first_bucket_bytes(1).with_bucket_bytes(40)]
 }

@@ -14,6 +14,10 @@ use crate::data_parallel::values;
 #[path = "../../examples/gpt.rs"]
 mod example;
 
+pub(crate) fn model(variables: &VarMap, dtype: DType, device: &Device) -> example::Gpt {
+    example::Gpt::new(VarBuilder::from_varmap(variables, dtype, device)).unwrap()
+}
+
 pub(crate) fn of_gradients<M: TensorMemory>() -> Case<M> {
     Case { name: "gradients of a GPT as on one rank", run: gradients }
 }
@@ -24,7 +28,7 @@ pub(crate) fn of_learning<M: TensorMemory>() -> Case<M> {
 
 const BATCH: usize = 4;
 
-fn text() -> Vec<u8> {
+pub(crate) fn text() -> Vec<u8> {
     include_bytes!("../../examples/gpt.rs").to_vec()
 }
 
@@ -34,9 +38,7 @@ fn text() -> Vec<u8> {
 fn gradients<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) {
     let text = text();
     let (wide, narrow) = (VarMap::new(), VarMap::new());
-    let model =
-        |variables: &VarMap, dtype| example::Gpt::new(VarBuilder::from_varmap(variables, dtype, device)).unwrap();
-    let (wide_model, narrow_model) = (model(&wide, DType::F64), model(&narrow, DType::F32));
+    let (wide_model, narrow_model) = (model(&wide, DType::F64, device), model(&narrow, DType::F32, device));
     let mut parallel = DataParallel::new(&wide, comm, ReducerOptions::default()).unwrap();
     let named = |variables: &VarMap, name: &str| variables.data().lock().unwrap()[name].clone();
     let names: Vec<String> = parallel.variables().iter().map(|(name, _)| name.to_owned()).collect();

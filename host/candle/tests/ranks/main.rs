@@ -12,6 +12,7 @@ mod declared;
 mod fused;
 mod gpt;
 mod lora;
+mod optimizers;
 mod refused;
 mod replicas;
 mod steps;
@@ -66,6 +67,7 @@ fn on_ranks_of(world_sizes: &'static [usize], cases: Vec<Case>) {
 /// All cases of several ranks on the host.
 fn on_host() -> impl Iterator<Item = Case> {
     let cases = data_parallel::on_host().into_iter().chain(replicas::on_host());
+    let cases = cases.chain(optimizers::on_host());
     cases.chain(declared::all()).chain(steps::all()).chain(refused::all()).chain([lora::of_losses()])
 }
 
@@ -75,6 +77,11 @@ type Owned = Box<dyn Communicator + Send>;
 #[test]
 fn data_parallel_on_several_ranks() {
     on_ranks_of(&[1, 2, 4], data_parallel::on_host());
+}
+
+#[test]
+fn optimizers_on_several_ranks() {
+    on_ranks_of(&[1, 2, 4], optimizers::on_host());
 }
 
 #[test]
@@ -162,7 +169,7 @@ fn rank_of_an_nccl_job() {
         failed.extend((!has_passed).then_some(name));
     };
     let mut cases = data_parallel::all();
-    cases.extend(replicas::all().into_iter().chain(declared::all()).chain(steps::all()));
+    cases.extend(replicas::all().into_iter().chain(optimizers::all()).chain(declared::all()).chain(steps::all()));
     cases.extend([gpt::of_gradients(), gpt::of_learning(), lora::of_losses()]);
     if comm.world_size() > 1 {
         cases.extend(refused::all()); // which need ranks that differ

@@ -83,7 +83,7 @@ fn row(rank: &Facts, clock: Offset, exchange: &Exchange) -> [String; 14] {
     [
         rank.rank.to_string(),
         rank.host.clone(),
-        rank.address.clone().unwrap_or_else(|| "by MPI".into()),
+        rank.address.clone().unwrap_or_else(|| if rank.uses_mpi { "by MPI" } else { "unknown" }.into()),
         rank.pid.to_string(),
         local,
         exchange.word().into(),

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::operands::{CollectiveCall, Transfer};
+use super::operands::{CollectiveCall, TransferCall};
 use super::signal::{Signal, Wait};
 use crate::engine::{Engine, Run};
 use crate::error::{Call, CommError, Departure, Operation, Result};
@@ -20,7 +20,7 @@ pub(super) struct GroupState {
     engine: Engine,
     /// The collective of each rank, and its transfers in the order of its list.
     collectives: Vec<Option<CollectiveCall>>,
-    transfers: Vec<Vec<Transfer>>,
+    transfers: Vec<Vec<TransferCall>>,
     /// The matched transfers, by their receivers, which carry them out.
     matched: Vec<VecDeque<Run>>,
     /// The calls of all ranks, while the ranks work on the operands.
@@ -190,14 +190,14 @@ impl Rendezvous {
     }
 
     /// Runs transfers to and from other ranks, each of which proceeds as soon as both ranks are present.
-    pub(super) fn exchange(&self, rank: usize, operation: Operation, transfers: Vec<Transfer>) -> Result<()> {
+    pub(super) fn exchange(&self, rank: usize, operation: Operation, transfers: Vec<TransferCall>) -> Result<()> {
         let recorded = self.record(rank, transfers.iter().map(|transfer| transfer.call));
         let outcome = self.run_exchange(rank, operation, transfers);
         recorded.end(&outcome);
         outcome
     }
 
-    fn run_exchange(&self, rank: usize, operation: Operation, transfers: Vec<Transfer>) -> Result<()> {
+    fn run_exchange(&self, rank: usize, operation: Operation, transfers: Vec<TransferCall>) -> Result<()> {
         let end = self.end();
         let mut state = self.lock();
         state.check(operation)?;

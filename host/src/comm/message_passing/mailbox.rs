@@ -12,6 +12,7 @@
 //!
 //! Mailboxes never wait. Other failures are sent as records, and a rank that has failed joins no further rounds.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::io;
 use std::sync::atomic::Ordering;
@@ -43,6 +44,11 @@ const MAILBOX_BYTES: usize = DATA_AT + 2 * MAX_TOTAL_BYTES;
 /// The number of polls before the caller gets control again.
 const POLLS: usize = 20;
 
+/// The call of a rank that has left its exposure epoch, as errors quote it; ranks within the epoch are in the same operation.
+pub(super) fn end_of_epoch() -> Call {
+    Call::without_data(Operation::SharedWindows)
+}
+
 /// The bytes that a rank publishes with a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Payload<'a> {
@@ -71,6 +77,9 @@ impl<'a> Payload<'a> {
         &self.bytes[rank * bytes..(rank + 1) * bytes]
     }
 }
+
+/// Each rank's payload for this rank.
+pub(super) type Payloads<'a> = Vec<Cow<'a, [u8]>>;
 
 /// A mailbox's entry for one round.
 #[derive(Debug, Serialize, Deserialize)]
@@ -243,24 +252,26 @@ impl<M: SharedBytes> Mailboxes<M> {
         self.own().rounds().raise(round).map_err(|closer| self.failure_of(closer))
     }
 
-    /// Closes this rank's last round, with this failure, to the ranks that have not arrived. Returns the failure that the round was
-    /// closed with, and the rank that closed it, which may be another one; `None` if all ranks have arrived after all.
-    pub(super) fn close_round(&self, failure: &CommError) -> Option<(usize, CommError)> {
+    /// Closes this rank's last round, with this failure, to the ranks that have not arrived.
+    ///
+    /// # Errors
+    /// The failure that the round is closed with, which may be the one of another rank; none if all ranks have arrived after all.
+    pub(super) fn close_round(&self, failure: &CommError) -> Result<(), CommError> {
         self.close(failure, Mailbox::rounds, self.round.get())
     }
 
-    /// The failure that this rank's last round was closed with, if the counters of missing ranks show one.
-    pub(super) fn closed_round(&self) -> Option<CommError> {
-        self.closed(Mailbox::rounds, self.round.get())
+    /// Returns the failure that this rank's last round was closed with, if the counters of missing ranks show one.
+    pub(super) fn check_round(&self) -> Result<(), CommError> {
+        self.check(Mailbox::rounds, self.round.get())
     }
 
     /// Like [`close_round`](Self::close_round), for the end of this rank's last epoch.
-    pub(super) fn close_epochs(&self, failure: &CommError) -> Option<(usize, CommError)> {
+    pub(super) fn close_epochs(&self, failure: &CommError) -> Result<(), CommError> {
         self.close(failure, Mailbox::epochs, self.ended_epochs.get())
     }
 
-    pub(super) fn closed_epochs(&self) -> Option<CommError> {
-        self.closed(Mailbox::epochs, self.ended_epochs.get())
+    pub(super) fn check_epochs(&self) -> Result<(), CommError> {
+        self.check(Mailbox::epochs, self.ended_epochs.get())
     }
 
     /// Closes the first counter that has not reached `before`. All ranks try the same counters in the same order, and a counter is closed
@@ -270,20 +281,23 @@ impl<M: SharedBytes> Mailboxes<M> {
         failure: &CommError,
         of: fn(&Mailbox<M>) -> ClosableCounter<'_, M>,
         before: u64,
-    ) -> Option<(usize, CommError)> {
+    ) -> Result<(), CommError> {
         let record = shortened(Record::Failed { completed: 0, error: failure.clone() });
         let mut room = [0; FAILURE_BYTES];
         postcard::to_slice(&record, &mut room).expect("a failure has room");
         // SAFETY: in this rank's mailbox; no rank reads it before this rank has closed a counter, which it does once.
         unsafe { self.own().0.write(FAILURE_AT, &room) };
-        let closer = self.mailboxes.iter().find_map(|mailbox| of(mailbox).close(before, self.rank))?;
-        Some((closer, self.failure_of(closer)))
+        match self.mailboxes.iter().find_map(|mailbox| of(mailbox).close(before, self.rank)) {
+            None => Ok(()),
+            Some(closer) if closer == self.rank => Err(failure.clone()),
+            Some(closer) => Err(self.failure_of(closer)),
+        }
     }
 
-    fn closed(&self, of: fn(&Mailbox<M>) -> ClosableCounter<'_, M>, before: u64) -> Option<CommError> {
+    fn check(&self, of: fn(&Mailbox<M>) -> ClosableCounter<'_, M>, before: u64) -> Result<(), CommError> {
         // One load for both: a counter that has reached the step may be closed later, before another step.
         let mut missing = self.others().map(|mailbox| of(mailbox).load()).filter(|counter| counter.number() < before);
-        missing.find_map(Closable::closer).map(|closer| self.failure_of(closer))
+        missing.find_map(Closable::closer).map_or(Ok(()), |closer| Err(self.failure_of(closer)))
     }
 
     /// The failure with which `closer` has closed a counter.
@@ -331,8 +345,15 @@ impl<M: SharedBytes> Mailboxes<M> {
         self.read(peer, self.round.get())
     }
 
+    /// The call of a rank that is not in this rank's last call any more, as far as its mailbox shows: it has left an exposure epoch which this
+    /// rank is in, or is one round ahead.
+    pub(super) fn call_elsewhere(&self, peer: usize) -> Option<Call> {
+        let ended = || self.has_ended_early(peer).then(end_of_epoch);
+        self.call_ahead(peer).or_else(ended)
+    }
+
     /// The call of a rank that is one round ahead of this rank.
-    pub(super) fn call_ahead(&self, peer: usize) -> Option<Call> {
+    fn call_ahead(&self, peer: usize) -> Option<Call> {
         let round = self.round.get() + 1;
         if !self.has_come(&self.mailboxes[peer], round) {
             return None;
@@ -416,7 +437,7 @@ impl<M: SharedBytes> Mailboxes<M> {
     }
 
     /// Whether a rank that has not failed has ended an epoch that this rank is still in.
-    pub(super) fn has_ended_early(&self, peer: usize) -> bool {
+    fn has_ended_early(&self, peer: usize) -> bool {
         self.mailboxes[peer].has_ended(self.ended_epochs.get() + 1) == Some(false)
     }
 }

@@ -9,6 +9,7 @@ use super::handshake::Handshake;
 use super::link::{Incoming, Outgoing};
 #[cfg(all(feature = "cuda", feature = "mpi"))]
 use super::link::{Link, Requests};
+use super::scratch::Scratch;
 use super::stream::Stream;
 use crate::comm::reduction::Reduction;
 use crate::error::{Operation, Result};
@@ -24,14 +25,14 @@ pub(super) const LINE_LEN: usize = 64;
 
 /// A collective that all ranks have agreed to.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::comm) struct Transfer<'a> {
+pub(in crate::comm) struct AgreedCollective<'a> {
     pub(super) handshake: &'a Handshake,
     pub(in crate::comm) operation: Operation,
 }
 
 /// The contract of every function below: operands are valid memory of the stated lengths, used by nothing else until the function
 /// returns; lengths agree on all ranks.
-impl Transfer<'_> {
+impl AgreedCollective<'_> {
     /// # Safety
     /// See above: `data` has `len` elements to read and write.
     pub(super) unsafe fn all_reduce(self, reduction: Reduction<'_>, data: *mut u8, len: usize) -> Result<()> {
@@ -41,7 +42,7 @@ impl Transfer<'_> {
             return unsafe { pipeline.all_reduce(reduction, data, len) };
         }
         let part = part_len(len, PIECE_BYTES / size, world_size);
-        let mut workspace = self.handshake.workspace(world_size * part * size);
+        let mut workspace = Scratch::borrowed(&self.handshake.workspace, world_size * part * size);
         for begin in (0..len).step_by(part * world_size) {
             let (piece, len) = (data.wrapping_add(begin * size), (len - begin).min(part * world_size));
             // SAFETY: the piece lies within the data.
@@ -93,7 +94,7 @@ impl Transfer<'_> {
             return unsafe { pipeline.reduce_scatter(reduction, input, output, len) };
         }
         let part = (PIECE_BYTES / size / world_size).clamp(1, len.max(1));
-        let mut workspace = self.handshake.workspace(world_size * part * size);
+        let mut workspace = Scratch::borrowed(&self.handshake.workspace, world_size * part * size);
         for begin in (0..len).step_by(part) {
             let shard = |peer: usize| input.cast_mut().wrapping_add((peer * len + begin) * size);
             let (output, len) = (output.wrapping_add(begin * size), part.min(len - begin));
@@ -161,7 +162,7 @@ impl Transfer<'_> {
         }
         // Messages have the same lengths on all ranks, of which only some may be in place.
         let copied = if is_in_place { world_size * bytes } else { 0 };
-        let mut workspace = self.handshake.workspace(copied);
+        let mut workspace = Scratch::borrowed(&self.handshake.workspace, copied);
         let from = if is_in_place { workspace.start() } else { input.cast_mut() };
         // SAFETY: as the caller promises; in place, the messages are copies of the shards that are replaced.
         unsafe {
@@ -217,7 +218,7 @@ impl Transfer<'_> {
             let mut requests = Requests::default();
             // SAFETY: as the caller promises, and the messages are over when `finish` returns.
             unsafe { start(link, receive, send, &mut requests) };
-            self.handshake.finish(self.operation, requests)
+            self.finish(requests)
         };
         let height = usize::BITS - position.leading_zeros();
         if height > 0 {
@@ -265,8 +266,15 @@ impl Transfer<'_> {
             let mut requests = Requests::default();
             // SAFETY: as the caller promises, and the message is over when `finish` returns.
             unsafe { start(self.handshake.link(), receive, send, &mut requests) };
-            self.handshake.finish(self.operation, requests)
+            self.finish(requests)
         })
+    }
+
+    /// Waits until all messages are sent and received.
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
+    fn finish(self, requests: Requests) -> Result<()> {
+        let finished = requests.finish(self.handshake.link(), self.handshake.deadline);
+        finished.map_err(|error| self.handshake.fail(self.operation, self.handshake.broken(self.operation, error)))
     }
 
     fn batches(

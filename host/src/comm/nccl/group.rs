@@ -51,11 +51,11 @@ impl<'c, 'd> NcclGroup<'c, 'd> {
                 *scaling == Scaling::NONE && is_fused(*op, data.as_slice().dtype())
             }
             Collective::ReduceScatter { operands: Operands::Apart { input, .. }, op } => is_fused(*op, input.dtype()),
-            Collective::AllReduce { .. } | Collective::WeightedMean { .. } | Collective::ReduceScatter { .. } => false,
             Collective::AllGather { operands } | Collective::AllToAll { operands } => {
                 matches!(operands, Operands::Apart { .. })
             }
             Collective::Broadcast { .. } => true,
+            _ => false,
         }
     }
 

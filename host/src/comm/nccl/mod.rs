@@ -375,6 +375,10 @@ impl Ledger for NcclCommunicator {
         self.session.confirm(calls, self.session.options.deadline)
     }
 
+    fn refuse(&self, operation: Operation, error: Error) -> Error {
+        self.session.refuse(operation, error)
+    }
+
     fn recall(&self, agreement: u64) -> Result<()> {
         let operation = Operation::Agreed { agreement };
         self.session.check(scope::called(operation))?;

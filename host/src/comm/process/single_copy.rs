@@ -174,7 +174,7 @@ mod tests {
         let lane = |number| Lane::new(Arc::new(handle.map(file.bytes().len()).expect("a mapping")), number, CAPACITY);
         let end = |socket: UnixStream, out: usize| {
             socket.set_nonblocking(true).expect("a socket");
-            let peer = crate::bootstrap::Peer { socket: Socket::Local(socket), session: None, is_here: true };
+            let peer = crate::bootstrap::PeerSocket { socket: Socket::Local(socket), session: None, is_here: true };
             let mut peer = Peer::new(Connection::new(peer));
             peer.connection.set_lanes(Lanes { outward: lane(out), inward: lane(1 - out) });
             peer

@@ -109,7 +109,7 @@ fn divided<'a>(tensor: TensorUpdate<'a, Host>) -> Vec<TensorUpdate<'a, Host>> {
     }
     let TensorUpdate { gradients, states, target, rate, decay } = tensor;
     let split = |data: SliceMut<'a>| data.ranges_mut(ranges.clone()).into_iter();
-    let mut states: Vec<_> = states.into_iter().map(split).collect();
+    let mut states = states.map(|state| state.map(split));
     let mut targets: Box<dyn Iterator<Item = Target<'a, Host>>> = match target {
         Target::Weights { weights, copy } => {
             let mut copies = copy.map(split);
@@ -125,7 +125,7 @@ fn divided<'a>(tensor: TensorUpdate<'a, Host>) -> Vec<TensorUpdate<'a, Host>> {
     };
     let next = |range: std::ops::Range<usize>| TensorUpdate {
         gradients: gradients.range(range),
-        states: states.iter_mut().filter_map(Iterator::next).collect(),
+        states: states.each_mut().map(|state| state.as_mut().and_then(Iterator::next)),
         target: targets.next().expect("one target for each range"),
         rate,
         decay,
@@ -136,9 +136,8 @@ fn divided<'a>(tensor: TensorUpdate<'a, Host>) -> Vec<TensorUpdate<'a, Host>> {
 /// Updates a piece of weights and states of type `M`.
 fn run<R: Rule, M: Real + Float<Storage = M>>(rule: R, piece: TensorUpdate<'_, Host>) {
     let TensorUpdate { gradients, states, target, .. } = piece;
-    let mut states = states.into_iter().map(|state| state.typed::<M>().expect("the dtype of the weights"));
-    let mut first = states.next();
-    let mut second = states.next();
+    let states = states.map(|state| state.map(|state| state.typed::<M>().expect("the dtype of the weights")));
+    let [mut first, mut second] = states;
     let (mut wide, mut no_state) = ([M::ZERO; BLOCK_LEN], [[M::ZERO; BLOCK_LEN]; 2]);
     let mut steps = [R::Work::ZERO; BLOCK_LEN];
     let (mut target, ranges) = (target, pieces(0..gradients.len(), BLOCK_LEN));
@@ -267,14 +266,17 @@ mod tests {
             [numbers::<M>(3000), numbers::<M>(3000).into_iter().map(|x| M::from_f64(x.to_f64().abs())).collect()];
         let (mut weights, mut copy, mut deltas) = (numbers::<M>(3000), numbers::<C>(3000), numbers::<C>(3000));
         let kept = weights.clone();
-        for target in [
-            Target::Weights { weights: SliceMut::from(&mut weights), copy: Some(SliceMut::from(&mut copy)) },
-            Target::Deltas { weights: Slice::from(&kept), deltas: SliceMut::from(&mut deltas) },
-        ] {
-            let states = states.iter_mut().map(SliceMut::from).collect();
-            let gradients = Slice::from(&gradients);
-            update(rule, &memory, vec![TensorUpdate { gradients, states, target, rate: 0.5, decay: 0.01 }]);
-        }
+        let source = Slice::from(&gradients);
+        let target = Target::Weights { weights: (&mut weights).into(), copy: Some((&mut copy).into()) };
+        let [first, second] = &mut states;
+        let operands = [Some(SliceMut::from(first)), Some(SliceMut::from(second))];
+        let tensor = TensorUpdate { gradients: source, states: operands, target, rate: 0.5, decay: 0.01 };
+        update(rule, &memory, vec![tensor]);
+        let target = Target::Deltas { weights: (&kept).into(), deltas: (&mut deltas).into() };
+        let [first, second] = &mut states;
+        let operands = [Some(SliceMut::from(first)), Some(SliceMut::from(second))];
+        let tensor = TensorUpdate { gradients: source, states: operands, target, rate: 0.5, decay: 0.01 };
+        update(rule, &memory, vec![tensor]);
         let [first, second] = states;
         [bits(&sums), bits(&first), bits(&second), bits(&weights), bits(&copy), bits(&deltas)].concat()
     }

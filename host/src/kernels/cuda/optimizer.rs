@@ -63,7 +63,7 @@ pub(crate) fn update(rule: UpdateRule, step: DeviceSlice<'_>, tensors: Vec<Tenso
         UpdateRule::Sgd(_) => "sgd",
         UpdateRule::AdamW => "adamw",
     };
-    let mut launches: BTreeMap<String, (Vec<UpdateRow>, u64)> = BTreeMap::new();
+    let mut launches: BTreeMap<&str, (Vec<UpdateRow>, u64)> = BTreeMap::new();
     for tensor in tensors.iter().filter(|tensor| tensor.len() > 0) {
         for operand in [Some(tensor.gradients), Some(tensor.weights()), tensor.output()].into_iter().flatten() {
             queue.check_same("update", operand.queue())?;
@@ -72,12 +72,12 @@ pub(crate) fn update(rule: UpdateRule, step: DeviceSlice<'_>, tensors: Vec<Tenso
         let inputs = [tensor.dtype(), tensor.gradients.dtype()];
         let output = tensor.output().map(|output| output.dtype());
         let dtypes = dtypes_of(inputs, output, deltas).expect("the caller has checked the dtypes");
-        let (rows, blocks) = launches.entry(format!("{family}_{dtypes}")).or_default();
-        let state = |place: usize| tensor.states.get(place).map_or(0, |state| state.as_slice().address());
+        let (rows, blocks) = launches.entry(dtypes).or_default();
+        let state = |state: &Option<DeviceSliceMut<'_>>| state.as_ref().map_or(0, |state| state.as_slice().address());
         let row = UpdateRow {
             weights: tensor.weights().address(),
             gradients: tensor.gradients.address(),
-            states: [state(0), state(1)],
+            states: tensor.states.each_ref().map(state),
             output: tensor.output().map_or(0, |output| output.address()),
             len: tensor.len() as u64,
             first_block: *blocks,
@@ -87,30 +87,40 @@ pub(crate) fn update(rule: UpdateRule, step: DeviceSlice<'_>, tensors: Vec<Tenso
         *blocks += tensor.len().div_ceil(update_tile_len(tensor.dtype())) as u64;
     }
     let _held = queue.hold();
-    for (name, (rows, blocks)) in launches {
+    for (dtypes, (rows, blocks)) in launches {
         let table = queue.table(&words_of(&rows))?;
         let mut arguments = vec![(&table).into(), rows.len().into(), pointer(step)];
         if let UpdateRule::Sgd(scalars) = rule {
             arguments.extend([scalars.momentum, scalars.nesterov].map(Argument::F64));
         }
         // SAFETY: the operands are borrowed, have one length and the dtypes of the kernel, and belong to this queue.
-        unsafe { queue.launch(&name, blocks, &arguments) }?;
+        unsafe { queue.launch(&format!("{family}_{dtypes}"), blocks, &arguments) }?;
     }
     Ok(())
 }
 
 /// The dtypes in the name of the entry point for weights and gradients of these dtypes and an output, which is a copy of the weights or
 /// `deltas`; `None` if there is none.
-fn dtypes_of([weights, gradients]: [DType; 2], output: Option<DType>, deltas: bool) -> Option<String> {
+fn dtypes_of([weights, gradients]: [DType; 2], output: Option<DType>, deltas: bool) -> Option<&'static str> {
     use DType::{BF16, F16, F32, F64};
-    match (deltas, weights, gradients, output) {
-        (false, F64, F64, None) | (false, F32, F32 | F16 | BF16, None) => Some(gradients.to_string()),
-        (false, F32, F32 | F16 | BF16, Some(copy @ (F16 | BF16))) => Some(format!("{gradients}_{copy}")),
-        (true, F64, F64, Some(steps @ F64))
-        | (true, F32, F32 | BF16, Some(steps @ F32))
-        | (true, F32, F32 | F16, Some(steps @ F16)) => Some(format!("deltas_{gradients}_{steps}")),
-        _ => None,
-    }
+    Some(match (deltas, weights, gradients, output) {
+        (false, F64, F64, None) => "f64",
+        (false, F32, F32, None) => "f32",
+        (false, F32, F16, None) => "f16",
+        (false, F32, BF16, None) => "bf16",
+        (false, F32, F32, Some(F16)) => "f32_f16",
+        (false, F32, F16, Some(F16)) => "f16_f16",
+        (false, F32, BF16, Some(F16)) => "bf16_f16",
+        (false, F32, F32, Some(BF16)) => "f32_bf16",
+        (false, F32, F16, Some(BF16)) => "f16_bf16",
+        (false, F32, BF16, Some(BF16)) => "bf16_bf16",
+        (true, F64, F64, Some(F64)) => "deltas_f64_f64",
+        (true, F32, F32, Some(F32)) => "deltas_f32_f32",
+        (true, F32, F32, Some(F16)) => "deltas_f32_f16",
+        (true, F32, BF16, Some(F32)) => "deltas_bf16_f32",
+        (true, F32, F16, Some(F16)) => "deltas_f16_f16",
+        _ => return None,
+    })
 }
 
 /// Refuses dtypes without a kernel, naming the tensor.

@@ -206,7 +206,7 @@ impl<M: BundleMemory> Channel<'_, M> {
     ) -> Result<Vec<Vec<u64>>> {
         let mut received: Vec<(usize, Vec<u64>)> = receives.map(|(peer, words)| (peer, vec![0; words])).collect();
         if !(sends.is_empty() && received.is_empty()) {
-            M::exchange_words(self.comm, self.queue, &mut self.workspace, &sends, &mut received)?;
+            M::exchange_words(self.comm, &mut self.workspace, &sends, &mut received)?;
         }
         Ok(received.into_iter().map(|(_, words)| words).collect())
     }

@@ -22,7 +22,7 @@ pub trait OptimizerMemory: KernelMemory {
 
     /// Whether a step is over when its call returns.
     #[doc(hidden)]
-    const HOST_WAITS: bool;
+    const REPORTS_AT_ONCE: bool;
 
     #[doc(hidden)]
     fn reports(near: Self::Slice<'_>) -> Result<Self::Reports>;
@@ -43,7 +43,7 @@ pub(super) fn state_of(numbers: &[f64]) -> StepState {
 
 impl OptimizerMemory for Host {
     type Reports = VecDeque<StepState>;
-    const HOST_WAITS: bool = true;
+    const REPORTS_AT_ONCE: bool = true;
 
     fn reports(_: Self::Slice<'_>) -> Result<Self::Reports> {
         Ok(VecDeque::new())
@@ -79,7 +79,7 @@ impl DeviceReports {
 #[cfg(feature = "cuda")]
 impl OptimizerMemory for Cuda {
     type Reports = DeviceReports;
-    const HOST_WAITS: bool = false;
+    const REPORTS_AT_ONCE: bool = false;
 
     fn reports(near: Self::Slice<'_>) -> Result<DeviceReports> {
         let queue = near.queue().clone();

@@ -524,7 +524,7 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
         let updates = updates(states, &mut operands, decay)?;
         M::update(self.options.rule(), M::buffer(step), updates)?;
         M::take_report(&mut started.reports, M::buffer(&started.step))?;
-        if !M::HOST_WAITS {
+        if !M::REPORTS_AT_ONCE {
             return Ok(());
         }
         self.check_reports(started, &names.into_iter().zip(gradients).collect::<Vec<_>>())
@@ -584,12 +584,15 @@ fn updates<'a, M: OptimizerMemory>(
         let mut pieces = M::ranges_mut(M::buffer_mut(buffer), &ranges).into_iter();
         tensors.iter().map(|tensor| of_arena(tensor).and_then(|_| pieces.next())).collect()
     }
-    let mut vectors: Vec<Vec<M::SliceMut<'a>>> = tensors.iter().map(|_| Vec::new()).collect();
+    let mut vectors: Vec<[Option<M::SliceMut<'a>>; 2]> = tensors.iter().map(|_| [None, None]).collect();
     let mut masters: Vec<Option<M::SliceMut<'a>>> = tensors.iter().map(|_| None).collect();
     for (index, arena) in arenas.iter_mut().enumerate() {
-        for buffer in &mut arena.vectors {
+        for (place, buffer) in arena.vectors.iter_mut().enumerate() {
             let pieces = divided::<M>(tensors, index, buffer, |tensor| Some(tensor.range.clone()));
-            vectors.iter_mut().zip(pieces).for_each(|(vectors, piece)| vectors.extend(piece));
+            vectors
+                .iter_mut()
+                .zip(pieces)
+                .for_each(|(vectors, piece)| vectors[place] = piece.or(vectors[place].take()));
         }
         if let Some(buffer) = &mut arena.masters {
             let pieces = divided::<M>(tensors, index, buffer, |tensor| tensor.master.clone());

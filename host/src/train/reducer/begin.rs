@@ -49,6 +49,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         }
         self.number = self.next_number;
         self.next_number = self.number.wrapping_add(1);
+        self.updated = self.updated.filter(|updated| *updated < self.number);
         Ok(())
     }
 

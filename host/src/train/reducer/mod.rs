@@ -152,6 +152,8 @@ pub struct Reducer<'c, M: ReducerMemory = Host> {
     under_way: Option<Progress>,
     /// A gradient of the last step that was not finite, until it is reported.
     reported: Option<NonFiniteGradient>,
+    /// The last step with an [`update`](Self::update), whose optimizer has looked at all gradients.
+    updated: Option<u64>,
     /// The step and the parameter of a gradient that was not finite in buckets that are no more, until the next step.
     found: Option<(u64, usize)>,
     /// For each parameter, whether it has a sum over micro-batches.
@@ -245,6 +247,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
             next_number: 1,
             under_way: None,
             reported: None,
+            updated: None,
             found: None,
             accumulated: vec![false; count],
             states: vec![GradientState::Skipped; count],
@@ -332,31 +335,60 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         Ok(())
     }
 
-    /// Makes one step of an optimizer with the reduced gradients, which it reads where they are, in the buckets. `tensors` has one tensor for
-    /// each parameter, in order. The tensor's own gradient is used where it is the result, as with one rank, and ignored otherwise. A
-    /// parameter without a gradient keeps its weights and its state, and tied parameters are updated once, as the first of them.
+    /// Makes one step of an optimizer with the reduced gradients, which it reads where they are, in the buckets. `tensors` are the trained
+    /// parameters, by name, in the same order in each step; others may be left out. The tensor's own gradient is used where it is the
+    /// result, as with one rank, and ignored otherwise. A parameter without a gradient keeps its weights and its state, and tied parameters
+    /// are updated once, as the first of them.
+    ///
+    /// The optimizer's report or error tells of gradients that are not finite, and [`NonFinite::Report`] does not tell of them again.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`] unless there is one tensor for each parameter; the errors of
+    /// [`Error::InvalidArgument`] for a name that no parameter has, or for a trained parameter that is missing; the errors of
     /// [`Optimizer::step_tensors`](super::Optimizer::step_tensors).
     pub fn update<'a, O: OptimizerOptions>(
-        &'a self,
+        &mut self,
         optimizer: &mut Optimizer<O, M>,
         tensors: impl IntoIterator<Item = TensorStep<'a, M>>,
     ) -> Result<()>
     where
         M: OptimizerMemory,
     {
-        let tensors: Vec<TensorStep<'a, M>> = tensors.into_iter().collect();
-        same_len(OPERATION, ("parameters", self.parameters.len()), ("tensors", tensors.len()))?;
-        let owners = tensors.into_iter().enumerate().filter(|(parameter, _)| self.owners[*parameter] == *parameter);
-        optimizer.step_tensors(owners.map(|(parameter, tensor)| {
-            let gradient = match self.state(parameter) {
-                GradientState::Unchanged => tensor.gradient,
-                _ => self.gradient(parameter),
+        let mut tensors: Vec<TensorStep<'a, M>> = tensors.into_iter().collect();
+        let numbers = self.numbers_of(tensors.iter().map(|tensor| tensor.name))?;
+        (self.reported, self.updated) = (None, Some(self.number));
+        let is_updated = |number: usize| self.owners[number] == number && self.parameters[number].is_trained;
+        let owners = tensors.iter_mut().zip(numbers).filter(|(_, number)| is_updated(*number));
+        optimizer.step_tensors(owners.map(|(TensorStep { name, weights, gradient }, number)| {
+            let gradient = match self.state(number) {
+                GradientState::Unchanged => gradient.as_ref().map(TensorView::reborrow),
+                _ => self.gradient(number),
             };
-            TensorStep { gradient, ..tensor }
+            TensorStep { name, weights: weights.reborrow(), gradient }
         }))
+    }
+
+    /// The numbers of the parameters with these names, among which are all trained ones.
+    fn numbers_of<'n>(&self, names: impl Iterator<Item = &'n str>) -> Result<Vec<usize>> {
+        let (count, mut next) = (self.parameters.len(), 0);
+        let mut is_missing: Vec<bool> = self.places.iter().map(Option::is_some).collect();
+        let mut numbers = Vec::with_capacity(count);
+        for name in names {
+            // Names are usually in the order of the parameters.
+            let found = (next..count).chain(0..next).find(|number| self.parameters[*number].name == name);
+            let Some(number) = found else {
+                let reason = format!("no parameter is named {name:?}");
+                return Err(Error::InvalidArgument { operation: OPERATION, reason });
+            };
+            is_missing[number] = false;
+            numbers.push(number);
+            next = number + 1;
+        }
+        match is_missing.iter().position(|is_missing| *is_missing) {
+            Some(missing) => {
+                Err(self.refused(missing, "is trained, and is not among the tensors of the optimizer's step"))
+            }
+            None => Ok(numbers),
+        }
     }
 
     /// Adds gradients of a micro-batch to the sums over earlier micro-batches, without communication (PyTorch's `no_sync`). The next step

@@ -338,8 +338,10 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
             let waits = self.reducer.options.non_finite.waits();
             let checked = self.reducer.end_checks(waits);
             let found = self.refuse_unless(checked).unwrap_or_default();
+            let updated = self.reducer.updated.filter(|_| !waits);
             let progress = self.progress();
-            progress.non_finite = progress.non_finite.or(found);
+            let is_new = |(step, _): &(u64, usize)| updated.is_none_or(|updated| *step > updated);
+            progress.non_finite = progress.non_finite.or(found).filter(is_new);
         }
         let outcome = reduced.and_then(|()| self.vote()).and_then(|states| joined.map(|()| states));
         let outcome = outcome.and_then(|states| self.judge(states));

@@ -86,7 +86,8 @@ impl<M: ReducerMemory> Step<'_, '_, M> {
             // do not make.
             Some((_, states)) if !self.reducer.votes_always() => {
                 let (progress, states) = (self.under_way(), states.clone());
-                let found = progress.non_finite.map(|(step, parameter)| {
+                let unseen = progress.non_finite.filter(|_| self.reducer.updated.is_none());
+                let found = unseen.map(|(step, parameter)| {
                     self.reducer.not_finite(NonFiniteGradient { step, rank: Some(comm.rank()), parameter })
                 });
                 return match self.progress().refusal.take().or(found) {

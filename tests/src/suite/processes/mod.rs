@@ -21,7 +21,8 @@ use gradsync::internal::memory::SharedWindows;
 
 use super::adasum::as_threads;
 use super::{
-    Suite, Transport, collectives, error_texts, exchange, failures, groups, mismatches, operations, point_to_point,
+    Suite, Transport, collectives, error_texts, exchange, failures, groups, mismatches, mistakes, operations,
+    point_to_point,
 };
 
 /// One rank of a transport between processes.
@@ -40,6 +41,7 @@ pub fn run<T: Processes>(suite: &mut Suite<T>) {
     mismatches::run(suite);
     failures::run(suite);
     failures::run_deadlines(suite);
+    mistakes::run(suite);
     #[cfg(target_os = "linux")]
     ahead::run(suite);
     error_texts::run(suite);

@@ -3,7 +3,7 @@
 use gradsync::comm::Communicator;
 use gradsync_tests::ranks::guarded;
 use gradsync_tests::suite::{
-    Suite, Threads, collectives, error_texts, exchange, failures, groups, mismatches, on_threads, operations,
+    Suite, Threads, collectives, error_texts, exchange, failures, groups, mismatches, mistakes, on_threads, operations,
     point_to_point, windows,
 };
 
@@ -36,6 +36,11 @@ fn exchange() {
 #[test]
 fn collectives_that_differ() {
     run(&[2, 3, 8], mismatches::run);
+}
+
+#[test]
+fn texts_of_mistakes() {
+    run(&[2, 3, 4], mistakes::run);
 }
 
 #[test]

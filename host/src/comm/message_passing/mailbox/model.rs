@@ -95,7 +95,7 @@ fn use_slots(rank: &Rank) -> Outcome {
 /// Every rank enters a round and gives it up at once.
 fn give_up(rank: &Rank) -> Outcome {
     let published = rank.publish(&call(1), Payload::EMPTY);
-    Some(published.and_then(|()| rank.close_round(&late(rank.rank)).map_or(Ok(()), |(_, error)| Err(error))))
+    Some(published.and_then(|()| rank.close_round(&late(rank.rank))))
 }
 
 /// The first rank gives a round up, and the others wait until all have come or one has given up.
@@ -106,7 +106,7 @@ fn wait_for_one_that_gives_up(rank: &Rank) -> Outcome {
     if let Err(error) = rank.publish(&call(1), Payload::EMPTY) {
         return Some(Err(error));
     }
-    arrivals(rank).map(Ok).or_else(|| rank.closed_round().map(Err))
+    arrivals(rank).map(Ok).or_else(|| rank.check_round().err().map(Err))
 }
 
 /// Two epochs, in which each rank writes to a slot of the next rank, as it would to that rank's window.
@@ -149,7 +149,7 @@ fn end_and_give_up_an_epoch(rank: &Rank) -> Outcome {
     rank.begin_epoch();
     match rank.end_epoch(false) {
         Err(error) => Some(Err(error)),
-        Ok(()) => rank.close_epochs(&late(0)).map_or_else(|| end_of_epoch(rank), |(_, error)| Some(Err(error))),
+        Ok(()) => rank.close_epochs(&late(0)).err().map(Err).or_else(|| end_of_epoch(rank)),
     }
 }
 
@@ -162,7 +162,7 @@ fn give_up_an_epoch(rank: &Rank) -> Outcome {
     if let Err(error) = rank.end_epoch(false) {
         return Some(Err(error));
     }
-    rank.closed_epochs().map(Err).or_else(|| end_of_epoch(rank))
+    rank.check_epochs().err().map(Err).or_else(|| end_of_epoch(rank))
 }
 
 /// A program, and the number of its ranks.

@@ -116,14 +116,14 @@ fn late(rank: usize) -> CommError {
 fn a_round_is_closed_once_and_by_one_rank() {
     let ranks = ranks();
     ranks.iter().for_each(|mailboxes| mailboxes.publish(&call(5), Payload::EMPTY).unwrap());
-    assert_eq!(ranks[0].close_round(&late(1)), None, "all have come");
+    assert_eq!(ranks[0].close_round(&late(1)), Ok(()), "all have come");
     ranks[2].publish(&Record::Go, Payload::EMPTY).unwrap();
-    assert_eq!(ranks[2].close_round(&late(0)), Some((2, late(0))));
-    assert!(ranks[0].have_all_arrived() && ranks[1].closed_round().is_none(), "the round before is what it was");
+    assert_eq!(ranks[2].close_round(&late(0)), Err(late(0)));
+    assert!(ranks[0].have_all_arrived() && ranks[1].check_round().is_ok(), "the round before is what it was");
     assert_eq!(ranks[0].publish(&Record::Go, Payload::EMPTY), Err(late(0)));
     ranks[1].publish(&Record::Go, Payload::EMPTY).unwrap();
     assert!(!ranks[1].have_all_arrived());
-    assert_eq!((ranks[1].closed_round(), ranks[1].close_round(&late(2))), (Some(late(0)), Some((2, late(0)))));
+    assert_eq!((ranks[1].check_round(), ranks[1].close_round(&late(2))), (Err(late(0)), Err(late(0))));
 }
 
 #[test]
@@ -135,9 +135,8 @@ fn ranks_that_give_up_and_one_that_comes_find_the_same() {
             let threads: Vec<_> = all
                 .map(|(rank, mailboxes)| {
                     scope.spawn(move || {
-                        let published = mailboxes.publish(&call(5), Payload::EMPTY).err();
-                        let given_up = || mailboxes.close_round(&late(rank)).map(|(_, error)| error);
-                        (published.or_else(given_up), mailboxes)
+                        let published = mailboxes.publish(&call(5), Payload::EMPTY);
+                        (published.and_then(|()| mailboxes.close_round(&late(rank))), mailboxes)
                     })
                 })
                 .collect();
@@ -154,7 +153,7 @@ fn an_epoch_that_others_have_given_up_ends_as_a_failure() {
     ranks.iter().for_each(|mailboxes| (0..2).for_each(|_| mailboxes.begin_epoch()));
     ranks.iter().for_each(|mailboxes| mailboxes.end_epoch(false).unwrap());
     ranks[0].end_epoch(false).unwrap();
-    assert_eq!(ranks[0].close_epochs(&late(1)), Some((0, late(1))));
+    assert_eq!(ranks[0].close_epochs(&late(1)), Err(late(1)));
     assert_eq!(ranks[1].end_epoch(false), Err(late(1)));
     assert_eq!(ranks[2].has_ended(1), Some(false), "the one inside");
     ranks[2].end_epoch(false).unwrap();

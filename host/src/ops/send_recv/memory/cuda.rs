@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::BundleMemory;
+use super::{BundleMemory, check_lens};
 use crate::comm::Communicator;
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Event, Queue};
 use crate::dtype::DType;
@@ -31,7 +31,8 @@ impl BundleMemory for Cuda {
     fn part<'s, 'l: 's>(memory: Self::Slice<'l>, bytes: Range<usize>, dtype: DType) -> Self::Slice<'s> {
         assert!(bytes.start <= bytes.end && bytes.end <= memory.size_bytes(), "bytes {bytes:?} of {memory:?}");
         let address = memory.address() + bytes.start as u64;
-        // SAFETY: a part of the elements.
+        assert!(address % dtype.size_bytes() as u64 == 0, "{dtype} at bytes {bytes:?} of {memory:?}");
+        // SAFETY: a part of the elements, at an address of their type.
         unsafe { DeviceSlice::from_raw_parts(memory.queue(), address, dtype, bytes.len() / dtype.size_bytes()) }
     }
 
@@ -71,9 +72,9 @@ impl BundleMemory for Cuda {
 
     fn pack(payload: &mut DeviceBuffer, ranges: &[Range<usize>], tensors: &[DeviceSlice<'_>]) -> Result<()> {
         let (queue, address) = (payload.as_slice().queue().clone(), payload.as_slice().address());
-        let (words, rest) = split(tensors.iter().copied(), ranges);
+        let (words, rest) = split(tensors.iter().copied(), ranges, payload.as_slice());
         for (offset, tensor) in rest {
-            // SAFETY: the layout has a range for the tensor there, and the payload is memory of its own.
+            // SAFETY: `split` has checked that the payload has a range for the tensor there; it is memory of its own.
             unsafe { queue.copy_bytes(address + offset as u64, tensor.address, tensor.len) }?;
         }
         let offsets: Vec<usize> = words.iter().map(|(offset, _)| offset / WORD).collect();
@@ -86,9 +87,9 @@ impl BundleMemory for Cuda {
 
     fn unpack(payload: &DeviceBuffer, ranges: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()> {
         let (payload, queue) = (payload.as_slice(), payload.as_slice().queue());
-        let (words, rest) = split(tensors.iter().map(|tensor| tensor.as_slice()), ranges);
+        let (words, rest) = split(tensors.iter().map(|tensor| tensor.as_slice()), ranges, payload);
         for (offset, tensor) in rest {
-            // SAFETY: the payload has the tensor at that offset; the tensor is borrowed mutably.
+            // SAFETY: `split` has checked that the payload has the tensor at that offset; the tensor is borrowed mutably.
             unsafe { queue.copy_bytes(tensor.address, payload.address() + offset as u64, tensor.len) }?;
         }
         let offsets: Vec<usize> = words.iter().map(|(offset, _)| offset / WORD).collect();
@@ -108,13 +109,14 @@ impl BundleMemory for Cuda {
 
     fn exchange_words(
         comm: &dyn Communicator<Cuda>,
-        queue: &Queue,
         workspace: &mut Option<DeviceBuffer>,
         sends: &[(usize, Vec<u64>)],
         receives: &mut [(usize, Vec<u64>)],
     ) -> Result<()> {
         let sent: Vec<f64> = sends.iter().flat_map(|(_, words)| words).map(|&word| f64::from_bits(word)).collect();
         let received: usize = receives.iter().map(|(_, words)| words.len()).sum();
+        let room = workspace.as_ref().map_or(0, |buffer| buffer.as_slice().len());
+        assert!(sent.len() + received <= room, "{} and {received} words in a workspace of {room}", sent.len());
         let Some(workspace) = workspace else { return Ok(()) };
         if !sent.is_empty() {
             workspace.as_mut_slice().range_mut(0..sent.len()).upload(Slice::from(&sent))?;
@@ -125,6 +127,7 @@ impl BundleMemory for Cuda {
             address += (words.len() * size_of::<u64>()) as u64;
             (*peer, begin, words.len())
         };
+        let queue = &workspace.as_slice().queue().clone();
         // SAFETY: the workspace has room for all messages, which do not overlap, and returns to this queue when it is dropped.
         unsafe {
             let outgoing = sends.iter().map(&mut message);
@@ -172,8 +175,11 @@ impl Bytes {
     }
 }
 
-/// The range of the payload, if the tensors already have its layout without gaps, so that it consists of their memory alone.
+/// The range of the payload, if the tensors already have its layout without gaps, so that it consists of their memory alone. Panics as
+/// [`check_lens`].
 fn payload_of(tensors: &[Bytes], ranges: &[Range<usize>]) -> Option<Bytes> {
+    check_lens(tensors.iter().map(|tensor| tensor.len), ranges);
+    assert!(ranges.first().is_none_or(|range| range.start == 0), "a payload without its beginning: {ranges:?}");
     let is_gapless = ranges.windows(2).all(|pair| pair[0].end == pair[1].start);
     let begin = |(tensor, range): (&Bytes, &Range<usize>)| tensor.address.checked_sub(range.start as u64);
     let mut begins = tensors.iter().zip(ranges).filter(|(tensor, _)| tensor.len > 0).map(begin);
@@ -182,14 +188,19 @@ fn payload_of(tensors: &[Bytes], ranges: &[Range<usize>]) -> Option<Bytes> {
     is_one.then(|| Bytes { address, len: ranges.last().map_or(0, |range| range.end) })
 }
 
-/// Splits tensors, as bytes with their offsets, into tensors of whole words, which one launch copies, and others.
+/// Splits tensors, as bytes with their offsets in a payload, into tensors of whole words, which one launch copies, and others. Panics as
+/// [`check_lens`], and for a range that leaves the payload.
 #[expect(clippy::type_complexity, reason = "two lists of one kind")]
 fn split<'a>(
     tensors: impl Iterator<Item = DeviceSlice<'a>>,
     ranges: &[Range<usize>],
+    payload: DeviceSlice<'_>,
 ) -> (Vec<(usize, Bytes)>, Vec<(usize, Bytes)>) {
-    let placed =
-        ranges.iter().map(|range| range.start).zip(tensors.map(Bytes::of)).filter(|(_, tensor)| tensor.len > 0);
+    let tensors: Vec<Bytes> = tensors.map(Bytes::of).collect();
+    check_lens(tensors.iter().map(|tensor| tensor.len), ranges);
+    let leaves = ranges.iter().find(|range| range.end > payload.size_bytes());
+    assert!(leaves.is_none(), "{leaves:?} of a payload of {} bytes", payload.size_bytes());
+    let placed = ranges.iter().map(|range| range.start).zip(tensors).filter(|(_, tensor)| tensor.len > 0);
     placed.partition(|(_, tensor)| tensor.len % WORD == 0 && tensor.address % WORD as u64 == 0)
 }
 
@@ -218,5 +229,16 @@ mod tests {
         assert_eq!(begin(&[(1024, 255), (9, 0)]), None);
         assert_eq!(begin(&[(1280, 256), (1024, 256)]), None);
         assert_eq!(begin(&[(1024, 256), (5, 1)]), None);
+    }
+
+    /// A view of such a payload would reach beyond the tensors.
+    #[test]
+    fn a_payload_of_other_ranges_than_the_tensors_is_refused() {
+        let tensors = [Bytes { address: 1024, len: 4 }, Bytes { address: 1028, len: 4 }];
+        assert!(payload_of(&tensors, &[0..4, 4..8]).is_some_and(|payload| payload.len == 8));
+        for ranges in [vec![0..4, 4..1000], vec![0..8], vec![8..12, 12..16], vec![0..4, 4..8, 8..8]] {
+            let outcome = std::panic::catch_unwind(|| payload_of(&tensors, &ranges));
+            assert!(outcome.is_err(), "{ranges:?}");
+        }
     }
 }
