@@ -185,7 +185,7 @@ table_rows! {
     Span 3 * 8;
     ChunkedSpan 9 * 8;
     SquareRow 4 * 8;
-    UpdateRow 9 * 8;
+    UpdateRow 10 * 8;
     Peers (14 + 5 * MOST_PEERS) * 8;
     Mailboxes (5 + MOST_PEERS) * 8;
     PacketChunks 2 * 4;
@@ -288,6 +288,28 @@ pub struct UpdateRow {
     pub rate: u64,
     /// The bits of the weight decay, an `f64`.
     pub decay: u64,
+    /// The bits of both in `f32`, the rate in the low half.
+    pub narrow: u64,
+}
+
+impl UpdateRow {
+    /// The factor of the rate and the weight decay, in `f64`.
+    #[inline(always)]
+    pub fn wide(&self) -> [f64; 2] {
+        [f64::from_bits(self.rate), f64::from_bits(self.decay)]
+    }
+
+    /// The same in `f32`.
+    #[inline(always)]
+    pub fn narrow(&self) -> [f32; 2] {
+        [f32::from_bits(self.narrow as u32), f32::from_bits((self.narrow >> 32) as u32)]
+    }
+
+    /// The row with this rate and this decay.
+    pub fn with_rate(self, rate: f64, decay: f64) -> Self {
+        let narrow = (rate as f32).to_bits() as u64 | ((decay as f32).to_bits() as u64) << 32;
+        Self { rate: rate.to_bits(), decay: decay.to_bits(), narrow, ..self }
+    }
 }
 
 /// The number of elements of one vector of an update, of the weights' dtype.
@@ -468,7 +490,7 @@ pub const DTYPE_ENTRIES: [[EntryPoint; 4]; 10] = [
     dtypes_of!("tree_combine", "", LaunchBounds::TREE, &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64]),
 ];
 
-/// Updates of optimizers by `(rows, row count, step state, scalars…)`. Names have the dtype of gradients, and the dtype of the copy of the
+/// Updates of optimizers by `(rows, row count, step memory, scalars…)`. Names have the dtype of gradients, and the dtype of the copy of the
 /// weights, if there is one. Weights and states are of `f32`, or all operands of `f64`.
 pub const UPDATE_ENTRIES: [[EntryPoint; 10]; 2] =
     [updates_of!(weights "sgd", SGD), updates_of!(weights "adamw", ADAMW)];
@@ -476,7 +498,7 @@ pub const UPDATE_ENTRIES: [[EntryPoint; 10]; 2] =
 pub const DELTA_ENTRIES: [[EntryPoint; 5]; 2] =
     [updates_of!(deltas "sgd_deltas", SGD), updates_of!(deltas "adamw_deltas", ADAMW)];
 const SGD: &[Param] = &[Pointer, U64, Pointer, F64, F64];
-const ADAMW: &[Param] = &[Pointer, U64, Pointer, F64, F64, F64];
+const ADAMW: &[Param] = &[Pointer, U64, Pointer];
 
 /// Kernels over one dtype and the memory of peers.
 pub const PEER_ENTRIES: [[EntryPoint; 4]; 15] = [
@@ -525,7 +547,7 @@ const GRAM: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64,
 
 /// Kernels without a dtype.
 pub const PLAIN_ENTRIES: [EntryPoint; 9] = [
-    // (step state, step rules, sums of chunks, chunk count): one block
+    // (step memory, step rules, sums of chunks, chunk count): one block
     plain("advance_step", LaunchBounds::REDUCE, &[Pointer, Pointer, Pointer, U64]),
     plain("empty", LaunchBounds::STREAM, &[]),
     // (sums, source, bytes): the exclusive or of the words that each warp reads, a u32 per warp; bytes are a multiple of 4

@@ -14,6 +14,7 @@ use core::sync::atomic::Ordering;
 
 use crate::abi::{ChunkedSpan, EMPTY, Span, THREADS, WARP};
 use crate::dialect::atomic::{atomic_load_64_device, atomic_store_64_device};
+use crate::dialect::warp::lane_id;
 use crate::shared::{self, SHARED_SLOTS};
 use crate::{arch, lanes, memory, thread};
 
@@ -46,6 +47,25 @@ pub(crate) unsafe fn row_of_block(count: u64, block: u64, first_block: impl Fn(u
         }
     }
     low
+}
+
+/// Like [`row_of_block`], by all lanes of a warp together, which compare 32 rows at a time.
+///
+/// # Safety
+/// The condition of that function; all lanes of the warp must execute this together.
+#[inline(always)]
+pub(crate) unsafe fn row_by_warp(count: u64, block: u64, first_block: impl Fn(u64) -> u64) -> u64 {
+    let (mut low, mut len) = (0, count as u32);
+    while len > 1 {
+        let stride = len.div_ceil(WARP);
+        let offset = lane_id() * stride;
+        let is_before = offset < len && first_block((low + offset) as u64) <= block;
+        // SAFETY: the caller's promise. The lanes whose rows are at or before the block are the first ones, and lane 0 is one of them.
+        let last = (WARP - 1 - unsafe { arch::ballot(is_before) }.leading_zeros()) * stride;
+        low += last;
+        len = if len - last < stride { len - last } else { stride };
+    }
+    low as u64
 }
 
 /// The elements of this block.

@@ -30,9 +30,9 @@
 
 use std::cell::OnceCell;
 
-use crate::agreement::{Plan, agree};
 use crate::call::Value;
 use crate::call::scope;
+use crate::call_comparison::{ComparedCall, agree};
 use crate::comm::{Ranks, Split};
 use crate::error::{Error, Operation, Result};
 
@@ -70,7 +70,7 @@ impl<C: Ranks + Split> Groups<C> {
             ("pipeline size", Value::Number(pipeline)),
         ];
         // The comparison precedes all checks that may fail on one rank alone.
-        agree(&world, &Plan { lines: &lines, ..Plan::of(Operation::Groups) }, Result::<()>::Ok(()))?;
+        agree(&world, &ComparedCall { lines: &lines, ..ComparedCall::of(Operation::Groups) }, Result::<()>::Ok(()))?;
         let (rank, world_size) = (world.rank(), world.world_size());
         if ranks != world_size {
             let reason =
@@ -106,7 +106,7 @@ impl<C: Ranks + Split> Groups<C> {
         }
         let operation = Operation::Group(kind);
         let _scope = scope::within(operation);
-        agree(&self.world, &Plan::of(operation), Result::<()>::Ok(()))?;
+        agree(&self.world, &ComparedCall::of(operation), Result::<()>::Ok(()))?;
         // There are at most `MOST_RANKS` ranks (`plan::groups`), so both numbers fit.
         let comm = self.world.split(Some(group.id as u64), group.index as i64)?.ok_or_else(|| {
             let reason = format!("the split of the world gave rank {} no {kind} group", self.topology.rank());

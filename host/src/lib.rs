@@ -99,10 +99,10 @@ macro_rules! debug_as_text {
     };
 }
 
-mod agreement;
 pub mod bootstrap;
 pub mod buffer;
 mod call;
+mod call_comparison;
 pub mod comm;
 pub mod docs;
 pub mod dtype;

@@ -35,16 +35,16 @@ fn within(bytes: &[u8], limits: &Limits) -> bool {
     assert!(header.tensors.len() <= limits.tensors as usize && bytes.len() <= limits.header_bytes as usize);
     assert!(layout.len as u64 <= limits.payload_bytes);
     let mut end = 0;
-    for (tensor, place) in header.tensors.iter().zip(&layout.places) {
+    for (tensor, range) in header.tensors.iter().zip(&layout.ranges) {
         assert!(tensor.dims.len() <= limits.dims as usize && tensor.dims.iter().all(|&dim| dim as u64 <= limits.dim));
-        assert_eq!(tensor.bytes(), Some(place.len() as u64));
-        assert!(place.start % 256 == 0 && place.start >= end && place.start - end < 256, "{place:?} after {end}");
-        end = place.end;
+        assert_eq!(tensor.bytes(), Some(range.len() as u64));
+        assert!(range.start % 256 == 0 && range.start >= end && range.start - end < 256, "{range:?} after {end}");
+        end = range.end;
     }
-    assert_eq!((layout.places.len(), layout.len), (header.tensors.len(), end));
+    assert_eq!((layout.ranges.len(), layout.len), (header.tensors.len(), end));
     // The memory reserved is bounded by the length of the input.
     let dims: usize = header.tensors.iter().map(|tensor| tensor.dims.capacity()).sum();
-    let memory = 32 * header.tensors.capacity() + 16 * layout.places.capacity() + 8 * dims;
+    let memory = 32 * header.tensors.capacity() + 16 * layout.ranges.capacity() + 8 * dims;
     assert!(memory <= 6 * (bytes.len() - PREFIX_BYTES), "{memory} bytes for a header of {}", bytes.len());
     // A list of tensors has exactly one encoding.
     assert_eq!(encode(&header.tensors, header.sequence).unwrap(), bytes);

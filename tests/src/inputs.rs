@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_generated_value_is_of_its_format_and_the_seed_decides() {
+    fn generate_gives_values_of_the_format_by_the_seed() {
         for format in Format::ALL {
             for kind in Kind::ADASUM {
                 let inputs = generate(kind, format, 3, 50, 9);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_orthogonal_vectors_stay_finite_and_close_to_the_limit() {
+    fn generate_keeps_huge_orthogonal_vectors_finite() {
         let inputs = generate(Kind::Huge, Format::F32, 2, 8, 1);
         assert!(inputs[0][0].abs() > 0.9 * f64::from(f32::MAX) && inputs[1][0] == 0.0);
     }

@@ -8,7 +8,7 @@
 //! - [`tensors`]: test cases for collectives on many tensors, with scaling factors and with separate outputs;
 //! - [`transfers`]: test cases for sends, receives and pipelines over every transport;
 //! - [`programs`]: shared libraries compiled for a test, and processes started by a test;
-//! - [`range`]: test cases for reductions whose intermediate values leave the range, over every transport;
+//! - [`out_of_range`]: test cases for reductions whose intermediate values leave the range, over every transport;
 //! - [`ranks`]: running a body on P ranks, checking that ranks agree, and a watchdog;
 //! - [`reducer`]: test cases for gradient reducers over every transport;
 //! - [`start`]: test cases for equal initial parameters and for means over ranks, over every transport;
@@ -22,8 +22,8 @@ pub mod array;
 pub mod double;
 pub mod inputs;
 pub mod oracle;
+pub mod out_of_range;
 pub mod programs;
-pub mod range;
 pub mod ranks;
 pub mod reducer;
 pub mod start;

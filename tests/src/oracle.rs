@@ -10,6 +10,7 @@ pub mod adasum;
 pub mod elementwise;
 pub mod exact;
 pub mod format;
+pub mod optimizer;
 pub mod rational;
 pub mod reduce;
 

@@ -120,13 +120,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "it hangs")]
-    fn the_guard_ends_a_hang() {
+    fn guarded_ends_a_hang() {
         guarded(0, || thread::sleep(Duration::from_secs(5)));
     }
 
     #[test]
     #[should_panic(expected = "rank 2 has 5, rank 0 has 4")]
-    fn disagreement_names_the_rank() {
+    fn agree_names_the_rank_that_differs() {
         agree("x", vec![4, 4, 5]);
     }
 }

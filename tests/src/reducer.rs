@@ -2,9 +2,10 @@
 //!
 //! All ranks of a communicator run a case, which leaves the communicator usable.
 
-mod absent;
 mod faults;
-mod refused;
+mod missing_gradients;
+mod refusals;
+mod updates;
 mod weights;
 
 use gradsync::comm::Communicator;
@@ -26,21 +27,23 @@ pub const ALL: &[Case] = &[
     Case { name: "buckets follow the first step of rank 0", run: order },
     Case { name: "sums over micro-batches", run: micro_batches },
     Case { name: "the times of buckets", run: times },
-    Case { name: "absent gradients", run: absent::absent },
-    Case { name: "absent gradients as errors", run: absent::absent_errors },
-    Case { name: "tied parameters", run: absent::tied },
-    Case { name: "unequal numbers of examples", run: absent::uneven },
+    Case { name: "absent gradients", run: missing_gradients::absent },
+    Case { name: "absent gradients as errors", run: missing_gradients::absent_errors },
+    Case { name: "tied parameters", run: missing_gradients::tied },
+    Case { name: "unequal numbers of examples", run: missing_gradients::uneven },
     Case { name: "means over different numbers of examples", run: weights::weighted },
     Case { name: "equal gradients of different numbers of examples", run: weights::equal_gradients },
-    Case { name: "ranks that stop together", run: absent::stop },
-    Case { name: "steps that are alike", run: absent::alike },
+    Case { name: "ranks that stop together", run: missing_gradients::stop },
+    Case { name: "steps that are alike", run: missing_gradients::alike },
     Case { name: "steps that a rank has left", run: faults::left_steps },
     Case { name: "gradients of an earlier step", run: faults::stale_gradients },
     Case { name: "ranks without any gradient", run: faults::whole_ranks },
     Case { name: "gradients that are not finite", run: faults::non_finite },
     Case { name: "numbers out of range", run: faults::out_of_range },
-    Case { name: "refused gradients are errors of all ranks", run: refused::refusals },
-    Case { name: "ranks that disagree about their parameters", run: refused::disagreements },
+    Case { name: "optimizers that read buckets", run: updates::from_buckets },
+    Case { name: "an optimizer's steps that every rank skips", run: updates::skipped },
+    Case { name: "refused gradients are errors of all ranks", run: refusals::refusals },
+    Case { name: "ranks that disagree about their parameters", run: refusals::disagreements },
 ];
 
 const SHAPES: [&[usize]; 8] = [&[5], &[40, 13], &[], &[0, 3], &[20_011], &[3, 3, 3], &[129], &[7, 100]];

@@ -4,7 +4,7 @@
 //! All ranks of a communicator run a case, which leaves the communicator usable.
 
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
-use gradsync::onnx::{nccl_all_gather_into, nccl_reduce_scatter_into};
+use gradsync::onnx::{nccl_all_gather, nccl_all_gather_into, nccl_reduce_scatter, nccl_reduce_scatter_into};
 use gradsync::ops::{
     Adasum, AdasumOptions, ZeroPartition, adasum_all_reduce, all_reduce_tensors, all_reduce_tensors_into, pack,
     reduce_scatter_tensors, unpack,
@@ -33,6 +33,7 @@ pub const ALL: &[Case] = &[
     case("Adasum of tensors that lie anywhere", adasum_of_loose),
     case("a partition by ranks", partition),
     case("tensors that do not fit", misfits),
+    case("owned tensors that do not fit on one rank", misfits_of_one_rank),
 ];
 
 fn own(comm: &dyn Communicator, format: Format, len: usize) -> (Vec<Vec<f64>>, Array) {
@@ -145,17 +146,68 @@ fn misfits(comm: &dyn Communicator) {
     }
 }
 
+/// An operation with separate outputs.
+type Operation = fn(&dyn Communicator, &[Slice<'_>], &mut [SliceMut<'_>]) -> gradsync::Result<()>;
+
+const OWNED: [(&str, Operation); 2] = [
+    ("nccl_all_gather_into", |comm, inputs, outputs| nccl_all_gather_into(comm, inputs, outputs)),
+    ("nccl_reduce_scatter_into", |comm, inputs, outputs| {
+        nccl_reduce_scatter_into(comm, inputs, outputs, ReduceOp::Sum)
+    }),
+];
+
+/// The last rank's own tensors do not fit, or differ from the other ranks'. Every rank gets an error that names them, and can go on.
+fn misfits_of_one_rank(comm: &dyn Communicator) {
+    let (rank, last) = (comm.rank(), comm.world_size() - 1);
+    if last == 0 {
+        return;
+    }
+    let check = |name: &str, outcome: gradsync::Result<()>, words: &[&str]| {
+        let message = outcome.expect_err(name).to_string();
+        let refuses = format!("rank {last} refuses: ");
+        assert_eq!(message.contains(&refuses), rank != last, "{name}: {message}");
+        assert!(words.iter().all(|word| message.contains(word)), "{name}: {message}");
+    };
+    for (name, operation) in OWNED {
+        // One tensor of 33 elements is longer than the shards of 32.
+        for (inputs, outputs, words) in [
+            ((Format::F32, &[2, 3][..]), (Format::F32, &[2, 4][..]), ["input 1", "output 1"]),
+            ((Format::F32, &[2, 3]), (Format::F16, &[2, 3]), ["tensor 0", "output 0"]),
+            ((Format::F32, &[2, 3]), (Format::F32, &[2]), ["inputs has 2", "outputs has 1"]),
+            ((Format::F32, &[33]), (Format::F32, &[33]), ["tensor 0", "0..33"]),
+        ] {
+            let fitting = (Format::F32, &[2, 3][..]);
+            let (inputs, outputs) = if rank == last { (inputs, outputs) } else { (fitting, fitting) };
+            let [inputs, mut outputs] = [inputs, outputs].map(|(format, lens)| unwritten(format, lens));
+            let before = patterns(&outputs);
+            check(name, operation(comm, &slices(&inputs), &mut slices_mut(&mut outputs)), &words);
+            assert_eq!(patterns(&outputs), before, "nothing is written");
+        }
+        let lens = if rank == last { [3, 2] } else { [2, 3] };
+        let (inputs, mut outputs) = (unwritten(Format::F32, &lens), unwritten(Format::F32, &lens));
+        match operation(comm, &slices(&inputs), &mut slices_mut(&mut outputs)) {
+            Err(Error::Disagreement(found)) => {
+                assert_eq!((found.left.as_str(), found.right_rank), ("2 elements in tensor 0", last));
+                assert_eq!(found.right, "3 elements in tensor 0");
+            }
+            other => panic!("{name}: {other:?} for tensors that differ"),
+        }
+    }
+    let mixed = |rank| [(Format::F32, 2), (if rank == last { Format::F64 } else { Format::F32 }, 2)];
+    let tensors = || mixed(rank).map(|(format, len)| Array::unwritten(format, len));
+    let words = ["tensor 0 and tensor 1", "f64"];
+    check("nccl_all_gather", nccl_all_gather(comm, &mut slices_mut(&mut tensors())), &words);
+    check("nccl_reduce_scatter", nccl_reduce_scatter(comm, &mut slices_mut(&mut tensors()), ReduceOp::Sum), &words);
+    let mut other_numbers = unwritten(Format::F32, if rank == last { &[] } else { &[2] });
+    let error = nccl_all_gather(comm, &mut slices_mut(&mut other_numbers)).unwrap_err().to_string();
+    assert!(error.contains("number of tensors"), "{error}");
+}
+
 fn outputs_that_do_not_fit(comm: &dyn Communicator) {
-    type Operation = fn(&dyn Communicator, &[Slice<'_>], &mut [SliceMut<'_>]) -> gradsync::Result<()>;
-    let operations: [(&str, Operation); 3] = [
-        ("all_reduce_tensors_into", |comm, inputs, outputs| {
-            all_reduce_tensors_into(comm, inputs, outputs, ReduceOp::Sum, Scaling::NONE)
-        }),
-        ("nccl_all_gather_into", |comm, inputs, outputs| nccl_all_gather_into(comm, inputs, outputs)),
-        ("nccl_reduce_scatter_into", |comm, inputs, outputs| {
-            nccl_reduce_scatter_into(comm, inputs, outputs, ReduceOp::Sum)
-        }),
-    ];
+    let all_reduce: (&str, Operation) = ("all_reduce_tensors_into", |comm, inputs, outputs| {
+        all_reduce_tensors_into(comm, inputs, outputs, ReduceOp::Sum, Scaling::NONE)
+    });
+    let operations = [all_reduce].into_iter().chain(OWNED);
     let inputs = unwritten(Format::F32, &[2, 3]);
     for (name, operation) in operations {
         for (mut outputs, words) in [

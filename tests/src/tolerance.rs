@@ -18,12 +18,17 @@
 //! # Sums of a transport
 //!
 //! See [`transport`]: there the roundings are to the dtype, not to `f64`.
+//!
+//! # Optimizers
+//!
+//! See [`optimizer`], which carries one bound per weight from step to step.
 
 use crate::oracle::adasum::Node;
 use crate::oracle::exact::dot_f64;
 use crate::oracle::{Format, adasum::SMALLEST_SQUARED_NORM};
 
 pub mod adasum;
+pub mod optimizer;
 pub mod transport;
 
 /// Unit roundoff of `f64`.
@@ -31,7 +36,12 @@ pub const UNIT: f64 = 1.110_223_024_625_156_5e-16;
 
 /// `γ_k`, the bound of the relative error of `k` roundings in `f64`.
 pub fn gamma(roundings: usize) -> f64 {
-    let product = roundings as f64 * UNIT;
+    gamma_of(UNIT, roundings)
+}
+
+/// `γ_k`, the bound of the relative error of `k` roundings with this unit roundoff.
+pub fn gamma_of(unit: f64, roundings: usize) -> f64 {
+    let product = roundings as f64 * unit;
     product / (1.0 - product)
 }
 

@@ -49,7 +49,7 @@ fn attributes(info: &[u8]) -> BTreeMap<u8, Vec<u8>> {
 }
 
 #[test]
-fn every_architecture_has_every_family() {
+fn cubins_have_every_family_for_every_architecture() {
     let mut found: Vec<_> = files().into_iter().map(|(sm, family, _)| (sm, family)).collect();
     found.sort();
     let families = ["one_shot", "packet_adasum", "peer_adasum", "two_shot"];
@@ -58,7 +58,7 @@ fn every_architecture_has_every_family() {
 }
 
 #[test]
-fn code_is_of_its_folders_architecture() {
+fn cubins_are_of_their_folders_architecture() {
     for (sm, family, bytes) in files() {
         let file = object::File::parse(&*bytes).unwrap_or_else(|error| panic!("sm_{sm} {family}: {error}"));
         let FileFlags::Elf { abi_version, e_flags, .. } = file.flags() else {
@@ -71,7 +71,7 @@ fn code_is_of_its_folders_architecture() {
 }
 
 #[test]
-fn entry_points_are_those_of_the_table() {
+fn cubins_have_the_entry_points_of_the_table() {
     for (sm, family, bytes) in files() {
         let file = object::File::parse(&*bytes).unwrap_or_else(|error| panic!("sm_{sm} {family}: {error}"));
         let section = |prefix: &'static str| {

@@ -17,7 +17,7 @@ fn run(program: &PathBuf, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn a_cuda_program_starts_anywhere_and_names_what_is_missing() {
+fn info_of_a_cuda_program_names_what_is_missing() {
     let program = program();
     let info = run(&program, &["info", "--json"]);
     assert!(info.status.success(), "{}", String::from_utf8_lossy(&info.stderr));

@@ -157,7 +157,7 @@ const WAITING: &str = "PTX with 1 entries, 1 waits";
 const PLAIN: &str = "PTX with 1 entries, 0 waits";
 
 #[test]
-fn a_device_is_given_the_code_of_its_architecture() {
+fn load_takes_the_code_of_the_devices_architecture() {
     use KernelSource::{Cubin, Ptx};
     for (driver, code, ptx) in [
         (Driver::of(8, 0), "code 80", PLAIN),
@@ -170,28 +170,28 @@ fn a_device_is_given_the_code_of_its_architecture() {
 }
 
 #[test]
-fn a_device_without_code_is_given_ptx() {
+fn load_takes_ptx_for_a_device_without_code() {
     for (driver, ptx) in [(Driver::of(7, 5), PLAIN), (Driver::of(12, 0), WAITING)] {
         assert_eq!(driver.report(None), loaded([&[ptx]; 3], [KernelSource::Ptx; 3]), "{ptx}");
     }
 }
 
 #[test]
-fn code_that_is_refused_is_followed_by_ptx() {
+fn load_tries_ptx_after_refused_code() {
     let driver = Driver { code: NO_BINARY_FOR_GPU, ..Driver::of(9, 0) };
     let both: &[&str] = &["code 90", WAITING];
     assert_eq!(driver.report(None), loaded([both, both, &[WAITING]], [KernelSource::Ptx; 3]));
 }
 
 #[test]
-fn the_environment_asks_for_ptx() {
+fn load_takes_ptx_where_the_environment_asks_for_it() {
     let driver = Driver::of(9, 0);
     assert_eq!(driver.report(Some("1")), loaded([&[WAITING]; 3], [KernelSource::Ptx; 3]));
     assert_eq!(driver.report(Some("0")), driver.report(None));
 }
 
 #[test]
-fn what_is_refused_twice_is_an_error_with_the_last_answer() {
+fn load_refused_twice_is_an_error_with_the_last_answer() {
     let driver = Driver { code: NO_BINARY_FOR_GPU, ptx: INVALID_PTX, ..Driver::of(9, 0) };
     let report = driver.report(None);
     for name in KERNELS {
@@ -212,7 +212,7 @@ const UNKNOWN: u32 = 99999;
 const DEVICE_UNAVAILABLE: u32 = 46;
 
 #[test]
-fn codes_that_nobody_knows_are_errors_like_others() {
+fn load_reports_unknown_result_codes() {
     let driver = Driver { code: UNKNOWN, ptx: UNKNOWN, ..Driver::of(9, 0) };
     let report = driver.report(None);
     for name in KERNELS {
@@ -231,13 +231,13 @@ fn codes_that_nobody_knows_are_errors_like_others() {
 }
 
 #[test]
-fn a_device_that_is_too_old_is_named() {
+fn queue_names_a_device_that_is_too_old() {
     let report = Driver::of(7, 0).report(None);
     assert!(matches!(&report[..], [line] if line.starts_with("no queue") && line.contains("7.0")), "{report:?}");
 }
 
 #[test]
-fn the_default_stream_of_each_thread_is_refused() {
+fn from_raw_stream_refuses_the_default_stream_of_each_thread() {
     // SAFETY: The per-thread default stream exists wherever there is a context.
     let error = unsafe { Queue::from_raw_stream(0, ptr::without_provenance_mut(2)) }.expect_err("no queue");
     assert_eq!(error.code, 400, "{error}");
@@ -247,7 +247,7 @@ fn the_default_stream_of_each_thread_is_refused() {
 }
 
 #[test]
-fn the_default_stream_of_all_threads_is_taken_and_cannot_be_recorded() {
+fn from_raw_stream_takes_the_legacy_default_stream_unrecorded() {
     let report = Driver::of(9, 0).printed("report_default_streams", None);
     let refusal =
         "0x1: CUDA: cuStreamBeginCapture of stream 0x1 failed with code 900: the default stream cannot be recorded";

@@ -148,7 +148,7 @@ fn declaration(name: &str) -> Declaration {
 }
 
 #[test]
-fn every_function_is_declared_as_in_the_header() {
+fn functions_are_declared_as_in_the_header() {
     assert!(DECLARATIONS.len() > 20, "only {} declarations", DECLARATIONS.len());
     accepted(&declared_again(DECLARATIONS).expect("every type is known"));
 }

@@ -101,7 +101,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 #[test]
-fn without_a_library_every_name_is_listed_with_the_loaders_reason() {
+fn open_lists_every_name_where_there_is_no_library() {
     let report = reported(None, None);
     if report["kind"] == "not found" {
         let text = error(&report, "not found");
@@ -115,7 +115,7 @@ fn without_a_library_every_name_is_listed_with_the_loaders_reason() {
 }
 
 #[test]
-fn files_that_are_no_libraries_are_listed_with_the_loaders_reason() {
+fn open_lists_files_that_are_no_libraries() {
     let folder = folder();
     for name in ["libnccl.so.2", "libnccl.so"] {
         fs::write(folder.path().join(name), "not a library").expect("a writable folder");
@@ -130,7 +130,7 @@ fn files_that_are_no_libraries_are_listed_with_the_loaders_reason() {
 }
 
 #[test]
-fn the_versioned_name_is_found_first() {
+fn open_finds_the_versioned_name_first() {
     let folder = folder();
     library(folder.path(), "libnccl.so.2", "22809", |_| true);
     library(folder.path(), "libnccl.so", "22707", |_| true);
@@ -141,7 +141,7 @@ fn the_versioned_name_is_found_first() {
 }
 
 #[test]
-fn only_the_named_library_is_tried() {
+fn open_tries_the_named_library_alone() {
     let folder = folder();
     library(folder.path(), "libnccl.so.2", "22809", |_| true);
     let named = folder.path().join("elsewhere.so");
@@ -160,7 +160,7 @@ fn only_the_named_library_is_tried() {
 }
 
 #[test]
-fn an_old_library_is_called_old_whatever_it_lacks() {
+fn open_calls_an_old_library_old_whatever_it_lacks() {
     let folder = folder();
     for (version, shown) in [("21701", "2.17.1"), ("2804", "2.8.4")] {
         let path = library(folder.path(), "old.so", version, |name| name == "ncclGetVersion");
@@ -171,7 +171,7 @@ fn an_old_library_is_called_old_whatever_it_lacks() {
 }
 
 #[test]
-fn a_missing_function_is_named() {
+fn open_names_a_missing_function() {
     let folder = folder();
     for lacks in ["ncclAllReduce", "ncclGetVersion", "ncclRecv"] {
         let path = library(folder.path(), "incomplete.so", "22809", |name| name != lacks);
@@ -181,7 +181,7 @@ fn a_missing_function_is_named() {
 }
 
 #[test]
-fn later_functions_may_be_missing_until_they_are_asked_for() {
+fn open_takes_a_library_without_later_functions() {
     let folder = folder();
     let path = library(folder.path(), "lowest.so", "21801", |name| !OPTIONAL.contains(&name));
     let report = reported(Some(&path), None);
@@ -196,7 +196,7 @@ fn later_functions_may_be_missing_until_they_are_asked_for() {
 }
 
 #[test]
-fn later_functions_are_found_where_they_are() {
+fn open_finds_later_functions() {
     let folder = folder();
     let path = library(folder.path(), "later.so", "22703", |name| name != "ncclCommRegister");
     let missing = &reported(Some(&path), None)["missing"];
@@ -205,7 +205,7 @@ fn later_functions_are_found_where_they_are() {
 }
 
 #[test]
-fn result_codes_of_later_versions_pass_through() {
+fn nccl_passes_result_codes_of_later_versions_on() {
     let folder = folder();
     let path = library(folder.path(), "news.so", "30000", |_| true);
     let report = reported(Some(&path), None);

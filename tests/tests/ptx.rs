@@ -37,7 +37,7 @@ fn entry_points(arch: &str) -> BTreeMap<String, (String, Vec<String>, String)> {
 }
 
 #[test]
-fn entry_points_are_those_of_the_table() {
+fn ptx_has_the_entry_points_of_the_table() {
     for arch in ARCHS {
         let found = entry_points(arch);
         let names: Vec<_> = found.keys().cloned().collect();
@@ -57,7 +57,7 @@ fn entry_points_are_those_of_the_table() {
 }
 
 #[test]
-fn the_manifest_lists_the_entry_points() {
+fn manifest_lists_the_entry_points() {
     let text = std::fs::read_to_string(folder().join("manifest.json")).expect("the manifest is there");
     let manifest: serde_json::Value = serde_json::from_str(&text).expect("the manifest is JSON");
     let mut listed: Vec<_> = manifest["entries"]
@@ -78,7 +78,7 @@ fn dtypes(name: &str) -> Vec<DType> {
 }
 
 #[test]
-fn streaming_kernels_move_16_bytes_at_once() {
+fn ptx_of_streaming_kernels_moves_16_bytes_at_once() {
     const LOAD: &str = "ld.global.v4.b32";
     const STORE: &str = "st.global.v4.b32";
     for arch in ARCHS {
@@ -154,7 +154,7 @@ fn streaming_kernels_move_16_bytes_at_once() {
 }
 
 #[test]
-fn rounding_is_as_written() {
+fn ptx_rounds_as_written() {
     for arch in ARCHS {
         for (name, (_, _, body)) in entry_points(arch) {
             for line in body.lines().map(str::trim) {

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_unpacked_once_and_again_when_they_are_new() {
+    fn run_unpacks_programs_once_and_again_when_they_are_new() {
         if !has_xz() {
             return;
         }
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nccl_of_the_bundle_is_used() {
+    fn run_uses_the_nccl_of_the_bundle() {
         if !has_xz() {
             return;
         }

@@ -14,7 +14,7 @@ const LONGEST: usize = 14;
 const WITH_TEXT: [&str; 2] = ["cuGetErrorName", "cuGetErrorString"];
 
 #[test]
-fn every_function_that_cust_declares_is_forwarded() {
+fn forwarders_cover_every_function_that_cust_declares() {
     let source = fs::read_to_string(root().join("host/libcuda.rs")).unwrap();
     let (spelled_out, list) = source.rsplit_once("forward! {\n").expect("a list of forwarders at the end");
     let listed: BTreeSet<_> = list.trim_end_matches("}\n").split_whitespace().collect();

@@ -49,7 +49,7 @@ mod tests {
     use crate::flags::{Command, Xtask};
 
     #[test]
-    fn arguments_are_handed_on_as_they_stand() {
+    fn perf_hands_arguments_on_as_they_stand() {
         let parse = |arguments: &[&str]| {
             let parsed = Xtask::try_parse_from([&["xtask", "perf"], arguments].concat()).unwrap();
             let Command::Perf(perf) = parsed.command else { panic!("{arguments:?} is another command") };

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shown_command_can_be_pasted() {
+    fn cmd_shows_a_command_that_can_be_pasted() {
         let cmd = Cmd::new("cc").env("A", "b c").args(["-O2", "it's"]).env_remove("B");
         assert_eq!(cmd.to_string(), r"A='b c' cc -O2 'it'\''s'");
         assert_eq!(cmd.nice().to_string(), r"A='b c' nice -n 19 cc -O2 'it'\''s'");

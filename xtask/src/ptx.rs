@@ -255,7 +255,7 @@ mod tests {
     use super::family;
 
     #[test]
-    fn a_family_is_the_name_up_to_its_first_dtype() {
+    fn family_is_the_name_up_to_its_first_dtype() {
         let cases = [("cast_f32_bf16", "cast"), ("all_finite_f32", "all_finite"), ("gram_f32_p4", "gram")];
         for (entry, expected) in cases.into_iter().chain([("coefficients", "coefficients"), ("zero_bf16", "zero")]) {
             assert_eq!(family(entry), expected);

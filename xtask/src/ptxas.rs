@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_ptxas_says() {
+    fn usage_parses_the_output_of_ptxas() {
         let text = "ptxas info    : 0 bytes gmem\n\
                     ptxas info    : Compiling entry function 'zero_f32' for 'sm_80'\n\
                     ptxas info    : Function properties for zero_f32\n    \

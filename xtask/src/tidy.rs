@@ -21,23 +21,23 @@ const ROOMS: [&str; 23] = [
     "nvtx",  // ranges for profilers
     "call",  // operations with their arguments, as ranks compare them
     "error",
-    "engine",    // the matching of calls, as pure state
-    "trace",     // the last calls of each rank, for finding out why a job hangs
-    "slice",     // elements of the host's memory
-    "plan",      // who holds and sends which elements, as pure functions
-    "driver",    // devices, queues and device memory
-    "memory",    // the host's memory and a GPU's as one type parameter
-    "buffer",    // many tensors in one arena
-    "kernels",   // arithmetic on one rank's memory
-    "bootstrap", // ranks find each other
-    "comm",      // collectives and their transports
-    "agreement", // ranks compare their calls
-    "groups",    // communicators of parallel groups
-    "ops",       // operations of a training loop
-    "onnx",      // operators in ONNX Runtime's signatures
-    "train",     // whole steps
-    "prelude",   // the names of a first program
-    "internal",  // hidden names for the other crates of the repository
+    "engine",          // the matching of calls, as pure state
+    "trace",           // the last calls of each rank, for finding out why a job hangs
+    "slice",           // elements of the host's memory
+    "plan",            // who holds and sends which elements, as pure functions
+    "driver",          // devices, queues and device memory
+    "memory",          // the host's memory and a GPU's as one type parameter
+    "buffer",          // many tensors in one arena
+    "kernels",         // arithmetic on one rank's memory
+    "bootstrap",       // ranks find each other
+    "comm",            // collectives and their transports
+    "call_comparison", // ranks compare their calls
+    "groups",          // communicators of parallel groups
+    "ops",             // operations of a training loop
+    "onnx",            // operators in ONNX Runtime's signatures
+    "train",           // whole steps
+    "prelude",         // the names of a first program
+    "internal",        // hidden names for the other crates of the repository
     "docs",
 ];
 

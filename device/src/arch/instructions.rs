@@ -24,6 +24,21 @@ pub(crate) fn forget(address: u64) -> u64 {
     same
 }
 
+/// A bit for each lane of the warp in which the condition holds.
+///
+/// # Safety
+/// All lanes of the warp must execute this together.
+#[inline(always)]
+pub(crate) unsafe fn ballot(condition: bool) -> u32 {
+    let lanes: u32;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("{{ .reg .pred holds; setp.ne.u32 holds, {1}, 0; vote.sync.ballot.b32 {0}, holds, -1; }}", out(reg32) lanes,
+            in(reg32) condition as u32, options(nomem, nostack))
+    };
+    lanes
+}
+
 /// A marker for `cargo xtask ptx`, which replaces it by the directives `.maxntid` and `.minnctapersm` and, where `UNROLL` is 0, the pragma
 /// `nounroll`: these precede a body, where inline assembly cannot be.
 #[inline(always)]

@@ -6,8 +6,8 @@
 use super::kernel;
 use crate::abi::{LaunchBounds, SquareRow, THREADS, UpdateRow, update_tile_len, update_vector_len};
 use crate::half::*;
-use crate::math::optimizer::{self, AdamW, AdamWOptions, Real, Rule, Sgd, SgdOptions};
-use crate::math::step::{self, StepRules, StepState};
+use crate::math::optimizer::{self, AdamW, Real, Rule, Sgd, SgdScalars};
+use crate::math::step::{StepMemory, StepRules};
 use crate::math::sums::{CHUNK_LEN, add_square, vector_len};
 use crate::math::{Element, elementwise};
 use crate::{memory, reduce, thread};
@@ -63,7 +63,7 @@ macro_rules! norms {
         kernel!(["norms_" $name], LaunchBounds::REDUCE, fn (sums: *mut f64, rows: *const SquareRow, count: u64) {
             const N: usize = vector_len(<$T>::DTYPE);
             let block = thread::block_idx_x() as u64;
-            let row = *rows.add(reduce::row_of_block(count, block, |row| (*rows.add(row as usize)).first_block) as usize);
+            let row = *rows.add(reduce::row_by_warp(count, block, |row| (*rows.add(row as usize)).first_block) as usize);
             let chunk = block - row.first_block;
             let begin = chunk as usize * CHUNK_LEN;
             let left = row.len as usize - begin;
@@ -75,27 +75,34 @@ macro_rules! norms {
 }
 super::for_each_dtype!(norms);
 
-kernel!(["advance_step"], LaunchBounds::REDUCE, fn (state: *mut StepState, rules: *const StepRules, sums: *const f64, count: u64) {
+kernel!(["advance_step"], LaunchBounds::REDUCE, fn (
+    memory: *mut StepMemory, rules: *const StepRules, sums: *const f64, count: u64,
+) {
     const LANES: usize = 4;
+    /// Rows of all lanes that a thread loads at once.
+    const STEPS: usize = 4;
     let (first, stride) = (thread::thread_idx_x() as usize, THREADS as usize);
     let mut lanes = [0.0; LANES];
-    let mut begin = 0;
-    while begin < count as usize {
-        let loaded: [f64; LANES] = core::array::from_fn(|lane| {
-            let index = begin + lane * stride + first;
-            if index < count as usize { sums.add(index).read() } else { 0.0 }
+    let mut begin = first;
+    while begin - first < count as usize {
+        let loaded: [[f64; LANES]; STEPS] = core::array::from_fn(|step| {
+            core::array::from_fn(|lane| {
+                let index = begin + (step * LANES + lane) * stride;
+                // A sum of squares is never -0, so that adding 0 changes no bit.
+                if index < count as usize { sums.add(index).read() } else { 0.0 }
+            })
         });
-        let mut lane = 0;
-        while lane < LANES {
-            lanes[lane] += loaded[lane];
-            lane += 1;
+        let mut place = 0;
+        while place < STEPS * LANES {
+            lanes[place % LANES] += loaded[place / LANES][place % LANES];
+            place += 1;
         }
-        begin += LANES * stride;
+        begin += STEPS * LANES * stride;
     }
     let total = ((lanes[0] + lanes[1]) + lanes[2]) + lanes[3];
     reduce::block_sum::<1, 1>(0, [total], |_, sum| {
-        let next = step::advance(&*state, &*rules, sum);
-        state.write(next);
+        let next = (*memory).advanced(&*rules, sum);
+        memory.write(next);
     });
 });
 
@@ -158,23 +165,22 @@ unsafe fn update<R: Rule, M: Real, G: Element, C: Element, const N: usize, const
     }
 }
 
-/// Updates this block's tile, unless the step is skipped. `rule` makes the rule of a tensor from its rate and its decay.
+/// Updates this block's tile, unless the step is skipped. `rule` makes the rule of a tensor.
 #[inline(always)]
 unsafe fn update_tile<R: Rule, M: Real, G: Element, C: Element, const N: usize, const DELTAS: bool>(
     rows: *const UpdateRow,
     count: u64,
-    state: *const StepState,
-    rule: impl Fn(&StepState, f64, f64) -> R,
+    is_skipped: bool,
+    rule: impl Fn(&UpdateRow) -> R,
 ) {
     let block = thread::block_idx_x() as u64;
     // SAFETY: the launch provides `count` rows, laid out for this grid, and the operands that they name.
     unsafe {
-        let state = *state;
-        let row = *rows.add(reduce::row_of_block(count, block, |row| (*rows.add(row as usize)).first_block) as usize);
-        if state.refusal != 0.0 {
+        let row = *rows.add(reduce::row_by_warp(count, block, |row| (*rows.add(row as usize)).first_block) as usize);
+        if is_skipped {
             return;
         }
-        let rule = rule(&state, f64::from_bits(row.rate), f64::from_bits(row.decay));
+        let rule = rule(&row);
         let operands = Operands::<M, G, C> {
             weights: row.weights as *mut M,
             gradients: row.gradients as *const G,
@@ -205,39 +211,41 @@ unsafe fn update_tile<R: Rule, M: Real, G: Element, C: Element, const N: usize, 
     }
 }
 
-/// Stamps the updates of one set of dtypes: weights and states, gradients, output.
+/// Stamps the updates of one set of dtypes: weights and states, gradients, output; and the precision of the weights in rows and constants.
 macro_rules! updates {
-    ($suffix:literal $M:ident $G:ident $C:ident $deltas:literal) => {
+    ($suffix:literal $M:ident $G:ident $C:ident $deltas:literal $precision:ident) => {
         kernel!(["sgd" $suffix], LaunchBounds::UPDATE, fn (
-            rows: *const UpdateRow, count: u64, state: *const StepState, momentum: f64, nesterov: f64,
+            rows: *const UpdateRow, count: u64, step: *const StepMemory, momentum: f64, nesterov: f64,
         ) {
             const N: usize = update_vector_len(<$M>::DTYPE);
-            update_tile::<Sgd, $M, $G, $C, N, $deltas>(rows, count, state, |state, rate, decay| {
-                Sgd::new(SgdOptions { momentum, nesterov }, state, rate, decay)
+            let step = (*step).wide;
+            update_tile::<Sgd, $M, $G, $C, N, $deltas>(rows, count, step.refusal != 0.0, |row| {
+                let [rate, decay] = row.wide();
+                Sgd::new(SgdScalars { momentum, nesterov }, &step, rate, decay)
             })
         });
-        kernel!(["adamw" $suffix], LaunchBounds::UPDATE, fn (
-            rows: *const UpdateRow, count: u64, state: *const StepState, beta1: f64, beta2: f64, epsilon: f64,
-        ) {
+        kernel!(["adamw" $suffix], LaunchBounds::UPDATE, fn (rows: *const UpdateRow, count: u64, step: *const StepMemory) {
             const N: usize = update_vector_len(<$M>::DTYPE);
-            update_tile::<AdamW<$M>, $M, $G, $C, N, $deltas>(rows, count, state, |state, rate, decay| {
-                AdamW::new(AdamWOptions { beta1, beta2, epsilon }, state, rate, decay)
+            let step = (*step).$precision;
+            update_tile::<AdamW<$M>, $M, $G, $C, N, $deltas>(rows, count, step.refusal != 0.0, |row| {
+                let [rate, decay] = row.$precision();
+                AdamW::new(&step, rate, decay)
             })
         });
     };
 }
-updates!("_f64" f64 f64 f64 false);
-updates!("_f32" f32 f32 f32 false);
-updates!("_f16" f32 F16 f32 false);
-updates!("_bf16" f32 BF16 f32 false);
-updates!("_f32_f16" f32 f32 F16 false);
-updates!("_f16_f16" f32 F16 F16 false);
-updates!("_bf16_f16" f32 BF16 F16 false);
-updates!("_f32_bf16" f32 f32 BF16 false);
-updates!("_f16_bf16" f32 F16 BF16 false);
-updates!("_bf16_bf16" f32 BF16 BF16 false);
-updates!("_deltas_f64_f64" f64 f64 f64 true);
-updates!("_deltas_f32_f32" f32 f32 f32 true);
-updates!("_deltas_f32_f16" f32 f32 F16 true);
-updates!("_deltas_bf16_f32" f32 BF16 f32 true);
-updates!("_deltas_f16_f16" f32 F16 F16 true);
+updates!("_f64" f64 f64 f64 false wide);
+updates!("_f32" f32 f32 f32 false narrow);
+updates!("_f16" f32 F16 f32 false narrow);
+updates!("_bf16" f32 BF16 f32 false narrow);
+updates!("_f32_f16" f32 f32 F16 false narrow);
+updates!("_f16_f16" f32 F16 F16 false narrow);
+updates!("_bf16_f16" f32 BF16 F16 false narrow);
+updates!("_f32_bf16" f32 f32 BF16 false narrow);
+updates!("_f16_bf16" f32 F16 BF16 false narrow);
+updates!("_bf16_bf16" f32 BF16 BF16 false narrow);
+updates!("_deltas_f64_f64" f64 f64 f64 true wide);
+updates!("_deltas_f32_f32" f32 f32 f32 true narrow);
+updates!("_deltas_f32_f16" f32 f32 F16 true narrow);
+updates!("_deltas_bf16_f32" f32 BF16 f32 true narrow);
+updates!("_deltas_f16_f16" f32 F16 F16 true narrow);

@@ -6,7 +6,7 @@
 
 use core::ops::{Add, Div, Mul, Sub};
 
-use super::step::StepState;
+use super::step::StepConstants;
 use super::{Element, elementwise};
 use crate::arch;
 
@@ -57,9 +57,9 @@ pub trait Rule: Copy {
     -> (Self::Work, [Self::Work; 2]);
 }
 
-/// A tensor's options of SGD: kernels take them as scalars.
+/// The scalars of SGD, which its kernels take.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct SgdOptions {
+pub struct SgdScalars {
     /// The factor of the last velocity; 0 for none.
     pub momentum: f64,
     /// Whether the step looks ahead by one velocity (Nesterov), 1.0, or not, 0.0.
@@ -71,17 +71,17 @@ pub struct SgdOptions {
 /// `g + momentum × velocity` in place of the velocity.
 #[derive(Clone, Copy, Debug)]
 pub struct Sgd {
-    options: SgdOptions,
+    scalars: SgdScalars,
     factor: f64,
     rate: f64,
     decay: f64,
 }
 
 impl Sgd {
-    /// The rule in the step of `state`, for a tensor with a multiple of the step's rate and a weight decay.
+    /// The rule in a step, for a tensor with a multiple of the step's rate and a weight decay.
     #[inline(always)]
-    pub fn new(options: SgdOptions, state: &StepState, rate: f64, decay: f64) -> Self {
-        Self { options, factor: state.factor, rate: state.rate * rate, decay }
+    pub fn new(scalars: SgdScalars, step: &StepConstants<f64>, rate: f64, decay: f64) -> Self {
+        Self { scalars, factor: step.factor, rate: step.rate * rate, decay }
     }
 }
 
@@ -91,7 +91,7 @@ impl Rule for Sgd {
 
     #[inline(always)]
     fn change(self, gradient: f64, weight: f64, [velocity, _]: [f64; 2]) -> (f64, [f64; 2]) {
-        let SgdOptions { momentum, nesterov } = self.options;
+        let SgdScalars { momentum, nesterov } = self.scalars;
         let mut gradient = gradient * self.factor;
         if self.decay != 0.0 {
             gradient = gradient + self.decay * weight;
@@ -102,50 +102,20 @@ impl Rule for Sgd {
     }
 }
 
-/// The options of AdamW: kernels take them as scalars.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct AdamWOptions {
-    /// The decay rate of the first moment.
-    pub beta1: f64,
-    /// The decay rate of the second moment.
-    pub beta2: f64,
-    /// The number that is added to the root of the second moment.
-    pub epsilon: f64,
-}
-
 /// AdamW in the precision of its state: `g = factor × gradient`, `first = β₁ first + (1 - β₁) g`, `second = β₂ second + (1 - β₂) g²`,
 /// `change = -(rate × ((first × c₁) / (√(second × c₂) + ε) + decay × weight))`, where `c = 1 / (1 - βᵗ)` is computed in `f64` once a step.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamW<W> {
-    factor: W,
+    step: StepConstants<W>,
     rate: W,
     decay: W,
-    beta1: W,
-    rest1: W,
-    beta2: W,
-    rest2: W,
-    epsilon: W,
-    correction1: W,
-    correction2: W,
 }
 
 impl<W: Real> AdamW<W> {
-    /// The rule in the step of `state`, for a tensor with a multiple of the step's rate and a weight decay.
+    /// The rule in a step, for a tensor with a multiple of the step's rate and a weight decay.
     #[inline(always)]
-    pub fn new(options: AdamWOptions, state: &StepState, rate: f64, decay: f64) -> Self {
-        let AdamWOptions { beta1, beta2, epsilon } = options;
-        Self {
-            factor: W::from_f64(state.factor),
-            rate: W::from_f64(state.rate * rate),
-            decay: W::from_f64(decay),
-            beta1: W::from_f64(beta1),
-            rest1: W::from_f64(1.0 - beta1),
-            beta2: W::from_f64(beta2),
-            rest2: W::from_f64(1.0 - beta2),
-            epsilon: W::from_f64(epsilon),
-            correction1: W::from_f64(state.correction1),
-            correction2: W::from_f64(state.correction2),
-        }
+    pub fn new(step: &StepConstants<W>, rate: W, decay: W) -> Self {
+        Self { step: *step, rate: step.rate * rate, decay }
     }
 }
 
@@ -155,10 +125,11 @@ impl<W: Real> Rule for AdamW<W> {
 
     #[inline(always)]
     fn change(self, gradient: W, weight: W, [first, second]: [W; 2]) -> (W, [W; 2]) {
-        let gradient = gradient * self.factor;
-        let first = self.beta1 * first + self.rest1 * gradient;
-        let second = self.beta2 * second + self.rest2 * (gradient * gradient);
-        let direction = (first * self.correction1) / ((second * self.correction2).sqrt() + self.epsilon);
+        let StepConstants { factor, beta1, beta2, epsilon, correction1, correction2, .. } = self.step;
+        let gradient = gradient * factor;
+        let first = beta1[0] * first + beta1[1] * gradient;
+        let second = beta2[0] * second + beta2[1] * (gradient * gradient);
+        let direction = (first * correction1) / ((second * correction2).sqrt() + epsilon);
         (W::ZERO - self.rate * (direction + self.decay * weight), [first, second])
     }
 }

@@ -5,6 +5,7 @@
 //! All numbers are `f64`, counts too, so that the state is a vector of `f64`. Operations are rounded once each, in the order in which they
 //! are written.
 
+use super::optimizer::Real;
 use crate::arch;
 
 /// The state of the steps of an optimizer.
@@ -98,6 +99,8 @@ pub struct StepRules {
     pub beta1: f64,
     /// β₂, or 0.
     pub beta2: f64,
+    /// ε, or 0.
+    pub epsilon: f64,
     /// 1.0 if moments are corrected for their initial zero.
     pub corrects: f64,
     /// The factor of the scale of the loss after [`growth_interval`](Self::growth_interval) applied steps.
@@ -121,8 +124,85 @@ pub struct StepRules {
 }
 
 /// The number of `f64` in [`StepRules`].
-pub const STEP_RULES_LEN: usize = 15;
+pub const STEP_RULES_LEN: usize = 16;
 const _: () = assert!(size_of::<StepRules>() == STEP_RULES_LEN * size_of::<f64>());
+
+/// The numbers of a step that updates use, each in both precisions: a GPU's threads, which handle four elements each, would take as long to
+/// convert them as to use them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
+pub struct StepConstants<W> {
+    /// [`StepState::factor`].
+    pub factor: W,
+    /// [`StepState::rate`].
+    pub rate: W,
+    /// β₁ and 1 - β₁.
+    pub beta1: [W; 2],
+    /// β₂ and 1 - β₂.
+    pub beta2: [W; 2],
+    /// ε.
+    pub epsilon: W,
+    /// [`StepState::correction1`].
+    pub correction1: W,
+    /// [`StepState::correction2`].
+    pub correction2: W,
+    /// 0 for an applied step.
+    pub refusal: W,
+}
+
+/// What [`advance`] writes: the state, and its constants in both precisions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
+pub struct StepMemory {
+    /// The state.
+    pub state: StepState,
+    /// The constants in `f64`.
+    pub wide: StepConstants<f64>,
+    /// The constants in `f32`.
+    pub narrow: StepConstants<f32>,
+}
+
+/// The number of `f64` in a [`StepMemory`], of which the first [`STEP_STATE_LEN`] are the state.
+pub const STEP_MEMORY_LEN: usize = STEP_STATE_LEN + 10 + 5;
+const _: () = assert!(size_of::<StepMemory>() == STEP_MEMORY_LEN * size_of::<f64>());
+
+impl StepMemory {
+    /// The memory before the first step, from a state.
+    pub fn new(state: StepState) -> Self {
+        Self { state, wide: StepConstants::default(), narrow: StepConstants::default() }
+    }
+
+    /// The memory after a step, as [`advance`] describes.
+    #[inline(always)]
+    pub fn advanced(&self, rules: &StepRules, sum: f64) -> Self {
+        let state = advance(&self.state, rules, sum);
+        Self { state, wide: StepConstants::new(&state, rules), narrow: StepConstants::new(&state, rules) }
+    }
+
+    /// The memory as numbers, whose last ones are pairs of `f32`.
+    pub const fn to_numbers(self) -> [f64; STEP_MEMORY_LEN] {
+        // SAFETY: `#[repr(C)]` of as many bytes, without padding.
+        unsafe { core::mem::transmute(self) }
+    }
+
+    /// The memory with these numbers.
+    pub const fn from_numbers(numbers: [f64; STEP_MEMORY_LEN]) -> Self {
+        // SAFETY: as above; every bit pattern is a value.
+        unsafe { core::mem::transmute(numbers) }
+    }
+}
+
+impl<W: Real> StepConstants<W> {
+    /// The constants of a step with this state.
+    #[inline(always)]
+    pub fn new(state: &StepState, rules: &StepRules) -> Self {
+        let [factor, rate, epsilon] = [state.factor, state.rate, rules.epsilon].map(W::from_f64);
+        let [correction1, correction2] = [state.correction1, state.correction2].map(W::from_f64);
+        let [beta1, beta2] = [rules.beta1, rules.beta2].map(|beta| [beta, 1.0 - beta].map(W::from_f64));
+        let refusal = W::from_f64(state.refusal);
+        Self { factor, rate, beta1, beta2, epsilon, correction1, correction2, refusal }
+    }
+}
 
 /// A rate that stays.
 pub const CONSTANT: f64 = 0.0;

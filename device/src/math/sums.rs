@@ -10,7 +10,7 @@ use super::Element;
 use crate::abi::{DType, THREADS, VECTOR_BYTES, WARP};
 
 /// The number of elements of a chunk; a tensor's last one may be shorter.
-pub const CHUNK_LEN: usize = 1 << 14;
+pub const CHUNK_LEN: usize = 1 << 15;
 /// The number of threads whose sums [`tree_sum`] adds.
 pub const SUM_THREADS: usize = THREADS as usize;
 /// The number of lanes in which the sums of chunks are added.

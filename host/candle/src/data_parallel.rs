@@ -6,7 +6,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Storage, Tensor, TensorId, Var};
 use gradsync::TensorView;
 use gradsync::comm::{Communicator, Operation};
-use gradsync::internal::{ReducerMemory, all_prepared};
+use gradsync::internal::all_prepared;
 use gradsync::memory::Host;
 use gradsync::train::{
     AbsentGradients, GradientState, NonFinite, NonFiniteGradient, OptimizerOptions, Parameter, Reduced, Reducer, Start,
@@ -327,9 +327,9 @@ impl<'c, M: TensorMemory> DataParallel<'c, M> {
     /// Whether candle's gradients are the result as they are: on a single GPU, unless the options need a look at them.
     fn reduces_nothing(&self) -> bool {
         let options = self.reducer.options();
-        let looks = <M as ReducerMemory>::HOST_WAITS
+        let looks = M::HOST_WAITS
             || options.absent == AbsentGradients::Error
-            || options.non_finite != NonFinite::Report;
+            || matches!(options.non_finite, NonFinite::Error | NonFinite::Skip);
         self.comm.world_size() == 1 && !self.has_sums && !looks
     }
 

@@ -1,8 +1,7 @@
 //! `gradsync info`: the properties of this build and of this machine; for every missing library, the names that were tried.
 
-use std::error::Error as _;
-
 use clap::Args;
+use gradsync::internal::reason;
 use libloading::Library;
 use serde::Serialize;
 
@@ -120,11 +119,7 @@ impl Found {
                     std::mem::forget(library);
                     return Self { found: true, name: Some(name.to_owned()), version, tried };
                 }
-                // The loader's own text is the source of the error.
-                Err(error) => {
-                    let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-                    tried.push(with_name(name, &reason));
-                }
+                Err(error) => tried.push(with_name(name, &reason(&error))),
             }
         }
         Self { found: false, name: None, version: None, tried }
@@ -218,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_missing_is_named_once() {
+    fn library_that_is_missing_is_named_once() {
         let found = Found::library(&["libnowhere.so.7"], |_| None);
         let line = found.line("Nowhere");
         assert!(line.starts_with("Nowhere: not found; tried libnowhere.so.7: "), "{line}");

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrapped_lines_are_no_longer_than_the_width_but_for_long_words() {
+    fn wrapped_keeps_the_width_but_for_long_words() {
         assert_eq!(wrapped("one two", 7), "one two");
         assert_eq!(wrapped("one two", 6), "one\n  two");
         assert_eq!(wrapped("läuft: 勾配 a-long-word of the text", 10), "läuft: 勾配\n  a-long-word\n  of the\n  text");
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_are_escaped_and_other_languages_are_not() {
+    fn shown_escapes_control_characters_alone() {
         assert_eq!(shown("it's läuft ∂ 勾配 e\u{301}").to_string(), "it's läuft ∂ 勾配 e\u{301}");
         assert_eq!(shown("\x1b]0;title\x07\n\u{9b}").to_string(), "\\u{1b}]0;title\\u{7}\\n\\u{9b}");
         assert_eq!(printable("two\nlines\x1b[1m\u{202e}"), "two\nlines\\u{1b}[1m\\u{202e}");

@@ -81,7 +81,7 @@ pub(super) struct Admission {
     /// The loopback address, if the group is confined to it.
     loopback: Option<IpAddr>,
     /// Where ranks join, in words.
-    place: String,
+    address: String,
     state: Mutex<AdmissionState>,
     changed: Condvar,
     /// The subgroups, for members of a group in one process.
@@ -89,11 +89,11 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    pub(super) fn new(world_size: usize, generation: u64, loopback: Option<IpAddr>, place: String) -> Self {
+    pub(super) fn new(world_size: usize, generation: u64, loopback: Option<IpAddr>, address: String) -> Self {
         let arrivals = (0..world_size).map(|_| None).collect();
         let state = AdmissionState { arrivals, unauthenticated: Strangers::default(), refusal: None, outcome: None };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        Admission { world_size, generation, loopback, place, state, changed, subgroups: Arc::default() }
+        Admission { world_size, generation, loopback, address, state, changed, subgroups: Arc::default() }
     }
 
     /// No user code runs under the lock, so a poisoned one still guards consistent state.
@@ -195,10 +195,12 @@ impl Admission {
     /// The line that tells for which ranks the others wait, and who was turned away.
     fn describe(&self, state: &AdmissionState, notices: &Notices, deadline: Duration) -> String {
         let missing = notice::listed(&missing(state));
-        let (world_size, place, strangers) = (self.world_size, &self.place, &state.unauthenticated);
+        let (world_size, address, strangers) = (self.world_size, &self.address, &state.unauthenticated);
         let refusal = state.refusal.as_ref().map_or_else(String::new, |error| format!("; refused: {error}"));
         let seconds = notices.elapsed().as_secs();
-        format!("waiting for {missing} of {world_size} at {place}, for {seconds} s of {deadline:?}{strangers}{refusal}")
+        format!(
+            "waiting for {missing} of {world_size} at {address}, for {seconds} s of {deadline:?}{strangers}{refusal}"
+        )
     }
 
     /// Ends the admission for all ranks that have arrived.
@@ -312,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rank_is_admitted_once() {
+    fn admission_admits_each_rank_once() {
         let admission = Admission::new(2, 7, None, "a test".into());
         assert_eq!(arrive(&admission, 1, 2, 7), Ok(()));
         assert_eq!(arrive(&admission, 1, 2, 7), Err(BootstrapError::DuplicateRank { rank: 1 }));
@@ -326,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_whose_connection_broke_may_come_again() {
+    fn admission_takes_a_rank_again_after_its_connection_broke() {
         let admission = Admission::new(3, 0, None, "a test".into());
         arrive(&admission, 1, 3, 0).unwrap();
         admission.lost(1);

@@ -267,7 +267,7 @@ mod tests {
     use crate::trace::{RankKind, Recorder};
 
     #[test]
-    fn a_silent_name_server_does_not_hold_up_a_rank_beyond_its_deadline() {
+    fn attempt_ends_at_its_deadline_under_a_silent_name_server() {
         const SILENCE: Duration = Duration::from_secs(20);
         let mut names = Names::with(|_, _| {
             thread::sleep(SILENCE);

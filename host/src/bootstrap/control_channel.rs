@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_is_closed_once_everything_is_read() {
+    fn is_closed_once_everything_is_read() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let mut other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let socket = listener.accept().unwrap().0;

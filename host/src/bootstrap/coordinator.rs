@@ -58,7 +58,7 @@ struct Inquiry {
 }
 
 #[derive(Debug)]
-struct State {
+struct CoordinatorState {
     routes: Vec<Route>,
     engine: Engine,
     announcements: Vec<Announcements>,
@@ -74,7 +74,7 @@ struct State {
 
 #[derive(Debug)]
 pub(super) struct Coordinator {
-    state: Mutex<State>,
+    state: Mutex<CoordinatorState>,
     pub(super) network: Network,
 }
 
@@ -83,7 +83,7 @@ impl Coordinator {
     pub(super) fn new(routes: Vec<Route>, network: Network) -> Self {
         Route::tell_all(&routes, || Event::Start(network.clone()));
         let world_size = routes.len();
-        let state = State {
+        let state = CoordinatorState {
             routes,
             engine: Engine::new(world_size),
             announcements: (0..world_size).map(|_| Announcements::default()).collect(),
@@ -97,7 +97,7 @@ impl Coordinator {
     }
 
     /// No user code runs under the lock, so a poisoned one still guards consistent state.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CoordinatorState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -158,7 +158,7 @@ impl Coordinator {
     }
 }
 
-impl State {
+impl CoordinatorState {
     fn tell_all(&self, event: impl Fn() -> Event) {
         let present = self.routes.iter().zip(&self.left).filter(|(_, left)| left.is_none());
         Route::tell_all(present.map(|(route, _)| route), event);

@@ -99,7 +99,7 @@ mod tests {
 
     /// A process that was stopped continues after its deadline, and the answer has arrived in the meantime.
     #[test]
-    fn bytes_that_have_come_by_the_end_are_read_after_it() {
+    fn read_takes_bytes_that_arrived_before_the_deadline() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let socket = listener.accept().unwrap().0;
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_holds_one_message_within_its_limit_and_nothing_else() {
+    fn decode_takes_one_message_within_its_limit() {
         let frame = encode(&(7u8, vec![1u64, 300]), 64).unwrap();
         assert_eq!(decode::<(u8, Vec<u64>)>(&frame).unwrap(), (7, vec![1, 300]));
         assert!(encode(&vec![0u8; 64], 64).unwrap_err().to_string().contains("beyond the limit of 64"));

@@ -85,7 +85,7 @@ pub(crate) use self::noise::NoiseSession;
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) use self::noise::sessions;
 #[cfg(unix)]
-pub(crate) use self::peer_connections::{Peer, Peers, Socket};
+pub(crate) use self::peer_connections::{PeerSocket, Peers, Socket};
 #[cfg(feature = "cuda")]
 pub(crate) use self::rendezvous::DEFAULT_DEADLINE;
 pub use self::rendezvous::Rendezvous;

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_address_leads_here_and_loopback_comes_first() {
+    fn own_hosts_lead_here_with_loopback_first() {
         let host = Host::open().unwrap();
         let hosts = own_hosts();
         assert_eq!(hosts[0], "127.0.0.1");
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn near_addresses_are_tried_first_and_the_rest_in_its_order() {
+    fn nearest_first_keeps_the_order_of_the_rest() {
         let mut hosts: Vec<String> = ["a.name", "203.0.113.7", "127.0.0.1", "2001:db8::7"].map(String::from).to_vec();
         assert_eq!(nearest_first(hosts.clone()), ["127.0.0.1", "a.name", "203.0.113.7", "2001:db8::7"]);
         for interface in interfaces() {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mask_determines_its_network() {
+    fn is_in_takes_the_network_of_a_mask() {
         let (ip, netmask) = (Ipv4Addr::new(10, 77, 4, 1), Ipv4Addr::new(255, 255, 252, 0));
         let network = IfAddr::V4(if_addrs::Ifv4Addr { ip, netmask, prefixlen: 22, broadcast: None });
         for (other, is_near) in [("10.77.7.254", true), ("10.77.8.1", false), ("::ffff:10.77.4.2", false)] {

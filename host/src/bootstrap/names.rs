@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_without_an_answer_takes_its_time_and_is_looked_up_once() {
+    fn resolve_looks_a_name_without_an_answer_up_once() {
         static LOOKED_UP: AtomicUsize = AtomicUsize::new(0);
         let mut names = Names::with(|_, port| {
             LOOKED_UP.fetch_add(1, Ordering::Relaxed);

@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_are_convinced_by_the_same_secret_only() {
+    fn introduce_takes_the_same_secret_only() {
         let (coordinator, joining) = with_coordinator(|connection| introduce(connection, &secret(1), WHO));
         let ((identity, coordinator), joining) = (coordinator.unwrap().unwrap(), joining.unwrap());
         assert_eq!(identity, WHO);
@@ -402,7 +402,7 @@ mod tests {
 
     /// An answer that was altered on the way to rank 0, or that belongs to another greeting, is refused, and so is an altered greeting.
     #[test]
-    fn every_byte_of_the_join_is_authenticated() {
+    fn challenge_authenticates_every_byte_of_the_join() {
         let challenge = Challenge::new().unwrap();
         let (greeting, right) = (challenge.greeting().to_vec(), answer(challenge.greeting()));
         let (refusal, outcome) = reply(Challenge::new().unwrap(), &right);
@@ -427,7 +427,7 @@ mod tests {
 
     /// A listener without the secret cannot pass for rank 0: not by a joining rank's own message, by zeros, by an altered or an old reply.
     #[test]
-    fn no_reply_but_rank_0s_own_is_accepted() {
+    fn introduce_accepts_no_reply_but_rank_0s_own() {
         let old = {
             let challenge = Challenge::new().unwrap();
             let answer = answer(challenge.greeting());
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_and_other_protocols_are_told_apart_early() {
+    fn check_tells_other_versions_from_other_protocols() {
         let mut header = header();
         header[8] = 1;
         assert!(check(&header[..11]).is_ok());
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_arrive_as_they_were_sent_and_in_no_other_way() {
+    fn decrypt_takes_frames_unaltered_and_in_order() {
         let frames = |sender: &NoiseSession| {
             ["one", "two", "three"].map(|text| {
                 let mut bytes = Vec::new();
@@ -511,7 +511,7 @@ mod tests {
 
     /// Frames around the most bytes of one message, and of two.
     #[test]
-    fn long_frames_take_several_messages() {
+    fn encrypt_divides_long_frames_into_messages() {
         let [sender, receiver] = sessions();
         let mut bytes = Vec::new();
         let lengths = [CONTENT - 4, CONTENT - 3, CONTENT - 2, 2 * CONTENT - 3, 2 * CONTENT + 9, 1];
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_beyond_the_limit_is_refused_before_all_of_it_is_read() {
+    fn read_refuses_a_frame_beyond_the_limit_before_its_end() {
         let [sender, receiver] = sessions();
         let mut bytes = Vec::new();
         sender.encrypt(&vec![1; 5 * CONTENT], &mut bytes);

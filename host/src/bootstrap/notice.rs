@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_due_after_some_seconds_and_then_seldom() {
+    fn is_due_after_some_seconds_and_then_seldom() {
         let mut notices = Notices::new();
         assert!(!notices.is_due() && notices.left() > FIRST / 2);
         notices.start -= FIRST;
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn many_ranks_are_counted() {
+    fn listed_counts_many_ranks() {
         assert_eq!(listed(&[3]), "rank 3");
         assert_eq!(listed(&[1, 3]), "ranks 1, 3");
         let all: Vec<usize> = (0..40).collect();

@@ -38,7 +38,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// A non-blocking connection to another rank.
 #[derive(Debug)]
-pub(crate) struct Peer {
+pub(crate) struct PeerSocket {
     pub(crate) socket: Socket,
     /// The encryption, if the connection is a network's.
     pub(crate) session: Option<NoiseSession>,
@@ -60,7 +60,7 @@ pub(crate) enum Socket {
 #[derive(Debug)]
 pub(crate) struct Peers {
     /// The connections by rank; `None` for this rank.
-    pub(crate) connections: Vec<Option<Peer>>,
+    pub(crate) connections: Vec<Option<PeerSocket>>,
     /// Whether all ranks are processes of one machine.
     pub(crate) are_on_one_machine: bool,
 }
@@ -82,7 +82,7 @@ struct Listeners {
 }
 
 /// The arguments of connecting.
-struct Plan<'a> {
+struct ConnectionPlan<'a> {
     hosts: &'a [Host],
     offers: &'a [Offer],
     secret: Secret,
@@ -106,7 +106,7 @@ impl Member {
         let offers: Vec<Offer> = self.tell(OFFERS, &offer, left())?;
         let secret = offers[0].secret.map(Secret::from_bytes);
         let secret = secret.ok_or_else(|| self.connect_error("rank 0 has sent no secret".into()))?;
-        let plan = Plan { hosts: &hosts, offers: &offers, secret, applicant: applicant.clone() };
+        let plan = ConnectionPlan { hosts: &hosts, offers: &offers, secret, applicant: applicant.clone() };
         let connections = self.connect_all(&plan, listeners).inspect_err(|error| self.fail(error.clone()))?;
         self.gather(OUTCOMES, &[], left())?;
         let here = hosts.iter().filter(|host| host.is_same_machine(&hosts[rank])).count();
@@ -148,9 +148,13 @@ impl Member {
         Ok((listeners, offer))
     }
 
-    fn connect_all(&self, plan: &Plan<'_>, listeners: Listeners) -> Result<Vec<Option<Peer>>, CommError> {
+    fn connect_all(
+        &self,
+        plan: &ConnectionPlan<'_>,
+        listeners: Listeners,
+    ) -> Result<Vec<Option<PeerSocket>>, CommError> {
         let Applicant { rank, world_size, .. } = plan.applicant;
-        let mut peers: Vec<Option<Peer>> = (0..world_size).map(|_| None).collect();
+        let mut peers: Vec<Option<PeerSocket>> = (0..world_size).map(|_| None).collect();
         let alarm = Alarm::new().map_err(|error| self.connect_error(error.to_string()))?;
         let (sender, arrivals) = channel();
         let Listeners { local, network } = listeners;
@@ -214,7 +218,7 @@ impl Member {
     }
 
     /// Returns an error if a wait must end: the group has failed, or the deadline has passed.
-    fn check_wait(&self, plan: &Plan<'_>, missing: &[usize]) -> Result<(), CommError> {
+    fn check_wait(&self, plan: &ConnectionPlan<'_>, missing: &[usize]) -> Result<(), CommError> {
         if let Some(failure) = self.failure() {
             return Err(failure);
         }
@@ -225,7 +229,7 @@ impl Member {
         Ok(())
     }
 
-    fn connect_to(&self, peer: usize, plan: &Plan<'_>) -> Result<Peer, CommError> {
+    fn connect_to(&self, peer: usize, plan: &ConnectionPlan<'_>) -> Result<PeerSocket, CommError> {
         let Applicant { rank, world_size, .. } = plan.applicant;
         let offer = &plan.offers[peer];
         let is_here = plan.hosts[peer].is_same_machine(&plan.hosts[rank]);
@@ -235,7 +239,7 @@ impl Member {
             let identity = Identity { rank: rank as u64, world_size: world_size as u64, generation: 0 };
             loop {
                 match local::connect(name, &plan.secret, identity, plan.applicant.at_most(local::PROOF_TIME)) {
-                    Ok(socket) => return Ok(Peer { socket, session: None, is_here }),
+                    Ok(socket) => return Ok(PeerSocket { socket, session: None, is_here }),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.check_wait(plan, &[peer])?,
                     Err(error) => {
                         if BootstrapError::out_of_descriptors(rank, &error).is_some() {
@@ -251,7 +255,7 @@ impl Member {
         loop {
             match client::approach(&plan.applicant, &address.to_string(), address, &plan.secret, client::ATTEMPT_TIME) {
                 Ok((socket, session)) => {
-                    return Ok(Peer { socket: Socket::Network(socket), session: Some(session), is_here });
+                    return Ok(PeerSocket { socket: Socket::Network(socket), session: Some(session), is_here });
                 }
                 Err(error @ BootstrapError::OutOfResources { .. }) => return Err(self.connect_error(error.to_string())),
                 Err(error) => {
@@ -265,15 +269,15 @@ impl Member {
 }
 
 /// The ranks above this one that have not connected, if there are any.
-fn missing(peers: &[Option<Peer>], rank: usize) -> Option<Vec<usize>> {
+fn missing(peers: &[Option<PeerSocket>], rank: usize) -> Option<Vec<usize>> {
     let missing: Vec<usize> = (rank + 1..peers.len()).filter(|&peer| peers[peer].is_none()).collect();
     (!missing.is_empty()).then_some(missing)
 }
 
 /// Keeps the connection of a rank above this one. A rank whose connection broke may connect again.
 fn admit(
-    peers: &mut [Option<Peer>],
-    plan: &Plan<'_>,
+    peers: &mut [Option<PeerSocket>],
+    plan: &ConnectionPlan<'_>,
     identity: Identity,
     socket: Socket,
     session: Option<NoiseSession>,
@@ -282,7 +286,7 @@ fn admit(
     match usize::try_from(identity.rank) {
         Ok(number) if (rank + 1..world_size).contains(&number) => {
             let is_here = plan.hosts[number].is_same_machine(&plan.hosts[rank]);
-            peers[number] = Some(Peer { socket, session, is_here });
+            peers[number] = Some(PeerSocket { socket, session, is_here });
         }
         _ => tracing::warn!(?identity, "a rank that does not connect to this one was refused"),
     }

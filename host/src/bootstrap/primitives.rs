@@ -179,7 +179,7 @@ mod tests {
 
     /// RFC 7748, 6.1.
     #[test]
-    fn keys_are_exchanged_by_x25519() {
+    fn x25519_gives_the_published_keys() {
         let mut bob = X25519::default();
         bob.set(&bytes::<KEY>("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb"));
         assert_eq!(bob.pubkey(), bytes::<KEY>("de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"));
@@ -191,7 +191,7 @@ mod tests {
 
     /// RFC 4231, 4.3, whose key is shorter, and filled up with zeros here as HMAC does.
     #[test]
-    fn codes_are_hmac_sha256() {
+    fn hmac_gives_the_published_codes() {
         let mut key = [0; KEY];
         key[..4].copy_from_slice(b"Jefe");
         let code = bytes("5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_encrypted_by_aes_256_gcm() {
+    fn aes_gcm_gives_the_published_ciphertexts() {
         // Test case 14 of the specification of GCM: a zero key, a zero nonce, one block of zeros.
         let mut cipher = AesGcm::default();
         cipher.set(&[0; 32]);

@@ -104,7 +104,7 @@ mod tests {
     use crate::dtype::DType;
 
     #[test]
-    fn the_limits_keep_every_frame_within_its_own() {
+    fn request_and_event_stay_within_the_limits_of_frames() {
         let factor = (-1.5f64).into();
         let operation = Operation::ScaledAllReduce { op: ReduceOp::Min, before: factor, after: factor };
         let longest = Call { within: Some(operation), ..Call::new(operation, usize::MAX, DType::U8) };
@@ -118,7 +118,7 @@ mod tests {
 
     /// Ranks with the same version number must encode all messages alike.
     #[test]
-    fn what_ranks_say_looks_as_this_version_has_it() {
+    fn request_and_event_have_the_bytes_of_this_version() {
         let (deadline, operation) = (Duration::from_millis(1500), Operation::Member);
         let call = Call { within: Some(Operation::Split), ..Call::new(Operation::AllGather, 300, DType::U8) };
         let failures = [

@@ -29,7 +29,7 @@ pub(crate) fn call_deadline() -> Result<Duration, BootstrapError> {
 }
 
 #[derive(Clone, Debug)]
-enum Way {
+enum MeetingMethod {
     InProcess(InProcess),
     Tcp(Address),
 }
@@ -49,7 +49,7 @@ struct Address {
 /// one.
 #[derive(Clone, Debug)]
 pub struct Rendezvous {
-    way: Way,
+    method: MeetingMethod,
     /// The deadline of a join, if the program sets it.
     deadline: Option<Duration>,
     generation: u64,
@@ -66,14 +66,14 @@ impl Launch {
 }
 
 impl Rendezvous {
-    fn new(way: Way) -> Self {
-        Rendezvous { way, deadline: None, generation: 0 }
+    fn new(method: MeetingMethod) -> Self {
+        Rendezvous { method, deadline: None, generation: 0 }
     }
 
     /// A rendezvous for ranks that are threads of one process: give each a clone. When a group is complete or has failed, the next group
     /// can use the same rendezvous.
     pub fn in_process() -> Self {
-        Rendezvous::new(Way::InProcess(InProcess::default()))
+        Rendezvous::new(MeetingMethod::InProcess(InProcess::default()))
     }
 
     /// A rendezvous by TCP: rank 0 listens on `port`, and the other ranks look for it at `host`. Rank 0 listens on all interfaces, or on
@@ -82,7 +82,7 @@ impl Rendezvous {
     /// The secret keeps other processes out: ranks prove to each other that they know it, and it is never sent. All later messages are
     /// encrypted (see [Strangers](super#strangers)).
     pub fn tcp(host: impl Into<String>, port: u16, secret: Secret) -> Self {
-        Rendezvous::new(Way::Tcp(Address { host: host.into(), ports: vec![port], secret, may_confine: true }))
+        Rendezvous::new(MeetingMethod::Tcp(Address { host: host.into(), ports: vec![port], secret, may_confine: true }))
     }
 
     /// A rendezvous by [`tcp`](Self::tcp) at `MASTER_ADDR` and `MASTER_PORT`, with the secret in `GRADSYNC_SECRET` and the generation in
@@ -118,7 +118,7 @@ impl Rendezvous {
             may_confine: launch.is_one_machine(),
         };
         let generation = generation.or(torchrun.and_then(|job| job.restarts)).unwrap_or(0);
-        Rendezvous::new(Way::Tcp(address)).with_generation(generation)
+        Rendezvous::new(MeetingMethod::Tcp(address)).with_generation(generation)
     }
 
     /// Sets the deadline of a join; it is `GRADSYNC_JOIN_DEADLINE` (in seconds) or 10 minutes otherwise.
@@ -165,16 +165,17 @@ impl Rendezvous {
         call_deadline()?;
         let deadline = self.deadline.or(user_deadline).unwrap_or(DEFAULT_DEADLINE);
         let generation = self.generation;
-        let kind = if matches!(self.way, Way::InProcess(_)) { RankKind::Threads } else { RankKind::Processes };
+        let kind =
+            if matches!(self.method, MeetingMethod::InProcess(_)) { RankKind::Threads } else { RankKind::Processes };
         let recorder = Recorder::always(kind, "channel", rank, world_size);
         if world_size == 1 {
             return Ok(Member::single(recorder));
         }
         let end = Instant::now().checked_add(deadline);
         let applicant = Applicant { rank, world_size, generation, deadline, end, recorder };
-        Ok(applicant.joining(|| match &self.way {
-            Way::InProcess(admissions) => join_in_process(admissions, &applicant),
-            Way::Tcp(address) => join_at(address, &applicant),
+        Ok(applicant.joining(|| match &self.method {
+            MeetingMethod::InProcess(admissions) => join_in_process(admissions, &applicant),
+            MeetingMethod::Tcp(address) => join_at(address, &applicant),
         })?)
     }
 }
@@ -197,8 +198,8 @@ fn join_at(address: &Address, applicant: &Applicant) -> Result<Member, Bootstrap
     if applicant.rank == 0 {
         let loopback = loopback(&host).filter(|_| address.may_confine);
         let listener = listen(loopback, ports)?;
-        let place = format!("{host}:{}", server::port(&listener)?);
-        return server::join(listener, Service::new(loopback, secret.clone(), place), applicant);
+        let address = format!("{host}:{}", server::port(&listener)?);
+        return server::join(listener, Service::new(loopback, secret.clone(), address), applicant);
     }
     let invitation = Invitation { hosts: vec![host], ports: ports.clone(), secret: secret.clone() };
     client::join(applicant, &invitation, |error| match error {
@@ -269,7 +270,7 @@ mod tests {
     }
 
     fn address(rendezvous: &Rendezvous) -> &Address {
-        let Way::Tcp(address) = &rendezvous.way else { panic!("{rendezvous:?}") };
+        let MeetingMethod::Tcp(address) = &rendezvous.method else { panic!("{rendezvous:?}") };
         address
     }
 
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn torchruns_agent_and_other_programs_at_the_ports_do_not_keep_ranks_apart() {
+    fn rendezvous_meets_beside_torchruns_agent_and_other_programs() {
         let agent = foreign(0, Some).expect("a free port");
         let ports = torchrun(0, 3, agent, "job").torchrun.unwrap().ports(agent);
         // Where the test cannot listen, another program does.
@@ -313,14 +314,14 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_torchrun_with_one_secret_do_not_mix_at_one_port() {
+    fn rendezvous_keeps_jobs_of_torchrun_with_one_secret_apart() {
         let jobs = ["first", "second"].map(|run_id| of_launch(&torchrun(0, 2, 29_500, run_id)));
         assert_ne!(address(&jobs[0]).secret.bytes(), address(&jobs[1]).secret.bytes());
         assert_ne!(address(&jobs[0]).ports, address(&jobs[1]).ports);
         let ports = address(&jobs[0]).ports.clone();
         let at_the_same = |job: &Rendezvous| {
             let address = Address { ports: ports.clone(), ..address(job).clone() };
-            Rendezvous { way: Way::Tcp(address), ..job.clone() }
+            Rendezvous { method: MeetingMethod::Tcp(address), ..job.clone() }
         };
         thread::scope(|scope| {
             for (job, word) in jobs.iter().zip(["first", "second"]) {
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_of_torchrun_is_a_generation_on_one_machine_only() {
+    fn at_master_takes_torchruns_generation_on_one_machine_only() {
         let of = |nodes: &str, restarts: &str| {
             let variables = |name: &str| {
                 let text = match name {
@@ -357,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ports_of_torchrun_are_the_documented_ones() {
+    fn rendezvous_uses_the_documented_ports_of_torchrun() {
         for (port, run_id) in [(29_500, "none"), (20_000, "job"), (41_234, "")] {
             let ports = torchrun(0, 2, port, run_id).torchrun.unwrap().ports(port);
             assert_eq!(ports, torchrun(1, 2, port, run_id).torchrun.unwrap().ports(port));
@@ -369,7 +370,7 @@ mod tests {
 
     /// Kubeflow gives rank 0 `localhost`, and the other ranks the name of a service.
     #[test]
-    fn rank_0_at_localhost_is_found_by_another_name_unless_all_ranks_are_known_to_be_local() {
+    fn join_finds_rank_0_of_localhost_by_another_name() {
         let launch = |rank: usize, master: &str, port: u16, local: Option<usize>| {
             let variables = |name: &str| match name {
                 "RANK" => Some(rank.to_string()),

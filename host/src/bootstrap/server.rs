@@ -66,20 +66,20 @@ pub(super) struct Service {
     loopback: Option<IpAddr>,
     secret: Secret,
     /// Where ranks join, in words.
-    place: String,
+    address: String,
 }
 
 impl Service {
-    pub(super) fn new(loopback: Option<IpAddr>, secret: Secret, place: String) -> Self {
-        Service { loopback, secret, place }
+    pub(super) fn new(loopback: Option<IpAddr>, secret: Secret, address: String) -> Self {
+        Service { loopback, secret, address }
     }
 }
 
 /// Joins as rank 0, which accepts the other ranks at `listener`.
 pub(super) fn join(listener: TcpListener, service: Service, applicant: &Applicant) -> Result<Member, BootstrapError> {
     let &Applicant { rank, world_size, generation, .. } = applicant;
-    let Service { loopback, secret, place } = service;
-    let admission = Admission::new(world_size, generation, loopback, place);
+    let Service { loopback, secret, address } = service;
+    let admission = Admission::new(world_size, generation, loopback, address);
     let endpoint = applicant.endpoint(false);
     admission.arrive((rank, world_size, generation), Route::Local(endpoint.clone()), None)?;
     let alarm = Alarm::new().map_err(|error| unavailable(&error, "its port".into()))?;
@@ -189,8 +189,8 @@ impl Server {
             Ok(outbox) => outbox,
             Err(error) => return self.lack_thread(socket, session, &error),
         };
-        let place = Route::Remote(outbox.clone());
-        match self.admission.arrive((rank, world_size, identity.generation), place, address) {
+        let route = Route::Remote(outbox.clone());
+        match self.admission.arrive((rank, world_size, identity.generation), route, address) {
             Ok(()) => self.listen_to(rank, socket, session),
             Err(error) => {
                 tracing::warn!(%error, ?address, "a rank was refused");
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_a_violation_by_its_rank() {
+    fn server_blames_the_rank_that_sends_no_request() {
         let post = |calls: usize, contribution| {
             let calls = vec![Call::without_data(Operation::Barrier); calls];
             encode(&Request::Post { calls, contribution }, FRAME_LIMIT).unwrap()
@@ -335,7 +335,7 @@ mod tests {
     /// The requests are valid only if the rank itself sends them, once each and in this order: an attacker in between can neither make nor
     /// repeat them.
     #[test]
-    fn what_was_altered_injected_or_repeated_is_a_violation() {
+    fn server_refuses_altered_injected_and_repeated_frames() {
         let request = |request: Request| encode(&request, FRAME_LIMIT).unwrap();
         let farewell = || request(Request::Leave { departure: Departure::Left, sequence: 0 });
         let fine = || request(Request::Progress { inquiry: 9, sequence: 0 });
@@ -378,7 +378,7 @@ mod tests {
     /// A reader of a group's connections learns neither the contributions of ranks, among which is the secret of a group that is split off, nor
     /// the group's own secret.
     #[test]
-    fn an_eavesdropper_reads_nothing() {
+    fn server_sends_nothing_that_an_eavesdropper_can_read() {
         let loopback = Some(Ipv4Addr::LOCALHOST.into());
         let listener = listen(loopback, 0).unwrap();
         let behind = port(&listener).unwrap();
@@ -429,7 +429,7 @@ mod tests {
 
     /// A rank 0 that sends bytes which are no event violates the protocol.
     #[test]
-    fn a_rank_0_that_sends_no_events_is_a_violation() {
+    fn join_blames_a_rank_0_that_sends_no_events() {
         let listener = listen(Some(Ipv4Addr::LOCALHOST.into()), 0).unwrap();
         listener.set_nonblocking(false).unwrap();
         let port = port(&listener).unwrap();

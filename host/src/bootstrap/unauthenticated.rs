@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_one_party_are_one_source() {
+    fn source_is_one_for_the_addresses_of_one_party() {
         let of = |text: &str| source(text.parse().unwrap());
         assert_eq!(of("::ffff:10.0.0.7"), of("10.0.0.7"));
         assert_ne!(of("10.0.0.7"), of("10.0.0.8"));
@@ -280,7 +280,7 @@ mod tests {
 
     /// Connections from one address, however many, do not take the slot of a single connection from another address.
     #[test]
-    fn slots_are_taken_from_the_source_with_the_most_connections() {
+    fn victim_is_of_the_source_with_the_most_connections() {
         let secret = Secret::from_bytes([1; 32]);
         let alarm = Alarm::new().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -15,7 +15,7 @@ impl Scratch {
     pub(crate) fn take(&mut self, operation: &'static str, dtype: DType, len: usize) -> Result<HostBuffer> {
         let fits = |arena: &HostBuffer| arena.dtype() == dtype && arena.as_slice().len() == len;
         match self.arenas.iter().position(fits) {
-            Some(place) => Ok(self.arenas.swap_remove(place)),
+            Some(index) => Ok(self.arenas.swap_remove(index)),
             None => HostBuffer::zeroed(operation, dtype, len),
         }
     }
@@ -31,10 +31,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_arena_comes_back_for_its_dtype_and_length_alone() {
+    fn scratch_gives_an_arena_back_for_its_dtype_and_length_alone() {
         let mut scratch = Scratch::default();
         let mut arena = scratch.take("test", DType::F32, 100).unwrap();
-        let place = arena.as_slice().as_bytes().as_ptr();
+        let address = arena.as_slice().as_bytes().as_ptr();
         arena.as_mut_slice().as_bytes_mut().fill(7);
         scratch.give([arena]);
         for (dtype, len) in [(DType::F16, 100), (DType::F32, 99), (DType::F16, 200)] {
@@ -43,6 +43,6 @@ mod tests {
             assert!(other.as_slice().as_bytes().iter().all(|&byte| byte == 0), "a new one is zero");
         }
         let again = scratch.take("test", DType::F32, 100).unwrap();
-        assert_eq!(again.as_slice().as_bytes().as_ptr(), place);
+        assert_eq!(again.as_slice().as_bytes().as_ptr(), address);
     }
 }

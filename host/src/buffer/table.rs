@@ -220,15 +220,15 @@ pub(crate) mod tests {
         assert_eq!(lack, 0, "the first sum");
         [0, 1].map(|index: usize| {
             let mut free = vec![0; 48];
-            for (place, &word) in words[index].iter().enumerate() {
-                free[3 + 8 * place] = word as usize;
+            for (position, &word) in words[index].iter().enumerate() {
+                free[3 + 8 * position] = word as usize;
             }
             [(FIRST, vec![LENS[index]]), ("nothing", free)]
         })
     }
 
     #[test]
-    fn tables_that_collide_in_a_fast_hash_are_told_apart() {
+    fn digest_tells_tables_that_collide_in_a_fast_hash_apart() {
         let tables = colliding().map(|tensors| TensorTable::new(DType::F32, 2, tensors).unwrap());
         let hashes = tables.each_ref().map(|table| {
             let (mut bytes, mut hasher) = (LineBytes::default(), XxHash3_64::new());
@@ -246,7 +246,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn only_floating_point_dtypes_have_tables() {
+    fn new_refuses_dtypes_without_a_floating_point() {
         for dtype in DType::ALL {
             let made = TensorTable::new(dtype, 1, [("first", [4])]).map(|table| table.dtype());
             assert_eq!(made.as_ref().ok(), dtype.is_float().then_some(&dtype));
@@ -256,7 +256,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_line_of_a_table_counts() {
+    fn is_same_compares_every_line() {
         let table = |dtype, world_size, name: &str, shape: &[usize]| {
             TensorTable::new(dtype, world_size, [("first", vec![4]), (name, shape.to_vec())]).unwrap()
         };

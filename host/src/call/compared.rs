@@ -14,6 +14,11 @@ pub(crate) enum Value<'a> {
     Operation(Operation),
     DType(DType),
     Number(usize),
+    /// The number of elements of a tensor among several.
+    Elements {
+        tensor: usize,
+        len: usize,
+    },
     Shape(&'a [usize]),
     /// A text of the caller.
     Name(&'a str),
@@ -27,6 +32,7 @@ impl fmt::Display for Value<'_> {
             Value::Operation(operation) => write!(f, "{operation}"),
             Value::DType(dtype) => write!(f, "{dtype}"),
             Value::Number(number) => write!(f, "{number}"),
+            Value::Elements { tensor, len } => write!(f, "{len} elements in tensor {tensor}"),
             Value::Shape(shape) => write!(f, "shape {shape:?}"),
             Value::Name(name) => write!(f, "{name:?}"),
             Value::Words(words) => f.write_str(words),

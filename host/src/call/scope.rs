@@ -97,7 +97,7 @@ mod tests {
     use crate::call::Call;
 
     #[test]
-    fn the_outermost_operation_counts_until_it_ends() {
+    fn within_keeps_the_outermost_operation_until_it_ends() {
         assert_eq!(Call::without_data(Operation::Barrier).within, None);
         {
             let _step = within(Operation::TrainingStep).with_tensors(7);

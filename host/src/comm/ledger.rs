@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use crate::call::Digest;
-use crate::error::Result;
+use crate::error::{Error, Operation, Result};
 
 /// The record of calls that ranks compare without waiting for each other: agreements of the ranks, and calls announced to them.
 pub trait Ledger {
@@ -17,6 +17,9 @@ pub trait Ledger {
     /// # Errors
     /// The errors of a collective.
     fn recall(&self, agreement: u64) -> Result<()>;
+
+    /// Returns an error in this rank's own operands, after reporting it to the other ranks, as a collective does. It ends the communicator.
+    fn refuse(&self, operation: Operation, error: Error) -> Error;
 
     /// The number of calls of this rank that were sent to the other ranks for comparison.
     fn announced(&self) -> u64;
@@ -32,20 +35,20 @@ pub trait Ledger {
 }
 
 /// The plans that all ranks of a group have agreed on, and that need not be compared again; equal on every rank of the group. All ranks
-/// make their agreements in the same order, so the number of an agreement identifies its plan on every rank.
+/// make their agreements in the same order, so the number of an agreement identifies its call on every rank.
 #[derive(Debug, Default)]
 pub struct Agreements(RefCell<HashMap<Digest, u64>>);
 
 impl Agreements {
-    /// The number of the agreement on the plan with this digest, if there is one.
-    pub(crate) fn number_of(&self, plan: &Digest) -> Option<u64> {
-        self.0.borrow().get(plan).copied()
+    /// The number of the agreement on the call with this digest, if there is one.
+    pub(crate) fn number_of(&self, call: &Digest) -> Option<u64> {
+        self.0.borrow().get(call).copied()
     }
 
     /// Adds an agreement that all ranks have just made.
-    pub(crate) fn add(&self, plan: Digest) {
+    pub(crate) fn add(&self, call: Digest) {
         let mut agreements = self.0.borrow_mut();
         let number = agreements.len() as u64 + 1;
-        agreements.entry(plan).or_insert(number);
+        agreements.entry(call).or_insert(number);
     }
 }

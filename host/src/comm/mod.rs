@@ -38,8 +38,8 @@
 //! | `nccl::NcclCommunicator::new` | `NcclOptions::with_deadline` |
 //! | [`Rendezvous::join`](crate::bootstrap::Rendezvous::join) | [`Rendezvous::with_deadline`](crate::bootstrap::Rendezvous::with_deadline) |
 
-mod collective;
-mod collectives;
+mod collective_call;
+mod collective_methods;
 pub(crate) mod join;
 mod ledger;
 pub mod local;
@@ -59,8 +59,8 @@ mod reduction;
 
 use std::fmt;
 
-pub use self::collective::{Collective, Operands, Scaling};
-pub use self::collectives::Collectives;
+pub use self::collective_call::{Collective, Operands, Scaling};
+pub use self::collective_methods::Collectives;
 pub use self::join::HostCommunicator;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use self::ledger::Agreements;

@@ -6,18 +6,18 @@ use std::sync::Arc;
 
 use gradsync_device::abi::EMPTY_BYTE;
 
-use crate::driver::{Claim, DeviceBuffer, Exposure, FlagList, HostFlag, Kernels, Queue};
+use crate::driver::{Claim, DeviceBuffer, FlagList, HostFlag, Kernels, PeerSharedMemory, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cuda::{MOST_RANKS, MailboxSize, PacketGroup};
 use crate::memory::{PeerMemory, expose, share};
 
 /// A group of kernels with the mailboxes of all ranks, mapped for the kernels of this one. Mailboxes stay in place until every rank has
-/// dropped its own connection ([`Exposure`]).
+/// dropped its own connection ([`PeerSharedMemory`]).
 #[derive(Debug)]
 pub(crate) struct PacketConnection {
     pub(crate) group: PacketGroup,
-    _exposure: Exposure,
+    _shared_memory: PeerSharedMemory,
     _abort: Arc<HostFlag>,
 }
 
@@ -47,16 +47,16 @@ impl PacketConnection {
             Ok((mailbox, flags))
         })();
         let Some((mailbox, flags)) = on_all(agree, prepared)? else { return Ok(None) };
-        let Some(mut exposure) = expose(sharing, queue, rank, flags)? else { return Ok(None) };
-        let shared = share(sharing, &mut exposure, mailbox.memory(), mailbox.as_slice())?;
+        let Some(mut shared_memory) = expose(sharing, queue, rank, flags)? else { return Ok(None) };
+        let shared = share(sharing, &mut shared_memory, mailbox.memory(), mailbox.as_slice())?;
         let Some((mailboxes, abort, sharers)) = shared else { return Ok(None) };
         let group = Claim::new(queue, abort.address(), kernels, sharers).map_err(Into::into).and_then(|claim| {
-            // SAFETY: the exposure keeps the mailboxes of all ranks, which have this size and are empty; the flag lives as long.
+            // SAFETY: the shared memory keeps the mailboxes of all ranks, which have this size and are empty; the flag lives as long.
             unsafe { PacketGroup::new(queue, entries, (rank, abort.address()), (&mailboxes, size), claim) }
         });
         // The peers' kernels write to this memory without waiting, so no rank continues before all have reached this point.
         let group = on_all(agree, group)?;
-        Ok(group.map(|group| Self { group, _exposure: exposure, _abort: abort }))
+        Ok(group.map(|group| Self { group, _shared_memory: shared_memory, _abort: abort }))
     }
 
     /// Adds this connection to the recording of the queue's work, if there is one, so that the graph keeps it.

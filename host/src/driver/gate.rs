@@ -83,7 +83,7 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         let address = self.gate.address();
         HELD.with_borrow_mut(|held| {
-            held.iter().rposition(|&other| other == address).map(|place| held.swap_remove(place))
+            held.iter().rposition(|&other| other == address).map(|index| held.swap_remove(index))
         });
         self.gate.0.fetch_sub(1, Ordering::Release);
     }
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_recording_begins_while_a_call_holds_the_gate() {
+    fn hold_lets_no_recording_begin() {
         let (gates, is_over) = ([Gate::default(), Gate::default()], AtomicBool::new(false));
         let [one, other] = &gates;
         let outer = one.hold();
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_waits_while_a_recording_begins() {
+    fn hold_waits_while_a_recording_begins() {
         let gate = Gate::default();
         let (changing, has_begun) = (Gate::change(&[&gate]), AtomicBool::new(false));
         std::thread::scope(|scope| {

@@ -9,7 +9,6 @@
 mod context;
 pub(crate) mod device;
 mod event;
-mod exposure;
 mod gate;
 mod graph;
 mod launch;
@@ -18,6 +17,7 @@ mod memory;
 pub(crate) mod module;
 mod occupancy;
 mod peer;
+mod peer_shared;
 mod pinned;
 mod pool;
 mod queue;
@@ -35,12 +35,12 @@ pub use graph::Graph;
 pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub use queue::Queue;
 
-pub(crate) use exposure::{Exposure, FlagList};
 pub(crate) use gate::Held;
 pub(crate) use launch::{Argument, Grid};
 pub(crate) use launch_order::LaunchOrder;
 pub(crate) use occupancy::{Claim, Kernels, Sharers};
 pub(crate) use peer::{HostFlag, Mapping, Offer, process_number};
+pub(crate) use peer_shared::{FlagList, PeerSharedMemory};
 pub(crate) use pinned::Pinned;
 pub(crate) use pool::Table;
 pub(crate) use recording::DeviceMemory;
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_code_that_nobody_knows_is_passed_on_as_it_is() {
+    fn check_passes_an_unknown_code_on() {
         let error = check("cuMemAlloc of 8 bytes", Status(99999)).unwrap_err();
         assert_eq!((error.call.as_str(), error.code), ("cuMemAlloc of 8 bytes", 99999));
         assert!(error.to_string().starts_with("CUDA: cuMemAlloc of 8 bytes failed with code 99999: "), "{error}");

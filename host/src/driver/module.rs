@@ -254,7 +254,7 @@ mod tests {
     const NO_CUBINS: &Cubins = &[];
 
     #[test]
-    fn every_entry_point_can_be_cut_out_of_its_file() {
+    fn source_cuts_every_entry_point_out_of_its_file() {
         for library in [SM_75, SM_80].map(|families| Library { families, cubins: &[], early: None }) {
             for entry in abi::entries() {
                 let source = library.source(entry).unwrap_or_else(|| panic!("no source of {}", entry.name));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_that_are_launched_early_wait_first() {
+    fn library_has_kernels_of_early_launches_wait_first() {
         let plain = Library { families: SM_80, cubins: &[], early: None };
         let early = Library { early: Some(EarlyLaunch::never_called()), ..plain };
         for entry in abi::entries() {
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_choose_their_library() {
+    fn for_capability_chooses_the_library() {
         let early = || Some(EarlyLaunch::never_called());
         let library = |major, minor| Library::for_capability(major, minor, early);
         assert!(library(7, 0).is_none());
@@ -309,7 +309,7 @@ mod tests {
 
     /// The manifest records, for each cubin, its hash and the hash of the PTX that it was assembled from.
     #[test]
-    fn code_was_made_from_the_ptx_that_would_be_loaded() {
+    fn cubins_were_made_from_the_ptx_that_would_be_loaded() {
         let manifest = include_str!("../../ptx/manifest.json");
         let hash = |bytes: &[u8]| Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         for (major, arch) in [(8, "sm_80"), (9, "sm_90"), (10, "sm_100")] {

@@ -114,23 +114,23 @@ fn lock() -> MutexGuard<'static, Residents> {
 
 impl Residents {
     /// The limit of resident blocks of a launch of `owner` on a device.
-    fn places(&self, (device, owner): (u32, u64), multiprocessors: u64, blocks_of_multiprocessor: u64) -> u64 {
+    fn residency_slots(&self, (device, owner): (u32, u64), multiprocessors: u64, blocks_of_multiprocessor: u64) -> u64 {
         let claims = self.claims.iter().filter(|entry| entry.device == device);
-        places(owner, multiprocessors, blocks_of_multiprocessor, claims)
+        residency_slots(owner, multiprocessors, blocks_of_multiprocessor, claims)
     }
 
     /// Refuses a recorded launch that does not fit any more.
     fn check(&self, launch: &RecordedSlots) -> Result<(), CudaError> {
         let RecordedSlots { device, owner, multiprocessors, blocks_of_multiprocessor, blocks } = *launch;
-        let places = self.places((device, owner), multiprocessors, blocks_of_multiprocessor);
-        if blocks <= places {
+        let slots = self.residency_slots((device, owner), multiprocessors, blocks_of_multiprocessor);
+        if blocks <= slots {
             return Ok(());
         }
         Err(CudaError {
             call: format!("a claim of resident blocks of device {device}"),
             code: Status::COOPERATIVE_LAUNCH_TOO_LARGE.0,
             text: format!(
-                "a graph was recorded with kernels of {blocks} blocks that wait for other ranks, and {places} are left to them if another communicator \
+                "a graph was recorded with kernels of {blocks} blocks that wait for other ranks, and {slots} are left to them if another communicator \
                  shares the device; drop the graph, and record it again once all communicators and their operations are made"
             ),
         })
@@ -170,8 +170,8 @@ impl Claim {
     }
 
     /// The current limit of blocks of a launch, for a kernel with `blocks_of_multiprocessor` resident blocks per multiprocessor.
-    pub(crate) fn places(&self, blocks_of_multiprocessor: u64) -> u64 {
-        lock().places((self.entry.device, self.entry.owner), self.multiprocessors, blocks_of_multiprocessor)
+    pub(crate) fn residency_slots(&self, blocks_of_multiprocessor: u64) -> u64 {
+        lock().residency_slots((self.entry.device, self.entry.owner), self.multiprocessors, blocks_of_multiprocessor)
     }
 
     /// The limit of blocks of any launch whose blocks wait for each other, on `queue`'s device.
@@ -186,7 +186,7 @@ impl Claim {
     /// Claims slots for a launch of `blocks` blocks, if the queue's work is being recorded, for as long as the graph lives.
     ///
     /// # Errors
-    /// The error of [`new`](Self::new), where another communicator has been added since the call of [`places`](Self::places).
+    /// The error of [`new`](Self::new), where another communicator has been added since the call of [`residency_slots`](Self::residency_slots).
     pub(crate) fn keep_for_recording(
         &self,
         queue: &Queue,
@@ -220,7 +220,12 @@ impl Drop for Claim {
     }
 }
 
-fn places<'a>(of: u64, multiprocessors: u64, blocks: u64, claims: impl Iterator<Item = &'a ClaimedSlots>) -> u64 {
+fn residency_slots<'a>(
+    of: u64,
+    multiprocessors: u64,
+    blocks: u64,
+    claims: impl Iterator<Item = &'a ClaimedSlots>,
+) -> u64 {
     let (mut weights, mut processes) = (BTreeMap::from([(of, 1)]), 1);
     let (mut is_shared, mut is_beside_blocks_together) = (false, false);
     for ClaimedSlots { owner, kernels, sharers, .. } in claims {
@@ -249,62 +254,62 @@ mod tests {
     }
 
     #[test]
-    fn a_communicator_alone_has_all_places() {
-        assert_eq!(places(1, 132, 2, [entry(1, 1, 1)].iter()), 264);
-        assert_eq!(places(1, 132, 2, [entry(1, 1, 1), entry(1, 1, 1)].iter()), 264, "two operations of one");
+    fn residency_slots_are_all_of_a_communicator_alone() {
+        assert_eq!(residency_slots(1, 132, 2, [entry(1, 1, 1)].iter()), 264);
+        assert_eq!(residency_slots(1, 132, 2, [entry(1, 1, 1), entry(1, 1, 1)].iter()), 264, "two operations of one");
     }
 
     #[test]
-    fn communicators_of_small_tensors_leave_most_places_to_others() {
+    fn residency_slots_of_small_tensors_leave_most_to_others() {
         let small = |owner| ClaimedSlots { kernels: Kernels::Small, ..entry(owner, 1, 1) };
         let claims = [entry(1, 1, 1), small(1), small(2)];
-        assert_eq!([1, 2].map(|owner| places(owner, 132, 2, claims.iter())), [211, 52]);
-        assert_eq!([2, 3].map(|owner| places(owner, 132, 2, [small(2), small(3)].iter())), [132, 132]);
+        assert_eq!([1, 2].map(|owner| residency_slots(owner, 132, 2, claims.iter())), [211, 52]);
+        assert_eq!([2, 3].map(|owner| residency_slots(owner, 132, 2, [small(2), small(3)].iter())), [132, 132]);
         for (ranks, processes) in [(2, 2), (4, 4), (8, 8)] {
             let shared = claims.map(|claim| ClaimedSlots { sharers: Sharers { ranks, processes }, ..claim });
-            let of = |owner| places(owner, 132, PACKET_BLOCKS.into(), shared.iter());
+            let of = |owner| residency_slots(owner, 132, PACKET_BLOCKS.into(), shared.iter());
             let all = (of(1) + of(2)) * processes as u64;
-            assert!(all - of(2) <= 99 && all - of(1) <= 99, "{} and {} places of {ranks} ranks", of(1), of(2));
+            assert!(all - of(2) <= 99 && all - of(1) <= 99, "{} and {} slots of {ranks} ranks", of(1), of(2));
         }
     }
 
     #[test]
-    fn blocks_that_wait_for_each_other_find_multiprocessors_of_their_own() {
+    fn residency_slots_give_waiting_blocks_own_multiprocessors() {
         let of = |owner, kernels| ClaimedSlots { kernels, ..entry(owner, 1, 1) };
         for others in
             [[Kernels::Small, Kernels::Small], [Kernels::Small, Kernels::Large], [Kernels::Together, Kernels::Large]]
         {
             let claims = [of(1, Kernels::Together), of(2, others[0]), of(3, others[1])];
             let beside: u64 =
-                [2, 3].map(|owner| places(owner, 132, PACKET_BLOCKS.into(), claims.iter())).into_iter().sum();
-            let own = places(1, 132, 1, claims.iter());
+                [2, 3].map(|owner| residency_slots(owner, 132, PACKET_BLOCKS.into(), claims.iter())).into_iter().sum();
+            let own = residency_slots(1, 132, 1, claims.iter());
             assert!(own >= 22 && own + beside <= 132, "{own} multiprocessors beside {beside} blocks of {others:?}");
             assert!(beside >= 88, "{beside} blocks of {others:?}");
         }
         // A communicator's own launches run one after the other.
         let claims = [of(1, Kernels::Together), of(1, Kernels::Small), of(2, Kernels::Small)];
-        assert_eq!([1, 2].map(|owner| places(owner, 132, 2, claims.iter())), [132, 66]);
+        assert_eq!([1, 2].map(|owner| residency_slots(owner, 132, 2, claims.iter())), [132, 66]);
     }
 
     #[test]
-    fn the_launches_of_all_have_places_together() {
+    fn residency_slots_suffice_for_the_launches_of_all_together() {
         for (ranks, processes) in [(1, 1), (2, 2), (4, 4), (8, 8), (4, 1), (8, 2), (3, 3)] {
             for communicators in 1..20 {
                 // Each rank that is a thread of one process has a communicator of its own.
                 let owners = communicators * (ranks / processes) as u64;
                 let claims: Vec<ClaimedSlots> = (0..owners).map(|owner| entry(owner, ranks, processes)).collect();
-                let each = places(0, 132, 2, claims.iter());
+                let each = residency_slots(0, 132, 2, claims.iter());
                 let launches = owners * processes as u64;
                 assert!(each >= 1);
                 assert!(each * launches <= 264 || each == 1, "{each} for each of {launches}");
                 assert!(ranks == 1 || each * launches <= 99 || each == 1, "{each} for each of {launches}, and NCCL");
                 // Small blocks fit on the multiprocessors that large ones of the other communicators leave.
-                let small = places(0, 132, PACKET_BLOCKS.into(), claims.iter()) * processes as u64;
+                let small = residency_slots(0, 132, PACKET_BLOCKS.into(), claims.iter()) * processes as u64;
                 let large = each * (launches - processes as u64);
                 let room = if ranks == 1 { 132 - large / 2 } else { 99 - large.min(99) } * u64::from(PACKET_BLOCKS);
                 assert!(small <= room || each == 1, "{small} small blocks beside {large} large ones of {launches}");
                 // Small blocks of all launches but one leave multiprocessors free, also beside large blocks; all together find room.
-                let small = places(0, 132, PACKET_BLOCKS.into(), claims.iter());
+                let small = residency_slots(0, 132, PACKET_BLOCKS.into(), claims.iter());
                 if ranks == 1 {
                     assert!(small * launches <= 132 * u64::from(PACKET_BLOCKS), "{small} for each of {launches}");
                 } else {
@@ -316,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_communicator_is_refused_while_a_graph_needs_its_places() {
+    fn claim_is_refused_while_a_graph_needs_the_slots() {
         let recorded = |device, blocks| RecordedSlots {
             device,
             owner: 1,
@@ -333,7 +338,7 @@ mod tests {
         for part in ["device 0", "264 blocks", "132 are left", "record it again"] {
             assert!(error.to_string().contains(part), "{part}: {error}");
         }
-        assert_eq!(residents.claims.len(), 2, "what is refused takes no place");
+        assert_eq!(residents.claims.len(), 2, "what is refused takes no slot");
         residents.claim(entry(1, 2, 2)).expect_err("another process shares the GPU");
         residents.claim(ClaimedSlots { device: 1, ..entry(2, 1, 1) }).expect("another device");
         // Once the graph is gone, both fit, and a graph that is recorded then has its share.
@@ -345,16 +350,16 @@ mod tests {
         assert!(residents.claim(entry(3, 1, 1)).is_err());
         residents.recorded.remove(0);
         residents.claim(entry(3, 1, 1)).expect("few blocks leave room");
-        assert_eq!(residents.places((0, 1), 132, 2), 88);
+        assert_eq!(residents.residency_slots((0, 1), 132, 2), 88);
     }
 
     /// Two GPUs with two processes each, split into groups with one rank on either GPU: no process knows of its neighbour's claim.
     #[test]
-    fn parts_of_a_communicator_leave_places_to_each_other() {
+    fn residency_slots_are_shared_among_parts_of_a_communicator() {
         let (world, part) = (Sharers { ranks: 2, processes: 2 }, Sharers::ONE);
         let claim = |sharers| ClaimedSlots { sharers, ..entry(1, 1, 1) };
-        let of_both = 2 * places(1, 132, 2, [claim(part.and_of_parent(world))].iter());
-        assert!(of_both <= 99, "{of_both} places for both");
+        let of_both = 2 * residency_slots(1, 132, 2, [claim(part.and_of_parent(world))].iter());
+        assert!(of_both <= 99, "{of_both} slots for both");
         assert_eq!(world.and_of_parent(part), world);
     }
 }

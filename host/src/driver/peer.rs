@@ -134,7 +134,7 @@ impl Drop for Mapping {
 /// A flag that the host sets and kernels read.
 #[derive(Debug)]
 pub(crate) struct HostFlag {
-    place: *mut AtomicU32,
+    flag: *mut AtomicU32,
     queue: Queue,
 }
 
@@ -147,25 +147,25 @@ impl HostFlag {
     /// Creates a cleared flag for kernels of `queue`'s device.
     pub(crate) fn new(queue: &Queue) -> Result<Self, CudaError> {
         queue.make_current()?;
-        let mut place: *mut c_void = ptr::null_mut();
+        let mut flag: *mut c_void = ptr::null_mut();
         let flags = cuda::CU_MEMHOSTALLOC_DEVICEMAP | cuda::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: writes one address.
-        check("cuMemHostAlloc", unsafe { cuda::cuMemHostAlloc(&mut place, size_of::<AtomicU32>(), flags) })?;
-        let place = place.cast::<AtomicU32>();
+        check("cuMemHostAlloc", unsafe { cuda::cuMemHostAlloc(&mut flag, size_of::<AtomicU32>(), flags) })?;
+        let flag = flag.cast::<AtomicU32>();
         // SAFETY: memory for the flag was just allocated, aligned to a page.
-        unsafe { place.write(AtomicU32::new(0)) };
-        Ok(Self { place, queue: queue.clone() })
+        unsafe { flag.write(AtomicU32::new(0)) };
+        Ok(Self { flag, queue: queue.clone() })
     }
 
     /// The address by which kernels read the flag: host and devices share one address space.
     pub(crate) fn address(&self) -> u64 {
-        self.place as u64
+        self.flag as u64
     }
 
     /// Sets the flag.
     pub(crate) fn set(&self) {
         // SAFETY: live until the drop.
-        unsafe { &*self.place }.store(1, Ordering::Release);
+        unsafe { &*self.flag }.store(1, Ordering::Release);
     }
 }
 
@@ -173,7 +173,7 @@ impl Drop for HostFlag {
     fn drop(&mut self) {
         let freed = self.queue.make_current().and_then(|()| {
             // SAFETY: allocated in `new`, freed once; the driver waits for the device.
-            check("cuMemFreeHost", unsafe { cuda::cuMemFreeHost(self.place.cast()) })
+            check("cuMemFreeHost", unsafe { cuda::cuMemFreeHost(self.flag.cast()) })
         });
         if let Err(error) = freed {
             tracing::error!(%error, "a flag was not freed");

@@ -62,7 +62,7 @@ impl Pinned {
         address: u64,
         bytes: usize,
     ) -> Result<(), CudaError> {
-        let place = self.place(index, offset, bytes);
+        let pointer = self.pointer(index, offset, bytes);
         if bytes == 0 {
             return Ok(());
         }
@@ -71,7 +71,7 @@ impl Pinned {
         queue.refuse_capture("a copy to pinned memory")?;
         // SAFETY: the range lies in the block; the rest is the caller's promise.
         check("cuMemcpyDtoHAsync", unsafe {
-            cuda::cuMemcpyDtoHAsync_v2(place.cast(), address, bytes, queue.raw_stream())
+            cuda::cuMemcpyDtoHAsync_v2(pointer.cast(), address, bytes, queue.raw_stream())
         })
     }
 
@@ -87,7 +87,7 @@ impl Pinned {
         address: u64,
         bytes: usize,
     ) -> Result<(), CudaError> {
-        let place = self.place(index, offset, bytes);
+        let pointer = self.pointer(index, offset, bytes);
         if bytes == 0 {
             return Ok(());
         }
@@ -96,11 +96,11 @@ impl Pinned {
         queue.refuse_capture("a copy from pinned memory")?;
         // SAFETY: the range lies in the block; the rest is the caller's promise.
         check("cuMemcpyHtoDAsync", unsafe {
-            cuda::cuMemcpyHtoDAsync_v2(address, place.cast_const().cast(), bytes, queue.raw_stream())
+            cuda::cuMemcpyHtoDAsync_v2(address, pointer.cast_const().cast(), bytes, queue.raw_stream())
         })
     }
 
-    fn place(&self, index: usize, offset: usize, bytes: usize) -> *mut u8 {
+    fn pointer(&self, index: usize, offset: usize, bytes: usize) -> *mut u8 {
         assert!(
             offset + bytes <= self.block_bytes,
             "{bytes} bytes from {offset} on in a block of {}",

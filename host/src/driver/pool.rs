@@ -49,7 +49,7 @@ impl Pool {
 /// Cached device tables of launches over many tensors, the most recently used first: a training loop uploads the same tables in every step.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
-    kept: Vec<Kept>,
+    kept: Vec<KeptTable>,
 }
 
 /// A table on the device. It stays there as long as this or a clone lives: while a launch that reads it is being enqueued, and as long as a
@@ -67,17 +67,17 @@ impl Table {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct KeptTable {
     words: Vec<u64>,
     table: Table,
 }
 
-impl Kept {
+impl KeptTable {
     fn is_read(&self) -> bool {
         Arc::strong_count(&self.table.readers) > 1
     }
 
-    fn place(&self) -> (usize, u64) {
+    fn size_and_address(&self) -> (usize, u64) {
         (size_of_val(&self.words[..]), self.table.address)
     }
 }
@@ -96,19 +96,19 @@ impl Tables {
     /// Caches a table that was uploaded to this address; returns the size and address of each evicted table.
     pub(super) fn keep(&mut self, words: Vec<u64>, address: u64) -> (Table, Vec<(usize, u64)>) {
         let table = Table { address, readers: Arc::default() };
-        self.kept.insert(0, Kept { words, table: table.clone() });
+        self.kept.insert(0, KeptTable { words, table: table.clone() });
         let mut idle = 0;
-        let (kept, gone): (Vec<Kept>, Vec<Kept>) = self.kept.drain(..).partition(|kept| {
+        let (kept, gone): (Vec<KeptTable>, Vec<KeptTable>) = self.kept.drain(..).partition(|kept| {
             idle += usize::from(!kept.is_read());
             kept.is_read() || idle <= Self::MOST
         });
         self.kept = kept;
-        (table, gone.iter().map(Kept::place).collect())
+        (table, gone.iter().map(KeptTable::size_and_address).collect())
     }
 
     /// Evicts all tables; returns the size and address of each.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = (usize, u64)> {
-        self.kept.drain(..).map(|kept| kept.place())
+        self.kept.drain(..).map(|kept| kept.size_and_address())
     }
 }
 
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_are_used_and_those_of_recordings_stay() {
+    fn tables_in_use_and_of_recordings_stay() {
         let (mut tables, most) = (Tables::default(), Tables::MOST as u64);
         assert_eq!(address(&mut tables, &[0]), None);
         for number in 0..most {
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_of_recordings_that_are_gone_are_like_others() {
+    fn tables_of_ended_recordings_are_like_others() {
         let (mut tables, most) = (Tables::default(), Tables::MOST as u64);
         let recordings: Vec<_> = (0..2 * most).map(|number| tables.keep(vec![number], 1000 + number)).collect();
         assert!(recordings.iter().all(|(_, gone)| gone.is_empty()), "all are read");

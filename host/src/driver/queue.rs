@@ -13,7 +13,7 @@ use super::launch::{Argument, EarlyLaunch, Grid};
 use super::module::{Kernel, LOWEST_CAPABILITY, Library, LoadedKernel};
 use super::pool::{self, Pool, Staging, Table, Tables};
 use super::recording::Recording;
-use super::{CudaError, check, exposure, retired};
+use super::{CudaError, check, peer_shared, retired};
 use crate::error::Error;
 use crate::sys::cuda::{self, Status};
 use crate::trace::waiting_for_device;
@@ -149,7 +149,7 @@ impl Queue {
     /// [`CudaError`], also of work that failed while it ran.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.wait()?;
-        exposure::settle(false);
+        peer_shared::settle(false);
         Ok(())
     }
 
@@ -290,14 +290,14 @@ impl Queue {
     pub(super) fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.make_current()?;
         self.refuse_capture("an allocation")?;
-        exposure::settle(false);
+        peer_shared::settle(false);
         let class = pool::size_class(bytes);
         let kept = self.pool().take(class);
         if let Some(address) = kept.map_or_else(|| pool::allocate(class), |address| Ok(Some(address)))? {
             return Ok(address);
         }
         // Memory that this queue or a retired one caches, or that peers have released, may be enough.
-        exposure::settle(true);
+        peer_shared::settle(true);
         retired::destroy(self.ordinal());
         self.pool().release();
         pool::allocate(class)?.ok_or_else(|| pool::out_of_memory(bytes))

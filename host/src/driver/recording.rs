@@ -93,14 +93,14 @@ pub(super) struct Recording {
     capture: OnceLock<u64>,
     /// The number of the first allocation after the recording ended.
     end: AtomicU64,
-    kept: Mutex<Kept>,
+    kept: Mutex<RecordedResources>,
 }
 
 /// A resource that lives at least as long as a recording.
 pub(crate) type Resource = Arc<dyn Any + Send + Sync>;
 
 #[derive(Default)]
-struct Kept {
+struct RecordedResources {
     blocks: Vec<Arc<RecordedBlock>>,
     /// Other queues that have taken part in the recording.
     branches: Vec<Queue>,
@@ -113,7 +113,7 @@ struct Kept {
 
 type Comparison = Arc<dyn Fn() -> bool + Send + Sync>;
 
-impl std::fmt::Debug for Kept {
+impl std::fmt::Debug for RecordedResources {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (blocks, branches, resources) = (self.blocks.len(), self.branches.len(), self.resources.len());
         write!(f, "{blocks} blocks of memory, {branches} queues and {resources} other resources")
@@ -166,8 +166,8 @@ impl Recording {
     /// Registers that kernels of a communicator take part in the recording.
     pub(super) fn order(&self, order: &Arc<LaunchOrder>) {
         let orders = &mut lock(&self.kept).orders;
-        if let Err(place) = orders.binary_search_by_key(&Arc::as_ptr(order), Arc::as_ptr) {
-            orders.insert(place, order.clone());
+        if let Err(index) = orders.binary_search_by_key(&Arc::as_ptr(order), Arc::as_ptr) {
+            orders.insert(index, order.clone());
         }
     }
 

@@ -40,7 +40,7 @@ pub(crate) struct Ticket {
 
 /// A send or a receive in the oldest list of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct End {
+pub(crate) struct CallIndex {
     pub(crate) rank: usize,
     /// The index of the call in its list.
     pub(crate) index: usize,
@@ -53,7 +53,7 @@ pub(crate) enum Run {
     /// The collectives in the oldest list of every rank, which are the same.
     Collectives,
     /// A send and its receive, of equal length and dtype.
-    Transfer { send: End, receive: End },
+    Transfer { send: CallIndex, receive: CallIndex },
 }
 
 /// The lists and the departure of one rank.
@@ -203,7 +203,8 @@ impl Engine {
         }
         let gone = |rank: usize| self.ranks[rank].departure.filter(|_| self.oldest(rank).is_none());
         let needed = |rank: usize| {
-            let (peer, departure) = self.waits(rank).into_iter().find_map(|(peer, _)| Some((peer, gone(peer)?)))?;
+            let (peer, departure) =
+                self.direct_waits(rank).into_iter().find_map(|(peer, _)| Some((peer, gone(peer)?)))?;
             Some(CommError::PeerGone { operation: self.operation(rank), rank: peer, departure })
         };
         self.failure = (0..self.ranks.len()).find_map(needed);

@@ -1,5 +1,7 @@
-//! The decisions of the engine: each rule alone, then random programs in random interleavings, checked against an independent account of
-//! the calls that are over.
+//! The decisions of the engine: each rule alone, then random programs in random interleavings, compared with a plain specification after
+//! every step.
+
+use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
@@ -208,7 +210,7 @@ fn no_rank_is_missing_where_all_transfers_match() {
     let (_, runs) = engine.post(0, &[send(1, 1), send(1, 1), send(2, 1), recv(2, 1)], true);
     assert!(runs.is_empty());
     let (ticket, runs) = engine.post(1, &[recv(0, 1), recv(0, 1)], true);
-    let ends = |send, receive| (End { rank: 0, index: send }, End { rank: 1, index: receive });
+    let ends = |send, receive| (CallIndex { rank: 0, index: send }, CallIndex { rank: 1, index: receive });
     let expected = [ends(0, 0), ends(1, 1)].map(|(send, receive)| Run::Transfer { send, receive });
     assert_eq!(runs, expected);
     assert_eq!((engine.missing(0), engine.missing(1)), (vec![2], vec![]));
@@ -277,59 +279,173 @@ fn programs(world_size: usize, steps: &[Step]) -> Vec<Program> {
     (0..world_size).map(|rank| steps.iter().filter_map(|step| part(rank, step)).collect()).collect()
 }
 
-/// The collectives among the calls, in order.
-fn collectives(posts: &[Vec<Call>]) -> Vec<Call> {
-    posts.concat().into_iter().filter(|call| call.operation.peers() == (None, None)).collect()
+/// The plain specification: the state of a group after these posts, in whichever order they were made, where calls that match are carried out
+/// at once. It tries every rule until none applies.
+struct Specified {
+    /// The number of lists of each rank that are over.
+    over: Vec<usize>,
+    /// The calls in the oldest list of each rank that have not matched.
+    open: Vec<Vec<Call>>,
 }
 
-fn lengths(posts: &[Vec<Call>], is_half: impl Fn(Operation) -> bool) -> Vec<(usize, Option<DType>)> {
-    posts.concat().into_iter().filter(|call| is_half(call.operation)).map(|call| (call.len, call.dtype)).collect()
+fn is_collective(call: &Call) -> bool {
+    call.operation.peers() == (None, None)
 }
 
-/// Asserts that every released call has its counterpart among the posted calls.
-fn account(programs: &[Program], posted: &[usize], released: &[usize]) {
-    let world = 0..programs.len();
-    for rank in world.clone() {
-        let done = collectives(&programs[rank][..released[rank]]);
-        for peer in world.clone() {
-            let theirs = collectives(&programs[peer][..posted[peer]]);
-            assert!(theirs.starts_with(&done), "rank {rank} was released from {done:?}, rank {peer} posted {theirs:?}");
-            let sends = |op: Operation| op.peers().0 == Some(peer);
-            let receives = |op: Operation| op.peers().1 == Some(rank);
-            let sent = lengths(&programs[rank][..posted[rank]], sends);
-            let received = lengths(&programs[peer][..posted[peer]], receives);
-            let sent_and_released = lengths(&programs[rank][..released[rank]], sends);
-            let received_and_released = lengths(&programs[peer][..released[peer]], receives);
-            assert!(received.starts_with(&sent_and_released), "{rank} to {peer}: {sent_and_released:?} {received:?}");
-            assert!(sent.starts_with(&received_and_released), "{rank} to {peer}: {sent:?} {received_and_released:?}");
+impl Specified {
+    fn new(posted: &[Program]) -> Self {
+        let first = |lists: &Program| lists.first().cloned().unwrap_or_default();
+        let mut state = Specified { over: vec![0; posted.len()], open: posted.iter().map(first).collect() };
+        while state.match_transfer() || state.match_collectives() || state.end_list(posted) {}
+        state
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let world_size = self.open.len();
+        (0..world_size).flat_map(move |source| (0..world_size).map(move |destination| (source, destination)))
+    }
+
+    /// The first send from one rank to another, and the first receive there.
+    fn transfer(&self, source: usize, destination: usize) -> Option<(Call, Call)> {
+        let send = self.open[source].iter().find(|call| call.operation.peers().0 == Some(destination))?;
+        let receive = self.open[destination].iter().find(|call| call.operation.peers().1 == Some(source))?;
+        Some((*send, *receive))
+    }
+
+    /// The first send to a rank meets its first receive, if they are equal in length and dtype.
+    fn match_transfer(&mut self) -> bool {
+        for (source, destination) in self.pairs() {
+            if let Some((send, receive)) = self.transfer(source, destination)
+                && (send.len, send.dtype) == (receive.len, receive.dtype)
+            {
+                for (rank, call) in [(source, send), (destination, receive)] {
+                    let index = self.open[rank].iter().position(|open| *open == call).expect("it is open");
+                    self.open[rank].remove(index);
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    fn collectives(&self, rank: usize) -> Vec<Call> {
+        self.open[rank].iter().copied().filter(is_collective).collect()
+    }
+
+    /// The collectives of all ranks are the same.
+    fn match_collectives(&mut self) -> bool {
+        let first = self.collectives(0);
+        let are_equal = !first.is_empty() && (1..self.open.len()).all(|rank| self.collectives(rank) == first);
+        if are_equal {
+            self.open.iter_mut().for_each(|calls| calls.retain(|call| !is_collective(call)));
+        }
+        are_equal
+    }
+
+    /// A list without unmatched calls is over, and the next one follows.
+    fn end_list(&mut self, posted: &[Program]) -> bool {
+        let is_over = |&rank: &usize| self.open[rank].is_empty() && self.over[rank] < posted[rank].len();
+        let Some(rank) = (0..posted.len()).find(is_over) else { return false };
+        self.over[rank] += 1;
+        self.open[rank] = posted[rank].get(self.over[rank]).cloned().unwrap_or_default();
+        true
+    }
+
+    /// Whether a call of one rank waits for a further call of another.
+    fn waits(&self, rank: usize, peer: usize) -> bool {
+        self.open[rank].iter().any(|call| match call.operation.peers() {
+            (None, None) => self.collectives(peer).is_empty(),
+            (to, from) => to == Some(peer) || from == Some(peer),
+        })
+    }
+
+    /// The ranks that a rank waits for, through any number of others.
+    fn waits_for(&self, rank: usize) -> BTreeSet<usize> {
+        let mut found = BTreeSet::new();
+        let mut open = vec![rank];
+        while let Some(rank) = open.pop() {
+            open.extend((0..self.open.len()).filter(|&peer| self.waits(rank, peer) && found.insert(peer)));
+        }
+        found
+    }
+
+    fn missing(&self, rank: usize) -> Vec<usize> {
+        self.waits_for(rank).into_iter().filter(|&peer| self.open[peer].is_empty()).collect()
+    }
+
+    /// Whether calls can never match: two that meet differ, or ranks wait in a cycle.
+    fn has_mismatch(&self) -> bool {
+        let differ = |(one, other)| {
+            let (left, right) = (self.collectives(one), self.collectives(other));
+            self.transfer(one, other).is_some() || !left.is_empty() && !right.is_empty() && left != right
+        };
+        self.pairs().any(differ) || (0..self.open.len()).any(|rank| self.waits_for(rank).contains(&rank))
+    }
+
+    /// Whether a rank waits for a rank that has left.
+    fn needs(&self, left: usize) -> bool {
+        self.open[left].is_empty() && (0..self.open.len()).any(|rank| self.waits(rank, left))
+    }
+
+    /// Compares the engine's state with this one.
+    fn compare(&self, carried: &Carried, has_left: &[bool]) {
+        let gone = (0..has_left.len()).any(|rank| has_left[rank] && self.needs(rank));
+        match carried.engine.failure() {
+            None => {
+                assert!(!self.has_mismatch() && !gone, "no failure was found: {:?}", self.open);
+                assert_eq!(carried.over.iter().map(|&over| over as usize).collect::<Vec<_>>(), self.over);
+                (0..has_left.len()).for_each(|rank| assert_eq!(carried.missing(rank), self.missing(rank)));
+            }
+            Some(CommError::Mismatch { left_rank, left, right_rank, right }) => {
+                assert!(self.has_mismatch(), "{:?}", self.open);
+                assert!(
+                    self.open[*left_rank].contains(left) && self.open[*right_rank].contains(right),
+                    "{:?}",
+                    self.open
+                );
+            }
+            Some(CommError::PeerGone { rank, .. }) => assert!(has_left[*rank] && self.needs(*rank), "{:?}", self.open),
+            Some(failure) => panic!("{failure}"),
         }
     }
 }
 
-/// Runs all programs until they end or no rank can post; `order` chooses the next rank to post. Ranks wait in their lists, or go on from
-/// them and may be ahead of each other by any number of calls. Returns the lists of each rank that are over.
-fn interleave(programs: &[Program], order: &[prop::sample::Index], are_awaited: bool) -> Result<Vec<usize>, CommError> {
-    let mut carried = Carried::new(programs.len());
-    let (mut posted, mut released) = (vec![0; programs.len()], vec![0; programs.len()]);
+/// Runs all programs until they end, fail, or no rank can post; `order` chooses the next rank to post, and `stays` has the number of lists
+/// after which a rank leaves. Ranks wait in their lists, or go on from them and may be ahead of each other by any number of calls. Compares the
+/// engine with its specification after every step. Returns the lists of each rank that are over.
+fn interleave(
+    programs: &[Program],
+    stays: &[usize],
+    order: &[prop::sample::Index],
+    are_awaited: bool,
+) -> Result<Vec<u64>, CommError> {
+    let world_size = programs.len();
+    let (mut carried, mut posted) = (Carried::new(world_size), vec![Program::new(); world_size]);
+    let mut has_left = vec![false; world_size];
     for turn in 0.. {
-        let is_free = |rank: usize| posted[rank] == released[rank] || !are_awaited;
-        let may_post = |rank: &usize| is_free(*rank) && posted[*rank] < programs[*rank].len();
-        let ready: Vec<usize> = (0..programs.len()).filter(may_post).collect();
+        let is_free = |rank: usize| posted[rank].len() as u64 == carried.over[rank] || !are_awaited;
+        let has_more = |rank: usize| posted[rank].len() < programs[rank].len() || stays[rank] == posted[rank].len();
+        let ready: Vec<usize> =
+            (0..world_size).filter(|&rank| !has_left[rank] && is_free(rank) && has_more(rank)).collect();
         if ready.is_empty() {
             break;
         }
         let rank = *order[turn % order.len()].get(&ready);
-        posted[rank] += 1;
-        let now = carried.post_as(rank, &programs[rank][posted[rank] - 1], are_awaited)?;
-        now.iter().for_each(|&rank| released[rank] += 1);
-        account(programs, &posted, &released);
+        if stays[rank] == posted[rank].len() {
+            has_left[rank] = true;
+            carried.engine.depart(rank, Departure::Left);
+        } else {
+            let list = programs[rank][posted[rank].len()].clone();
+            posted[rank].push(list.clone());
+            // The failure is compared below.
+            let _ = carried.post_as(rank, &list, are_awaited);
+        }
+        Specified::new(&posted).compare(&carried, &has_left);
+        if let Some(failure) = carried.engine.failure() {
+            return Err(failure.clone());
+        }
     }
-    for rank in (0..programs.len()).filter(|&rank| posted[rank] > released[rank]) {
-        let missing = carried.missing(rank);
-        assert!(!missing.is_empty(), "rank {rank} waits for nobody, and no cycle was found");
-        assert!(missing.iter().all(|&peer| released[peer] == programs[peer].len()), "{missing:?} are waiting");
-    }
-    Ok(released)
+    Ok(carried.over)
 }
 
 fn orders() -> impl Strategy<Value = Vec<prop::sample::Index>> {
@@ -357,6 +473,24 @@ fn altered(call: Call, how: usize, world_size: usize) -> Call {
     call
 }
 
+/// The choice of one call, and of its alteration.
+type Alteration = (prop::sample::Index, prop::sample::Index, prop::sample::Index, usize);
+
+/// Alters a call of the programs. Returns whether the altered list can be posted: a call to the rank itself needs its counterpart.
+fn alter(programs: &mut [Program], (rank, post, call, how): &Alteration) -> bool {
+    let world_size = programs.len();
+    let rank = rank.index(world_size);
+    if programs[rank].is_empty() {
+        return false;
+    }
+    let list = post.get_mut(&mut programs[rank]);
+    let call = call.get_mut(list);
+    *call = altered(*call, *how, world_size);
+    check(list, rank, world_size).is_ok()
+}
+
+const STAYS: [usize; 8] = [usize::MAX; 8];
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
@@ -366,28 +500,40 @@ proptest! {
         (order, are_awaited) in (orders(), any::<bool>()),
     ) {
         let programs = programs(world_size, &steps);
-        let released = interleave(&programs, &order, are_awaited).unwrap_or_else(|error| panic!("{error}"));
-        let all: Vec<usize> = programs.iter().map(Vec::len).collect();
-        prop_assert_eq!(released, all);
+        let over = interleave(&programs, &STAYS, &order, are_awaited).unwrap_or_else(|error| panic!("{error}"));
+        let all: Vec<u64> = programs.iter().map(|program| program.len() as u64).collect();
+        prop_assert_eq!(over, all);
     }
 
     #[test]
     fn one_altered_call_never_passes(
         (world_size, steps) in (2..9usize).prop_flat_map(|world_size| (Just(world_size), steps(world_size))),
         (order, are_awaited) in (orders(), any::<bool>()),
-        (rank, post, call, how) in any::<(prop::sample::Index, prop::sample::Index, prop::sample::Index, usize)>(),
+        alteration in any::<Alteration>(),
     ) {
         let mut programs = programs(world_size, &steps);
-        let rank = rank.index(world_size);
-        prop_assume!(!programs[rank].is_empty());
-        let post = post.index(programs[rank].len());
-        let calls = programs[rank][post].len();
-        let call = &mut programs[rank][post][call.index(calls)];
-        *call = altered(*call, how, world_size);
-        // A call to this rank itself without a counterpart is refused before it is posted.
-        prop_assume!(check(&programs[rank][post], rank, world_size).is_ok());
-        if let Ok(released) = interleave(&programs, &order, are_awaited) {
-            prop_assert!(released != programs.iter().map(Vec::len).collect::<Vec<_>>(), "all programs completed");
+        prop_assume!(alter(&mut programs, &alteration));
+        if let Ok(over) = interleave(&programs, &STAYS, &order, are_awaited) {
+            let all: Vec<u64> = programs.iter().map(|program| program.len() as u64).collect();
+            prop_assert!(over != all, "all programs completed");
         }
+    }
+
+    /// Up to three altered calls and two ranks that leave.
+    #[test]
+    fn programs_of_eight_ranks_end_as_specified(
+        steps in steps(8),
+        (order, are_awaited) in (orders(), any::<bool>()),
+        alterations in prop::collection::vec(any::<Alteration>(), 0..4),
+        leaving in prop::collection::vec((0..8usize, 0..5usize), 0..3),
+    ) {
+        let mut programs = programs(8, &steps);
+        for alteration in &alterations {
+            prop_assume!(alter(&mut programs, alteration));
+        }
+        let mut stays = STAYS;
+        leaving.iter().for_each(|&(rank, lists)| stays[rank] = lists);
+        // Every state on the way is compared.
+        let _ = interleave(&programs, &stays, &order, are_awaited);
     }
 }

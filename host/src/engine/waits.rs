@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::list::{List, Unmatched};
-use super::{End, Engine};
+use super::{CallIndex, Engine};
 use crate::error::{Call, CommError};
 
 /// The first of several collectives of different ranks that does not match the first one, as a mismatch.
@@ -35,7 +35,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`CommError::Mismatch`] if a send and its receive differ.
-    pub(super) fn counterparts(&self, rank: usize) -> Result<Vec<(End, End)>, CommError> {
+    pub(super) fn counterparts(&self, rank: usize) -> Result<Vec<(CallIndex, CallIndex)>, CommError> {
         let mut found = Vec::new();
         let Some(own) = self.oldest(rank) else { return Ok(found) };
         for &peer in own.sends.keys() {
@@ -48,13 +48,18 @@ impl Engine {
     }
 
     /// Matches the sends of one rank with the receives of another, in order.
-    fn match_pair(&self, sender: usize, receiver: usize, found: &mut Vec<(End, End)>) -> Result<(), CommError> {
+    fn match_pair(
+        &self,
+        sender: usize,
+        receiver: usize,
+        found: &mut Vec<(CallIndex, CallIndex)>,
+    ) -> Result<(), CommError> {
         let queue = |rank: usize, peer: usize, of: fn(&List) -> &Unmatched| of(self.oldest(rank)?).get(&peer);
         let sends = queue(sender, receiver, |list| &list.sends);
         let receives = queue(receiver, sender, |list| &list.receives);
         for (&(send, sent), &(receive, received)) in sends.into_iter().flatten().zip(receives.into_iter().flatten()) {
             compare_transfer((sender, sent), (receiver, received))?;
-            found.push((End { rank: sender, index: send }, End { rank: receiver, index: receive }));
+            found.push((CallIndex { rank: sender, index: send }, CallIndex { rank: receiver, index: receive }));
         }
         Ok(())
     }
@@ -81,7 +86,7 @@ impl Engine {
     }
 
     /// The ranks from which the oldest list of `rank` needs a further call, each with the call that needs it.
-    pub(super) fn waits(&self, rank: usize) -> Vec<(usize, Call)> {
+    pub(super) fn direct_waits(&self, rank: usize) -> Vec<(usize, Call)> {
         let Some(list) = self.oldest(rank) else { return Vec::new() };
         let transfers = list.sends.iter().chain(&list.receives).map(|(&peer, calls)| (peer, calls[0].1));
         let collectives = list.collectives.first().into_iter().flat_map(|&call| {
@@ -93,20 +98,20 @@ impl Engine {
     /// The ranks whose further calls the oldest list of `rank` needs: `rank` waits for them, directly or through other ranks, and they wait for
     /// no rank themselves.
     pub(crate) fn missing(&self, rank: usize) -> Vec<usize> {
-        let mut missing: Vec<usize> = self.awaited(rank).into_iter().map(|(peer, _)| peer).collect();
-        missing.retain(|&peer| self.waits(peer).is_empty());
+        let mut missing: Vec<usize> = self.all_waits(rank).into_iter().map(|(peer, _)| peer).collect();
+        missing.retain(|&peer| self.direct_waits(peer).is_empty());
         missing.sort_unstable();
         missing
     }
 
     /// The ranks for which `rank` waits, directly or through other ranks, the nearest first, each with the call of `rank` that leads there.
-    fn awaited(&self, rank: usize) -> Vec<(usize, Call)> {
+    fn all_waits(&self, rank: usize) -> Vec<(usize, Call)> {
         let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
-        let mut open = VecDeque::from(self.waits(rank));
+        let mut open = VecDeque::from(self.direct_waits(rank));
         while let Some((peer, call)) = open.pop_front() {
             if seen.insert(peer) {
                 found.push((peer, call));
-                open.extend(self.waits(peer).into_iter().map(|(next, _)| (next, call)));
+                open.extend(self.direct_waits(peer).into_iter().map(|(next, _)| (next, call)));
             }
         }
         found
@@ -119,8 +124,8 @@ impl Engine {
         if !(0..self.world_size()).any(|rank| self.oldest(rank).is_some_and(List::has_transfers)) {
             return None;
         }
-        self.awaited(rank).into_iter().find_map(|(peer, call)| {
-            let (_, back) = self.waits(peer).into_iter().find(|(next, _)| *next == rank)?;
+        self.all_waits(rank).into_iter().find_map(|(peer, call)| {
+            let (_, back) = self.direct_waits(peer).into_iter().find(|(next, _)| *next == rank)?;
             Some(CommError::mismatch((rank, call), (peer, back)))
         })
     }

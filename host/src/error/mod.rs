@@ -156,6 +156,11 @@ fn not_finite(step: u64, rank: Option<usize>, parameter: &str) -> String {
     }
 }
 
+/// The reason for an error: the text of its source, which for `libloading` is the text of the system's loader, or its own text if it has none.
+pub fn reason(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 /// Refuses operands of different lengths.
 pub(crate) fn same_len(operation: &'static str, left: (&str, usize), right: (&str, usize)) -> Result<()> {
     if left.1 == right.1 {
@@ -373,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_of_every_public_error_is_its_text_with_the_remedy() {
+    fn error_debugs_as_its_text_with_the_remedy() {
         let own = BootstrapError::NoLauncher { looked_for: "RANK".into() };
         assert!(format!("{own:?}").contains("gradsync launch -n 2 -- PROGRAM"));
         shows_its_text(own.clone());
@@ -403,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_an_error_stay_open_to_matching() {
+    fn error_fields_stay_open_to_matching() {
         let error =
             Error::from(CommError::PeerGone { operation: Operation::Barrier, rank: 3, departure: Departure::Lost });
         assert!(matches!(error, Error::Comm(CommError::PeerGone { rank: 3, departure: Departure::Lost, .. })));

@@ -1,6 +1,6 @@
 //! [`KernelMemory`]: the kernels that operations use on either memory.
 
-use gradsync_device::math::step::{STEP_STATE_LEN, StepRules, StepState};
+use gradsync_device::math::step::{STEP_MEMORY_LEN, StepMemory, StepRules};
 
 use super::cpu::{self, Fingerprint};
 #[cfg(feature = "cuda")]
@@ -114,9 +114,9 @@ pub trait KernelMemory: Memory {
     #[doc(hidden)]
     fn square_sums(sums: Self::SliceMut<'_>, first_chunks: &[usize], tensors: &[Self::Slice<'_>]) -> Result<()>;
 
-    /// Computes the next state of an optimizer's steps from the sums of all chunks.
+    /// Computes the memory of an optimizer's next step from the sums of all chunks.
     #[doc(hidden)]
-    fn advance_step(state: Self::SliceMut<'_>, rules: &StepRules, sums: Self::Slice<'_>) -> Result<()>;
+    fn advance_step(step: Self::SliceMut<'_>, rules: &StepRules, sums: Self::Slice<'_>) -> Result<()>;
 
     /// Refuses dtypes that no kernel updates: of weights and state, and of gradients, and of the output, if there is one: a copy of the weights or
     /// `deltas`.
@@ -129,9 +129,9 @@ pub trait KernelMemory: Memory {
         deltas: bool,
     ) -> Result<()>;
 
-    /// Updates tensors in the step of `state`.
+    /// Updates tensors in a step.
     #[doc(hidden)]
-    fn update(rule: UpdateRule, state: Self::Slice<'_>, tensors: Vec<TensorUpdate<'_, Self>>) -> Result<()>;
+    fn update(rule: UpdateRule, step: Self::Slice<'_>, tensors: Vec<TensorUpdate<'_, Self>>) -> Result<()>;
 
     /// All slices as one slice, if each is known to begin at the end of the preceding one in the same allocation.
     #[doc(hidden)]
@@ -213,10 +213,10 @@ impl KernelMemory for Host {
         Ok(())
     }
 
-    fn advance_step(state: Self::SliceMut<'_>, rules: &StepRules, sums: Self::Slice<'_>) -> Result<()> {
-        let state: &mut [f64; STEP_STATE_LEN] = numbers(state).try_into().expect("a step state");
+    fn advance_step(step: Self::SliceMut<'_>, rules: &StepRules, sums: Self::Slice<'_>) -> Result<()> {
+        let step: &mut [f64; STEP_MEMORY_LEN] = numbers(step).try_into().expect("the memory of a step");
         let sums = sums.typed().expect("sums of f64");
-        *state = cpu::optimizer::advance_step(&StepState::from_numbers(*state), rules, sums).to_numbers();
+        *step = cpu::optimizer::advance_step(&StepMemory::from_numbers(*step), rules, sums).to_numbers();
         Ok(())
     }
 
@@ -225,10 +225,10 @@ impl KernelMemory for Host {
         Ok(())
     }
 
-    fn update(rule: UpdateRule, state: Self::Slice<'_>, tensors: Vec<TensorUpdate<'_, Self>>) -> Result<()> {
-        let state: &[f64] = state.typed().expect("numbers of f64");
-        let state = StepState::from_numbers(state.try_into().expect("a step state"));
-        cpu::optimizer::update(rule, &state, tensors);
+    fn update(rule: UpdateRule, step: Self::Slice<'_>, tensors: Vec<TensorUpdate<'_, Self>>) -> Result<()> {
+        let step: &[f64] = step.typed().expect("numbers of f64");
+        let step = StepMemory::from_numbers(step.try_into().expect("the memory of a step"));
+        cpu::optimizer::update(rule, &step, tensors);
         Ok(())
     }
 
@@ -281,8 +281,8 @@ impl KernelMemory for Cuda {
         cuda::optimizer::square_sums(sums, first_chunks, tensors)
     }
 
-    fn advance_step(state: Self::SliceMut<'_>, rules: &StepRules, sums: Self::Slice<'_>) -> Result<()> {
-        cuda::optimizer::advance_step(state, rules, sums)
+    fn advance_step(step: Self::SliceMut<'_>, rules: &StepRules, sums: Self::Slice<'_>) -> Result<()> {
+        cuda::optimizer::advance_step(step, rules, sums)
     }
 
     fn check_update(
@@ -295,17 +295,17 @@ impl KernelMemory for Cuda {
         cuda::optimizer::check_update(operation, name, inputs, output, deltas)
     }
 
-    fn update(rule: UpdateRule, state: Self::Slice<'_>, tensors: Vec<TensorUpdate<'_, Self>>) -> Result<()> {
-        cuda::optimizer::update(rule, state, tensors)
+    fn update(rule: UpdateRule, step: Self::Slice<'_>, tensors: Vec<TensorUpdate<'_, Self>>) -> Result<()> {
+        cuda::optimizer::update(rule, step, tensors)
     }
 
     fn joined<'a>(slices: &'a mut [Self::SliceMut<'_>]) -> Option<Self::SliceMut<'a>> {
-        let places: Vec<(u64, usize)> =
+        let ranges: Vec<(u64, usize)> =
             slices.iter().map(|slice| slice.as_slice()).map(|view| (view.address(), view.len())).collect();
         let first = slices.first()?.as_slice();
-        let (address, len) = joined_range(&places, first.dtype().size_bytes())?;
+        let (address, len) = joined_range(&ranges, first.dtype().size_bytes())?;
         // Two allocations may lie side by side, and a slice is never of more than one.
-        if places.iter().filter(|(_, len)| *len > 0).count() > 1 {
+        if ranges.iter().filter(|(_, len)| *len > 0).count() > 1 {
             let (begin, bytes) = first.queue().allocation_of(address).ok()?;
             if address + (len * first.dtype().size_bytes()) as u64 > begin + bytes as u64 {
                 return None;
@@ -332,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_are_one_only_without_gaps_and_in_order() {
+    fn joined_range_takes_slices_without_gaps_and_in_order() {
         let begin = 1 << 20;
         let of = |slices: &[(u64, usize)]| joined_range(slices, 2);
         assert_eq!(of(&[]), Some((0, 0)));

@@ -31,7 +31,7 @@ pub(crate) enum Overlap {
 }
 
 /// Refuses tensors that end beyond an arena of `arena` elements, or that overlap in it where `overlap` refuses that.
-pub(crate) fn check_places(
+pub(crate) fn check_offsets(
     operation: &'static str,
     arena: usize,
     offsets: &[usize],
@@ -39,18 +39,18 @@ pub(crate) fn check_places(
     overlap: Overlap,
 ) -> Result<()> {
     same_len(operation, ("offsets", offsets.len()), ("tensors", lens.len()))?;
-    let mut places = Vec::with_capacity(offsets.len());
+    let mut ends = Vec::with_capacity(offsets.len());
     for (index, (&offset, len)) in offsets.iter().zip(lens).enumerate() {
         let Some(end) = offset.checked_add(len).filter(|&end| end <= arena) else {
             let reason = format!("tensor {index} of {len} elements at {offset} ends beyond the arena of {arena}");
             return Err(Error::InvalidArgument { operation, reason });
         };
         if len > 0 {
-            places.push((offset, end, index));
+            ends.push((offset, end, index));
         }
     }
-    places.sort_unstable();
-    for pair in places.windows(2) {
+    ends.sort_unstable();
+    for pair in ends.windows(2) {
         if overlap == Overlap::Refused && pair[1].0 < pair[0].1 {
             let ((_, end, left), (begin, _, right)) = (pair[0], pair[1]);
             let reason = format!("tensor {right} begins at {begin}, before the end {end} of tensor {left}");

@@ -1,25 +1,25 @@
 //! The operands of an optimizer's update, on either memory.
 
-pub(crate) use gradsync_device::math::optimizer::{AdamWOptions as AdamWScalars, SgdOptions as SgdScalars};
+pub(crate) use gradsync_device::math::optimizer::SgdScalars;
 
 use crate::dtype::DType;
 use crate::memory::Memory;
 
-/// An optimizer with its scalars.
+/// An optimizer, with the scalars that are not in the memory of a step.
 #[derive(Clone, Copy, Debug)]
 pub enum UpdateRule {
     /// SGD.
     Sgd(SgdScalars),
     /// AdamW.
-    AdamW(AdamWScalars),
+    AdamW,
 }
 
 /// One tensor of an update. All operands have one length.
 #[derive(Debug)]
 pub struct TensorUpdate<'a, M: Memory> {
     pub(crate) gradients: M::Slice<'a>,
-    /// The optimizer's state, `f32` or `f64`; SGD without momentum has none.
-    pub(crate) states: Vec<M::SliceMut<'a>>,
+    /// The optimizer's state, `f32` or `f64`; SGD has one vector with momentum, and none without.
+    pub(crate) states: [Option<M::SliceMut<'a>>; 2],
     pub(crate) target: Target<'a, M>,
     /// The factor of the step's rate.
     pub(crate) rate: f64,
@@ -43,6 +43,7 @@ impl<M: Memory> TensorUpdate<'_, M> {
         }
     }
 
+    #[cfg(feature = "cuda")]
     pub(crate) fn output(&self) -> Option<M::Slice<'_>> {
         match &self.target {
             Target::Weights { copy, .. } => copy.as_ref().map(|copy| M::as_slice(copy)),

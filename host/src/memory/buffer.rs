@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_zero_and_aligned_whatever_its_size() {
+    fn zeroed_is_zero_and_aligned_at_every_size() {
         for dtype in DType::FLOATS {
             let large = LARGE_PAGE / dtype.size_bytes();
             for len in [0, 1, 127, large - 1, large, large + 1, 3 * large + 5] {
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_machine_has_is_refused_with_its_size() {
+    fn zeroed_refuses_more_than_any_machine_has() {
         let error = HostBuffer::zeroed("test", DType::F32, 1 << 60).unwrap_err();
         assert!(matches!(error, Error::OutOfMemory { operation: "test", bytes } if bytes == 1 << 62), "{error}");
         let error = HostBuffer::shared("test", DType::F32, 1 << 60).unwrap_err();

@@ -380,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_writes_the_other_reads() {
+    fn memory_file_shows_one_process_the_writes_of_another() {
         for bytes in [0, 1, 4096, 3 << 20] {
             let mut file = MemoryFile::zeroed(bytes).unwrap();
             assert_eq!(file.bytes().len(), bytes);
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_of_something_else_finds_nothing() {
+    fn map_finds_nothing_by_a_handle_of_something_else() {
         let file = MemoryFile::zeroed(100).unwrap();
         let handle = FileHandle::of(file.bytes()).expect("a file");
         let stranger = std::fs::File::open("/proc/self/status").unwrap();
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_other_kinds_has_no_handle() {
+    fn file_handle_is_of_shared_memory_alone() {
         let file = MemoryFile::zeroed(100).unwrap();
         let behind = vec![0; 101];
         assert_eq!(FileHandle::of(&behind), None);
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_is_room_for_is_refused() {
+    fn zeroed_refuses_more_than_there_is_room_for() {
         assert!(MemoryFile::zeroed(usize::MAX).is_err());
         assert!(MemoryFile::zeroed(1 << 62).is_err());
         // There is enough address space, but not enough memory: touching it would make the system end processes.
@@ -450,13 +450,13 @@ mod tests {
     }
 
     #[test]
-    fn all_memory_is_there_from_the_beginning() {
+    fn zeroed_reserves_all_memory_at_once() {
         let file = MemoryFile::zeroed(1 << 20).unwrap();
         assert!(resident_kib(file.bytes().as_ptr().wrapping_sub(HEADER_BYTES)) >= 1 << 10);
     }
 
     #[test]
-    fn memory_that_is_taken_back_is_out_of_reach_and_the_old_one_stays_with_the_others() {
+    fn revoke_moves_the_memory_and_leaves_others_the_old_one() {
         let mut file = MemoryFile::zeroed(3 << 20).unwrap();
         file.bytes_mut().fill(7);
         let handle = FileHandle::of(file.bytes()).expect("a file");
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_stranger_could_change_under_us_is_not_mapped() {
+    fn map_refuses_what_a_stranger_could_change() {
         use std::os::fd::AsRawFd;
         use std::os::unix::fs::{FileExt, PermissionsExt};
         let file = MemoryFile::zeroed(100).unwrap();

@@ -24,6 +24,7 @@ mod buffer;
 mod cuda;
 pub(crate) mod file;
 mod host;
+pub(crate) mod shared_bytes;
 pub(crate) mod sharing;
 mod tensor;
 

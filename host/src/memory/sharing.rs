@@ -6,7 +6,9 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use crate::call::Call;
 #[cfg(feature = "cuda")]
-use crate::driver::{DeviceMemory, DeviceSlice, Exposure, FlagList, HostFlag, LaunchOrder, Mapping, Queue, Sharers};
+use crate::driver::{
+    DeviceMemory, DeviceSlice, FlagList, HostFlag, LaunchOrder, Mapping, PeerSharedMemory, Queue, Sharers,
+};
 use crate::error::Result;
 use crate::slice::SliceMut;
 
@@ -94,34 +96,34 @@ impl SharedMemory {
     }
 }
 
-/// An exposure without memory yet, whose list of flags the peers have; `None`, on every rank, if a list cannot be accessed.
+/// Shared memory without content yet, whose list of flags the peers have; `None`, on every rank, if a list cannot be accessed.
 #[cfg(feature = "cuda")]
 pub(crate) fn expose(
     peers: &dyn PeerMemory,
     queue: &Queue,
     rank: usize,
     mut flags: FlagList,
-) -> Result<Option<Exposure>> {
+) -> Result<Option<PeerSharedMemory>> {
     let shared = flags.give(|list| peers.share(list))?;
-    Ok(shared.map(|shared| Exposure::new((queue, shared.order.clone()), rank, flags, shared.into_parts())))
+    Ok(shared.map(|shared| PeerSharedMemory::new((queue, shared.order.clone()), rank, flags, shared.into_parts())))
 }
 
 /// The addresses of memory that every rank shares, the abort flag of the kernels that use it, and the ranks on this rank's GPU.
 #[cfg(feature = "cuda")]
 pub(crate) type Shared = (Vec<u64>, Arc<HostFlag>, Sharers);
 
-/// Shares memory of this rank, which the exposure keeps from now on; `None`, on every rank, if some memory cannot be accessed.
+/// Shares memory of this rank, which `shared_memory` keeps from now on; `None`, on every rank, if some memory cannot be accessed.
 #[cfg(feature = "cuda")]
 pub(crate) fn share(
     peers: &dyn PeerMemory,
-    exposure: &mut Exposure,
+    shared_memory: &mut PeerSharedMemory,
     memory: &Arc<DeviceMemory>,
     data: DeviceSlice<'_>,
 ) -> Result<Option<Shared>> {
-    exposure.export(memory);
+    shared_memory.export(memory);
     let Some(shared) = peers.share(data)? else { return Ok(None) };
     let (abort, sharers) = (shared.abort.clone(), shared.sharers);
     let (addresses, mappings) = shared.into_parts();
-    exposure.import(mappings);
+    shared_memory.import(mappings);
     Ok(Some((addresses, abort, sharers)))
 }

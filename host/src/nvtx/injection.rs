@@ -4,13 +4,14 @@
 //! `InitializeInjectionNvtx2` gets a function that returns the tables of this program's NVTX functions, in which it stores its own.
 //! NVIDIA's crate of bindings does the same, but needs libclang to build. This crate only pushes and pops ranges.
 
-use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libloading::Library;
+
+use crate::error::reason;
 
 const VARIABLE: &str =
     if cfg!(target_pointer_width = "64") { "NVTX_INJECTION64_PATH" } else { "NVTX_INJECTION32_PATH" };
@@ -90,10 +91,10 @@ static TABLES: Tables = Tables({
     let mut tables = [[ptr::null(); LONGEST + 1]; MODULES];
     let mut module = 1;
     while module < MODULES {
-        let mut place = 1;
-        while place < SIZES[module] {
-            tables[module][place] = &FUNCTIONS[module][place] as Slot;
-            place += 1;
+        let mut index = 1;
+        while index < SIZES[module] {
+            tables[module][index] = &FUNCTIONS[module][index] as Slot;
+            index += 1;
         }
         module += 1;
     }
@@ -183,8 +184,7 @@ fn find() -> Option<Tool> {
     let library = match unsafe { Library::new(&path) } {
         Ok(library) => library,
         Err(error) => {
-            // The loader's own text is the source of the error.
-            let error = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+            let error = reason(&error);
             tracing::warn!(?path, %error, "{VARIABLE} names no library that loads; there are no NVTX ranges");
             return None;
         }
@@ -201,8 +201,8 @@ fn find() -> Option<Tool> {
         tracing::warn!(?path, "the library of {VARIABLE} did not start; there are no NVTX ranges");
         return None;
     }
-    let function = |place: usize| {
-        let function = FUNCTIONS[CORE][place].load(Ordering::Acquire);
+    let function = |index: usize| {
+        let function = FUNCTIONS[CORE][index].load(Ordering::Acquire);
         (!function.is_null()).then_some(function)
     };
     let (push, pop) = (function(RANGE_PUSH_EX)?, function(RANGE_POP)?);

@@ -1,8 +1,10 @@
 //! NcclAllGather and NcclReduceScatter: collectives of tensors that belong to one rank each, in either memory.
 //!
-//! `plan::ownership` decides which rank owns which tensor.
+//! `plan::ownership` decides which rank owns which tensor. Ranks compare their tensors before data move, so that an error of one rank is an
+//! error of all.
 
-use crate::call::scope;
+use crate::call::{Value, scope};
+use crate::call_comparison::{ComparedCall, agree_once};
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Operation, Result};
 use crate::kernels::KernelMemory;
@@ -13,13 +15,16 @@ use crate::plan::ownership::{Move, Moves, Ownership};
 /// tensor belongs to the rank in whose `1 / world_size` of that length it lies.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a tensor in two ranks' shards, and the errors of
-/// [`ops::all_reduce_tensors`](crate::ops::all_reduce_tensors).
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a tensor in two ranks' shards, or for tensors of different queues, and
+/// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) naming the tensor; if only some ranks have such an error, the others get an error
+/// that names one of them. [`Error::Disagreement`](crate::Error::Disagreement) on every rank if ranks have different tensors; the errors of
+/// [`Collectives::all_gather_in_place`]. Nothing is written, except after an error of the communicator.
 #[doc(alias = "NcclAllGather")]
 pub fn nccl_all_gather<M: KernelMemory>(comm: &dyn Communicator<M>, tensors: &mut [M::SliceMut<'_>]) -> Result<()> {
     const OPERATION: &str = "nccl_all_gather";
     let _scope = scope::within(Operation::AllGatherTensors).with_tensors(tensors.len());
-    let Some(Bundle { moves, scratch, .. }) = gathered(OPERATION, comm, &views::<M>(tensors))? else { return Ok(()) };
+    let gathered = gathered(OPERATION, comm, &views::<M>(tensors), Ok(()))?;
+    let Some(Bundle { moves, scratch, .. }) = gathered else { return Ok(()) };
     copy_out::<M>(tensors, &scratch, &moves.copy_out)
 }
 
@@ -36,19 +41,21 @@ pub fn nccl_all_gather_into<M: KernelMemory>(
 ) -> Result<()> {
     const OPERATION: &str = "nccl_all_gather_into";
     let _scope = scope::within(Operation::AllGatherTensors).with_tensors(inputs.len());
-    check_outputs::<M>(OPERATION, inputs, outputs)?;
-    let Some(Bundle { ownership, scratch, .. }) = gathered(OPERATION, comm, inputs)? else { return Ok(()) };
+    let gathered = gathered(OPERATION, comm, inputs, check_outputs::<M>(OPERATION, inputs, outputs))?;
+    let Some(Bundle { ownership, scratch, .. }) = gathered else { return Ok(()) };
     copy_out::<M>(outputs, &scratch, &ownership.all_moves())
 }
 
-/// All tensors of a bundle, gathered from their owners into its workspace.
+/// All tensors of a bundle, gathered from their owners into its workspace, if this rank's outputs are `checked`.
 fn gathered<M: KernelMemory>(
     operation: &'static str,
     comm: &dyn Communicator<M>,
     tensors: &[M::Slice<'_>],
+    checked: Result<()>,
 ) -> Result<Option<Bundle<M>>> {
     let moves = |ownership: &Ownership| ownership.gather_moves(comm.rank());
-    let Some(mut bundle) = Bundle::of(operation, comm, tensors, moves)? else { return Ok(None) };
+    let bundle = checked.and_then(|()| Bundle::of(operation, comm.world_size(), tensors, moves));
+    let Some(mut bundle) = agreed(Operation::AllGatherTensors, comm, tensors, bundle)? else { return Ok(None) };
     comm.all_gather_in_place(M::buffer_mut(&mut bundle.scratch))?;
     Ok(Some(bundle))
 }
@@ -65,9 +72,8 @@ pub fn nccl_reduce_scatter<M: KernelMemory>(
 ) -> Result<()> {
     const OPERATION: &str = "nccl_reduce_scatter";
     let _scope = scope::within(Operation::ReduceScatterTensors(op)).with_tensors(tensors.len());
-    let Some(Bundle { moves, scratch, .. }) = scattered(OPERATION, comm, &views::<M>(tensors), op)? else {
-        return Ok(());
-    };
+    let scattered = scattered(OPERATION, comm, &views::<M>(tensors), op, Ok(()))?;
+    let Some(Bundle { moves, scratch, .. }) = scattered else { return Ok(()) };
     copy_out::<M>(tensors, &scratch, &moves.copy_out)
 }
 
@@ -84,22 +90,40 @@ pub fn nccl_reduce_scatter_into<M: KernelMemory>(
 ) -> Result<()> {
     const OPERATION: &str = "nccl_reduce_scatter_into";
     let _scope = scope::within(Operation::ReduceScatterTensors(op)).with_tensors(inputs.len());
-    check_outputs::<M>(OPERATION, inputs, outputs)?;
-    let Some(Bundle { moves, scratch, .. }) = scattered(OPERATION, comm, inputs, op)? else { return Ok(()) };
+    let scattered = scattered(OPERATION, comm, inputs, op, check_outputs::<M>(OPERATION, inputs, outputs))?;
+    let Some(Bundle { moves, scratch, .. }) = scattered else { return Ok(()) };
     copy_out::<M>(outputs, &scratch, &moves.copy_out)
 }
 
-/// The reduction of this rank's tensors, in the workspace of the bundle.
+/// The reduction of this rank's tensors, in the workspace of the bundle, if this rank's outputs are `checked`.
 fn scattered<M: KernelMemory>(
     operation: &'static str,
     comm: &dyn Communicator<M>,
     tensors: &[M::Slice<'_>],
     op: ReduceOp,
+    checked: Result<()>,
 ) -> Result<Option<Bundle<M>>> {
     let moves = |ownership: &Ownership| ownership.scatter_moves(comm.rank());
-    let Some(mut bundle) = Bundle::of(operation, comm, tensors, moves)? else { return Ok(None) };
+    let bundle = checked.and_then(|()| Bundle::of(operation, comm.world_size(), tensors, moves));
+    let agreed = agreed(Operation::ReduceScatterTensors(op), comm, tensors, bundle)?;
+    let Some(mut bundle) = agreed else { return Ok(None) };
     comm.reduce_scatter_in_place(M::buffer_mut(&mut bundle.scratch), op)?;
     Ok(Some(bundle))
+}
+
+/// Returns the bundle if every rank has one, of the same tensors.
+fn agreed<M: KernelMemory>(
+    operation: Operation,
+    comm: &dyn Communicator<M>,
+    tensors: &[M::Slice<'_>],
+    bundle: Result<Option<Bundle<M>>>,
+) -> Result<Option<Bundle<M>>> {
+    let number = ("number of tensors", Value::Number(tensors.len()));
+    let dtype = tensors.first().map(|tensor| ("dtype", Value::DType(M::dtype(*tensor))));
+    let len = |(tensor, slice): (usize, &M::Slice<'_>)| ("lengths", Value::Elements { tensor, len: M::len(*slice) });
+    let lens = tensors.iter().enumerate().map(len);
+    let lines: Vec<_> = [number].into_iter().chain(dtype).chain(lens).collect();
+    agree_once(comm, &ComparedCall { lines: &lines, ..ComparedCall::of(operation) }, bundle)
 }
 
 /// Tensors with their owners: the plan, and the workspace of the collective.
@@ -113,7 +137,7 @@ impl<M: KernelMemory> Bundle<M> {
     /// The bundle of these tensors, copied into zeroed workspace according to the plan; `None` for no tensors.
     fn of(
         operation: &'static str,
-        comm: &dyn Communicator<M>,
+        world_size: usize,
         tensors: &[M::Slice<'_>],
         moves: impl FnOnce(&Ownership) -> Moves,
     ) -> Result<Option<Self>> {
@@ -121,7 +145,7 @@ impl<M: KernelMemory> Bundle<M> {
             return Ok(None);
         }
         let lens: Vec<usize> = tensors.iter().map(|tensor| M::len(*tensor)).collect();
-        let ownership = Ownership::new(operation, comm.world_size(), &lens)?;
+        let ownership = Ownership::new(operation, world_size, &lens)?;
         let mut scratch = M::zeros_like(operation, tensors[0], ownership.padded_len())?;
         let moves = moves(&ownership);
         let sources: Vec<M::Slice<'_>> = moves.copy_in.iter().map(|one| tensors[one.tensor]).collect();

@@ -1,8 +1,8 @@
 //! All-reduce of a whole gradient buffer by one collective, for any number of tensors (ONNX Runtime's NcclAllReduce).
 
-use crate::agreement::{Plan, agree_once};
 use crate::buffer::GradientBuffer;
 use crate::call::{Value, scope};
+use crate::call_comparison::{ComparedCall, agree_once};
 use crate::comm::{Collectives, Communicator, ReduceOp, Scaling, reduce_windows};
 use crate::error::Result;
 use crate::memory::Memory;
@@ -54,7 +54,11 @@ pub fn all_reduce_scaled<M: Memory>(
     let _scope = scope::within(operation).with_tensors(buffer.table().tensor_count());
     let checked = buffer.table().check_world_size(operation.name(), comm.world_size());
     let lines = [("memory", Value::Words(buffer.memory_kind()))];
-    agree_once(comm, &Plan { lines: &lines, tables: &[("", buffer.table())], ..Plan::of(operation) }, checked)?;
+    agree_once(
+        comm,
+        &ComparedCall { lines: &lines, tables: &[("", buffer.table())], ..ComparedCall::of(operation) },
+        checked,
+    )?;
     let _span = tracing::debug_span!("all_reduce", rank = comm.rank(), %op, len = buffer.len()).entered();
     if scaling == Scaling::NONE && reduce_in_windows(comm, buffer, op, &[])? {
         return Ok(());

@@ -4,10 +4,10 @@
 
 use std::sync::Arc;
 
-use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
+use crate::call_comparison::all_prepared;
 use crate::comm::Communicator;
-use crate::driver::{Claim, DeviceBuffer, DeviceMemory, Exposure, FlagList, HostFlag, Kernels, Queue};
+use crate::driver::{Claim, DeviceBuffer, DeviceMemory, FlagList, HostFlag, Kernels, PeerSharedMemory, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 use crate::kernels::cuda::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
@@ -16,14 +16,14 @@ use crate::memory::{Cuda, PeerMemory, expose, share};
 /// The gradient buffers of all ranks, mapped for the kernels of this one.
 ///
 /// It shares ownership of this rank's buffer with the user: if the buffer is dropped first, or this object while the peers continue, the
-/// memory stays in place until every rank has dropped its own connection ([`Exposure`]).
+/// memory stays in place until every rank has dropped its own connection ([`PeerSharedMemory`]).
 #[derive(Debug)]
 pub(super) struct PeerConnection {
     pub(super) group: PeerGroup,
     /// This rank's arena, which the peers have mapped.
     arena: Arc<DeviceMemory>,
     /// The memory behind the group's addresses.
-    _exposure: Exposure,
+    _shared_memory: PeerSharedMemory,
     _abort: Arc<HostFlag>,
 }
 
@@ -67,8 +67,8 @@ impl PeerConnection {
         })();
         let PreparedPeer { flags, mailbox, received, rest } = all_prepared(operation, comm, prepared)?;
 
-        let Some(mut exposure) = expose(peers, queue, rank, flags)? else { return Ok(None) };
-        let mut share = |memory: &Arc<DeviceMemory>, data| share(peers, &mut exposure, memory, data);
+        let Some(mut shared_memory) = expose(peers, queue, rank, flags)? else { return Ok(None) };
+        let mut share = |memory: &Arc<DeviceMemory>, data| share(peers, &mut shared_memory, memory, data);
         let Some((mailboxes, ..)) = share(mailbox.memory(), mailbox.as_slice())? else { return Ok(None) };
         let Some((slots, ..)) = share(received.memory(), received.as_slice())? else { return Ok(None) };
         let Some((arenas, abort, sharers)) = share(buffer.memory(), buffer.as_slice())? else { return Ok(None) };
@@ -91,14 +91,14 @@ impl PeerConnection {
             }),
         };
         let group = Claim::new(queue, abort.address(), Kernels::Large, sharers).map_err(Into::into).and_then(|claim| {
-            // SAFETY: the exposure keeps all memory behind the addresses. Shards lie in arenas, slots have the length of a shard, and
+            // SAFETY: the shared memory keeps all memory behind the addresses. Shards lie in arenas, slots have the length of a shard, and
             // arenas' shards begin at multiples of 256 bytes.
             unsafe { PeerGroup::new(queue, (kernel, dtype), sums, &addresses, claim) }
         });
         // The peers' kernels write to this memory without waiting, so no rank continues before all have reached this point.
         let group = all_prepared(operation, comm, group)?;
         let arena = buffer.memory().clone();
-        Ok(Some((Arc::new(Self { group, arena, _exposure: exposure, _abort: abort }), rest)))
+        Ok(Some((Arc::new(Self { group, arena, _shared_memory: shared_memory, _abort: abort }), rest)))
     }
 
     /// Adds this connection to the recording of the queue's work, if there is one, so that the graph keeps it.

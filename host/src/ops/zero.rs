@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use crate::agreement::same_plan;
 use crate::buffer::{GradientBuffer, TensorTable};
 use crate::call::scope;
+use crate::call_comparison::same_call;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Operation, Result};
 use crate::memory::{Host, Memory};
@@ -33,7 +33,7 @@ impl<'c, M: Memory> ZeroPartition<'c, M> {
     /// [`Error::Disagreement`](crate::Error::Disagreement) on every rank if ranks have different tensors; errors of the communicator.
     pub fn new(comm: &'c dyn Communicator<M>, buffer: &GradientBuffer<M>) -> Result<Self> {
         let table = buffer.table();
-        same_plan(OPERATION, comm, table, &[], Ok(()))?;
+        same_call(OPERATION, comm, table, &[], Ok(()))?;
         let parts = partition(table.segments(), table.shard_len(), table.world_size())?;
         Ok(Self { comm, made_for: buffer.shared_table(), parts })
     }

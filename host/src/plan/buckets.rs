@@ -60,7 +60,7 @@ mod tests {
     use crate::dtype::DType;
 
     #[test]
-    fn a_bucket_is_closed_at_its_limit_and_the_first_of_each_kind_earlier() {
+    fn assign_closes_a_bucket_at_its_limit_and_the_first_earlier() {
         let (bf16, f32) = (DType::BF16, DType::F32);
         let gradients = [(4, f32, 100), (3, bf16, 900), (2, f32, 100), (1, f32, 500), (0, f32, 500)];
         let buckets = assign(gradients, 150, 800);
@@ -69,7 +69,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_gradient_is_in_one_bucket_of_its_kind_and_only_the_last_may_be_small(
+        fn assign_puts_each_gradient_into_one_bucket_of_its_kind(
             gradients in prop::collection::vec((0usize..4, 0usize..2000), 0..60),
             first_bytes in 0usize..3000,
             bytes in 0usize..9000,

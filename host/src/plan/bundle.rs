@@ -49,7 +49,7 @@ const VERSION: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BundleLayout {
     /// The byte range of each tensor, in order; each starts at a multiple of [`TENSOR_ALIGNMENT`].
-    pub places: Vec<Range<usize>>,
+    pub ranges: Vec<Range<usize>>,
     /// The size of the payload in bytes: the end of the last tensor, without padding.
     pub len: usize,
 }
@@ -60,19 +60,19 @@ impl BundleLayout {
     /// # Errors
     /// [`Error::InvalidArgument`] naming the first tensor that ends beyond the address space.
     pub fn new(byte_sizes: &[usize]) -> Result<Self> {
-        let mut places = Vec::with_capacity(byte_sizes.len());
+        let mut ranges = Vec::with_capacity(byte_sizes.len());
         let mut len = 0u64;
         for (index, &bytes) in byte_sizes.iter().enumerate() {
-            let place = place_after(len, bytes as u64).filter(|place| place.end <= isize::MAX as u64);
-            let place = place.ok_or_else(|| {
+            let range = range_after(len, bytes as u64).filter(|range| range.end <= isize::MAX as u64);
+            let range = range.ok_or_else(|| {
                 refused(format!(
                     "tensor {index} has {bytes} bytes: with the {len} before it, they exceed the address space"
                 ))
             })?;
-            len = place.end;
-            places.push(place.start as usize..place.end as usize);
+            len = range.end;
+            ranges.push(range.start as usize..range.end as usize);
         }
-        Ok(Self { places, len: len as usize })
+        Ok(Self { ranges, len: len as usize })
     }
 
     /// Lays out tensors of these types and shapes.
@@ -272,18 +272,18 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Header, HeaderError> {
     }
     // The prefix was checked against the length of the header, which therefore bounds the number of tensors.
     let count = prefix.tensors as usize;
-    let (mut tensors, mut places) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    let (mut tensors, mut ranges) = (Vec::with_capacity(count), Vec::with_capacity(count));
     let (mut offset, mut payload_bytes) = (PREFIX_BYTES, 0);
     for tensor in 0..prefix.tensors {
         let spec = entry(bytes, limits, tensor, offset)?;
         let size = spec.bytes().ok_or(HeaderError::TensorTooLarge { tensor, offset })?;
         let limit = limits.payload_bytes.min(isize::MAX as u64);
-        let place = place_after(payload_bytes, size).filter(|place| place.end <= limit);
-        let place = place.ok_or(HeaderError::TensorBeyondLimit { tensor, offset, bytes: size, limit })?;
-        (offset, payload_bytes) = (offset + 8 + 8 * spec.dims.len(), place.end);
+        let range = range_after(payload_bytes, size).filter(|range| range.end <= limit);
+        let range = range.ok_or(HeaderError::TensorBeyondLimit { tensor, offset, bytes: size, limit })?;
+        (offset, payload_bytes) = (offset + 8 + 8 * spec.dims.len(), range.end);
         tensors.push(spec);
         // The end is at most the limit on payloads, which is within the address space.
-        places.push(place.start as usize..place.end as usize);
+        ranges.push(range.start as usize..range.end as usize);
     }
     if offset < needed {
         return Err(HeaderError::TooLong { found: needed, needed: offset });
@@ -291,7 +291,7 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Header, HeaderError> {
     if payload_bytes != prefix.payload_bytes {
         return Err(HeaderError::PayloadLength { found: prefix.payload_bytes, needed: payload_bytes });
     }
-    let layout = BundleLayout { places, len: prefix.payload_bytes as usize };
+    let layout = BundleLayout { ranges, len: prefix.payload_bytes as usize };
     Ok(Header { sequence: prefix.sequence, tensors, layout })
 }
 
@@ -320,7 +320,7 @@ fn entry(bytes: &[u8], limits: &Limits, tensor: u32, offset: usize) -> Result<Te
 }
 
 /// The range of a tensor of `bytes` bytes after one that ends at `end`.
-fn place_after(end: u64, bytes: u64) -> Option<Range<u64>> {
+fn range_after(end: u64, bytes: u64) -> Option<Range<u64>> {
     let start = end.checked_next_multiple_of(TENSOR_ALIGNMENT as u64)?;
     Some(start..start.checked_add(bytes)?)
 }

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn only_layers_in_several_shards_have_a_row_for_each_chunk() {
+    fn sum_table_has_rows_of_chunks_for_divided_layers_alone() {
         let tensors = [0..1300, 1536..1536, 1536..2000, 2048..3072];
         let table = SumTable::new(&tensors, 4, 1024);
         assert_eq!([0..1, 1..2, 2..3, 3..4].map(|layers| table.rows(layers)), [0..3, 3..4, 4..5, 5..6]);
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "cuts the chunk")]
-    fn a_range_that_cuts_a_chunk_is_a_mistake() {
+    fn sum_table_within_refuses_a_range_that_cuts_a_chunk() {
         SumTable::new(&[0..1024], 1, 256).within(0..256);
     }
 }

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn times_grow_with_bytes_and_layers() {
+    fn seconds_grow_with_bytes_and_layers() {
         for world in worlds() {
             for scheme in Scheme::ALL.into_iter().filter(|scheme| scheme.fits(world)) {
                 let time = |bytes, layers| Gpu::H200.seconds(scheme, world, bytes, layers).unwrap();
@@ -350,7 +350,7 @@ mod tests {
 
     /// Where bytes alone take time, each rank sends a vector of which nodes have reduced their part, once in either direction.
     #[test]
-    fn levels_keep_vectors_inside_their_nodes() {
+    fn seconds_of_levels_keep_vectors_inside_their_nodes() {
         let network = Gpu { latency: 0.0, launch: 0.0, link: f64::INFINITY, memory: f64::INFINITY, ..ASSUMED };
         let network = Gpu { hop: 0.0, message: 0.0, weight: 0.0, ..network };
         for world in worlds().filter(|world| world.nodes() > 1) {
@@ -365,7 +365,7 @@ mod tests {
 
     /// Measured on one H200, in µs: vectors, bytes of one.
     #[test]
-    fn products_of_many_vectors_take_what_they_took() {
+    fn products_of_many_vectors_take_the_measured_time() {
         for (vectors, bytes, microseconds) in [(8, GIB, 1884.0), (16, 64 * MIB, 755.8), (32, 64 * MIB, 3498.0)] {
             let predicted = 1e6 * Gpu::H200.products(vectors, bytes as f64);
             assert!((predicted / microseconds - 1.0).abs() < 1.0 / 8.0, "{vectors}: {predicted} for {microseconds}");
@@ -374,7 +374,7 @@ mod tests {
 
     /// Measured on four H200 of one machine over NCCL, in µs: f32 in 300 tensors. Pairs of ranks have less bandwidth than all at once.
     #[test]
-    fn four_gpus_take_what_they_took() {
+    fn seconds_of_four_gpus_are_the_measured_ones() {
         use Scheme::{Gram, Tree};
         let measured = [
             (Gram, MIB, 91.8),
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn gram_is_chosen_inside_a_node_and_not_across_many() {
+    fn choose_takes_gram_inside_a_node_and_not_across_many() {
         for bytes in [MIB / 16, MIB, 64 * MIB, GIB] {
             for among in [Scheme::OF_RANKS, Scheme::OF_NODES] {
                 for ranks in 1..=8 {
@@ -408,7 +408,7 @@ mod tests {
 
     /// The numbers of ranks, doubled each time, from which a scheme is chosen, in nodes of eight.
     #[test]
-    fn choices_change_where_the_pages_say() {
+    fn choose_changes_where_the_pages_say() {
         let switches = |among, bytes| -> Vec<(usize, &str)> {
             let chosen = worlds().map(|world| (world.ranks, choose(among, world.ranks, 8, bytes).scheme.name()));
             let mut switches: Vec<(usize, &str)> = Vec::new();
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_depends_on_what_fits() {
+    fn choose_depends_on_what_fits() {
         let of_nodes = |ranks, per_node, bytes| choose(Scheme::OF_NODES, ranks, per_node, bytes).scheme;
         // Nodes of six are no whole trees.
         assert_eq!(of_nodes(12, 6, GIB), Scheme::Gram);

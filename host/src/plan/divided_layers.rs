@@ -173,7 +173,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blocks_take_each_chunk_of_all_shards_once(
+        fn blocks_of_shard_take_each_chunk_once(
             lens in lens(), world in 1usize..9, whole in any::<bool>(), block_len in 0usize..50_000, least in 1usize..3,
         ) {
             let Layout { segments, shard_len } = Layout::new(DType::F32, world, &lens).unwrap();
@@ -194,7 +194,7 @@ mod tests {
         }
 
         #[test]
-        fn each_row_of_a_divided_layer_is_of_one_shard(lens in lens(), world in 1usize..9, whole in any::<bool>()) {
+        fn divided_layers_have_rows_of_one_shard_each(lens in lens(), world in 1usize..9, whole in any::<bool>()) {
             let Layout { segments, shard_len } = Layout::new(DType::F32, world, &lens).unwrap();
             let count = if whole { 1 } else { lens.len() };
             let layers = DividedLayers::new(&segments, count, shard_len);
@@ -216,7 +216,7 @@ mod tests {
         }
 
         #[test]
-        fn a_tensor_has_the_same_chunks_in_every_arena(
+        fn divided_layers_give_a_tensor_the_same_chunks_in_every_arena(
             len in 1usize..600_000, others in lens(), world in 1usize..9, at in 0usize..12,
         ) {
             let chunks_in = |lens: &[usize], index: usize, world: usize| {
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn no_layers_have_no_rows() {
+    fn divided_layers_of_nothing_have_no_rows() {
         let layers = DividedLayers::new(&[], 0, 0);
         assert_eq!((layers.rows(), layers.divided().count()), (0, 0));
         assert_eq!(layers.blocks_of_shard(0..0, 2048, 1), ShardBlocks { spans: vec![], blocks: 0, chunks: 0 });
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn long_tensors_have_long_blocks() {
+    fn blocks_of_shard_are_long_for_long_tensors() {
         let tensor = 0..1 << 20;
         let layers = DividedLayers::new(std::slice::from_ref(&tensor), 1, 0);
         let blocks = |block_len, least| layers.blocks_of_shard(tensor.clone(), block_len, least).blocks;

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_values() {
+    fn sizes_refused_are_named() {
         for (index, name) in ["world", "local", "data", "horizontal", "pipeline"].into_iter().enumerate() {
             let mut given = [1; 5];
             given[index] = 0;
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_may_be_larger_than_the_world() {
+    fn topology_takes_a_node_larger_than_the_world() {
         let topology = Topology::new(3, sizes(4, 8, 4, 1, 1)).unwrap();
         assert_eq!((topology.node(), topology.local_rank()), (0, 3));
         assert_eq!(topology.group(GroupKind::NodeLocalData).unwrap().ranks, [0, 1, 2, 3]);

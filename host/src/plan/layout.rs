@@ -72,7 +72,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn tensors_are_aligned_in_order_and_inside(
+        fn layout_aligns_tensors_in_order(
             lens in prop::collection::vec(prop_oneof![0usize..300, 0usize..5000, 0usize..50_000, 0usize..600_000], 0..20),
             world in 1usize..20,
         ) {
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn overflow_is_an_error() {
+    fn layout_refuses_an_overflow() {
         assert!(Layout::new(DType::F64, 1, &[usize::MAX, 1]).is_err());
         assert!(Layout::new(DType::F64, 2, &[usize::MAX / 8]).is_err());
         assert!(Layout::new(DType::F16, 0, &[1]).unwrap_err().to_string().contains("world size is 0"));

@@ -199,7 +199,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_owner_holds_all_of_a_tensor_or_there_is_none(
+        fn ownership_is_of_a_whole_tensor_or_refused(
             lens in prop::collection::vec(0usize..200, 0..12),
             world_size in 1usize..10,
         ) {
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn an_aligned_total_gains_a_block() {
+    fn padded_len_adds_a_block_to_an_aligned_total() {
         for (world_size, total, padded) in
             [(2, 63, 64), (2, 64, 128), (2, 950, 960), (2, 1024, 1088), (4, 950, 1024), (1, 0, 32), (3, 0, 96)]
         {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn edges_belong_to_the_shard_that_starts_there() {
+    fn owners_at_edges_are_of_the_shard_that_starts_there() {
         let ownership = ownership(2, &[0, 480, 0, 470, 0]);
         assert_eq!(ownership.owners(), [0, 0, 1, 1, 1]);
         assert_eq!(ownership.offsets().collect::<Vec<_>>(), [0, 0, 480, 480, 950]);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn moves_are_own_and_foreign() {
+    fn gather_moves_and_scatter_moves_are_own_and_foreign() {
         let ownership = ownership(2, &[400, 0, 80, 470]);
         let at = |tensor, range| Move { tensor, range };
         let (first, second, third) = (at(0, 0..400), at(2, 400..480), at(3, 480..950));
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_values() {
+    fn padded_len_names_refused_values() {
         let message = refusal(2, &[479, 2, 469]);
         for part in ["test: ", "tensor 1 ", "479..481", "0..480", "rank 0"] {
             assert!(message.contains(part), "{message} does not say {part}");
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "rank 2 of 2")]
-    fn a_rank_beyond_the_world_panics() {
+    fn shard_panics_beyond_the_world() {
         ownership(2, &[1]).shard(2);
     }
 }

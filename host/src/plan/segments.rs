@@ -84,7 +84,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn shards_partition_every_segment(lens in prop::collection::vec((0usize..9, 0usize..50), 0..12), world in 1usize..9) {
+        fn clip_partitions_every_segment(lens in prop::collection::vec((0usize..9, 0usize..50), 0..12), world in 1usize..9) {
             let segments = ascending(lens);
             let total = segments.last().map_or(0, |last| last.end);
             let shard = total.div_ceil(world);
@@ -100,7 +100,7 @@ mod tests {
         }
 
         #[test]
-        fn gaps_are_what_no_segment_has(lens in prop::collection::vec((0usize..9, 0usize..50), 0..12), behind in 0usize..9) {
+        fn gaps_are_outside_all_segments(lens in prop::collection::vec((0usize..9, 0usize..50), 0..12), behind in 0usize..9) {
             let segments = ascending(lens);
             let len = segments.last().map_or(0, |last| last.end) + behind;
             let gaps: Vec<_> = gaps(&segments, len).collect();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn disorder_is_refused_by_name() {
+    fn check_refuses_disorder_by_name() {
         let message = check("combine", &[0..4, 3..6], 10).unwrap_err().to_string();
         assert!(message.contains("segment 1") && message.contains("3..6"), "{message}");
         assert!(check("combine", &[0..4, 4..11], 10).is_err());

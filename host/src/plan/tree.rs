@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_way_back_brings_every_rank_everything() {
+    fn gathers_bring_every_rank_everything() {
         for world_size in [1, 2, 4, 8, 16, 64] {
             for len in [0, 1, 7, 64, 1001] {
                 let all: Vec<_> = (0..world_size).map(|rank| gathers(rank, world_size, len)).collect();
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_agree_and_slices_partition() {
+    fn steps_of_peers_agree_and_their_ranges_partition() {
         for world_size in [1, 2, 4, 8, 16, 64] {
             for len in [0, 1, 7, 64, 1001] {
                 let all: Vec<_> = (0..world_size).map(|rank| steps(rank, world_size, len)).collect();

@@ -114,7 +114,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_element_is_in_one_view(lens in prop::collection::vec(0usize..2000, 0..12), world_size in 1usize..10) {
+        fn partition_puts_every_element_into_one_view(lens in prop::collection::vec(0usize..2000, 0..12), world_size in 1usize..10) {
             let layout = Layout::new(DType::F32, world_size, &lens).unwrap();
             let parts = partition(&layout.segments, layout.shard_len, world_size).unwrap();
             check(&parts, &layout.segments, layout.shard_len, world_size);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_may_span_many_shards() {
+    fn partition_padded_divides_a_tensor_among_many_shards() {
         let parts = partition_padded(3, &[10, 0, 250]).unwrap();
         let expected = [
             part(0, 0..10, 0..10, 0),
@@ -145,14 +145,14 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_that_ends_at_an_edge_is_whole() {
+    fn partition_keeps_a_tensor_that_ends_at_an_edge_whole() {
         assert_eq!(partition(&[0..4, 4..8], 4, 2).unwrap(), [part(0, 0..4, 0..4, 0), part(1, 0..4, 4..8, 1)]);
         assert_eq!(partition(&[0..0, 0..0], 0, 2).unwrap(), []);
         assert_eq!(partition(&[], 4, 2).unwrap(), []);
     }
 
     #[test]
-    fn refusals_name_the_values() {
+    fn partition_names_refused_values() {
         let refusal = |segments: &[Range<usize>], shard_len, world_size| {
             partition(segments, shard_len, world_size).unwrap_err().to_string()
         };

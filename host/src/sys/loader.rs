@@ -2,10 +2,11 @@
 //!
 //! It knows no library by name, and never unloads one: libraries that start threads do not survive unloading.
 
-use std::error::Error as _;
 use std::ffi::OsString;
 
 use libloading::Library;
+
+use crate::error::reason;
 
 /// A library that could not be opened: each name that was tried, with the loader's reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,8 +26,7 @@ pub(super) fn open(variable: &str, names: &[&str]) -> Result<(Library, String), 
         // SAFETY: opening runs the library's initialisers; the user or the system vouches for the library of this name.
         match unsafe { Library::new(&name) } {
             Ok(library) => return Ok((library, shown)),
-            // The loader's own text is the source of the error.
-            Err(error) => tried.push((shown, error.source().map_or_else(|| error.to_string(), ToString::to_string))),
+            Err(error) => tried.push((shown, reason(&error))),
         }
     }
     Err(NotFound(tried))

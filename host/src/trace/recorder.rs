@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_calls_are_kept_with_their_states_and_numbers() {
+    fn recorder_keeps_the_last_calls_with_states_and_numbers() {
         let recorder = Recorder::register(None, RankKind::Threads, "test 0".into(), 1, vec![4, 7]);
         let barrier = || Call::without_data(Operation::Barrier);
         let first = recorder.record([barrier()]);
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn announced_calls_are_matched_and_finished_by_number() {
+    fn finish_announced_takes_calls_by_number() {
         let recorder = Recorder::register(None, RankKind::Threads, "test 0".into(), 0, vec![0]);
         let reduce = || Call::new(Operation::AllGather, 3, DType::F32);
         let numbers = [1, 2, 3].map(|announced| recorder.post(reduce(), announced));

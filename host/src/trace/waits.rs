@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_are_there_until_they_are_dropped() {
+    fn timed_wait_is_listed_until_it_is_dropped() {
         let wait = |device: u32| {
             lock().push(TimedWait { number: device.into(), device, since: Instant::now() });
             Waiting(Some(device.into()))

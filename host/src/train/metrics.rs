@@ -1,8 +1,8 @@
 //! [`RunningMean`] and [`mean_over_ranks`]: means of losses and metrics over all ranks.
 
-use crate::agreement::{all_prepared, gather};
 use crate::buffer::GradientBuffer;
 use crate::call::scope;
+use crate::call_comparison::{all_prepared, gather};
 use crate::comm::Ranks;
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result, same_len};

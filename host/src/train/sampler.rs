@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::random::{SplitMix64, derive};
 use super::same_bits::numbers;
-use crate::agreement::{Plan, agree, gather};
 use crate::call::{Value, scope, setters};
+use crate::call_comparison::{ComparedCall, agree, gather};
 use crate::comm::Ranks;
 use crate::error::{Error, Operation, Result};
 
@@ -263,7 +263,7 @@ impl ShardedIndices {
             let properties = self.from.properties();
             let mut lines: Vec<_> = properties.iter().map(|(name, value)| (*name, Value::Name(value))).collect();
             lines.push(("the number of ranks that share the examples", Value::Number(self.world_size)));
-            agree(ranks, &Plan { lines: &lines, ..Plan::of(operation) }, Result::<()>::Ok(()))?;
+            agree(ranks, &ComparedCall { lines: &lines, ..ComparedCall::of(operation) }, Result::<()>::Ok(()))?;
             gather(ranks, &own)?
         };
         let all: Vec<[u64; 5]> = all.chunks_exact(5).map(|words| words.try_into().expect("five words")).collect();

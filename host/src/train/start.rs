@@ -2,8 +2,8 @@
 //! still equal.
 
 use super::same_bits::{check_fingerprints, check_finite};
-use crate::agreement::{Plan, agree, gather};
 use crate::call::{Value, scope};
+use crate::call_comparison::{ComparedCall, agree, gather};
 use crate::comm::{Collective, Communicator, Ranks};
 use crate::error::{Error, Operation, Result};
 use crate::kernels::KernelMemory;
@@ -46,7 +46,7 @@ fn agree_on<M: Memory>(
     }
     let lines: Vec<(&str, Value<'_>)> = lines.iter().map(|(label, value)| (&label[..], *value)).collect();
     let checked = check_root(operation, root.unwrap_or(0), comm.world_size());
-    agree(comm, &Plan { lines: &lines, ..Plan::of(operation) }, checked)
+    agree(comm, &ComparedCall { lines: &lines, ..ComparedCall::of(operation) }, checked)
 }
 
 fn check_root(operation: Operation, root: usize, world_size: usize) -> Result<()> {
@@ -113,7 +113,11 @@ pub fn broadcast_numbers<R: Ranks + ?Sized>(ranks: &R, numbers: &mut [u64], root
         return check_root(operation, root, 1);
     }
     let lines = [("numbers", Value::Number(numbers.len())), ("root", Value::Number(root))];
-    agree(ranks, &Plan { lines: &lines, ..Plan::of(operation) }, check_root(operation, root, world_size))?;
+    agree(
+        ranks,
+        &ComparedCall { lines: &lines, ..ComparedCall::of(operation) },
+        check_root(operation, root, world_size),
+    )?;
     let all = gather(ranks, numbers)?;
     numbers.copy_from_slice(&all[root * numbers.len()..(root + 1) * numbers.len()]);
     Ok(())
@@ -150,6 +154,6 @@ pub fn compare_parameters<M: KernelMemory>(comm: &dyn Communicator<M>, tensors: 
     let described = tensors.iter().map(|&(name, data)| (name.to_owned(), M::len(data), M::dtype(data)));
     agree_on(comm, operation, None, described)?;
     let fingerprints: Result<Vec<Fingerprint>> = tensors.iter().map(|&(_, data)| M::fingerprint(data)).collect();
-    let fingerprints = agree(comm, &Plan::of(operation), fingerprints)?;
+    let fingerprints = agree(comm, &ComparedCall::of(operation), fingerprints)?;
     check_fingerprints(operation.name(), comm, ADVICE, &fingerprints, &name)
 }

@@ -8,9 +8,9 @@ use super::Start;
 use super::optimizer::{DeltaOptimizer, OptimizerMemory};
 use super::same_bits::check_same_bits;
 use super::{same_tensors, zeros_like};
-use crate::agreement::{Plan, agree, all_prepared};
 use crate::buffer::GradientBuffer;
 use crate::call::{Value, scope, setters};
+use crate::call_comparison::{ComparedCall, agree, all_prepared};
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result, check_float};
@@ -196,7 +196,11 @@ impl<'c, M: OptimizerMemory + AdasumMemory> Stepper<'c, M> {
         let _scope = scope::within(Operation::TrainingStep).with_tensors(weights.table().tensor_count());
         let lines =
             [("call", Value::Words("start")), ("start", self.start_words()), ("ranks per node", self.node_size())];
-        let plan = Plan { lines: &lines, tables: &[("weights", weights.table())], ..Plan::of(Operation::TrainingStep) };
+        let plan = ComparedCall {
+            lines: &lines,
+            tables: &[("weights", weights.table())],
+            ..ComparedCall::of(Operation::TrainingStep)
+        };
         agree(self.all, &plan, Result::<()>::Ok(()))?;
         self.make_equal(weights)
     }
@@ -284,7 +288,7 @@ impl<'c, M: OptimizerMemory + AdasumMemory> Stepper<'c, M> {
             ("steps or a start before", Value::Words(if self.has_started { "some" } else { "none" })),
         ];
         let tables = [("gradients", gradients.table()), ("weights", weights.table())];
-        let plan = Plan { lines: &lines, tables: &tables, ..Plan::of(Operation::TrainingStep) };
+        let plan = ComparedCall { lines: &lines, tables: &tables, ..ComparedCall::of(Operation::TrainingStep) };
         let prepared = self.check(gradients, weights).and_then(|()| self.divided(gradients));
         let copy = agree(self.all, &plan, prepared)?;
         if !self.has_started {

@@ -141,7 +141,7 @@ mod tests {
     /// The numbers of the library are those of the rows that are kept: of four H100; of H200 the rows of two are kept, whose collectives have
     /// less latency than those of the four from which the numbers are.
     #[test]
-    fn the_librarys_numbers_are_those_of_the_rows() {
+    fn measured_rows_give_the_librarys_numbers() {
         for (machine, gpu, most) in [("four-h100-2026-11-27", Gpu::H100, 0.01), ("two-h200-2026-11-22", Gpu::H200, 0.3)]
         {
             let found = measured(&files(machine)).expect("rows of every kind");
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn adasum_takes_what_it_took() {
+    fn rows_of_adasum_take_the_measured_time() {
         for (machine, gpu) in [("four-h100-2026-11-27", Gpu::H100), ("two-h200-2026-11-22", Gpu::H200)] {
             let rows = rows(&files(machine)[2].with_file_name("nccl-adasum.json")).expect("rows");
             for row in rows.iter().filter(|row| row.size_bytes >= 16 << 20) {
@@ -167,13 +167,13 @@ mod tests {
     }
 
     #[test]
-    fn what_files_do_not_have_is_named() {
+    fn measured_names_what_files_do_not_have() {
         let error = measured(&files("two-h200-2026-11-22")[..1]).expect_err("no collectives").to_string();
         assert!(error.contains("a collective over nccl"), "{error}");
     }
 
     #[test]
-    fn a_table_has_every_scheme_and_choice() {
+    fn table_has_every_scheme_and_choice() {
         let model = Model { files: Vec::new(), ranks_per_node: 8, layers: LAYERS };
         let table = model.table(&Gpu::H200, 64 << 20).expect("a table");
         let last = table.lines().last().expect("4096 ranks");

@@ -376,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pages_have_the_tables_of_the_measurements() {
+    fn filled_pages_have_the_tables_of_the_measurements() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut names = Vec::new();
         for page in PAGES.map(|name| root.join("host/docs").join(name)) {
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_table_and_a_table_without_an_end_are_errors() {
+    fn filled_refuses_an_unknown_table_and_one_without_an_end() {
         let refused = |page: &str| filled(page, Path::new("nowhere")).unwrap_err().to_string();
         assert!(refused("<!-- table speed -->\n<!-- end -->").contains("no table is called speed"));
         assert!(refused("<!-- table suites").contains("has no end"));
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_two_digits_or_more() {
+    fn time_has_two_digits_or_more() {
         let shown = [2.11, 23.88, 999.6, 12_345.0].map(microseconds);
         assert_eq!(shown, ["2.1 µs", "24 µs", "1.0 ms", "12 ms"]);
     }

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chart_carries_its_labels_its_legend_and_its_bars() {
+    fn chart_has_its_labels_its_legend_and_its_bars() {
         let axis =
             |title| Axis { title, ticks: (0..3).map(|tick| (f64::from(tick), format!("{tick} units"))).collect() };
         let points = vec![Point { x: 0.0, y: 1.0, half: 0.5 }, Point { x: 1.0, y: 7.0, half: 0.0 }];

@@ -89,7 +89,7 @@ mod tests {
     use crate::study::tests::{best_at, simulated};
 
     #[test]
-    fn the_page_stands_alone_and_says_what_the_table_says() {
+    fn html_stands_alone_and_has_the_numbers_of_the_table() {
         let scale = Scale::demo();
         let runs = simulated(&scale, best_at(0.2));
         let study = Study { scale: &scale, runs: &runs };

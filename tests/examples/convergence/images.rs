@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idx_file_is_what_its_header_says() {
+    fn idx_takes_a_file_that_fits_its_header() {
         let good = [0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3, 1, 2, 3, 4, 5, 6];
         assert_eq!(idx(file(&good).path(), &[3]).unwrap(), [1, 2, 3, 4, 5, 6]);
         for (bytes, sizes, expected) in [
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digit_is_made_larger_inside_a_border() {
+    fn digits_are_made_larger_inside_a_border() {
         let (pixels, labels) = digits(&csv(20, |_, _| {})).unwrap();
         assert_eq!((pixels.len(), labels.len()), (20 * PIXELS, 20));
         let (image, at) = (&pixels[15 * PIXELS..16 * PIXELS], |y: usize, x: usize| y * SIDE + x);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_rows_of_digits_are_named() {
+    fn digits_name_bad_rows() {
         let error = digits(&csv(9, |row, fields| fields.truncate(if row == 7 { 64 } else { 65 }))).unwrap_err();
         assert_eq!(error.to_string(), "row 7 has 64 columns, not 65");
         for (column, bad) in [(63, "17"), (0, "-1"), (5, "3.5"), (5, ""), (64, "10")] {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn every_image_is_for_one_thing() {
+    fn images_are_each_of_one_part() {
         let images = Images::digits(file(&csv(1797, |_, _| {})).path()).unwrap();
         let parts = [Part::Train, Part::Validation, Part::Test].map(|part| images.rows(part));
         assert_eq!(parts.map(<[u32]>::len), [1280, 200, 317]);

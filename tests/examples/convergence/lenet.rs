@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_and_gradient_are_those_of_candle() {
+    fn lenet_has_the_loss_and_the_gradient_of_candle() {
         let buffer = || GradientBuffer::new(DType::F32, 1, LeNet::tensors()).unwrap();
         let (mut weights, mut gradients) = (buffer(), buffer());
         LeNet::start(&mut weights, 5);

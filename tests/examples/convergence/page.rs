@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_stand_between_their_marks_and_nowhere_else() {
+    fn filled_puts_blocks_between_their_marks_alone() {
         let blocks = [("a", "| new |\n"), ("b", "other")].map(|(name, block)| (name.to_owned(), block.to_owned()));
         let text = "words\n<!-- a -->\nold\n\nold\n<!-- end -->\nmore <!-- end -->\n".to_owned();
         let filled = filled(text, &blocks).unwrap();
@@ -103,7 +103,7 @@ mod tests {
 
     /// `cargo xtask study --publish` writes these files.
     #[test]
-    fn the_documentation_has_the_figures_of_the_runs_that_are_checked_in() {
+    fn files_have_the_figures_of_the_runs_that_are_checked_in() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let path = root.join("tests/measured/convergence/runs.jsonl");
         let runs = Runs::parse(&std::fs::read_to_string(&path).unwrap(), &path).unwrap();

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shuffle_is_a_permutation_that_depends_on_seed_and_purpose_only() {
+    fn shuffle_depends_on_seed_and_purpose_only() {
         let shuffled = |seed, purpose| {
             let mut items: Vec<usize> = (0..100).collect();
             SplitMix64::new(seed, purpose).shuffle(&mut items);

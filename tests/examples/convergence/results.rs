@@ -78,7 +78,7 @@ mod tests {
     use crate::study::tests::simulated;
 
     #[test]
-    fn a_study_that_was_killed_goes_on_with_whole_runs() {
+    fn runs_go_on_with_whole_runs_after_a_kill() {
         let records = simulated(&Scale::demo().quick(), |spec| Some(spec.seed as f64 / 200.0)).records;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("runs.jsonl");
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_run_is_named() {
+    fn runs_name_a_line_that_is_no_run() {
         let error = Runs::parse("{\"purpose\": 7}\n", Path::new("some.jsonl")).unwrap_err();
         assert_eq!(error.to_string(), "some.jsonl: line 1 is not a run");
     }

@@ -404,7 +404,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_arm_is_searched_alike_and_with_seeds_that_no_figure_has() {
+    fn study_searches_every_arm_alike_with_seeds_of_no_figure() {
         let scale = Scale::full();
         let runs = simulated(&scale, best_at(0.2));
         let study = Study { scale: &scale, runs: &runs };
@@ -427,7 +427,7 @@ pub(crate) mod tests {
 
     /// The whole study must fit into some ten minutes of a machine with 16 processors.
     #[test]
-    fn the_study_has_some_five_hundred_runs() {
+    fn study_has_some_five_hundred_runs() {
         let scale = Scale::full();
         let runs = |index: usize| {
             let best = |arm: Arm| rates(arm.method)[if arm.ranks == 1 { 0 } else { index }];
@@ -440,7 +440,7 @@ pub(crate) mod tests {
 
     /// If time runs out, the first family's runs are there.
     #[test]
-    fn runs_are_planned_in_the_order_of_the_families() {
+    fn plan_follows_the_order_of_the_families() {
         let scale = Scale::full();
         let runs = simulated(&scale, best_at(0.2));
         let plan = Study { scale: &scale, runs: &runs }.plan();
@@ -453,7 +453,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn nothing_is_compared_before_the_rate_of_one_rank_is_known() {
+    fn plan_compares_nothing_before_the_rate_of_one_rank() {
         let scale = Scale::full();
         let plan = Study { scale: &scale, runs: &Runs::default() }.plan();
         assert!(plan.iter().all(|spec| spec.purpose == Purpose::Search));
@@ -462,7 +462,7 @@ pub(crate) mod tests {
 
     /// A tuned rate must not be worse than the rate of one rank because the search had a lucky run.
     #[test]
-    fn one_lucky_run_does_not_choose_a_rate() {
+    fn search_chooses_no_rate_by_one_lucky_run() {
         let scale = Scale::demo();
         let lucky = |spec: &Spec| match (spec.arm.ranks, spec.rate, spec.seed) {
             (1, 0.2, _) => Some(0.88),
@@ -482,7 +482,7 @@ pub(crate) mod tests {
 
     /// A rate whose mean is better only by the noise of the seeds does not replace one rank's, whose own choice needs no such proof.
     #[test]
-    fn one_ranks_rate_is_kept_unless_another_one_is_better_beyond_the_noise() {
+    fn search_keeps_one_ranks_rate_within_the_noise() {
         let scale = Scale::demo();
         let chosen = |gain: f64| {
             let noise = |spec: &Spec| if spec.seed % 2 == 0 { 0.02 } else { -0.02 };
@@ -501,7 +501,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn runs_that_diverged_are_counted_and_never_averaged() {
+    fn figure_counts_diverged_runs_and_never_averages_them() {
         let scale = Scale::demo();
         let runs = simulated(&scale, |spec| match (spec.purpose, spec.arm.reduction, spec.arm.ranks) {
             (Purpose::Figure, Reduction::Sum, 4) => (spec.seed != 2).then_some(0.8),
@@ -518,7 +518,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn candidates_are_written_as_people_write_them() {
+    fn rates_are_written_as_people_write_them() {
         assert_eq!(rates(Method::Sgd), [0.1, 0.2, 0.4, 0.8, 1.6]);
         assert_eq!(rates(Method::Momentum), [0.01, 0.02, 0.04, 0.08, 0.16]);
         assert_eq!(rates(Method::Adam), [0.001, 0.002, 0.004, 0.008, 0.016]);

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interval_by_hand() {
+    fn interval_equals_one_by_hand() {
         let interval = Interval::of(&[0.88, 0.89, 0.90]).unwrap();
         // The standard deviation is 0.01, and of the mean 0.01 / √3; the quantile is 4.303.
         assert!((interval.half - 0.04303 / 3f64.sqrt()).abs() < 1e-12, "{interval:?}");
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn one_table_three_ways() {
+    fn table_is_markdown_text_and_html() {
         let texts = |texts: [&str; 3]| texts.map(String::from).into();
         let table = Table { headings: texts(["way", "1", "16"]), rows: vec![texts(["a < b", "88.9 ± 0.3", NONE])] };
         assert_eq!(table.markdown(), "| way | 1 | 16 |\n|---|---:|---:|\n| a < b | 88.9 ± 0.3 | – |\n");

@@ -147,7 +147,7 @@ mod tests {
     use crate::study::{LINES, Scale};
 
     #[test]
-    fn tables_and_charts_have_every_way() {
+    fn table_and_charts_have_every_way() {
         let scale = Scale::full();
         let runs = simulated(&scale, best_at(0.2));
         let study = Study { scale: &scale, runs: &runs };

@@ -92,10 +92,25 @@ impl Optimizer {
         })
     }
 
-    fn with_rate(&mut self, rate: f64) -> gradsync::Result<&mut dyn DeltaOptimizer> {
+    fn with_rate(&mut self, rate: f64) -> gradsync::Result<&mut Self> {
         match self {
-            Self::Sgd(sgd) => sgd.set_options(sgd.options().with_rate(rate)).map(|()| sgd as _),
-            Self::Adam(adam) => adam.set_options(adam.options().with_rate(rate)).map(|()| adam as _),
+            Self::Sgd(sgd) => sgd.set_options(sgd.options().with_rate(rate))?,
+            Self::Adam(adam) => adam.set_options(adam.options().with_rate(rate))?,
+        }
+        Ok(self)
+    }
+
+    fn of_deltas(&mut self) -> &mut dyn DeltaOptimizer {
+        match self {
+            Self::Sgd(sgd) => sgd,
+            Self::Adam(adam) => adam,
+        }
+    }
+
+    fn step(&mut self, weights: &mut GradientBuffer, gradients: &GradientBuffer) -> gradsync::Result<()> {
+        match self {
+            Self::Sgd(sgd) => sgd.step(weights, gradients),
+            Self::Adam(adam) => adam.step(weights, gradients),
         }
     }
 }
@@ -179,7 +194,7 @@ impl<'a> Rank<'a> {
                 ops::hierarchical_adasum_all_reduce(nodes, gradients, ReduceOp::Mean, adasum())?;
             }
             Reduction::AdasumOfSteps => {
-                return match self.stepper.step(gradients, &mut self.weights, optimizer) {
+                return match self.stepper.step(gradients, &mut self.weights, optimizer.of_deltas()) {
                     Err(error) if is_overflow(&error) => Ok(None),
                     report => Ok((report?.outcome == StepOutcome::Applied).then_some(None)),
                 };
@@ -275,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn sum_is_mean_with_the_rate_times_the_ranks() {
+    fn run_by_sum_is_mean_with_the_rate_times_the_ranks() {
         let images = Images::random(160);
         let run = |reduction, rate| run(&spec(Method::Momentum, reduction, 4, rate), &images).unwrap();
         let (mean, sum) = (run(Reduction::Mean, 0.125), run(Reduction::Sum, 0.125 / 4.0));
@@ -285,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_is_the_same_in_every_run_and_no_two_ways_are() {
+    fn run_repeats_each_way_and_no_two_ways_are_the_same() {
         let images = Images::random(160);
         let ways = [
             (Method::Momentum, Reduction::Adasum),
@@ -309,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn one_different_bit_on_one_rank_is_found_by_all() {
+    fn check_weights_finds_one_different_bit_on_all_ranks() {
         let (images, spec) = (Images::random(160), spec(Method::Sgd, Reduction::Mean, 4, 0.1));
         let outcomes = gradsync::internal::run_each(4, |comm| {
             let mut rank = Rank::new(&comm, &spec, &images).unwrap();
@@ -327,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_far_too_high_is_an_outcome() {
+    fn run_takes_a_rate_far_too_high_as_an_outcome() {
         let images = Images::random(160);
         for (method, reduction) in [(Method::Sgd, Reduction::Adasum), (Method::Momentum, Reduction::AdasumOfSteps)] {
             let spec = Spec { samples: 20 * 4 * 32, ..spec(method, reduction, 4, 1e30) };
@@ -337,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn all_images_are_seen_before_one_is_seen_again() {
+    fn order_has_all_images_before_one_comes_again() {
         let images = Images::random(160);
         let mut spec = Spec { samples: 4 * 32 * 5, ..spec(Method::Sgd, Reduction::Mean, 4, 0.1) };
         let order = order(&spec, &images);
@@ -353,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_rises_for_a_tenth_and_falls_to_nothing() {
+    fn schedule_rises_for_a_tenth_and_falls_to_nothing() {
         let rates: Vec<f64> = (0..100).map(|step| schedule(step, 100)).collect();
         assert_eq!((rates[0], rates[9], rates[10]), (0.1, 1.0, 1.0));
         assert!(rates[10..].windows(2).all(|pair| pair[1] < pair[0]), "{rates:?}");

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn algebra_of_the_pair_rule() {
+    fn pair_obeys_the_algebra_of_the_rule() {
         assert_eq!(adasum(&[&[1.0, 0.0], &[0.0, 1.0]]), [1.0, 1.0]);
         assert_eq!(adasum(&[&[1.0, 2.0, 3.0], &[1.0, 2.0, 3.0]]), [1.0, 2.0, 3.0]);
         assert_eq!(adasum(&[&[1.0, 2.0], &[2.0, 4.0]]), [1.5, 3.0]);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn upstream_case_and_its_coefficients() {
+    fn tree_gives_upstreams_case_and_its_coefficients() {
         let node = tree(&[&[4.0, 5.0, 6.0], &[7.0, 8.0, 9.0]]);
         for (got, expected) in node.vector.iter().zip([5.6301, 6.5235, 7.4169]) {
             assert!((got.value() - expected).abs() < 5e-5, "{got:?}");
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_rebuild_the_vector_for_every_rank_count() {
+    fn tree_weights_rebuild_the_vector_for_every_rank_count() {
         for world_size in 1..=9 {
             let inputs: Vec<Vec<f64>> =
                 (0..world_size).map(|r| (0..13).map(|i| f64::from((r * 7 + i * i * 3) % 11 - 5)).collect()).collect();
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_odd_one_moves_up_unchanged() {
+    fn tree_moves_the_odd_one_up_unchanged() {
         // Orthogonal pair first, then the third: (1,1,0) with (0,0,5) is orthogonal again.
         assert_eq!(adasum(&[&[1.0, 0.0, 0.0], &[0.0, 1.0, 0.0], &[0.0, 0.0, 5.0]]), [1.0, 1.0, 5.0]);
         // ((a, b), c) and not (a, (b, c)): with b = c = (2, 0) the orders differ.

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_through_f64_are_the_f32_sums() {
+    fn accumulate_through_f64_is_the_f32_sum() {
         let mut state = 7_u64;
         for _ in 0..200_000 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keeps_what_f64_loses() {
+    fn wide_keeps_what_f64_loses() {
         let sum = Wide::new(1e16).add(Wide::new(1.0)).add(Wide::new(-1e16));
         assert_eq!(sum.value(), 1.0);
         let third = Wide::ONE.div(Wide::new(3.0));
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn infinity_and_nan_pass_through() {
+    fn wide_passes_infinity_and_nan_through() {
         assert_eq!(Wide::product(1e300, 1e300).value(), f64::INFINITY);
         assert_eq!(Wide::new(f64::INFINITY).add(Wide::ONE).value(), f64::INFINITY);
         assert!(Wide::new(f64::INFINITY).add(Wide::new(f64::NEG_INFINITY)).value().is_nan());

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_match_the_published_limits() {
+    fn format_has_the_published_limits() {
         assert_eq!(Format::F32.max_finite(), f64::from(f32::MAX));
         assert_eq!(Format::F64.max_finite(), f64::MAX);
         assert_eq!(Format::F16.max_finite(), 65504.0);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_to_f32_is_the_compilers() {
+    fn round_to_f32_is_the_compilers() {
         let mut state = 1_u64;
         for _ in 0..200_000 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn ties_go_to_even_and_sticky_bits_count() {
+    fn round_takes_ties_to_even_and_counts_sticky_bits() {
         // Halfway between 1 and 1 + 2^-10, the even neighbour is 1; a single bit of 2^-52 above the midpoint changes the result.
         let midpoint = 1.0 + power_of_two(-11);
         assert_eq!(Format::F16.round(midpoint), 1.0);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn every_half_pattern_rounds_to_itself() {
+    fn round_keeps_every_half_pattern() {
         for format in [Format::F16, Format::BF16] {
             for pattern in 0..=u64::from(u16::MAX) {
                 let value = format.decode(pattern);

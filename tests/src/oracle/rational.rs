@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_vectors_by_hand() {
+    fn adasum_of_small_vectors_by_hand() {
         let exact = |inputs: &[&[f64]]| adasum(&inputs.iter().map(|input| input.to_vec()).collect::<Vec<_>>());
         // Parallel vectors give their mean, orthogonal ones their sum.
         assert_eq!(exact(&[&[1.0, 2.0], &[3.0, 6.0]]).error_of(&[2.0, 4.0], 1.0), 0.0);

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nan_wins_in_either_order() {
+    fn reduce_lets_nan_win_in_either_order() {
         for op in [Op::Max, Op::Min] {
             assert!(reduce(op, [1.0, f64::NAN, 2.0].into_iter()).is_nan());
             assert!(reduce(op, [f64::NAN, 1.0].into_iter()).is_nan());

@@ -7,7 +7,7 @@ use gradsync::{DType, TensorView};
 use super::{SHAPES, gradient, len, parameters, view};
 use crate::array::{Array, dtype, values_of};
 use crate::oracle::{Format, elementwise};
-use crate::range::{WEIGHTS, weighted_mean, weights_of};
+use crate::out_of_range::{WEIGHTS, weighted_mean, weights_of};
 use crate::tolerance::assert_equal;
 
 /// In every dtype, on every wire, in memory of both kinds: the mean over all examples with one rounding, also of the largest numbers.

@@ -9,7 +9,7 @@ use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Scaling};
 
 use super::checks::{Checks, Expected};
 use super::operands::{OnHost, Operands};
-use super::{Report, Suite, Transport, moves};
+use super::{Report, Suite, Transport, data_movement};
 use crate::array::Array;
 use crate::inputs::{Random, edges, vector};
 use crate::oracle::Format;
@@ -243,7 +243,7 @@ pub fn run_up_to<T: Transport>(suite: &mut Suite<T>, most_bytes: usize) {
     reductions(&operands, grid, report);
     scaled(&operands, Grid { lens: &[0, 33, 4098.min(longest)], ..grid }, report);
     edge_values(&operands, grid, report);
-    moves::run(&operands, grid, report);
+    data_movement::run(&operands, grid, report);
     suite.check("barriers", |comm| (0..50).for_each(|_| comm.barrier().unwrap()));
     suite.done("collectives");
 }
@@ -276,7 +276,7 @@ fn several_windows<T: Transport>(suite: &mut Suite<T>) {
         let (mut apart, mut in_place, mut mixed) = (vec![7.0f32; len * world_size], input.clone(), input.clone());
         comm.all_to_all(&input, &mut apart).unwrap();
         comm.all_to_all_in_place(&mut in_place).unwrap();
-        moves::all_to_all_mixed(comm as &dyn Communicator, &input, &mut mixed);
+        data_movement::all_to_all_mixed(comm as &dyn Communicator, &input, &mut mixed);
         for output in [&apart, &in_place, &mixed] {
             assert_elements(output, |i| value(i / len, rank * len + i % len), "the blocks");
         }

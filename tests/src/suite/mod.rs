@@ -1,7 +1,8 @@
-//! The cases that every transport runs, written once: collectives, transfers, mismatches, failures, groups, shared windows and Adasum.
+//! The cases that every transport runs, written once: collectives, transfers, mismatches, failures and their texts, groups, shared windows and
+//! Adasum.
 //!
 //! A test program of a transport of host memory implements [`Transport`], makes a [`Suite`] on each rank, and calls the functions `run` of
-//! the modules here. Every rank runs the same cases in the same order. [`collectives`] and [`moves`] run over communicators of any memory,
+//! the modules here. Every rank runs the same cases in the same order. [`collectives`] and [`data_movement`] run over communicators of any memory,
 //! which a program describes by [`Operands`](operands::Operands).
 //!
 //! A case fails by a panic. The name of the case and the rank are printed, and the rank runs no further case, because it may be out of step
@@ -10,20 +11,21 @@
 pub mod adasum;
 pub mod checks;
 pub mod collectives;
+pub mod data_movement;
+pub mod error_texts;
 pub mod exchange;
 pub mod failures;
 pub mod groups;
 pub mod mismatches;
-pub mod moves;
+pub mod mistakes;
 pub mod operands;
 pub mod operations;
-pub mod owned;
+pub mod owned_tensors;
 pub mod point_to_point;
 #[cfg(unix)]
 pub mod processes;
 pub mod tensors;
 pub mod windows;
-pub mod words;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

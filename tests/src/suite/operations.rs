@@ -5,9 +5,9 @@ use gradsync::groups::{GroupKind, Groups, Sizes, Topology};
 
 use super::groups::members;
 use super::operands::OnHost;
-use super::{DEADLINE, Suite, Transport, owned};
+use super::{DEADLINE, Suite, Transport, owned_tensors};
 use crate::transfers::HostRank;
-use crate::{range, reducer, start, tensors, transfers};
+use crate::{out_of_range, reducer, start, tensors, transfers};
 
 /// All cases.
 pub fn run<T: Transport>(suite: &mut Suite<T>) {
@@ -26,8 +26,8 @@ pub fn run<T: Transport>(suite: &mut Suite<T>) {
     }
     suite.done("send and recv");
     super::tensors::run(&OnHost(&suite.comm), &mut suite.report);
-    owned::run(&OnHost(&suite.comm), &mut suite.report);
-    for case in tensors::ALL.iter().chain(range::ALL) {
+    owned_tensors::run(&OnHost(&suite.comm), &mut suite.report);
+    for case in tensors::ALL.iter().chain(out_of_range::ALL) {
         suite.check(case.name, |comm| (case.run)(comm));
     }
     suite.done("tensors");

@@ -1,4 +1,4 @@
-//! send, recv and send_recv: order, lengths, and refusals on both ends. The cases of any memory are in [`moves`](super::moves).
+//! send, recv and send_recv: order, lengths, and refusals on both ends. The cases of any memory are in [`data_movement`](super::data_movement).
 
 use gradsync::comm::{Collectives, Ranks, ReduceOp};
 use gradsync::f16;

@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_implementations_stay_inside_the_bounds() {
+    fn expect_bounds_plain_implementations() {
         for format in Format::ALL {
             for kind in Kind::ADASUM {
                 for world_size in [1, 2, 3, 4, 7, 8] {
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gram_bound_of_ordinary_vectors_is_hardly_more_than_one_rounding() {
+    fn expect_of_gram_is_hardly_more_than_one_rounding() {
         for format in [Format::F32, Format::F16, Format::BF16] {
             let inputs = generate(Kind::Random, format, 8, 1000, 3);
             let expected = expect(Method::Gram, format, &inputs, std::slice::from_ref(&(0..1000)));
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn nearly_opposite_vectors_are_told_apart_by_survival() {
+    fn expect_tells_nearly_opposite_vectors_apart_by_survival() {
         let at = |gap| {
             let inputs = generate(Kind::NearlyOpposite(gap), Format::F32, 4, 131, 5);
             expect(Method::Gram, Format::F32, &inputs, std::slice::from_ref(&(0..131))).survival[0]

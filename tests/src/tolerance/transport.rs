@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_and_means_in_any_order_are_within_the_bound() {
+    fn scaled_sum_bounds_sums_and_means_in_any_order() {
         let mut random = Random::new(3);
         for format in Format::ALL {
             for world_size in 1..9 {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn one_rank_without_factors_is_exact() {
+    fn scaled_sum_of_one_rank_without_factors_is_exact() {
         for format in Format::ALL {
             let half = Factor { numerator: -0.5, divisor: 4.0 };
             assert_eq!(ScaledSum::new(format, 1, ONE, ONE).expect([3.25].into_iter()), (3.25, 0.0));

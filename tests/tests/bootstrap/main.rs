@@ -3,22 +3,22 @@
 
 #![deny(unsafe_code)]
 
-mod agreement;
-mod announcing;
-mod environment;
-mod failures;
-mod gathering;
+mod agree;
+mod all_gather;
+mod announce;
 mod group;
-mod joining;
-mod processes;
-mod refusals;
-#[cfg(target_os = "linux")]
-mod resources;
+mod join;
+mod join_refusals;
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code, reason = "a handler of signals")]
-mod signals;
-mod splitting;
-mod unauthenticated;
+mod join_under_signals;
+#[cfg(target_os = "linux")]
+mod join_without_resources;
+mod launch_from_variables;
+mod member_failures;
+mod member_processes;
+mod split;
+mod unauthenticated_connections;
 
 use std::time::Duration;
 

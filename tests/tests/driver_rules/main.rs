@@ -4,10 +4,10 @@
 //! Each case is a process of its own, running this program again. The variable that the forwarders of `host/libcuda.rs` read names its
 //! driver, `driver.c`. The GPU tier tests the results of graphs.
 
-mod clones;
-mod peers;
-mod recording;
-mod transport;
+mod connect_peers;
+mod graph_resources;
+mod queue_clones;
+mod transport_operands;
 
 use std::fs;
 

@@ -83,7 +83,7 @@ fn around_halves(to_f32: impl Fn(u16) -> f32) -> Vec<f32> {
 }
 
 #[test]
-fn conversions_of_16_bit_floats_are_those_of_half() {
+fn cast_of_16_bit_floats_equals_crate_half() {
     let queue = queue();
     let run = |source: Slice<'_>, to: DType| {
         let device = upload(&queue, source, 0);
@@ -127,7 +127,7 @@ fn zero_clears_exactly_its_range() {
 
 /// Gradient control on memory outside a gradient buffer, as the results of a framework's backward pass are.
 #[test]
-fn gradient_control_on_loose_memory_matches_the_cpu() {
+fn accumulate_of_loose_memory_matches_the_cpu() {
     for_each_case(|queue, sum, value, len, shift_sum, shift_value| {
         let (before, values) = (any_bits(sum, len, 4), any_bits(value, len, 5));
         let source = upload(queue, values.tensor(0).data(), shift_value);
@@ -154,7 +154,7 @@ fn gradient_control_on_loose_memory_matches_the_cpu() {
 }
 
 #[test]
-fn gradient_control_on_device_buffers_checks_shapes_and_clears() {
+fn zero_gradient_and_accumulate_check_shapes_of_buffers() {
     let queue = queue();
     for dtype in DType::FLOATS {
         let mut sum = upload(&queue, uniform(dtype, 6, 1).tensor(0).data(), 0);
@@ -185,7 +185,7 @@ fn gradient_control_on_device_buffers_checks_shapes_and_clears() {
 }
 
 #[test]
-fn views_of_device_memory_are_copied_from_and_to_the_host() {
+fn tensor_view_mut_on_device_is_copied_from_and_to_the_host() {
     let queue = queue();
     let mut buffer = DeviceBuffer::zeroed(&queue, DType::F32, 3).unwrap();
     let mut view = TensorViewMut::on_device(&mut buffer, &[3, 1]).unwrap();
@@ -224,7 +224,7 @@ fn all_finite_finds_a_single_bad_element_anywhere() {
 }
 
 #[test]
-fn many_tensors_in_one_launch() {
+fn pack_unpack_and_zero_all_in_one_launch() {
     let queue = queue();
     let lens = [5, 0, 1, 4097, 100_003, 2, 256, 0];
     let kinds = DType::FLOATS;
@@ -298,17 +298,17 @@ fn many_in_one_launch(
 }
 
 #[test]
-fn many_sums_in_one_launch() {
+fn accumulate_all_in_one_launch() {
     many_in_one_launch(cuda::accumulate_all, cpu::accumulate);
 }
 
 #[test]
-fn many_casts_in_one_launch() {
+fn cast_all_in_one_launch() {
     many_in_one_launch(cuda::cast_all, cpu::cast);
 }
 
 #[test]
-fn a_sweep_reads_every_word_once() {
+fn sweep_reads_every_word_once() {
     let queue = queue();
     for len in [0, 1, 8191, 8192, 100_003] {
         let source = any_bits(DType::F32, len, 3);
@@ -332,7 +332,7 @@ fn a_sweep_reads_every_word_once() {
 }
 
 #[test]
-fn mismatches_are_refused_before_any_launch() {
+fn kernels_refuse_mismatches_before_any_launch() {
     let queue = queue();
     let mut three = DeviceBuffer::zeroed(&queue, DType::F32, 3).unwrap();
     let four = DeviceBuffer::zeroed(&queue, DType::F16, 4).unwrap();

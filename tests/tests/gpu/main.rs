@@ -5,10 +5,11 @@
 
 #![deny(unsafe_code)]
 
-mod adasum;
-mod counts;
+mod coefficients;
 mod elementwise;
-mod graphs;
+mod graph;
+mod large_counts;
+mod optimizers;
 #[allow(unsafe_code, reason = "queues and memory from raw handles")]
 mod reductions;
 

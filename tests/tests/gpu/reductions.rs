@@ -83,7 +83,7 @@ fn dots_and_norms_match_the_cpu() {
 }
 
 #[test]
-fn products_of_huge_and_tiny_values_keep_their_range() {
+fn dots_and_gram_keep_the_range_of_huge_and_tiny_values() {
     let queue = queue();
     for (value, dtype) in
         [(f64::from(f32::MAX), DType::F32), (1e-45, DType::F32), (3.3e38, DType::BF16), (6e-8, DType::F16)]
@@ -108,7 +108,7 @@ fn products_of_huge_and_tiny_values_keep_their_range() {
 /// Blocks recognise from its bits whether a partial sum has arrived: no NaN may be mistaken for a missing one, and none may stay in the
 /// workspace.
 #[test]
-fn sums_of_any_nan_come_and_leave_nothing_behind() {
+fn dots_of_nan_are_nan_and_leave_nothing_behind() {
     let queue = queue();
     // One vector holds NaNs with all bits set, the other one holds ones.
     let both = |dtype| {
@@ -207,7 +207,7 @@ fn combine_in_place_leaves_cancelled_layers_alone() {
 }
 
 #[test]
-fn one_buffer_can_be_the_source_of_many_launches_in_order() {
+fn accumulate_of_one_source_in_many_launches() {
     let queue = queue();
     let ones = vec![1.0f32; 1 << 20];
     let one = DeviceBuffer::from_host(&queue, (&ones).into()).unwrap();
@@ -220,7 +220,7 @@ fn one_buffer_can_be_the_source_of_many_launches_in_order() {
 
 /// This length makes the chunks of weighted sums differ between dtypes, and differ from the chunks of reductions.
 #[test]
-fn long_vectors_of_every_dtype_match_the_cpu() {
+fn gram_and_combine_of_long_vectors_match_the_cpu() {
     const LONG: usize = 40_000_003;
     let segments = [0..7, 7..20_000_011, 20_000_100..LONG];
     let queue = queue();
@@ -253,7 +253,7 @@ fn long_vectors_of_every_dtype_match_the_cpu() {
 /// The legacy default stream is shared by all threads and orders their work. It cannot be recorded, and per-thread default streams are
 /// refused.
 #[test]
-fn threads_share_the_legacy_default_stream() {
+fn from_raw_stream_shares_the_legacy_default_stream() {
     const LEN: usize = 1 << 20;
     let of_handle = |handle| {
         // SAFETY: default streams live as long as the context.
@@ -281,7 +281,7 @@ fn threads_share_the_legacy_default_stream() {
 
 /// Kernels, copies and clearing take turns on the shared default stream; each sees the result of the one before.
 #[test]
-fn kernels_and_copies_take_turns_on_the_default_stream() {
+fn from_raw_stream_orders_kernels_and_copies_by_default() {
     const LEN: usize = 1 << 20;
     // SAFETY: the default stream lives as long as the context.
     let queue = unsafe { Queue::from_raw_stream(0, std::ptr::null_mut()) }.unwrap();
@@ -300,7 +300,7 @@ fn kernels_and_copies_take_turns_on_the_default_stream() {
 
 /// A segment's sum does not depend on the number of chunks per block either, which follows from the length of all segments.
 #[test]
-fn sums_over_a_segment_do_not_depend_on_the_others() {
+fn dots_of_a_segment_do_not_depend_on_the_others() {
     const LENS: [usize; 5] = [1, 700, 20_000, 300_001, 16_384];
     /// The number of zeros after the segments, large enough for blocks to take several chunks, for every chunk length.
     const BEHIND: usize = 160_000_000;

@@ -7,15 +7,7 @@
 #[allow(dead_code, unused_imports)] // the runs of another command
 mod program;
 
-mod blame;
 mod doctor;
-mod endings;
 mod examples;
-mod explanations;
 mod job;
-mod leftovers;
-mod machines;
-mod outputs;
-mod records;
-mod restarts;
-mod variables;
+mod launch;

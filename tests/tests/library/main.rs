@@ -2,10 +2,10 @@
 
 #![forbid(unsafe_code)]
 
-mod adasum;
+mod adasum_all_reduce;
 mod comm;
-mod face;
 mod kernels;
 mod ops;
 mod plans;
+mod prelude;
 mod reducer;

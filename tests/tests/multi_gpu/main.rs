@@ -30,6 +30,7 @@ mod smoke;
 mod streams;
 mod tensor_parallel;
 mod transfers;
+mod updates;
 
 use std::process::ExitCode;
 

@@ -19,12 +19,13 @@ use gradsync_tests::tolerance::assert_equal;
 
 use crate::context::Context;
 use crate::report::Report;
+use crate::updates;
 
-const SHAPES: [&[usize]; 7] = [&[5], &[40, 13], &[], &[0, 3], &[70_001], &[3, 3, 3], &[513]];
+pub(crate) const SHAPES: [&[usize]; 7] = [&[5], &[40, 13], &[], &[0, 3], &[70_001], &[3, 3, 3], &[513]];
 /// The sizes of the first bucket and of the others in bytes: one gradient per bucket, all gradients in one bucket, and a size between.
-const BYTES: [(usize, usize); 3] = [(0, 0), (usize::MAX, usize::MAX), (100, 3000)];
+pub(crate) const BYTES: [(usize, usize); 3] = [(0, 0), (usize::MAX, usize::MAX), (100, 3000)];
 
-type Reducing<'c> = Reducer<'c, Cuda>;
+pub(crate) type Reducing<'c> = Reducer<'c, Cuda>;
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
     let Some(comm) = context.first(report) else { return };
@@ -46,10 +47,13 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     report.case("refused gradients are errors of all ranks", || refusals(queue, &comm));
     report.case("gradients that are not finite", || non_finite(queue, &comm));
     report.case("a recorded step", || recorded(queue, &comm));
+    report.case("optimizers that read buckets have the bits of the host", || updates::from_buckets(queue, &comm));
+    report.case("an optimizer's steps that every rank skips", || updates::skipped(queue, &comm));
+    report.case("recorded steps of an optimizer", || updates::recorded(queue, &comm));
     report.case("the same start, and means over ranks", || start(queue, &comm));
 }
 
-fn parameters(format: Format) -> Vec<Parameter> {
+pub(crate) fn parameters(format: Format) -> Vec<Parameter> {
     let parameter = |(index, shape): (usize, &&[usize])| Parameter::new(format!("{index}"), *shape, dtype(format));
     SHAPES.iter().enumerate().map(parameter).collect()
 }
@@ -60,12 +64,12 @@ fn len(index: usize) -> usize {
 
 /// The values of gradients: small integers, whose sums over ranks are exact in every dtype, or ordinary numbers.
 #[derive(Clone, Copy)]
-enum Numbers {
+pub(crate) enum Numbers {
     Integers,
     Ordinary,
 }
 
-fn values(numbers: Numbers, format: Format, (index, rank, step): (usize, usize, usize)) -> Vec<f64> {
+pub(crate) fn values(numbers: Numbers, format: Format, (index, rank, step): (usize, usize, usize)) -> Vec<f64> {
     match numbers {
         Numbers::Integers => (0..len(index)).map(|at| ((at + 3 * rank + 5 * step + index) % 17) as f64 - 8.0).collect(),
         Numbers::Ordinary => vector(format, len(index), (1000 * step + 100 * rank + index) as u64),
@@ -73,20 +77,20 @@ fn values(numbers: Numbers, format: Format, (index, rank, step): (usize, usize, 
 }
 
 /// The sum of all ranks' numbers, in rank order and rounded once.
-fn total(numbers: Numbers, format: Format, world_size: usize, (index, step): (usize, usize)) -> Vec<f64> {
+pub(crate) fn total(numbers: Numbers, format: Format, world_size: usize, (index, step): (usize, usize)) -> Vec<f64> {
     let of_ranks: Vec<Vec<f64>> = (0..world_size).map(|rank| values(numbers, format, (index, rank, step))).collect();
     (0..len(index)).map(|at| format.round(of_ranks.iter().map(|values| values[at]).sum())).collect()
 }
 
-fn on_device(queue: &Queue, format: Format, values: &[f64]) -> DeviceBuffer {
+pub(crate) fn on_device(queue: &Queue, format: Format, values: &[f64]) -> DeviceBuffer {
     DeviceBuffer::from_host(queue, Array::new(format, values).slice()).unwrap()
 }
 
-fn view(buffer: &DeviceBuffer, index: usize) -> TensorView<'_, Cuda> {
+pub(crate) fn view(buffer: &DeviceBuffer, index: usize) -> TensorView<'_, Cuda> {
     TensorView::of(buffer.as_slice(), SHAPES[index].into()).unwrap()
 }
 
-fn read(format: Format, buffer: &DeviceBuffer) -> Array {
+pub(crate) fn read(format: Format, buffer: &DeviceBuffer) -> Array {
     let mut array = Array::unwritten(format, buffer.as_slice().len());
     buffer.as_slice().copy_to_host(array.slice_mut()).unwrap();
     array

@@ -55,7 +55,7 @@ fn in_turn(names: &[&str], color: &str) -> Told {
 }
 
 #[test]
-fn a_profiler_sees_every_phase() {
+fn nvtx_ranges_show_a_profiler_every_phase() {
     let folder = tempfile::tempdir().unwrap();
     let ranges = folder.path().join("ranges");
     let tool = compile(folder.path());

@@ -106,22 +106,22 @@ fn ends_by_itself(role: &'static str) {
 }
 
 #[test]
-fn a_process_that_exits_is_gone_for_all() {
+fn process_communicator_names_a_process_that_exits() {
     ends_by_itself("exits");
 }
 
 #[test]
-fn a_process_that_aborts_is_gone_for_all() {
+fn process_communicator_names_a_process_that_aborts() {
     ends_by_itself("aborts");
 }
 
 #[test]
-fn a_rank_that_panics_is_gone_for_all() {
+fn process_communicator_names_a_rank_that_panics() {
     ends_by_itself("panics");
 }
 
 #[test]
-fn a_rank_that_returns_has_left() {
+fn process_communicator_names_a_rank_that_has_returned() {
     ends_by_itself("returns");
 }
 
@@ -140,7 +140,7 @@ fn entries(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
 }
 
 #[test]
-fn a_hundred_kills_at_any_moment_are_known_to_all_and_leave_nothing() {
+fn process_communicator_survives_a_hundred_kills_at_any_moment() {
     let _turn = turn();
     let folder = tempfile::tempdir().expect("a folder");
     let temporary = folder.path().join("tmp");

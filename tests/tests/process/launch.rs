@@ -88,6 +88,8 @@ fn rank() {
         #[cfg(target_os = "linux")]
         "unreadable" => crate::namespaces::run_unreadable(),
         "no descriptor" => crate::set_up::run(),
+        #[cfg(target_os = "linux")]
+        "walk" => crate::walk::run(),
         "join" => gradsync_tests::suite::processes::join(),
         other => crate::faults::run(other),
     }

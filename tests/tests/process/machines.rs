@@ -5,7 +5,7 @@ use std::time::Instant;
 use gradsync::Error;
 use gradsync::comm::{Collectives, CommError, Communicator, ReduceOp};
 use gradsync::internal::NETWORK_BYTES;
-use gradsync_tests::suite::{DEADLINE, Suite, collectives, failures, groups, mismatches, words};
+use gradsync_tests::suite::{DEADLINE, Suite, collectives, error_texts, failures, groups, mismatches};
 
 use crate::launch::{Launch, turn};
 use crate::transport::Launched;
@@ -68,7 +68,7 @@ pub(crate) fn run() {
     mismatches::run(&mut suite);
     failures::run(&mut suite);
     failures::run_deadlines(&mut suite);
-    words::run(&mut suite);
+    error_texts::run(&mut suite);
     groups::run(&mut suite);
     suite.finish();
 }
@@ -81,11 +81,11 @@ fn launch(world_size: usize, each: usize) {
 }
 
 #[test]
-fn three_machines_of_one_rank() {
+fn process_communicator_on_three_machines_of_one_rank() {
     launch(3, 1);
 }
 
 #[test]
-fn two_machines_of_two_ranks() {
+fn process_communicator_on_two_machines_of_two_ranks() {
     launch(4, 2);
 }

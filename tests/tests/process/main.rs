@@ -13,3 +13,5 @@ mod set_up;
 mod suite;
 mod threads;
 mod transport;
+#[cfg(target_os = "linux")]
+mod walk;

@@ -104,20 +104,20 @@ fn words(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn ranks_in_pid_namespaces_of_their_own_exchange_by_sockets() {
+fn process_communicator_of_pid_namespaces_uses_sockets() {
     launch(false, |_| words("unshare --pid --fork --mount-proc"));
     launch(false, |_| words("unshare --user --map-root-user --pid --fork --mount-proc"));
 }
 
 /// With one `/proc`, each rank finds the memory of the others there, although its own number differs.
 #[test]
-fn ranks_in_pid_namespaces_with_one_proc_share_memory() {
+fn process_communicator_of_pid_namespaces_with_one_proc() {
     launch(true, |_| words("unshare --pid --fork"));
 }
 
 /// The ranks seem to be the same user, and the system knows that they are not.
 #[test]
-fn ranks_of_user_namespaces_with_one_inner_user_connect_by_tcp() {
+fn process_communicator_of_user_namespaces_uses_tcp() {
     launch(false, |rank| {
         let user = 61_001 + rank;
         words(&format!("setpriv --reuid={user} --regid={user} --clear-groups unshare --user --map-root-user"))
@@ -125,7 +125,7 @@ fn ranks_of_user_namespaces_with_one_inner_user_connect_by_tcp() {
 }
 
 #[test]
-fn ranks_that_may_not_read_each_others_memory_send_through_shared_memory() {
+fn process_communicator_of_ranks_that_may_not_read_each_other() {
     // The system lets a user with all capabilities read everything.
     let user = "setpriv --reuid=61001 --regid=61001 --clear-groups";
     launch_as("unreadable", true, |_| words(if geteuid().is_root() { user } else { "env" }));

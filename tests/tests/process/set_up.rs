@@ -30,13 +30,13 @@ pub(crate) fn run() {
 }
 
 #[test]
-fn a_rank_without_a_descriptor_is_an_error_on_every_rank() {
+fn process_communicator_without_a_descriptor_fails_everywhere() {
     let _turn = turn();
     Launch::start("no descriptor", 3, |_| Vec::new()).finish();
 }
 
 #[test]
-fn one_line_joins() {
+fn process_communicator_joins_by_one_line() {
     let _turn = turn();
     Launch::start("join", 3, |_| Vec::new()).finish();
 }

@@ -20,21 +20,21 @@ fn launch(world_size: usize, messages_only: bool) {
 }
 
 #[test]
-fn two_ranks_pass_the_cases() {
+fn process_communicator_of_two_ranks() {
     launch(2, false);
 }
 
 #[test]
-fn three_ranks_pass_the_cases() {
+fn process_communicator_of_three_ranks() {
     launch(3, false);
 }
 
 #[test]
-fn four_ranks_pass_the_cases() {
+fn process_communicator_of_four_ranks() {
     launch(4, false);
 }
 
 #[test]
-fn three_ranks_pass_the_cases_by_sockets_alone() {
+fn process_communicator_of_three_ranks_by_sockets_alone() {
     launch(3, true);
 }

@@ -14,7 +14,7 @@ fn on_ranks<T: Send>(world_size: usize, body: impl Fn(ProcessCommunicator) -> T 
 }
 
 #[test]
-fn threads_reduce_and_split() {
+fn process_communicator_of_threads_reduces_and_splits() {
     guarded(60, || {
         for world_size in [1, 2, 5] {
             let sums = on_ranks(world_size, |comm| -> Result<(Vec<f32>, f32)> {
@@ -37,7 +37,7 @@ fn threads_reduce_and_split() {
 
 /// A rank that leaves after its last call fails only later calls that need it, and these fail at once.
 #[test]
-fn a_rank_that_leaves_is_gone_for_later_calls() {
+fn process_communicator_of_threads_names_a_rank_that_left() {
     guarded(60, || {
         let start = Instant::now();
         let outcomes = on_ranks(3, |comm| -> Result<()> {

@@ -3,23 +3,7 @@
 
 #![forbid(unsafe_code)]
 
-mod bad_files;
-mod bad_tensors;
-mod bits;
-mod changing;
 mod files;
-mod formats;
-mod json;
-mod layouts;
-mod limits;
-mod names;
-mod non_finite;
-mod numbers;
-mod other_dtypes;
-mod outputs;
-mod places;
 mod program;
-#[cfg(feature = "prepared")]
-mod python;
+mod reduce;
 mod secret;
-mod signals;

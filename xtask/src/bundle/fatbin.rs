@@ -48,19 +48,20 @@ fn list(architectures: &[u32]) -> String {
 /// Overwrites a section's code for other architectures; returns all architectures that it found, in order.
 fn blank(section: &mut [u8], wanted: &[u32]) -> Result<Vec<u32>> {
     let mut found = Vec::new();
-    let mut place = 0;
-    while place < section.len() {
-        let header = section.get(place..place + HEADER).with_context(|| format!("it ends at {place} in a header"))?;
+    let mut offset = 0;
+    while offset < section.len() {
+        let header =
+            section.get(offset..offset + HEADER).with_context(|| format!("it ends at {offset} in a header"))?;
         let magic = u32::from_le_bytes(bytes(header, 0));
         // Fat binaries begin at multiples of 8 bytes.
         if magic == 0 {
-            place += 8;
+            offset += 8;
             continue;
         }
-        ensure!(magic == MAGIC, "at {place} there is {magic:#x} in place of a fat binary");
+        ensure!(magic == MAGIC, "at {offset} there is {magic:#x} in place of a fat binary");
         let (header_len, len) = (u16::from_le_bytes(bytes(header, 6)), u64::from_le_bytes(bytes(header, 8)));
-        let entries = inside(section, place + usize::from(header_len), len)?;
-        place = entries.end;
+        let entries = inside(section, offset + usize::from(header_len), len)?;
+        offset = entries.end;
         let mut entry = entries.start;
         while entry < entries.end {
             let header = section[..entries.end].get(entry..entry + ENTRY);
@@ -81,8 +82,8 @@ fn blank(section: &mut [u8], wanted: &[u32]) -> Result<Vec<u32>> {
     Ok(found)
 }
 
-fn bytes<const N: usize>(from: &[u8], place: usize) -> [u8; N] {
-    from[place..place + N].try_into().expect("as many bytes")
+fn bytes<const N: usize>(from: &[u8], offset: usize) -> [u8; N] {
+    from[offset..offset + N].try_into().expect("as many bytes")
 }
 
 /// The range of `len` bytes from `begin` on; fails if the section is too short.
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_code_of_other_architectures_goes() {
+    fn keep_drops_the_code_of_other_architectures_alone() {
         let (one, two) = (fatbin(&[120, 90, 80]), fatbin(&[90]));
         let linked = [&one[..], &[0; 8], &two].concat();
         let relocatable = fatbin(&[90, 80]);
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn keep_refuses_what_it_does_not_understand() {
         let refusal = |section: &[u8], wanted: &[u32]| {
             let error = keep(&mut elf(&[(LINKED, section)]), wanted).unwrap_err();
             format!("{error:#}")

@@ -93,8 +93,8 @@ case $mode in
         not_run "$tool, because there is no compute-sanitizer here (it is part of the CUDA toolkit; or set COMPUTE_SANITIZER)"
         exit 2
     fi
-    step "$sanitizer" --tool "$tool" --error-exitcode 1 ./gpu-tests --test-threads=1 --skip beyond_2_to_the_31 "$@"
-    not_run "counts::beyond_2_to_the_31, whose 20 GiB no sanitizer keeps track of in useful time"
+    step "$sanitizer" --tool "$tool" --error-exitcode 1 ./gpu-tests --test-threads=1 --skip all_kernels_count_beyond_2_to_the_31 "$@"
+    not_run "large_counts::all_kernels_count_beyond_2_to_the_31, whose 20 GiB no sanitizer keeps track of in useful time"
     not_run "the multi-GPU tests: ./run --multi-gpu --sanitizer $tool"
     not_run "the measurements, which mean nothing under a sanitizer"
     ;;

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_that_passes_gives_back_its_lines() {
+    fn run_gives_back_the_lines_of_a_launch_that_passes() {
         let launched = launch([survivor("echo out; echo err >&2"), survivor("printf 'a\\r\\nb'")], LONG, LONG);
         assert_eq!(launched.ends, [End::Exited(0), End::Exited(0)]);
         assert_eq!(launched.lines_of(0, Stream::Out), ["out"]);
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_whole_and_in_order_whoever_writes_meanwhile() {
+    fn run_keeps_lines_whole_and_in_order() {
         let script = "i=0; while [ $i -lt 300 ]; do printf 'line '; printf $i; echo; echo error >&2; i=$((i+1)); done";
         let launched = launch([survivor(script), survivor(script), survivor(script)], LONG, LONG);
         let expected: Vec<String> = (0..300).map(|line| format!("line {line}")).collect();
@@ -370,14 +370,14 @@ mod tests {
     }
 
     #[test]
-    fn one_that_fails_has_the_others_killed_after_the_grace() {
+    fn run_kills_the_others_after_the_grace_when_one_fails() {
         let launched = launch([survivor("exit 3"), survivor("sleep 60"), survivor("sleep 0.1; exit 1")], LONG, SHORT);
         assert_eq!(launched.ends, [End::Exited(3), End::Killed(Cause::OtherFailed), End::Exited(1)]);
         assert!(launched.time >= SHORT);
     }
 
     #[test]
-    fn a_signal_is_a_failure_and_has_a_name() {
+    fn run_names_a_signal_as_a_failure() {
         let launched = launch([survivor("kill -SEGV $$"), survivor("sleep 60")], LONG, SHORT);
         let End::Signal(signal) = &launched.ends[0] else { panic!("{:?}", launched.ends) };
         assert!(signal.starts_with("11 (SIGSEGV)"), "{signal}");
@@ -385,21 +385,21 @@ mod tests {
     }
 
     #[test]
-    fn the_deadline_kills_whatever_state_a_process_is_in() {
+    fn run_kills_processes_of_any_state_at_the_deadline() {
         let stubborn = "trap '' TERM INT HUP; while :; do sleep 1; done";
         let launched = launch([survivor("kill -STOP $$"), survivor(stubborn), victim("sleep 60")], SHORT, LONG);
         assert_eq!(launched.ends, vec![End::Killed(Cause::Deadline); 3]);
     }
 
     #[test]
-    fn the_deadline_comes_in_a_flood_of_lines_too() {
+    fn run_keeps_the_deadline_in_a_flood_of_lines() {
         let launched = launch([survivor("while :; do echo line; done")], SHORT, LONG);
         assert_eq!(launched.ends, [End::Killed(Cause::Deadline)]);
         assert!(launched.lines.iter().all(|line| "line".starts_with(&line.2)));
     }
 
     #[test]
-    fn what_a_process_started_is_killed_with_it() {
+    fn run_kills_what_a_process_started() {
         // The first process leaves a child behind, and the second is killed together with its child; both children hold the streams open.
         let launched = launch([survivor("sleep 61 & echo $!"), survivor("sleep 61 & echo $!; wait")], SHORT, LONG);
         assert_eq!(launched.ends, [End::Exited(0), End::Killed(Cause::Deadline)]);
@@ -409,20 +409,20 @@ mod tests {
     }
 
     #[test]
-    fn a_victim_may_die_without_harm_to_the_others() {
+    fn run_lets_a_victim_die_without_harm_to_the_others() {
         let launched = launch([survivor("sleep 1; echo done"), victim("kill -KILL $$")], LONG, SHORT / 20);
         assert_eq!(launched.ends, [End::Exited(0), End::Signal("9 (SIGKILL)".to_owned())]);
         assert_eq!(launched.lines_of(0, Stream::Out), ["done"]);
     }
 
     #[test]
-    fn a_victim_that_was_stopped_is_killed_when_the_others_have_ended() {
+    fn run_kills_a_stopped_victim_when_the_others_have_ended() {
         let launched = launch([survivor("exit 0"), victim("kill -STOP $$")], LONG, SHORT);
         assert_eq!(launched.ends, [End::Exited(0), End::Killed(Cause::Outlived)]);
     }
 
     #[test]
-    fn what_cannot_be_started_or_printed_ends_all() {
+    fn run_ends_all_when_one_cannot_be_started_or_printed() {
         let missing = Process { command: Command::new("./no-such-program"), victim: false };
         let limits = Limits { deadline: LONG, grace: LONG };
         let start = Instant::now();
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guard_kills_all_groups_when_its_pipe_closes() {
+    fn guard_kills_all_groups_when_its_pipe_closes() {
         let (lines, _kept) = mpsc::sync_channel(BACKLOG);
         let start = |script| Running::start(0, survivor(script), &lines).unwrap();
         let mut running = [start("sleep 60"), start("kill -STOP $$")];

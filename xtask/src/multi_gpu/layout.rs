@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_plain_is_told_nothing_but_its_place() {
+    fn variables_of_a_plain_layout_are_the_position_alone() {
         let found = Layout::PLAIN.variables(4, Who::Rank(3));
         assert_eq!(found, [("LOCAL_WORLD_SIZE", "4".to_owned()), ("LOCAL_RANK", "3".to_owned())]);
         assert_eq!(Layout::PLAIN.variables(4, Who::AllRanks), [("LOCAL_WORLD_SIZE", "4".to_owned())]);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_are_as_few_as_the_ranks_of_a_gpu_need() {
+    fn variables_give_as_few_channels_as_the_ranks_of_a_gpu_need() {
         let layout = |ranks_per_gpu| Layout { ranks_per_gpu, ..Layout::PLAIN };
         let channels = |(ranks_per_gpu, world)| {
             value(layout(ranks_per_gpu), world, Who::Rank(0), "NCCL_MAX_NCHANNELS").map(|text| text.parse().unwrap())
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn consecutive_ranks_are_on_one_node() {
+    fn layout_puts_consecutive_ranks_on_one_node() {
         let layout = Layout { ranks_per_gpu: 8, nodes: 2 };
         let names = ["GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NCCL_HOSTID"];
         let found = [0, 3, 4, 7].map(|rank| {

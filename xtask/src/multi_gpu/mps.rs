@@ -196,7 +196,7 @@ fi
     }
 
     #[test]
-    fn a_daemon_has_its_own_folders_and_quits_when_it_goes() {
+    fn mps_has_its_own_folders_and_quits_when_dropped() {
         let folder = folder();
         let mps = Mps::start(&folder.path().join(CONTROL)).unwrap();
         let (runs, own) = daemon(&folder);
@@ -211,7 +211,7 @@ fi
     }
 
     #[test]
-    fn a_daemon_that_does_not_obey_is_killed() {
+    fn mps_kills_a_daemon_that_does_not_quit() {
         let folder = folder();
         fs::write(folder.path().join("stubborn"), "").unwrap();
         drop(Mps::start(&folder.path().join(CONTROL)).unwrap());
@@ -220,7 +220,7 @@ fi
     }
 
     #[test]
-    fn a_daemon_ends_with_us_even_if_we_are_killed() {
+    fn mps_ends_with_its_starter_even_if_that_is_killed() {
         let folder = folder();
         let mut mps = Mps::start(&folder.path().join(CONTROL)).unwrap();
         // The pipe closes in this way when this process is killed.
@@ -231,7 +231,7 @@ fi
     }
 
     #[test]
-    fn a_daemon_that_does_not_start_says_why_and_leaves_nothing() {
+    fn mps_says_why_a_daemon_does_not_start_and_leaves_nothing() {
         let folder = folder();
         fs::write(folder.path().join("broken"), "").unwrap();
         let why = Mps::start(&folder.path().join(CONTROL)).unwrap_err();

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_shown_and_the_counts_come_last() {
+    fn render_shows_everything_with_the_counts_last() {
         let rows = [
             row("sums", 1, vec![("f32", Outcome::Passed, ""), ("f16", Outcome::NotRun, "old")]),
             row("sums", 2, vec![("f32", Outcome::Failed, "rank 0 failed: off by 3\nrank 1 did not report it")]),

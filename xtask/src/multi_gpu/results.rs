@@ -255,7 +255,7 @@ mod tests {
     const FINE: [End; 2] = [End::Exited(0), End::Exited(0)];
 
     #[test]
-    fn a_case_passes_when_every_process_reports_that_it_passed() {
+    fn ledger_passes_a_case_when_every_process_reports_it() {
         let lines = [(0, case("f32", "passed", "")), (1, case("f32", "passed", "slow"))];
         let verdict = feed(two(false), lines).close(&FINE);
         assert_eq!(shown(&verdict), ["f32: Passed; rank 1 passed: slow"]);
@@ -266,20 +266,20 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_one_process_does_not_report_has_failed() {
+    fn ledger_fails_a_case_that_one_process_does_not_report() {
         let verdict = feed(two(false), [(0, case("f32", "passed", ""))]).close(&FINE);
         assert_eq!(shown(&verdict), ["f32: Failed; rank 1 did not report it"]);
     }
 
     #[test]
-    fn a_failed_case_names_its_ranks_and_explains_their_exit_code() {
+    fn ledger_names_the_ranks_and_exit_code_of_a_failed_case() {
         let lines = [(0, case("f32", "passed", "")), (1, case("f32", "failed", "off by 3"))];
         let verdict = feed(two(false), lines).close(&[End::Exited(0), End::Exited(1)]);
         assert_eq!(shown(&verdict), ["f32: Failed; rank 1 failed: off by 3"]);
     }
 
     #[test]
-    fn a_bad_end_that_no_case_explains_is_a_failure_of_its_own() {
+    fn ledger_counts_an_unexplained_bad_end_as_a_failure() {
         let lines = || [(0, case("f32", "passed", "")), (1, case("f32", "passed", ""))];
         let launch = |ends: [End; 2]| shown(&feed(two(false), lines()).close(&ends)).swap_remove(1);
         let expected = "the launch itself: Failed; rank 1 exited with code 1; the last case that it reported is f32";
@@ -297,12 +297,12 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_without_a_case_has_failed() {
+    fn ledger_fails_a_launch_without_a_case() {
         assert_eq!(shown(&two(false).close(&FINE)), ["the launch itself: Failed; no case was reported"]);
     }
 
     #[test]
-    fn a_victim_need_not_report_but_has_to_end_badly() {
+    fn ledger_wants_a_victim_to_end_badly_and_not_to_report() {
         let lines = || [(0, case("f32", "passed", "")), (1, case("f32", "failed", "on purpose"))];
         for end in [End::Exited(7), End::Signal("9 (SIGKILL)".into()), End::Killed(Cause::Outlived)] {
             let verdict = feed(two(true), lines()).close(&[End::Exited(0), end.clone()]);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_is_not_run_when_all_agree_on_it() {
+    fn ledger_takes_a_case_as_not_run_when_all_agree() {
         let lines = [(0, case("f8", "not-run", "too old")), (1, case("f8", "not-run", "too old"))];
         assert_eq!(shown(&feed(two(false), lines).close(&FINE)), ["f8: NotRun; too old"]);
         let lines = [(0, case("f8", "not-run", "")), (1, case("f8", "not-run", "too old"))];
@@ -330,14 +330,14 @@ mod tests {
     }
 
     #[test]
-    fn two_cases_of_one_name_do_not_hide_each_other() {
+    fn ledger_keeps_two_cases_of_one_name_apart() {
         let passed = || case("f32", "passed", "");
         let verdict = feed(two(false), [(0, passed()), (1, passed()), (0, passed())]).close(&FINE);
         assert_eq!(shown(&verdict), ["f32: Failed; rank 0 reported it 2 times"]);
     }
 
     #[test]
-    fn a_result_that_cannot_be_read_is_a_failure_that_names_the_line() {
+    fn ledger_fails_on_an_unreadable_result_and_names_the_line() {
         let bad = ["@{oops", "@{\"cas\":\"f32\"}", "@[]", "@{\"case\":\"f32\",\"outcome\":\"fine\"}"];
         for line in bad {
             let good = [(0, case("f32", "passed", "")), (1, case("f32", "passed", ""))];
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn only_bad_news_is_shown_at_once() {
+    fn ledger_shows_failures_alone_at_once() {
         let mut ledger = two(false);
         assert_eq!(ledger.line(0, "plain @{text}").as_deref(), Some("plain @{text}"));
         assert_eq!(ledger.line(0, &case("f32", "passed", "")), None);

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_of_ranks_runs_or_has_a_reason() {
+    fn plan_runs_every_number_of_ranks_or_has_a_reason() {
         let expected = [
             "sums 1",
             "sums 2",
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn on_several_nodes_what_is_one_process_or_needs_peers_is_not_run() {
+    fn plan_leaves_threads_and_peers_out_on_several_nodes() {
         let layout = Layout { ranks_per_gpu: 1, nodes: 2 };
         let expected = [
             "sums 1 - 1 ranks are not as many on each of 2 nodes",
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn wishes_leave_out_and_the_sanitizer_gives_reasons() {
+    fn plan_follows_wishes_and_gives_the_sanitizers_reasons() {
         let suites = ["faults".to_owned(), "sums".to_owned()];
         let wanted = Wanted { ranks: Some(2), suites: &suites, sanitizer: true, ..ANY };
         assert_eq!(planned(wanted, ALL), ["sums 2", "faults 2 - it makes no sense under compute-sanitizer"]);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_suite_is_refused() {
+    fn plan_refuses_an_unknown_suite() {
         let suites = parse(LIST).unwrap();
         let wanted = Wanted { suites: &["som".to_owned()], ..ANY };
         let error = plan(&suites, wanted, ALL).unwrap_err().to_string();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_victim_is_one_process_of_several() {
+    fn parse_takes_a_victim_as_one_process_of_several() {
         let suites = parse(LIST).unwrap();
         assert_eq!(suites[1].processes(2), [(Who::Rank(0), false), (Who::Rank(1), true)]);
         assert_eq!(suites[2].processes(2), [(Who::AllRanks, false)]);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn only_jobs_need_mpirun() {
+    fn plan_needs_mpirun_for_jobs_alone() {
         let suites = ["threads".to_owned(), "job".to_owned()];
         let wanted = Wanted { ranks: Some(2), suites: &suites, ..ANY };
         let here = Here { no_mpirun: Some("not found"), ..ALL };
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_makes_no_sense_is_refused() {
+    fn parse_refuses_a_list_without_sense() {
         let refusal = |list: &str| format!("{:#}", parse(list).unwrap_err());
         let suite = |ranks: &str, mode: &str, victims: &str| {
             format!(

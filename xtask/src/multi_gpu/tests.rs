@@ -146,7 +146,7 @@ fn report(out: &str) -> String {
 }
 
 #[test]
-fn what_passes_and_what_is_not_run_is_reported() {
+fn multi_gpu_reports_what_passes_and_what_is_not_run() {
     let (code, out) = test(Ok(2), &["--suite", "sums", "--suite", "faults", "--suite", "shared"]).unwrap();
     let expected = "
 suite   ranks  passed  failed  not run  seconds  result
@@ -181,7 +181,7 @@ not run:
 }
 
 #[test]
-fn what_fails_is_reported_and_gives_exit_code_1() {
+fn multi_gpu_reports_failures_with_exit_code_1() {
     let (code, out) = test(Ok(4), &["--suite", "wrong", "--suite", "hangs", "--deadline", "3"]).unwrap();
     let expected = "
 suite  ranks  passed  failed  not run  seconds  result
@@ -206,7 +206,7 @@ failed:
 }
 
 #[test]
-fn a_job_is_one_process_of_the_launcher() {
+fn multi_gpu_starts_a_job_as_one_process_of_the_launcher() {
     let (code, out) = test(Ok(2), &["--suite", "job", "--suite", "job-fails", "--deadline", "7"]).unwrap();
     let expected = "
 suite      ranks  passed  failed  not run  seconds  result
@@ -226,7 +226,7 @@ failed:
 }
 
 #[test]
-fn without_mpirun_a_job_is_not_run() {
+fn multi_gpu_runs_no_job_without_mpirun() {
     let (folder, mut out) = (folder(), Vec::new());
     let tested = flags(folder.path(), &["--suite", "job"]).test(machine(Ok(2)), GRACE, &mut out).unwrap();
     let out = String::from_utf8(out).unwrap();
@@ -236,7 +236,7 @@ fn without_mpirun_a_job_is_not_run() {
 }
 
 #[test]
-fn without_a_gpu_nothing_is_run() {
+fn multi_gpu_runs_nothing_without_a_gpu() {
     let (code, out) = test(Err("`nvidia-smi -L` lists none".to_owned()), &[]).unwrap();
     assert_eq!(code, 2);
     assert!(out.contains("not run: no NVIDIA GPU here: `nvidia-smi -L` lists none"), "{out}");
@@ -258,7 +258,7 @@ fn crowd(folder: &TempDir, mps: Result<PathBuf, String>, arguments: &[&str]) -> 
 }
 
 #[test]
-fn many_ranks_share_a_gpu_by_a_daemon_that_ends_with_the_run() {
+fn multi_gpu_shares_a_gpu_by_a_daemon_that_ends_with_the_run() {
     let folder = folder();
     let control = folder.path().join("mps");
     let suites = ["crowd", "crowd-threads", "crowd-job", "crowd-kill", "times"].map(|suite| ["--suite", suite]);
@@ -294,7 +294,7 @@ fn many_ranks_share_a_gpu_by_a_daemon_that_ends_with_the_run() {
 }
 
 #[test]
-fn without_the_daemon_ranks_take_turns_and_the_report_says_why() {
+fn multi_gpu_says_why_ranks_take_turns_without_the_daemon() {
     let folder = folder();
     let arguments = ["--ranks-per-gpu", "8", "--ranks", "2", "--suite", "crowd"];
     let (said, headline, _) = crowd(&folder, Err("there is no daemon".to_owned()), &arguments);
@@ -308,7 +308,7 @@ fn without_the_daemon_ranks_take_turns_and_the_report_says_why() {
 }
 
 #[test]
-fn ranks_are_grouped_into_nodes() {
+fn multi_gpu_groups_ranks_into_nodes() {
     let folder = folder();
     let suites = ["--suite", "crowd", "--suite", "crowd-threads", "--suite", "crowd-job"];
     let arguments = [&["--ranks-per-gpu", "8", "--nodes", "2"][..], &suites].concat();
@@ -334,7 +334,7 @@ fn ranks_are_grouped_into_nodes() {
 }
 
 #[test]
-fn wishes_that_cannot_be_met_are_refused() {
+fn multi_gpu_refuses_wishes_that_cannot_be_met() {
     let refusal = |arguments: &[&str]| format!("{:#}", test(Ok(2), arguments).unwrap_err());
     assert_eq!(refusal(&["--ranks", "3"]), "--ranks 3 needs as many GPUs, and there are 2 here");
     let crowded = refusal(&["--ranks", "7", "--ranks-per-gpu", "3"]);
@@ -350,7 +350,7 @@ fn wishes_that_cannot_be_met_are_refused() {
 }
 
 #[test]
-fn prefixes_are_of_one_width() {
+fn multi_gpu_prefixes_are_of_one_width() {
     let suites =
         suites::parse(r#"{"suite":"a","ranks":[12],"mode":"processes","seconds":1,"sanitizer":true}"#).unwrap();
     let (suite, layout) = (&suites[0], Layout::PLAIN);
@@ -372,6 +372,6 @@ fn prefixes_are_of_one_width() {
 }
 
 #[test]
-fn devices_are_visible_up_to_the_first_that_cannot_be_one() {
+fn visible_devices_end_at_the_first_that_cannot_be_one() {
     assert_eq!(["0,1,3", "", "-1", "2,-1,0", "GPU-8932f937, GPU-1"].map(visible), [3, 0, 0, 1, 2]);
 }

@@ -189,14 +189,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_assembler_is_refused_by_name() {
+    fn check_assembler_refuses_another_by_name() {
         assert!(check_assembler(&format!("Cuda compilation tools, release 12.9, V{PTXAS_VERSION}")).is_ok());
         let refusal = check_assembler("Cuda compilation tools, release 13.0, V13.0.88").unwrap_err().to_string();
         assert!(refusal.contains("V13.0.88") && refusal.contains(PTXAS_VERSION), "{refusal}");
     }
 
     #[test]
-    fn from_9_0_on_every_entry_waits_first() {
+    fn as_loaded_has_every_entry_wait_first_from_9_0_on() {
         let text =
             ".version 7.0\n.target sm_80\n.visible .entry a(\n)\n{\n\tret;\n}\n.visible .entry b(\n)\n{\n\tret;\n}\n";
         assert_eq!(as_loaded(text, 89), text);

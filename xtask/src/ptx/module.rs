@@ -346,7 +346,7 @@ $L__BB2_2:
 "#;
 
     #[test]
-    fn an_extract_is_complete_and_free_of_hashes() {
+    fn extract_is_complete_and_free_of_hashes() {
         let module = Module::parse(TEXT).unwrap();
         assert_eq!(module.entries["zero_f32"].params, [".u64", ".b8[24]"]);
         let text = module.extract(&["zero_f32"], "// first").unwrap();
@@ -395,13 +395,13 @@ $L_2:
     }
 
     #[test]
-    fn an_extract_takes_nothing_that_it_does_not_need() {
+    fn extract_takes_nothing_that_it_does_not_need() {
         let text = Module::parse(TEXT).unwrap().extract(&["alone"], "// first").unwrap();
         assert!(!text.contains("tile") && !text.contains(".func") && !text.contains("anon"), "{text}");
     }
 
     #[test]
-    fn an_entry_without_one_note_of_launch_bounds_is_refused_by_name() {
+    fn parse_refuses_an_entry_without_launch_bounds_by_name() {
         let note = "\t.pragma \"gradsync.launch_bounds 64 1 1\";\n";
         for (text, reason) in [
             (TEXT.replace(note, ""), "expected one note"),
@@ -416,14 +416,14 @@ $L_2:
     }
 
     #[test]
-    fn an_unresolved_function_is_refused_by_name() {
+    fn parse_refuses_an_unresolved_function_by_name() {
         let text = ".version 7.0\n.target sm_80\n.address_size 64\n.extern .func memcpy\n(\n.param .b64 a\n)\n;\n";
         let error = Module::parse(text).unwrap_err().to_string();
         assert!(error.contains("memcpy"), "{error}");
     }
 
     #[test]
-    fn hashes_go_whatever_the_mangling() {
+    fn without_hashes_takes_every_mangling() {
         assert_eq!(without_hashes("_RNvNtCsanIojcP8aaR_4core3num_param_0"), "_RNvNtC4core3num_param_0");
         assert_eq!(without_hashes("_ZN4core3num17h0123456789abcdefE_param_1"), "_ZN4core3numE_param_1");
         assert_eq!(without_hashes("_RNvC3Css3foo_$_llvm_$_123"), "_RNvC3Css3foo");

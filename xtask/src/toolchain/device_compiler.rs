@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_of_distributions_compare() {
+    fn version_pair_compares_versions_of_distributions() {
         assert!(version_pair("1.96.0+dfsg1-1~deb12u2") >= Some(OLDEST));
         assert!(version_pair("1.85.0+dfsg3-1") < Some(OLDEST));
         assert!(version_pair("(none)") < Some(OLDEST));

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libclang_is_told_from_its_neighbours() {
+    fn is_libclang_tells_it_from_its_neighbours() {
         assert!(
             ["libclang.so", "libclang.so.1", "libclang-14.so.1", "libclang-14.so"].iter().all(|name| is_libclang(name))
         );

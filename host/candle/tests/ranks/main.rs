@@ -85,38 +85,38 @@ fn optimizers_on_several_ranks() {
 }
 
 #[test]
-fn refusals_are_errors_of_all_ranks() {
+fn data_parallel_refusals_are_errors_of_all_ranks() {
     on_ranks_of(&[2, 3], refused::all());
 }
 
 #[test]
-fn variables_that_a_loss_depends_on() {
+fn data_parallel_of_declared_and_unknown_variables() {
     on_ranks_of(&[1, 2, 3], declared::all());
 }
 
 #[test]
-fn steps_that_differ_between_ranks() {
+fn data_parallel_steps_that_differ_between_ranks() {
     on_ranks_of(&[1, 2, 3], steps::on_host());
 }
 
 #[test]
-fn the_same_variables_on_all_ranks() {
+fn data_parallel_keeps_variables_equal_on_all_ranks() {
     on_ranks_of(&[1, 2, 3, 4], replicas::on_host());
 }
 
 #[test]
-fn a_gpt_on_several_ranks() {
+fn data_parallel_of_a_gpt() {
     on_ranks_of(&[2, 4], vec![gpt::of_gradients()]);
     on_ranks_of(&[2], vec![gpt::of_learning()]);
 }
 
 #[test]
-fn a_lora_on_several_ranks() {
+fn data_parallel_of_a_lora() {
     on_ranks_of(&[1, 2, 3, 4], vec![lora::of_losses()]);
 }
 
 #[test]
-fn ranks_that_connect_as_processes() {
+fn data_parallel_of_ranks_that_connect_as_processes() {
     guarded(240, || {
         for case in on_host() {
             println!("{}", case.name);
@@ -127,7 +127,7 @@ fn ranks_that_connect_as_processes() {
 }
 
 #[test]
-fn layers_divided_over_ranks() {
+fn tensor_parallel_layers_equal_whole_layers() {
     guarded(120, || {
         for world_size in [1, 2, 4] {
             on_ranks(world_size, |comm| tensor_parallel::on_host(Box::new(comm)));
@@ -203,7 +203,7 @@ fn loss_behind(words: &str, printed: &str) -> f32 {
 
 /// README's first program, as its reader starts it: by the launcher, and by itself. Half of a launcher's variables never mean one rank.
 #[test]
-fn the_first_example_learns() {
+fn first_example_learns() {
     let first = example("first");
     let mut alone = Command::new(&first);
     Launch::variables().for_each(|variable| _ = alone.env_remove(variable));
@@ -218,7 +218,7 @@ fn the_first_example_learns() {
 }
 
 #[test]
-fn the_lora_example_learns() {
+fn lora_example_learns() {
     let printed = Finished::of(&mut four_of(&example("lora"))).succeeded("four ranks").stdout;
     assert!(printed.contains("[0] 146 numbers are trained, and 321 are frozen\n"), "{printed}");
     // As above: numbers from -1 to 1.

@@ -3,8 +3,8 @@
 use std::sync::mpsc;
 
 use candle_core::{DType, Device, Tensor, Var};
-use candle_nn::optim::{AdamW as CandleAdamW, Optimizer as _, ParamsAdamW, SGD};
 use candle_nn::VarMap;
+use candle_nn::optim::{AdamW as CandleAdamW, Optimizer as _, ParamsAdamW, SGD};
 use gradsync::comm::Communicator;
 use gradsync::train::{
     self, AdamWOptions, LossScaler, NonFinite, ParameterGroup, ReducerOptions, SgdOptions, UpdateOutcome,

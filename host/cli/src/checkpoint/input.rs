@@ -127,7 +127,7 @@ mod tests {
 
     /// The time of a modification may be that of the modification before, unless the reader has waited in between.
     #[test]
-    fn a_file_that_is_written_to_right_after_it_was_made_and_opened_has_changed() {
+    fn check_finds_a_write_right_after_the_file_was_opened() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("input");
         for _ in 0..40 {

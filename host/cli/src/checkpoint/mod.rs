@@ -3,7 +3,7 @@
 //! The headers of all files are checked before anything else is read; tensors are then read piece by piece. The tensor list of the first file
 //! is kept, packed; of every other file only the offsets of the tensors.
 
-mod agreement;
+mod copied;
 mod error;
 mod formats;
 mod header;
@@ -169,18 +169,18 @@ fn matched(
 ) -> Result<Vec<u64>, Unlike> {
     let mut begins = vec![None; tensors.len()];
     for (found, &begin) in listing.tensors.iter().zip(&listing.begins) {
-        let Some(&place) = index.get(found.name) else {
+        let Some(&number) = index.get(found.name) else {
             if is_skipped(&found, other) {
                 continue;
             }
             return Err(Unlike::Extra { tensor: found.name.to_owned(), found: described(&found) });
         };
-        let expected = tensors.get(place);
+        let expected = tensors.get(number);
         if (found.dtype, &found.shape) != (expected.dtype, &expected.shape) {
             let tensor = found.name.to_owned();
             return Err(Unlike::Different { tensor, found: described(&found), expected: described(&expected) });
         }
-        begins[place] = Some(listing.data.saturating_add(begin as u64));
+        begins[number] = Some(listing.data.saturating_add(begin as u64));
     }
     let missing = |tensor: usize| Unlike::Missing { tensor: tensors.name(tensor).to_owned() };
     begins.into_iter().enumerate().map(|(tensor, begin)| begin.ok_or_else(|| missing(tensor))).collect()

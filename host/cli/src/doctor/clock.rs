@@ -60,7 +60,7 @@ mod tests {
 
     /// Rank 1's clock is 5 s ahead; its exchanges take 2 ms, 4 ms and 2 ms, and rank 0's take other times.
     #[test]
-    fn the_bounds_of_several_exchanges_are_joined() {
+    fn offset_joins_the_bounds_of_several_exchanges() {
         const MS: i128 = 1_000_000;
         let ahead = 5000 * MS;
         let first = vec![(0, 10 * MS), (20 * MS, 24 * MS), (30 * MS, 33 * MS)];

@@ -61,7 +61,7 @@ pub(super) fn problems(ranks: &[Facts], clocks: &[Offset], exchanges: &[Exchange
     for (description, value, remedy) in differing {
         found.extend(difference(ranks, description, value, remedy));
     }
-    places(ranks, &mut found);
+    positions(ranks, &mut found);
     machines(ranks, &mut found);
     gpus(ranks, &mut found);
     interfaces(ranks, &mut found);
@@ -80,7 +80,7 @@ pub(super) fn problems(ranks: &[Facts], clocks: &[Offset], exchanges: &[Exchange
     found
 }
 
-/// Ranks of one machine that do not share memory.
+/// Ranks of one machine that do not share memory. MPI's ranks of several machines never do.
 fn exchange(ranks: &[Facts], exchanges: &[Exchange], found: &mut Vec<Problem>) {
     for (rank, exchange) in ranks.iter().zip(exchanges) {
         if let Exchange::Failed(reason) = exchange {
@@ -89,9 +89,16 @@ fn exchange(ranks: &[Facts], exchanges: &[Exchange], found: &mut Vec<Problem>) {
             found.push(problem(text, "let the ranks of a machine connect to each other, by Unix sockets or by TCP"));
         }
     }
-    for of in by(ranks, |rank| rank.machine.clone()).into_values() {
-        let by_sockets = of.iter().any(|&rank| exchanges[rank] == Exchange::Sockets);
-        if !by_sockets || of.iter().any(|&rank| ranks[rank].uses_messages_only) {
+    let machines = by(ranks, |rank| rank.machine.clone());
+    let is_one_machine = machines.len() == 1;
+    for of in machines.into_values() {
+        let uses = |way: Exchange| of.iter().any(|&rank| exchanges[rank] == way);
+        let way = match () {
+            () if uses(Exchange::Sockets) => "sockets",
+            () if uses(Exchange::Mpi) && is_one_machine => "MPI's messages",
+            () => continue,
+        };
+        if of.iter().any(|&rank| ranks[rank].uses_messages_only) {
             continue;
         }
         let namespace = |rank: usize| &ranks[rank].pid_namespace;
@@ -104,7 +111,7 @@ fn exchange(ranks: &[Facts], exchanges: &[Exchange], found: &mut Vec<Problem>) {
         };
         let host = &ranks[of[0]].host;
         found.push(problem(
-            format!("{} of {host} exchange host memory by sockets: they cannot open each other's memory", listed(&of)),
+            format!("{} of {host} exchange host memory by {way}: they cannot open each other's memory", listed(&of)),
             remedy,
         ));
     }
@@ -129,7 +136,7 @@ fn difference(ranks: &[Facts], description: &str, value: fn(&Facts) -> String, r
 }
 
 /// Checks the positions of ranks on their machines.
-fn places(ranks: &[Facts], found: &mut Vec<Problem>) {
+fn positions(ranks: &[Facts], found: &mut Vec<Problem>) {
     for ((host, local_rank), of) in by(ranks, |rank| (rank.host.clone(), rank.local_rank)) {
         if of.len() > 1 && local_rank.is_some() {
             let text = format!("{} of {host} have the same local rank {}", listed(&of), local_rank.unwrap_or_default());
@@ -178,8 +185,8 @@ fn machines(ranks: &[Facts], found: &mut Vec<Problem>) {
 
 fn gpus(ranks: &[Facts], found: &mut Vec<Problem>) {
     let with_gpus: Vec<Facts> = ranks.iter().filter(|rank| !rank.gpus.is_empty()).cloned().collect();
-    let place = |rank: &Facts| (rank.host.clone(), rank.gpu().map(str::to_owned), rank.gpu_identifier.clone());
-    for ((host, gpu, _), of) in by(&with_gpus, place) {
+    let position = |rank: &Facts| (rank.host.clone(), rank.gpu().map(str::to_owned), rank.gpu_identifier.clone());
+    for ((host, gpu, _), of) in by(&with_gpus, position) {
         match gpu {
             Some(gpu) if of.len() > 1 => {
                 let remedy = "give each rank a GPU of its own: a LOCAL_RANK from its launcher, or CUDA_VISIBLE_DEVICES";
@@ -237,10 +244,10 @@ fn is_chosen(interface: &str, chosen: &str) -> bool {
     chosen.split(',').any(fits) != is_excluded
 }
 
-/// Ranks whose library is another flavour of MPI than their launcher would each be rank 0 of 1.
+/// Ranks that MPI connects and whose library is another flavour of MPI than their launcher would each be rank 0 of 1.
 fn mpi(ranks: &[Facts], found: &mut Vec<Problem>) {
     let differs = |rank: &&Facts| match (&rank.mpi, &rank.mpi_launcher) {
-        (Some(library), Some(launcher)) => library.contains("Open MPI") != (launcher == "Open MPI"),
+        (Some(library), Some(launcher)) if rank.uses_mpi => library.contains("Open MPI") != (launcher == "Open MPI"),
         _ => false,
     };
     if let Some(rank) = ranks.iter().find(differs) {
@@ -336,14 +343,14 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_are_chosen_as_nccl_chooses_them() {
+    fn is_chosen_takes_interfaces_as_nccl_does() {
         let chosen = ["eth", "=eth0", "=ib0,eth0", "^lo", "^=eth"];
         assert!(chosen.iter().all(|chosen| is_chosen("eth0", chosen)));
         assert!(["ib", "=eth", "^eth", "^=eth0", "^lo,eth"].iter().all(|chosen| !is_chosen("eth0", chosen)));
     }
 
     #[test]
-    fn each_fact_out_of_order_is_one_problem_that_names_the_rank_and_the_value() {
+    fn problems_name_the_rank_and_the_value_of_each_fact() {
         assert_eq!(of(|_| {}, 0.2), []);
         type Change = fn(&mut Facts);
         let cases: [(Change, f64, &str); 15] = [
@@ -356,7 +363,11 @@ mod tests {
             (|rank| rank.threads = 8, 0.0, "use 12 threads on 8 cores"),
             (|rank| rank.gpus = vec!["1".into(), "0".into()], 0.0, "ranks 0, 1 share GPU 0 of node"),
             (|rank| rank.gpus.truncate(1), 0.0, "no GPU on node for rank 1"),
-            (|rank| rank.mpi_launcher = Some("MPICH or Intel MPI".into()), 0.0, "its MPI library is Open MPI v4"),
+            (
+                |rank| (rank.mpi_launcher, rank.uses_mpi) = (Some("MPICH or Intel MPI".into()), true),
+                0.0,
+                "its MPI library is Open MPI v4",
+            ),
             (|rank| rank.descriptors = Some(256), 0.0, "rank 1 of node have 256 descriptors, less than 1024"),
             (|rank| rank.locked_bytes = Some(65536), 0.0, "65536 bytes of locked memory"),
             (|rank| rank.shared_memory_bytes = Some(64 << 20), 0.0, "67108864 bytes of /dev/shm"),
@@ -371,6 +382,8 @@ mod tests {
             let found = of(change, offset);
             assert!(found.len() == 1 && found[0].problem.contains(words), "{words}: {found:?}");
         }
+        // A launcher of MPI that only starts the ranks may be of another MPI than the one that the machine happens to have.
+        assert_eq!(of(|rank| rank.mpi_launcher = Some("MPICH or Intel MPI".into()), 0.0), []);
         let same = [Offset { seconds: 0.0, uncertainty: 0.0 }; 2];
         let on_two_machines = |change: fn(&mut Facts)| {
             let mut ranks = [0, 1].map(|rank| Facts { machine: format!("{rank}"), ..facts(rank) });
@@ -399,18 +412,36 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_exchange_by_sockets_are_told_what_would_let_them_share_memory() {
+    fn problems_of_exchanges_say_what_would_share_memory() {
         let clocks = [Offset { seconds: 0.0, uncertainty: 0.0 }; 2];
-        let by_sockets = |change: fn(&mut Facts)| {
+        let exchange_by = |way: Exchange, change: fn(&mut Facts)| {
             let mut ranks = [facts(0), facts(1)];
             change(&mut ranks[1]);
-            problems(&ranks, &clocks, &[Exchange::Sockets, Exchange::Sockets])
+            problems(&ranks, &clocks, &[way.clone(), way])
         };
+        let by_sockets = |change| exchange_by(Exchange::Sockets, change);
         let found = by_sockets(|rank| rank.pid_namespace = Some("pid:[2]".into()));
         assert!(found.len() == 1 && found[0].problem.starts_with("ranks 0, 1 of node exchange"), "{found:?}");
         assert!(found[0].remedy.contains("shareProcessNamespace"), "{found:?}");
         assert!(by_sockets(|_| {})[0].remedy.contains("one user"));
+        assert!(by_sockets(|_| {})[0].problem.contains("exchange host memory by sockets"));
         assert_eq!(by_sockets(|rank| rank.uses_messages_only = true), []);
+        let by_mpi = exchange_by(Exchange::Mpi, |_| {});
+        assert!(
+            by_mpi.len() == 1 && by_mpi[0].problem.contains("exchange host memory by MPI's messages"),
+            "{by_mpi:?}"
+        );
+        // MPI's ranks of several machines share no memory, and nothing is wrong with that.
+        let of_two_machines = [0, 1, 2].map(|rank| Facts {
+            machine: if rank == 2 { "another".into() } else { "boot".into() },
+            host: if rank == 2 { "other".into() } else { "node".into() },
+            gpus: Vec::new(),
+            local_world_size: None,
+            uses_mpi: true,
+            ..facts(rank)
+        });
+        let exchanges = [Exchange::Mpi, Exchange::Mpi, Exchange::Alone];
+        assert_eq!(problems(&of_two_machines, &[clocks[0]; 3], &exchanges), []);
         let failed = Exchange::Failed("no route".into());
         let found = problems(&[facts(0), facts(1)], &clocks, &[failed, Exchange::Memory]);
         assert!(

@@ -1,4 +1,5 @@
-//! How the ranks of a machine exchange host memory. They connect as a `ProcessCommunicator` does, which tries every way.
+//! How the ranks of a machine exchange host memory: as a `ProcessCommunicator` does, which tries every way, or by MPI where MPI connects the
+//! ranks.
 
 use std::time::Duration;
 
@@ -19,24 +20,44 @@ pub(super) enum Exchange {
     Memory,
     /// Sockets.
     Sockets,
+    /// Messages of MPI.
+    Mpi,
     /// None, for this reason.
     Failed(String),
 }
 
 impl Exchange {
-    /// The ways of all ranks.
+    /// The ways of all ranks; `mpi_shares_memory` is whether they share memory, if MPI connects them.
     ///
     /// # Errors
     /// Of the control channel.
-    pub(super) fn of(member: &Member, ranks: &[Facts], deadline: Duration) -> Result<Vec<Self>, CommError> {
-        let own = Self::own(member, ranks, deadline).unwrap_or_else(|error| Exchange::Failed(error.to_string()));
+    pub(super) fn of(
+        member: &Member,
+        ranks: &[Facts],
+        mpi_shares_memory: Option<bool>,
+        deadline: Duration,
+    ) -> Result<Vec<Self>, CommError> {
+        let own = match mpi_shares_memory {
+            Some(shares) => Ok(Self::by_mpi(member.rank(), ranks, shares)),
+            None => Self::by_processes(member, ranks, deadline),
+        };
+        let own = own.unwrap_or_else(|error| Exchange::Failed(error.to_string()));
         let bytes = postcard::to_stdvec(&own).expect("plain data");
         let all = member.all_gather(&bytes, deadline)?;
         let decode = |bytes: &Vec<u8>| postcard::from_bytes(bytes);
         Ok(all.iter().map(|bytes| decode(bytes).unwrap_or_else(|error| Exchange::Failed(error.to_string()))).collect())
     }
 
-    fn own(member: &Member, ranks: &[Facts], deadline: Duration) -> Result<Self, gradsync::Error> {
+    fn by_mpi(rank: usize, ranks: &[Facts], shares_memory: bool) -> Self {
+        let machine = &ranks[rank].machine;
+        match ranks.iter().filter(|other| other.machine == *machine).count() {
+            1 => Exchange::Alone,
+            _ if shares_memory => Exchange::Memory,
+            _ => Exchange::Mpi,
+        }
+    }
+
+    fn by_processes(member: &Member, ranks: &[Facts], deadline: Duration) -> Result<Self, gradsync::Error> {
         let (rank, is_here) = (member.rank(), |other: &Facts| other.machine == ranks[member.rank()].machine);
         let first = ranks.iter().position(is_here).unwrap_or(rank);
         let group = member.split(Some(first as u64), rank as i64, deadline)?;
@@ -55,6 +76,7 @@ impl Exchange {
             Exchange::Alone => "alone",
             Exchange::Memory => "memory",
             Exchange::Sockets => "sockets",
+            Exchange::Mpi => "MPI",
             Exchange::Failed(_) => "none",
         }
     }

@@ -23,14 +23,14 @@ pub(super) struct Facts {
     pub(super) machine: String,
     /// The PID namespace; none where there are no such namespaces.
     pub(super) pid_namespace: Option<String>,
-    /// Whether `GRADSYNC_PROCESS_MESSAGES_ONLY` keeps ranks from sharing memory.
+    /// Whether `GRADSYNC_PROCESS_MESSAGES_ONLY`, or `GRADSYNC_MPI_MESSAGES_ONLY` where MPI connects the ranks, keeps them from sharing memory.
     pub(super) uses_messages_only: bool,
     /// The ordinal of the rank's GPU among those that it sees.
     pub(super) device: usize,
     pub(super) pid: u32,
     pub(super) version: String,
     pub(super) features: Vec<String>,
-    /// The address by which this rank connects to rank 0, if it is known.
+    /// The address by which this rank connects to rank 0, if it is known; none where MPI connects the ranks.
     pub(super) address: Option<String>,
     /// The GPUs that this rank sees, by their numbers or identifiers on the machine.
     pub(super) gpus: Vec<String>,
@@ -68,6 +68,9 @@ impl Facts {
         let machine = Machine::look();
         let version_of = |found: &crate::info::Found| found.version.clone().or_else(|| found.name.clone());
         let cores = machine.cpu.threads;
+        let uses_mpi = launch.is_mpi_job();
+        let messages_only = if uses_mpi { "GRADSYNC_MPI_MESSAGES_ONLY" } else { "GRADSYNC_PROCESS_MESSAGES_ONLY" };
+        let master = launch.master.as_ref().filter(|_| !uses_mpi);
         let host = gethostname::gethostname().to_string_lossy().into_owned();
         Facts {
             rank,
@@ -77,18 +80,18 @@ impl Facts {
             machine: named_machine().or_else(booted).unwrap_or_else(|| host.clone()),
             host,
             pid_namespace: fs::read_link("/proc/self/ns/pid").ok().map(|link| link.display().to_string()),
-            uses_messages_only: number("GRADSYNC_PROCESS_MESSAGES_ONLY").is_some_and(|value| value != 0),
+            uses_messages_only: std::env::var_os(messages_only).is_some_and(|value| value != "0"),
             device: launch.device() as usize,
             pid: std::process::id(),
             version: machine.version.into(),
             features: machine.features.iter().map(|&feature| feature.to_owned()).collect(),
-            address: launch.master.as_ref().and_then(|(host, port)| own_address(host, *port)),
+            address: master.and_then(|(host, port)| own_address(host, *port)),
             gpus: visible_gpus(),
             gpu_identifier: gpu_identifier(launch.device()),
             unreachable_gpus: unreachable_gpus(machine.gpus.len()),
             nccl: version_of(&machine.nccl),
             mpi: version_of(&machine.mpi),
-            uses_mpi: launch.is_mpi_job(),
+            uses_mpi,
             mpi_launcher: mpi_launcher().map(str::to_owned),
             interface: std::env::var("NCCL_SOCKET_IFNAME").ok(),
             interfaces: names("/sys/class/net"),

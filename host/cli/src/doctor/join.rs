@@ -7,8 +7,16 @@ use gradsync::bootstrap::{BootstrapError, Launch, Member, Rendezvous};
 
 use super::diagnosis::Problem;
 
+/// A rank that has joined the others.
+pub(super) struct Joined {
+    pub(super) launch: Launch,
+    pub(super) member: Member,
+    /// Whether the ranks share memory, if MPI connects them.
+    pub(super) mpi_shares_memory: Option<bool>,
+}
+
 /// Joins the other ranks in the way of [`gradsync::join`].
-pub(super) fn join(deadline: Duration) -> Result<(Launch, Member), Problem> {
+pub(super) fn join(deadline: Duration) -> Result<Joined, Problem> {
     let launch = Launch::from_env().map_err(explained)?;
     #[cfg(feature = "mpi")]
     if launch.is_mpi_job() {
@@ -16,11 +24,11 @@ pub(super) fn join(deadline: Duration) -> Result<(Launch, Member), Problem> {
     }
     let rendezvous = Rendezvous::from_env(&launch).map_err(explained)?.with_deadline(deadline);
     let member = rendezvous.join(launch.rank, launch.world_size).map_err(explained)?;
-    Ok((launch, member))
+    Ok(Joined { launch, member, mpi_shares_memory: None })
 }
 
 #[cfg(feature = "mpi")]
-fn join_by_mpi(launch: Launch, deadline: Duration) -> Result<(Launch, Member), Problem> {
+fn join_by_mpi(launch: Launch, deadline: Duration) -> Result<Joined, Problem> {
     use gradsync::comm::Ranks as _;
     let world = gradsync::comm::mpi::MpiCommunicator::world_within(deadline).map_err(explained)?;
     if (world.rank(), world.world_size()) != (launch.rank, launch.world_size) {
@@ -36,7 +44,7 @@ fn join_by_mpi(launch: Launch, deadline: Duration) -> Result<(Launch, Member), P
         });
     }
     let member = world.member(deadline).map_err(explained)?;
-    Ok((launch, member))
+    Ok(Joined { launch, member, mpi_shares_memory: Some(world.shares_memory()) })
 }
 
 fn explained(error: Error) -> Problem {

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_looked_for_in_every_control_group_around_the_process() {
+    fn limit_is_of_every_control_group_around_the_process() {
         assert_eq!(total("MemTotal:       16 kB\nMemFree: 1 kB\n"), Some(16384));
         let version2 = control_group_files("0::/job/step\n");
         assert_eq!(version2[0], "/sys/fs/cgroup/job/step/memory.max");

@@ -22,6 +22,7 @@ use self::clock::Offset;
 use self::diagnosis::Problem;
 use self::exchange::Exchange;
 use self::facts::Facts;
+use self::join::Joined;
 
 /// The arguments of `gradsync doctor`.
 #[derive(Args)]
@@ -64,7 +65,7 @@ impl Doctor {
             return self.launch(ranks);
         }
         let deadline = Duration::from_secs_f64(self.deadline);
-        let (launch, member) = match join::join(deadline) {
+        let Joined { launch, member, mpi_shares_memory } = match join::join(deadline) {
             Ok(joined) => joined,
             Err(Problem { problem, remedy }) => {
                 complain(format_args!("{problem}\n  remedy: {remedy}"));
@@ -78,7 +79,7 @@ impl Doctor {
         let ranks = all.iter().map(|bytes| postcard::from_bytes(bytes)).collect::<Result<Vec<Facts>, _>>();
         let ranks = ranks.map_err(|error| format!("a rank runs another version of this program: {error}"))?;
         let clocks = clock::offsets(&member, deadline).map_err(told)?;
-        let exchanges = Exchange::of(&member, &ranks, deadline).map_err(told)?;
+        let exchanges = Exchange::of(&member, &ranks, mpi_shares_memory, deadline).map_err(told)?;
         let problems = diagnosis::problems(&ranks, &clocks, &exchanges);
         if member.rank() == 0 {
             let report = Report { ranks: &ranks, clocks: &clocks, exchanges: &exchanges, problems: &problems };

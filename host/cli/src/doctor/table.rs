@@ -83,7 +83,7 @@ fn row(rank: &Facts, clock: Offset, exchange: &Exchange) -> [String; 14] {
     [
         rank.rank.to_string(),
         rank.host.clone(),
-        rank.address.clone().unwrap_or_else(|| "by MPI".into()),
+        rank.address.clone().unwrap_or_else(|| if rank.uses_mpi { "by MPI" } else { "unknown" }.into()),
         rank.pid.to_string(),
         local,
         exchange.word().into(),
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_has_columns_for_differences_alone_and_fits_a_terminal() {
+    fn table_has_columns_for_differences_and_fits_a_terminal() {
         let row = |rank: usize, nccl: &str| {
             let mut row = HEADINGS.map(|heading| format!("{heading}, the same on all ranks"));
             [0, 1, 2, 3, 4, 10].into_iter().for_each(|column| row[column] = format!("{rank}"));

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processors_are_divided_into_blocks_and_shared_where_there_are_too_few() {
+    fn divide_gives_blocks_and_shares_where_there_are_too_few() {
         assert_eq!(divide(&[4, 5, 6, 7, 9], 2), [vec![4, 5], vec![6, 7, 9]]);
         assert_eq!(divide(&[4, 5], 3), [vec![4], vec![5], vec![4]]);
     }

@@ -16,7 +16,7 @@ use super::guard::Guarded;
 use super::machines::Machines;
 use super::nodes::Nodes;
 use super::outcome::{Cause, Outcome};
-use super::output::Places;
+use super::output::OutputTargets;
 use super::rank::{Common, Rank};
 use super::records::{LateRank, Records, has_failure};
 use super::signals::{ENDING, Event, Listener};
@@ -72,13 +72,13 @@ impl<'a> Generation<'a> {
         number: u32,
         events: &'a Listener,
     ) -> Result<Self, String> {
-        let (place, machines) = nodes.meet(launch, number, events)?;
-        let ranks = place.first_rank..place.first_rank + place.local_world_size;
-        let records = Records::start(&place.job, number, ranks, &events.sender())?;
-        let guard = Guarded::start(&place.job, records.private());
+        let (node, machines) = nodes.meet(launch, number, events)?;
+        let ranks = node.first_rank..node.first_rank + node.local_world_size;
+        let records = Records::start(&node.job, number, ranks, &events.sender())?;
+        let guard = Guarded::start(&node.job, records.private());
         let guard = guard.map_err(|error| format!("cannot start the guard: {error}"))?;
-        let places = Places::new(launch, number, place.world_size)?;
-        let shares = || affinity::shares(place.local_world_size).map_err(|error| format!("--affinity: {error}"));
+        let targets = OutputTargets::new(launch, number, node.world_size)?;
+        let shares = || affinity::shares(node.local_world_size).map_err(|error| format!("--affinity: {error}"));
         let processors = launch.affinity.then(shares).transpose()?;
         let mut generation = Generation {
             launch,
@@ -88,9 +88,9 @@ impl<'a> Generation<'a> {
             records,
             guard,
             ranks: Vec::new(),
-            world_size: place.world_size,
+            world_size: node.world_size,
             descendants,
-            job: place.job.clone(),
+            job: node.job.clone(),
             told: HashSet::new(),
             killed: HashMap::new(),
             has_orphans: false,
@@ -105,11 +105,11 @@ impl<'a> Generation<'a> {
             is_unwritten: false,
             is_explained: false,
         };
-        for local_rank in 0..place.local_world_size {
+        for local_rank in 0..node.local_world_size {
             let common = Common {
                 launch,
-                place: &place,
-                places: &places,
+                node: &node,
+                targets: &targets,
                 records: &generation.records,
                 processors: processors.as_deref(),
                 events: events.sender(),

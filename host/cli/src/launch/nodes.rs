@@ -1,4 +1,4 @@
-//! The machines of a job: their launchers join a group of their own, in which they agree on the ranks' places.
+//! The machines of a job: their launchers join a group of their own, in which they agree on the ranks' numbers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl Nodes {
         Ok(Nodes { count, own, master, meeting })
     }
 
-    /// Agrees on the places of the ranks of one start. With several machines, their launchers stay in touch while the ranks run.
+    /// Agrees on the numbers of the ranks of one start. With several machines, their launchers stay in touch while the ranks run.
     pub(super) fn meet(
         &self,
         launch: &Launch,
@@ -70,7 +70,7 @@ impl Nodes {
         events: &Listener,
     ) -> Result<(NodeRanks, Option<Arc<Machines>>), String> {
         let ranks = launch.ranks as usize;
-        let place = |address, port, secret, nonce: [u8; 32]| NodeRanks {
+        let node = |address, port, secret, nonce: [u8; 32]| NodeRanks {
             node: (self.own, self.count),
             first_rank: 0,
             local_world_size: ranks,
@@ -92,7 +92,7 @@ impl Nodes {
                     (address.to_string(), launch.rank_port.unwrap_or(port))
                 }
             };
-            return Ok((place(address, port, secret, nonce()?), None));
+            return Ok((node(address, port, secret, nonce()?), None));
         };
         let mut rendezvous =
             Rendezvous::tcp(host.clone(), *port, secret.clone()).with_generation(u64::from(generation));
@@ -114,13 +114,13 @@ impl Nodes {
         let Some((rank_port, nonce)) = all[0].start else {
             return Err("machine 0 has another version of this program".into());
         };
-        let place = NodeRanks {
+        let node = NodeRanks {
             first_rank: all[..own].iter().map(|hello| hello.ranks).sum(),
             world_size: all.iter().map(|hello| hello.ranks).sum(),
-            ..place(host.clone(), rank_port, secret.derived(&nonce), nonce)
+            ..node(host.clone(), rank_port, secret.derived(&nonce), nonce)
         };
         let machines = events.run(move || Machines::new(member)).map_err(|error| error.to_string())?;
-        Ok((place, Some(Arc::new(machines))))
+        Ok((node, Some(Arc::new(machines))))
     }
 }
 
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_launchers_speak_of_machines() {
+    fn of_machines_words_errors_of_launchers() {
         let missing = of_machines(0, "ranks [1, 3] did not join within 6s");
         assert_eq!(missing, "machine 0: machines [1, 3] did not join within 6s");
         let unlike = of_machines(1, "rank 0 was told a world size of 2, rank 1 one of 3");
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_master_is_a_host_and_a_port() {
+    fn address_of_a_master_is_a_host_and_a_port() {
         assert_eq!(address("node-0:29500"), Ok(("node-0".into(), 29500)));
         assert_eq!(address("[fe80::1]:7"), Ok(("fe80::1".into(), 7)));
         for wrong in ["node-0", "node-0:", ":5", "node-0:0", "node-0:65536"] {

@@ -47,7 +47,7 @@ struct Sink {
 
 /// The destinations of all ranks' lines.
 #[derive(Clone, Debug)]
-pub(super) struct Places {
+pub(super) struct OutputTargets {
     folder: Option<PathBuf>,
     /// The format of shown lines, if lines are shown.
     shown: Option<Shown>,
@@ -61,7 +61,7 @@ enum Shown {
     Numbered(usize),
 }
 
-impl Places {
+impl OutputTargets {
     /// Creates the folder of the files, if the user wants one: after a restart, one for each start.
     pub(super) fn new(launch: &Launch, generation: u32, world_size: usize) -> Result<Self, String> {
         let folder = launch.log_dir.as_deref().map(|folder| match generation {
@@ -76,7 +76,7 @@ impl Places {
             (false, true) => Some(Shown::Plain),
             (false, false) => Some(Shown::Numbered((world_size - 1).to_string().len())),
         };
-        Ok(Places { folder, shown })
+        Ok(OutputTargets { folder, shown })
     }
 
     fn sink(&self, rank: usize, stream: Stream, last: &Arc<Mutex<VecDeque<Vec<u8>>>>) -> Result<Sink, String> {
@@ -106,9 +106,12 @@ pub(super) struct RankOutput {
 }
 
 impl RankOutput {
-    pub(super) fn new(places: &Places, rank: usize) -> Result<Self, String> {
+    pub(super) fn new(targets: &OutputTargets, rank: usize) -> Result<Self, String> {
         let last = Arc::default();
-        Ok(RankOutput { sinks: [places.sink(rank, Stream::Out, &last)?, places.sink(rank, Stream::Err, &last)?], last })
+        Ok(RankOutput {
+            sinks: [targets.sink(rank, Stream::Out, &last)?, targets.sink(rank, Stream::Err, &last)?],
+            last,
+        })
     }
 
     /// Forwards both streams until they end.
@@ -215,14 +218,14 @@ mod tests {
     }
 
     #[test]
-    fn lines_end_with_a_newline_or_a_carriage_return_wherever_reads_end() {
+    fn split_ends_lines_wherever_reads_end() {
         let (found, rest) = lines(&[b"one\ntw", b"o\r", b"\nthree 1%\rthree 2%\r\n\n", b"four"]);
         assert_eq!(found, ["one", "two", "three 1%", "three 2%", ""]);
         assert_eq!(rest, b"four");
     }
 
     #[test]
-    fn a_line_without_an_end_is_given_in_pieces() {
+    fn split_gives_a_line_without_an_end_in_pieces() {
         let (found, rest) = lines(&[&vec![b'x'; LONGEST], b"y\nz"]);
         assert_eq!((found.len(), found[0].len(), found[1].as_str(), rest.as_slice()), (2, LONGEST, "y", &b"z"[..]));
     }

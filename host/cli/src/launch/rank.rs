@@ -14,7 +14,7 @@ use rustix::thread::sched_setaffinity;
 use super::Launch;
 use super::affinity;
 use super::environment::NodeRanks;
-use super::output::{Output, Places, RankOutput};
+use super::output::{Output, OutputTargets, RankOutput};
 use super::records::Records;
 use super::signals::{self, Event};
 use super::status::Status;
@@ -38,8 +38,8 @@ pub(super) struct Rank {
 /// The common arguments of the ranks of one start.
 pub(super) struct Common<'a> {
     pub(super) launch: &'a Launch,
-    pub(super) place: &'a NodeRanks,
-    pub(super) places: &'a Places,
+    pub(super) node: &'a NodeRanks,
+    pub(super) targets: &'a OutputTargets,
     pub(super) records: &'a Records,
     /// The logical processors of each rank, if ranks are bound to cores.
     pub(super) processors: Option<&'a [Vec<usize>]>,
@@ -61,8 +61,8 @@ impl Rank {
     ///
     /// The thread that calls this lives as long as the launcher: the kernel ends the rank when that thread ends.
     pub(super) fn start(common: &Common<'_>, local_rank: usize) -> Result<Self, String> {
-        let number = common.place.first_rank + local_rank;
-        let output = RankOutput::new(common.places, number)?;
+        let number = common.node.first_rank + local_rank;
+        let output = RankOutput::new(common.targets, number)?;
         let [program, arguments @ ..] = &common.launch.program[..] else {
             return Err("there is no program to start".into());
         };
@@ -70,7 +70,7 @@ impl Rank {
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Signals of a terminal reach the launcher alone, which passes them on.
         command.process_group(0);
-        common.place.set(&mut command, local_rank);
+        common.node.set(&mut command, local_rank);
         common.records.set(&mut command);
         let processors = common.processors.map(|processors| affinity::set(&processors[local_rank]));
         let launcher = getpid();
@@ -94,7 +94,7 @@ impl Rank {
         let output = output
             .start(out, err)
             .map_err(|error| format!("rank {number}: no thread for its output: {}", reason(&error)))?;
-        let (events, generation) = (common.events.clone(), common.place.generation);
+        let (events, generation) = (common.events.clone(), common.node.generation);
         let wait = move || {
             // The rank is not reaped here, so that its process group keeps its number until the whole group has been ended.
             let ended = loop {

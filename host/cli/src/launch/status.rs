@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_status_of_a_failure_is_passed_on_and_never_a_success() {
+    fn code_passes_a_failure_on_and_never_as_success() {
         let killed = Status::Signal { number: libc::SIGTERM, has_core: false };
         assert_eq!([Status::Code(0), Status::Code(3), killed].map(Status::code), [0, 3, 143]);
         assert_eq!(Status::Code(256).code(), 1);

@@ -69,7 +69,7 @@ fn is_dash(path: &Path) -> bool {
 pub struct Destination {
     /// The path as the user named it.
     path: PathBuf,
-    place: Target,
+    target: Target,
 }
 
 #[derive(Debug, PartialEq)]
@@ -90,7 +90,7 @@ impl Destination {
         let io = |source| OutputError::Io { path: path.to_owned(), source };
         let facts =
             if is_dash(path) { Ok(stdout().and_then(|file| file.metadata()).map_err(io)?) } else { fs::metadata(path) };
-        let place = match &facts {
+        let target = match &facts {
             Ok(facts) if facts.is_dir() => return Err(OutputError::Folder { path: path.to_owned() }),
             Ok(_) if is_dash(path) => Target::Stdout,
             Ok(facts) if is_stdout(facts) => Target::Stdout,
@@ -107,7 +107,7 @@ impl Destination {
         if inputs.iter().any(is_output) {
             return Err(OutputError::Input { path: path.to_owned() });
         }
-        Ok(Self { path: path.to_owned(), place })
+        Ok(Self { path: path.to_owned(), target })
     }
 
     /// The path as the user named it, or "standard output", as one line of text.
@@ -117,17 +117,17 @@ impl Destination {
 
     /// Whether it is the standard output, to which nothing else can be written then.
     pub fn is_stdout(&self) -> bool {
-        self.place == Target::Stdout
+        self.target == Target::Stdout
     }
 
     /// Whether the existing file stays until the output is complete.
     pub fn is_file(&self) -> bool {
-        matches!(self.place, Target::File(_))
+        matches!(self.target, Target::File(_))
     }
 
     /// Whether both would overwrite each other.
     pub fn is_same(&self, other: &Self) -> bool {
-        self.path == other.path || self.place == other.place && self.place != Target::Stream
+        self.path == other.path || self.target == other.target && self.target != Target::Stream
     }
 
     /// Opens the output. For a named pipe, waits for a reader.
@@ -135,8 +135,8 @@ impl Destination {
     /// # Errors
     /// [`OutputError::Io`] if the system refuses.
     pub fn open(self) -> Result<OutputFile, OutputError> {
-        let Self { path, place } = self;
-        let sink = signals::watch().and_then(|()| match place {
+        let Self { path, target } = self;
+        let sink = signals::watch().and_then(|()| match target {
             Target::Stdout => Ok(Sink::Stream(stdout()?)),
             Target::Stream => Ok(Sink::Stream(fs::OpenOptions::new().write(true).open(&path)?)),
             Target::File(target) => Ok(Sink::File(UnfinishedFile::beside(&target)?, target)),

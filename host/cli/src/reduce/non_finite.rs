@@ -43,9 +43,9 @@ pub(super) fn inputs(source: &Source<'_>, tensor: usize) -> Result<Vec<NotFinite
         let vectors = ranks.elements(tensor, dtype, piece, &mut pieces)?;
         for (rank, (found, vector)) in found.iter_mut().zip(vectors).enumerate() {
             if found.is_none() && !cpu::all_finite(vector) {
-                let (place, value) = first(vector);
+                let (index, value) = first(vector);
                 let (file, tensor) = (ranks.path(rank).to_string_lossy().into_owned(), description.name.to_owned());
-                *found = Some(NotFinite { file, tensor, element: begin + place, value: value.to_string() });
+                *found = Some(NotFinite { file, tensor, element: begin + index, value: value.to_string() });
             }
         }
     }

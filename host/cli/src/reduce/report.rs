@@ -61,15 +61,15 @@ impl<'a> Found<'a> {
 
     fn iter(&self) -> impl Iterator<Item = TensorReport<'_>> {
         let ranks = self.coefficients.len() / self.norms.len().max(1);
-        self.reduced().enumerate().map(move |(place, tensor)| {
+        self.reduced().enumerate().map(move |(index, tensor)| {
             let tensor = self.tensors.get(tensor);
             TensorReport {
                 name: tensor.name,
                 dtype: self.output_dtype.or(reducible(tensor.dtype)).map_or("", DType::name),
                 shape: tensor.shape,
-                coefficients: &self.coefficients[place * ranks..][..ranks],
-                norm: self.norms[place],
-                finite: self.finite[place],
+                coefficients: &self.coefficients[index * ranks..][..ranks],
+                norm: self.norms[index],
+                finite: self.finite[index],
             }
         })
     }
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn coefficients_of_any_size_are_short_and_show_their_digits() {
+    fn number_is_short_and_shows_its_digits() {
         let shown = [0.0, 1.0, -0.5, 1e6, 1e-9, -2.5e-4, 1e308, f64::NAN].map(number);
         let expected = [
             "0.000000",

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_late_with_its_record_is_no_second_culprit() {
+    fn explanation_blames_no_rank_for_a_late_record() {
         let known = |end| [(0, End::Runs), (1, End::Runs), (2, End::Runs), (3, end)];
         let late = text(&one_is_slow(), 4, &known(End::IsLate));
         assert!(late.starts_with("the last calls of 4 ranks; rank 3 has not written theirs yet\n"), "{late}");
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_wait_for_their_gpus_are_named_though_all_calls_are_over() {
+    fn explanation_names_ranks_that_wait_for_their_gpus() {
         let mut traces = traces(3, &[0, 1, 2].map(|rank| (rank, vec![call(1, "finished", 1.0)])));
         assert!(!text(&traces, 3, &[]).contains("GPU"));
         for (rank, since) in [(0, 4.0), (2, 3.5)] {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn no_line_repeats_what_another_has_told() {
+    fn explanation_repeats_no_line() {
         let told = text(&one_is_slow(), 4, &[]);
         assert!(!told.contains("last calls:"), "{told}");
         let finished = || vec![call(1, "finished", 4.0)];
@@ -194,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_hold_up_others_for_the_same_reason_share_a_line() {
+    fn explanation_joins_ranks_that_block_for_the_same_reason() {
         let shared = text(&traces(64, &[(5, vec![call(1, "posted", 2.0)])]), 64, &[]);
         assert_eq!(shared.matches("hold").count(), 1, "{shared}");
         assert!(shared.contains("Ranks 0 to 4, 6 to 63 hold up others, each for the same reason: it has"), "{shared}");
     }
 
     #[test]
-    fn a_clock_that_was_set_back_makes_no_negative_time() {
+    fn explanation_has_no_negative_time_after_a_clock_was_set_back() {
         let waits = |changed| vec![call(1, "posted", changed)];
         let set_back = text(&traces(2, &[(0, waits(1e6))]), 2, &[]);
         assert!(set_back.contains("for 0.0 s"), "{set_back}");
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_shown_as_they_were_written() {
+    fn explanation_shows_texts_as_they_were_written() {
         let mut traces = traces(1, &[(0, vec![call(1, "failed", 1.0)])]);
         let group = &mut traces.get_mut(&0).unwrap().groups[0];
         group.failure = Some("tensor 3 \"layer.weight\"\u{1b}[2J\nforged".into());
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_machines_blame_the_rank_that_did_not_follow() {
+    fn blamed_is_the_rank_that_did_not_follow_on_any_machine() {
         let record =
             |rank, is_follower| Record { blamed: Some(Blamed { rank, code: 1, is_follower }), ..Record::default() };
         let blamed = |records: [Record; 3]| records.into_iter().collect::<Record>().blamed.map(|blamed| blamed.rank);

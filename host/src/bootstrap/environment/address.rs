@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_addresses_are_taken_as_a_look_up_takes_them() {
+    fn host_takes_names_and_addresses_as_a_lookup_does() {
         for (text, expected) in [
             ("node-7", "node-7"),
             (" node_7.cluster.local.\n", "node_7.cluster.local."),
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_no_address_is_refused_with_the_reason() {
+    fn host_refuses_impossible_addresses_with_the_reason() {
         for (text, words) in [
             ("", "must name the machine"),
             (" \t", "must name the machine"),

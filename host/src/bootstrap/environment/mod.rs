@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deadlines_are_positive_seconds() {
+    fn seconds_takes_positive_deadlines() {
         let read = |text: &str| seconds(JOIN_DEADLINE, Some(text.into()));
         assert_eq!(seconds(JOIN_DEADLINE, None), Ok(None));
         assert_eq!(read("0.5"), Ok(Some(Duration::from_millis(500))));
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_alone_without_any_variable_of_a_launcher() {
+    fn from_variables_or_alone_is_alone_without_variables() {
         let read = |set: &'static [&'static str]| {
             Launch::from_variables_or_alone(&move |name: &str| set.contains(&name).then(|| "1".to_owned()))
         };
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn cuda_ends_its_list_at_the_first_name_of_no_gpu() {
+    fn is_one_ends_cudas_list_at_the_first_name_of_no_gpu() {
         for one in ["0", "3", " 3 ", "GPU-8932f937", "MIG-GPU-8932f937/1/2", "2,-1,3", "2,"] {
             assert!(is_one(one), "{one}");
         }

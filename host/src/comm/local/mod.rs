@@ -19,10 +19,10 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::operands::{CollectiveCall, Region, Transfer};
+use self::operands::{CollectiveCall, Region, TransferCall};
 use self::rendezvous::Rendezvous;
 pub use self::run::{run, try_run};
-use super::collective::{check_peer, check_shards};
+use super::collective_call::{check_peer, check_shards};
 use super::reduction::Reduction;
 use super::{Collective, Communicator, Operands, Ranks, gather_words_by};
 use crate::bootstrap::{WORLD_SIZE_LIMIT, call_deadline};
@@ -165,7 +165,7 @@ impl Communicator for LocalCommunicator {
     fn exchange(&self, sends: &[(usize, Slice<'_>)], receives: &mut [(usize, SliceMut<'_>)]) -> Result<()> {
         let transfer = |operation, peer, data: Slice<'_>, memory| {
             check_peer(operation, peer, self.rank, self.world_size())?;
-            Ok(Transfer { call: Call::new(operation, data.len(), data.dtype()), memory })
+            Ok(TransferCall { call: Call::new(operation, data.len(), data.dtype()), memory })
         };
         let send = |&(peer, data): &(usize, Slice<'_>)| {
             transfer(Operation::Send { peer }, peer, data, Region::of_bytes(data.as_bytes()))

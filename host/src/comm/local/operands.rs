@@ -63,7 +63,7 @@ pub(super) struct CollectiveCall {
 
 /// A rank's send to, or receive from, another rank.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Transfer {
+pub(super) struct TransferCall {
     pub(super) call: Call,
     pub(super) memory: Region,
 }

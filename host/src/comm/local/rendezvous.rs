@@ -9,18 +9,18 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::operands::{CollectiveCall, Transfer};
+use super::operands::{CollectiveCall, TransferCall};
 use super::signal::{Signal, Wait};
 use crate::engine::{Engine, Run};
 use crate::error::{Call, CommError, Departure, Operation, Result};
 use crate::trace::{Recorded, Recorder};
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct GroupState {
     engine: Engine,
     /// The collective of each rank, and its transfers in the order of its list.
     collectives: Vec<Option<CollectiveCall>>,
-    transfers: Vec<Vec<Transfer>>,
+    transfers: Vec<Vec<TransferCall>>,
     /// The matched transfers, by their receivers, which carry them out.
     matched: Vec<VecDeque<Run>>,
     /// The calls of all ranks, while the ranks work on the operands.
@@ -49,7 +49,7 @@ pub(super) struct Epochs {
 pub(super) struct Rendezvous {
     world_size: usize,
     deadline: Duration,
-    state: Mutex<State>,
+    state: Mutex<GroupState>,
     changed: Signal,
     /// The recorder of each rank; empty if traces are not written.
     recorders: Vec<Arc<Recorder>>,
@@ -66,7 +66,7 @@ enum Progress<T> {
 
 impl Rendezvous {
     pub(super) fn new(world_size: usize, deadline: Duration, recorders: Vec<Arc<Recorder>>) -> Self {
-        let state = State {
+        let state = GroupState {
             engine: Engine::new(world_size),
             collectives: vec![None; world_size],
             transfers: vec![Vec::new(); world_size],
@@ -86,7 +86,7 @@ impl Rendezvous {
     }
 
     /// No user code runs under the lock, so a poisoned one still guards consistent state.
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, GroupState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -98,9 +98,9 @@ impl Rendezvous {
     /// Waits until the state has changed; may return spuriously.
     pub(super) fn wait_for_change<'a>(
         &'a self,
-        state: MutexGuard<'a, State>,
+        state: MutexGuard<'a, GroupState>,
         wait: &mut Wait,
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, GroupState> {
         self.changed.wait(|| self.lock(), state, wait, None)
     }
 
@@ -190,14 +190,14 @@ impl Rendezvous {
     }
 
     /// Runs transfers to and from other ranks, each of which proceeds as soon as both ranks are present.
-    pub(super) fn exchange(&self, rank: usize, operation: Operation, transfers: Vec<Transfer>) -> Result<()> {
+    pub(super) fn exchange(&self, rank: usize, operation: Operation, transfers: Vec<TransferCall>) -> Result<()> {
         let recorded = self.record(rank, transfers.iter().map(|transfer| transfer.call));
         let outcome = self.run_exchange(rank, operation, transfers);
         recorded.end(&outcome);
         outcome
     }
 
-    fn run_exchange(&self, rank: usize, operation: Operation, transfers: Vec<Transfer>) -> Result<()> {
+    fn run_exchange(&self, rank: usize, operation: Operation, transfers: Vec<TransferCall>) -> Result<()> {
         let end = self.end();
         let mut state = self.lock();
         state.check(operation)?;
@@ -242,12 +242,12 @@ impl Rendezvous {
     /// Waits until `progress` returns `Done`, or until a failure occurs; in this case the rank's calls are withdrawn.
     fn wait<'a, T>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, GroupState>,
         rank: usize,
         operation: Operation,
         end: Option<Instant>,
-        progress: impl Fn(&mut State) -> Progress<T>,
-    ) -> Result<(MutexGuard<'a, State>, T)> {
+        progress: impl Fn(&mut GroupState) -> Progress<T>,
+    ) -> Result<(MutexGuard<'a, GroupState>, T)> {
         let mut wait = Wait::default();
         loop {
             match progress(&mut state) {
@@ -275,7 +275,7 @@ impl Rendezvous {
     }
 }
 
-impl State {
+impl GroupState {
     /// Hands matched calls to the ranks that carry them out.
     fn begin(&mut self, runs: Vec<Run>) {
         for run in runs {

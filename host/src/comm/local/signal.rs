@@ -68,7 +68,7 @@ mod tests {
 
     /// Two threads pass a number back and forth, with delays that are shorter than, about equal to, and longer than the spinning time.
     #[test]
-    fn no_change_is_missed_by_threads_that_are_awake_or_asleep() {
+    fn wait_misses_no_change_awake_or_asleep() {
         const ROUNDS: u32 = 400;
         let shared = Arc::new((Mutex::new(0), Signal::default()));
         let (sender, receiver) = channel();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_at_its_limit() {
+    fn wait_ends_at_its_limit() {
         let (lock, signal) = (Mutex::new(()), Signal::default());
         for limit in [AWAKE / 4, AWAKE * 4] {
             let (start, mut wait, mut guard) = (Instant::now(), Wait::default(), lock.lock().unwrap());

@@ -1,7 +1,7 @@
 //! The two ends of a direct transfer of host memory.
 
 use super::link::{Incoming, Link, Outgoing};
-use super::point_to_point::{End, Half, Stage};
+use super::point_to_point::{DataMover, Half, Stage};
 use super::stream::Stream;
 use crate::error::Call;
 
@@ -46,7 +46,7 @@ struct Direct {
     is_here: bool,
 }
 
-impl End for Direct {
+impl DataMover for Direct {
     fn advance(&mut self, link: &dyn Link, peer: usize) -> Stage {
         if !self.is_here {
             match link.has_data(peer) {

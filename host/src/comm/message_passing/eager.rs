@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use super::handshake::Handshake;
-use super::mailbox::{self, Mailboxes, Payload};
+use super::mailbox::{self, Mailboxes, Payload, Payloads};
 use super::record::MAX_EAGER_BYTES;
 use super::scratch::Scratch;
 use crate::comm::reduction::Reduction;
@@ -19,7 +19,7 @@ impl Handshake {
     /// Whether `bytes` bytes for every rank are sent with a call; equal on all ranks that make the call.
     pub(super) fn is_eager(&self, bytes: usize) -> bool {
         let together = bytes.saturating_mul(self.link().world_size());
-        if self.mailboxes().is_some() {
+        if self.mailboxes.is_some() {
             return together <= mailbox::MAX_TOTAL_BYTES;
         }
         bytes <= MAX_EAGER_BYTES && together <= MAX_TOTAL_BYTES
@@ -34,7 +34,7 @@ impl Handshake {
 
     /// Like [`all_gather_eager`](Self::all_gather_eager), but always in two rounds: either all ranks get the result, or none.
     pub(super) fn all_gather_confirmed(&self, call: Call, own: &[u8], output: &mut [u8]) -> Result<()> {
-        self.concatenate(own, &self.agree_with(call, Payload::for_all(own))?, output);
+        self.concatenate(own, &self.agree(call, Payload::for_all(own), true)?, output);
         Ok(())
     }
 
@@ -71,9 +71,9 @@ impl Handshake {
         Ok(())
     }
 
-    fn exchange_payloads(&self, call: Call, payload: Payload<'_>) -> Result<Vec<Cow<'_, [u8]>>> {
-        let in_epoch = self.mailboxes().is_some_and(Mailboxes::in_epoch);
-        if in_epoch { self.agree_within_epoch(call, payload) } else { self.agree_with(call, payload) }
+    fn exchange_payloads(&self, call: Call, payload: Payload<'_>) -> Result<Payloads<'_>> {
+        let in_epoch = self.mailboxes.as_ref().is_some_and(Mailboxes::in_epoch);
+        self.agree(call, payload, !in_epoch)
     }
 
     fn own_piece<'a>(&self, payload: Payload<'a>) -> &'a [u8] {
@@ -100,9 +100,9 @@ impl Handshake {
         let copied = if others.iter().enumerate().all(is_aligned) { 0 } else { bytes * others.len() };
         let mut room = Scratch::new(copied);
         let mut inputs: Vec<*const u8> = others.iter().map(|other| other.as_ptr()).collect();
-        for (peer, place) in room.bytes(copied).chunks_exact_mut(bytes).enumerate().filter(|(peer, _)| *peer != rank) {
-            place.copy_from_slice(&others[peer]);
-            inputs[peer] = place.as_ptr();
+        for (peer, copy) in room.bytes(copied).chunks_exact_mut(bytes).enumerate().filter(|(peer, _)| *peer != rank) {
+            copy.copy_from_slice(&others[peer]);
+            inputs[peer] = copy.as_ptr();
         }
         let output = output.as_mut_ptr();
         inputs[rank] = own.map_or(output.cast_const(), <[u8]>::as_ptr);

@@ -3,14 +3,16 @@
 //!
 //! A link does not depend on collectives. All its methods are nonblocking, so the caller decides how long to wait.
 
+use std::borrow::Cow;
 use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 #[cfg(all(feature = "cuda", feature = "mpi"))]
 use std::time::{Duration, Instant};
 
-use super::record::Record;
-use crate::error::{Departure, Result};
+use super::record::{EagerBytes, Record};
+use crate::error::{Call, CommError, Departure, Result};
 
 /// Bytes to send to a rank.
 #[derive(Clone, Copy, Debug)]
@@ -91,9 +93,8 @@ pub(in crate::comm) trait Link: fmt::Debug + Send {
     /// Makes the link of these ranks, in this order. This rank is one of them, and all of them have reserved the number.
     fn among(&self, members: &[usize], number: u64) -> Box<dyn Link>;
 
-    /// Leaves the group. All ranks do so, at different times. After a failure, a transport that reports departures sends `failure` to all
-    /// other ranks before it: a rank may learn of this departure before the rank that has found the failure tells it.
-    fn leave(&mut self, failure: Option<Record>);
+    /// Leaves the group. All ranks do so, at different times. A rank that has failed has reported its failure to all other ranks before.
+    fn leave(&mut self, has_failed: bool);
 
     /// Ends this process, and if the transport can, all processes of the job.
     fn abort(&self, code: i32) -> !;
@@ -104,6 +105,55 @@ impl dyn Link + '_ {
     pub(in crate::comm) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (rank, world_size) = (self.rank(), self.world_size());
         (1..world_size).map(move |step| (rank + step) % world_size)
+    }
+
+    /// Reports a failure to all other ranks. A rank that cannot be reached detects it by its deadline.
+    pub(super) fn report(&self, failure: &Record) {
+        for peer in self.others() {
+            if let Err(error) = self.post(peer, failure.clone()) {
+                tracing::warn!(peer, %error, "cannot tell a rank of a failure");
+            }
+        }
+    }
+
+    /// Whether the next record of a rank is its word in a round of all ranks.
+    pub(super) fn has_word(&self, peer: usize) -> bool {
+        !matches!(self.inbox()[peer].front(), None | Some(Record::Offer { .. } | Record::Failed { .. }))
+    }
+
+    /// Takes a rank's word in a round, with the eager bytes for this rank.
+    pub(super) fn take_word(&self, peer: usize) -> (Record, Cow<'static, [u8]>) {
+        match self.inbox()[peer].pop_front() {
+            Some(Record::Call { call, eager }) => (Record::Call { call, eager: EagerBytes::default() }, eager.0.into()),
+            record => (record.expect("it has come"), Cow::default()),
+        }
+    }
+
+    /// Takes the first received record of a rank from which `find` returns something.
+    pub(super) fn take<T>(&self, peer: usize, find: impl Fn(&Record) -> Option<T>) -> Option<T> {
+        let mut inbox = self.inbox();
+        let (index, found) = inbox[peer].iter().enumerate().find_map(|(index, record)| Some((index, find(record)?)))?;
+        inbox[peer].remove(index);
+        Some(found)
+    }
+
+    /// The first failure that these ranks have reported after at most `completed` collectives.
+    pub(super) fn reported(&self, ranks: Range<usize>, completed: u64) -> Option<CommError> {
+        self.inbox()[ranks].iter().flatten().find_map(|record| match record {
+            Record::Failed { completed: after, error } if *after <= completed => Some(error.clone()),
+            _ => None,
+        })
+    }
+
+    /// The calls in which a rank waits by its records, for which this rank has made no call yet: collectives, and sends to this rank. A sender
+    /// that also receives from this rank may wait for its receive alone, if this rank `sends` to it.
+    pub(super) fn waiting_calls(&self, peer: usize, sends: bool) -> Vec<Call> {
+        let call = |record: &Record| match record {
+            Record::Call { call, .. } => Some(*call),
+            Record::Offer { call, is_alone } => (*is_alone || !sends).then_some(*call),
+            _ => None,
+        };
+        self.inbox()[peer].iter().filter_map(call).collect()
     }
 }
 

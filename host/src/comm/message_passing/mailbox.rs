@@ -12,9 +12,10 @@
 //!
 //! Mailboxes never wait. Other failures are sent as records, and a rank that has failed joins no further rounds.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,7 @@ use super::record::{Record, shortened};
 use crate::engine::{Closable, Closing};
 use crate::error::{Call, CommError, Operation};
 use crate::memory::file::{FileHandle, Mapped, MemoryFile};
+use crate::memory::shared_bytes::SharedBytes;
 
 /// The most payload bytes of all ranks together, and the size of each payload slot. Half and twice this size were slower.
 pub(super) const MAX_TOTAL_BYTES: usize = 256 << 10;
@@ -41,6 +43,11 @@ const DATA_AT: usize = 4096;
 const MAILBOX_BYTES: usize = DATA_AT + 2 * MAX_TOTAL_BYTES;
 /// The number of polls before the caller gets control again.
 const POLLS: usize = 20;
+
+/// The call of a rank that has left its exposure epoch, as errors quote it; ranks within the epoch are in the same operation.
+pub(super) fn end_of_epoch() -> Call {
+    Call::without_data(Operation::SharedWindows)
+}
 
 /// The bytes that a rank publishes with a call.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +78,9 @@ impl<'a> Payload<'a> {
     }
 }
 
+/// Each rank's payload for this rank.
+pub(super) type Payloads<'a> = Vec<Cow<'a, [u8]>>;
+
 /// A mailbox's entry for one round.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Entry {
@@ -81,17 +91,20 @@ pub(super) struct Entry {
 }
 
 /// A [`Closable`] in a rank's mailbox.
-struct ClosableCounter<'a>(&'a AtomicU64);
+struct ClosableCounter<'a, M> {
+    memory: &'a M,
+    at: usize,
+}
 
-impl ClosableCounter<'_> {
+impl<M: SharedBytes> ClosableCounter<'_, M> {
     fn load(&self) -> Closable {
-        Closable(self.0.load(Ordering::Acquire))
+        Closable(self.memory.load(self.at, Ordering::Acquire))
     }
 
     /// Raises the counter to `to`, and publishes all earlier writes to ranks that read it. If another rank has closed the counter,
     /// returns that rank as the error.
     fn raise(&self, to: u64) -> Result<(), usize> {
-        let raised = self.0.compare_exchange(to - 1, to, Ordering::AcqRel, Ordering::Acquire);
+        let raised = self.memory.compare_exchange(self.at, to - 1, to, Ordering::AcqRel, Ordering::Acquire);
         // Only a broken rank raises it instead of this one, and no rank has this number.
         raised.map(drop).map_err(|word| Closable(word).closer().unwrap_or(usize::MAX))
     }
@@ -114,43 +127,41 @@ impl ClosableCounter<'_> {
             }
         };
         // The error is the value of a counter that this rank has not closed.
-        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, closing);
+        let _ = self.memory.fetch_update(self.at, Ordering::AcqRel, Ordering::Acquire, closing);
         closer
     }
 }
 
 /// One rank's mailbox, as mapped by this process.
 #[derive(Debug)]
-struct Mailbox(Mapped);
+struct Mailbox<M>(M);
 
-impl Mailbox {
-    fn number(&self, at: usize) -> &AtomicU64 {
-        // SAFETY: within the mailbox, aligned, and only ever accessed as an atomic.
-        unsafe { &*self.0.start().add(at).cast() }
+/// Where the entry of a round is.
+fn entry_at(round: u64) -> usize {
+    ENTRIES_AT + (round % 2) as usize * ENTRY_BYTES
+}
+
+/// Where the payload slot of a call is.
+fn slot_at(call: u64) -> usize {
+    DATA_AT + (call % 2) as usize * MAX_TOTAL_BYTES
+}
+
+impl Mailbox<Mapped> {
+    /// The payload slot of a call.
+    fn slot(&self, call: u64) -> *mut u8 {
+        self.0.start().wrapping_add(slot_at(call))
     }
+}
 
+impl<M: SharedBytes> Mailbox<M> {
     /// The number of rounds that the mailbox's rank has entered.
-    fn rounds(&self) -> ClosableCounter<'_> {
-        ClosableCounter(self.number(ROUND_AT))
+    fn rounds(&self) -> ClosableCounter<'_, M> {
+        ClosableCounter { memory: &self.0, at: ROUND_AT }
     }
 
     /// The number of exposure epochs that the mailbox's rank has ended.
-    fn epochs(&self) -> ClosableCounter<'_> {
-        ClosableCounter(self.number(EPOCHS_AT))
-    }
-
-    /// The entry of a round.
-    fn entry(&self, round: u64) -> *mut [u8; ENTRY_BYTES] {
-        self.0.start().wrapping_add(ENTRIES_AT + (round % 2) as usize * ENTRY_BYTES).cast()
-    }
-
-    fn failure(&self) -> *mut [u8; FAILURE_BYTES] {
-        self.0.start().wrapping_add(FAILURE_AT).cast()
-    }
-
-    /// The payload slot of a call.
-    fn data(&self, call: u64) -> *mut u8 {
-        self.0.start().wrapping_add(DATA_AT + (call % 2) as usize * MAX_TOTAL_BYTES)
+    fn epochs(&self) -> ClosableCounter<'_, M> {
+        ClosableCounter { memory: &self.0, at: EPOCHS_AT }
     }
 
     /// Whether the mailbox's rank has ended this many epochs, and if so, whether it had failed by the end of the last of these. The rank
@@ -159,16 +170,16 @@ impl Mailbox {
         if self.epochs().load().number() < epochs {
             return None;
         }
-        let failed = self.number(FAILED_EPOCH_AT).load(Ordering::Relaxed);
+        let failed = self.0.load(FAILED_EPOCH_AT, Ordering::Relaxed);
         Some((1..=epochs).contains(&failed))
     }
 }
 
 /// The mailboxes of all ranks.
 #[derive(Debug)]
-pub(super) struct Mailboxes {
+pub(super) struct Mailboxes<M = Mapped> {
     rank: usize,
-    mailboxes: Vec<Mailbox>,
+    mailboxes: Vec<Mailbox<M>>,
     /// The number of rounds that this rank has entered.
     round: Cell<u64>,
     /// The number of payload slots that this rank has published, with a call or by [`advance`](Self::advance).
@@ -187,17 +198,35 @@ impl Mailboxes {
     /// Maps the mailboxes of all ranks. The owner may drop the file once all ranks have mapped it: the memory stays until no rank has it
     /// mapped.
     pub(super) fn find(handles: &[FileHandle], rank: usize) -> io::Result<Self> {
-        let mailboxes =
-            handles.iter().map(|handle| handle.map(MAILBOX_BYTES).map(Mailbox)).collect::<io::Result<_>>()?;
-        let zero = || Cell::new(0);
-        Ok(Self { rank, mailboxes, round: zero(), calls: zero(), open_epochs: zero(), ended_epochs: zero() })
+        let mailboxes = handles.iter().map(|handle| handle.map(MAILBOX_BYTES)).collect::<io::Result<_>>()?;
+        Ok(Self::new(mailboxes, rank))
     }
 
-    fn own(&self) -> &Mailbox {
+    /// The slot for this rank's payload in the round after the next [`advance`](Self::advance): [`MAX_TOTAL_BYTES`], aligned for all
+    /// dtypes. No other rank reads it until this rank enters that round.
+    pub(super) fn next_slot(&self) -> *mut u8 {
+        self.own().slot(self.calls.get() + 1)
+    }
+
+    /// The slot that a rank has published for this rank's last round, after all ranks have advanced; valid until this rank enters the
+    /// next round.
+    pub(super) fn slot(&self, peer: usize) -> *const u8 {
+        self.mailboxes[peer].slot(self.calls.get()).cast_const()
+    }
+}
+
+impl<M: SharedBytes> Mailboxes<M> {
+    /// The mailboxes in the memory of each rank, which is zero.
+    fn new(mailboxes: Vec<M>, rank: usize) -> Self {
+        let (mailboxes, zero) = (mailboxes.into_iter().map(Mailbox).collect(), || Cell::new(0));
+        Self { rank, mailboxes, round: zero(), calls: zero(), open_epochs: zero(), ended_epochs: zero() }
+    }
+
+    fn own(&self) -> &Mailbox<M> {
         &self.mailboxes[self.rank]
     }
 
-    fn others(&self) -> impl Iterator<Item = &Mailbox> {
+    fn others(&self) -> impl Iterator<Item = &Mailbox<M>> {
         self.mailboxes.iter().enumerate().filter(|&(rank, _)| rank != self.rank).map(|(_, mailbox)| mailbox)
     }
 
@@ -211,39 +240,38 @@ impl Mailboxes {
             self.calls.set(self.calls.get() + 1);
             assert!(payload.bytes.len() <= MAX_TOTAL_BYTES, "{} bytes", payload.bytes.len());
             // SAFETY: the slot has this much room, and no rank reads it any more: it belonged to the call before the last.
-            unsafe {
-                let data = self.own().data(self.calls.get());
-                std::ptr::copy_nonoverlapping(payload.bytes.as_ptr(), data, payload.bytes.len());
-            }
+            unsafe { self.own().0.write(slot_at(self.calls.get()), payload.bytes) };
         }
         let entry =
             Entry { record: record.clone(), payload_bytes: payload.bytes.len(), are_shards: payload.are_shards };
         let mut room = [0; ENTRY_BYTES];
         postcard::to_slice(&entry, &mut room).expect("a word has room");
         // SAFETY: in this rank's mailbox; no rank reads this entry any more: it belonged to the round before the last.
-        unsafe { self.own().entry(round).write(room) };
+        unsafe { self.own().0.write(entry_at(round), &room) };
         self.round.set(round);
         self.own().rounds().raise(round).map_err(|closer| self.failure_of(closer))
     }
 
-    /// Closes this rank's last round, with this failure, to the ranks that have not arrived. Returns the failure that the round was
-    /// closed with, and the rank that closed it, which may be another one; `None` if all ranks have arrived after all.
-    pub(super) fn close_round(&self, failure: &CommError) -> Option<(usize, CommError)> {
+    /// Closes this rank's last round, with this failure, to the ranks that have not arrived.
+    ///
+    /// # Errors
+    /// The failure that the round is closed with, which may be the one of another rank; none if all ranks have arrived after all.
+    pub(super) fn close_round(&self, failure: &CommError) -> Result<(), CommError> {
         self.close(failure, Mailbox::rounds, self.round.get())
     }
 
-    /// The failure that this rank's last round was closed with, if the counters of missing ranks show one.
-    pub(super) fn closed_round(&self) -> Option<CommError> {
-        self.closed(Mailbox::rounds, self.round.get())
+    /// Returns the failure that this rank's last round was closed with, if the counters of missing ranks show one.
+    pub(super) fn check_round(&self) -> Result<(), CommError> {
+        self.check(Mailbox::rounds, self.round.get())
     }
 
     /// Like [`close_round`](Self::close_round), for the end of this rank's last epoch.
-    pub(super) fn close_epochs(&self, failure: &CommError) -> Option<(usize, CommError)> {
+    pub(super) fn close_epochs(&self, failure: &CommError) -> Result<(), CommError> {
         self.close(failure, Mailbox::epochs, self.ended_epochs.get())
     }
 
-    pub(super) fn closed_epochs(&self) -> Option<CommError> {
-        self.closed(Mailbox::epochs, self.ended_epochs.get())
+    pub(super) fn check_epochs(&self) -> Result<(), CommError> {
+        self.check(Mailbox::epochs, self.ended_epochs.get())
     }
 
     /// Closes the first counter that has not reached `before`. All ranks try the same counters in the same order, and a counter is closed
@@ -251,22 +279,25 @@ impl Mailboxes {
     fn close(
         &self,
         failure: &CommError,
-        of: fn(&Mailbox) -> ClosableCounter<'_>,
+        of: fn(&Mailbox<M>) -> ClosableCounter<'_, M>,
         before: u64,
-    ) -> Option<(usize, CommError)> {
+    ) -> Result<(), CommError> {
         let record = shortened(Record::Failed { completed: 0, error: failure.clone() });
         let mut room = [0; FAILURE_BYTES];
         postcard::to_slice(&record, &mut room).expect("a failure has room");
         // SAFETY: in this rank's mailbox; no rank reads it before this rank has closed a counter, which it does once.
-        unsafe { self.own().failure().write(room) };
-        let closer = self.mailboxes.iter().find_map(|mailbox| of(mailbox).close(before, self.rank))?;
-        Some((closer, self.failure_of(closer)))
+        unsafe { self.own().0.write(FAILURE_AT, &room) };
+        match self.mailboxes.iter().find_map(|mailbox| of(mailbox).close(before, self.rank)) {
+            None => Ok(()),
+            Some(closer) if closer == self.rank => Err(failure.clone()),
+            Some(closer) => Err(self.failure_of(closer)),
+        }
     }
 
-    fn closed(&self, of: fn(&Mailbox) -> ClosableCounter<'_>, before: u64) -> Option<CommError> {
+    fn check(&self, of: fn(&Mailbox<M>) -> ClosableCounter<'_, M>, before: u64) -> Result<(), CommError> {
         // One load for both: a counter that has reached the step may be closed later, before another step.
         let mut missing = self.others().map(|mailbox| of(mailbox).load()).filter(|counter| counter.number() < before);
-        missing.find_map(Closable::closer).map(|closer| self.failure_of(closer))
+        missing.find_map(Closable::closer).map_or(Ok(()), |closer| Err(self.failure_of(closer)))
     }
 
     /// The failure with which `closer` has closed a counter.
@@ -277,7 +308,7 @@ impl Mailboxes {
             return broken(self.rank, reason);
         };
         // SAFETY: written before that rank closed the counter, and never again.
-        let room = unsafe { mailbox.failure().read() };
+        let room = unsafe { mailbox.0.bytes(FAILURE_AT, FAILURE_BYTES) }.to_vec();
         match postcard::from_bytes(&room).unwrap_or_else(|error| Record::unreadable(closer, &error)) {
             Record::Failed { error, .. } => error,
             record => broken(closer, format!("it has given up with {record:?}, where no rank of this version does")),
@@ -289,7 +320,7 @@ impl Mailboxes {
         self.has_come(&self.mailboxes[peer], self.round.get())
     }
 
-    fn has_come(&self, mailbox: &Mailbox, round: u64) -> bool {
+    fn has_come(&self, mailbox: &Mailbox<M>, round: u64) -> bool {
         mailbox.rounds().load().number() >= round
     }
 
@@ -299,7 +330,7 @@ impl Mailboxes {
         self.look(|mailbox| self.has_come(mailbox, round))
     }
 
-    fn look(&self, is_so: impl Fn(&Mailbox) -> bool) -> bool {
+    fn look(&self, is_so: impl Fn(&Mailbox<M>) -> bool) -> bool {
         (0..POLLS).any(|_| {
             let is_so = self.others().all(&is_so);
             if !is_so {
@@ -314,8 +345,15 @@ impl Mailboxes {
         self.read(peer, self.round.get())
     }
 
+    /// The call of a rank that is not in this rank's last call any more, as far as its mailbox shows: it has left an exposure epoch which this
+    /// rank is in, or is one round ahead.
+    pub(super) fn call_elsewhere(&self, peer: usize) -> Option<Call> {
+        let ended = || self.has_ended_early(peer).then(end_of_epoch);
+        self.call_ahead(peer).or_else(ended)
+    }
+
     /// The call of a rank that is one round ahead of this rank.
-    pub(super) fn call_ahead(&self, peer: usize) -> Option<Call> {
+    fn call_ahead(&self, peer: usize) -> Option<Call> {
         let round = self.round.get() + 1;
         if !self.has_come(&self.mailboxes[peer], round) {
             return None;
@@ -329,7 +367,8 @@ impl Mailboxes {
     /// Reads the entry of a rank for `round`, which is this rank's last round or the next.
     fn read(&self, peer: usize, round: u64) -> Entry {
         // SAFETY: the peer does not overwrite this entry before this rank enters the next round.
-        let room = unsafe { self.mailboxes[peer].entry(round).read() };
+        let bytes = unsafe { self.mailboxes[peer].0.bytes(entry_at(round), ENTRY_BYTES) };
+        let room: [u8; ENTRY_BYTES] = bytes.try_into().expect("as many bytes");
         postcard::from_bytes(&room).unwrap_or_else(|error| Entry {
             record: Record::unreadable(peer, &error),
             payload_bytes: 0,
@@ -342,25 +381,13 @@ impl Mailboxes {
     pub(super) fn received(&self, peer: usize, entry: &Entry) -> &[u8] {
         let bytes = entry.payload_bytes.min(MAX_TOTAL_BYTES);
         // SAFETY: within the slot; the peer does not overwrite it before this rank enters the next call.
-        let bytes = unsafe { std::slice::from_raw_parts(self.mailboxes[peer].data(self.calls.get()), bytes) };
+        let bytes = unsafe { self.mailboxes[peer].0.bytes(slot_at(self.calls.get()), bytes) };
         Payload { bytes, are_shards: entry.are_shards }.piece(self.rank, self.mailboxes.len())
-    }
-
-    /// The slot for this rank's payload in the round after the next [`advance`](Self::advance): [`MAX_TOTAL_BYTES`], aligned for all
-    /// dtypes. No other rank reads it until this rank enters that round.
-    pub(super) fn next_slot(&self) -> *mut u8 {
-        self.own().data(self.calls.get() + 1)
     }
 
     /// Makes the next slot this rank's payload, for a round without a call: its length is equal on all ranks, and not published.
     pub(super) fn advance(&self) {
         self.calls.set(self.calls.get() + 1);
-    }
-
-    /// The slot that a rank has published for this rank's last round, after all ranks have advanced; valid until this rank enters the
-    /// next round.
-    pub(super) fn slot(&self, peer: usize) -> *const u8 {
-        self.mailboxes[peer].data(self.calls.get()).cast_const()
     }
 
     /// Begins an exposure epoch; all ranks do so after a call.
@@ -380,10 +407,10 @@ impl Mailboxes {
     pub(super) fn end_epoch(&self, has_failed: bool) -> Result<(), CommError> {
         self.open_epochs.set(self.open_epochs.get() - 1);
         self.ended_epochs.set(self.ended_epochs.get() + 1);
-        let (ended, failed) = (self.ended_epochs.get(), self.own().number(FAILED_EPOCH_AT));
+        let (ended, own) = (self.ended_epochs.get(), &self.own().0);
         let has_failed_in = || {
-            if failed.load(Ordering::Relaxed) == 0 {
-                failed.store(ended, Ordering::Relaxed);
+            if own.load(FAILED_EPOCH_AT, Ordering::Relaxed) == 0 {
+                own.store(FAILED_EPOCH_AT, ended, Ordering::Relaxed);
             }
         };
         if has_failed {
@@ -393,7 +420,7 @@ impl Mailboxes {
         self.own().epochs().raise(ended).map_err(|closer| {
             has_failed_in();
             // The closing mark stays: ranks that still wait for this step see that it was made, and that it failed.
-            self.own().number(EPOCHS_AT).fetch_add(1, Ordering::Release);
+            own.fetch_add(EPOCHS_AT, 1, Ordering::Release);
             self.failure_of(closer)
         })
     }
@@ -410,10 +437,12 @@ impl Mailboxes {
     }
 
     /// Whether a rank that has not failed has ended an epoch that this rank is still in.
-    pub(super) fn has_ended_early(&self, peer: usize) -> bool {
+    fn has_ended_early(&self, peer: usize) -> bool {
         self.mailboxes[peer].has_ended(self.ended_epochs.get() + 1) == Some(false)
     }
 }
 
+#[cfg(test)]
+mod model;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;

@@ -19,28 +19,30 @@ mod record;
 mod scratch;
 mod stream;
 mod transfer;
+mod wait;
 mod windows;
 
 use std::borrow::Cow;
 use std::time::Duration;
 
 use self::handshake::Handshake;
-#[cfg(feature = "mpi")]
-pub(in crate::comm) use self::handshake::Wait;
 pub(in crate::comm) use self::link::{Buffers, Incoming, Link, LinkError, Outgoing, Pending, Requests};
+use self::mailbox::Payload;
 pub(in crate::comm) use self::point_to_point::Half;
 #[cfg(all(feature = "cuda", feature = "mpi"))]
-pub(in crate::comm) use self::point_to_point::{End, Stage, exchange};
+pub(in crate::comm) use self::point_to_point::{DataMover, Stage, exchange};
 #[cfg(feature = "mpi")]
 pub(in crate::comm) use self::record::RECORD_BYTES;
 pub(in crate::comm) use self::record::Record;
 #[cfg(all(feature = "cuda", feature = "mpi"))]
 pub(in crate::comm) use self::scratch::Scratch;
-pub(in crate::comm) use self::transfer::Transfer;
+pub(in crate::comm) use self::transfer::AgreedCollective;
 #[cfg(all(feature = "cuda", feature = "mpi"))]
 pub(in crate::comm) use self::transfer::part_len;
+#[cfg(feature = "mpi")]
+pub(in crate::comm) use self::wait::Wait;
 use self::windows::PeerMappings;
-use super::collective::check_peer;
+use super::collective_call::check_peer;
 use super::reduction::Reduction;
 use super::{Collective, Communicator, Operands, Ranks, ReduceOp, Split, gather_words_by};
 use crate::call::scope;
@@ -88,7 +90,7 @@ impl MessagePassing {
     }
 
     pub(in crate::comm) fn set_deadline(&mut self, deadline: Duration) {
-        self.handshake.set_deadline(deadline);
+        self.handshake.deadline = deadline;
     }
 
     #[cfg(all(feature = "mpi", feature = "cuda"))]
@@ -102,7 +104,7 @@ impl MessagePassing {
 
     /// Whether all ranks are processes of one machine that share memory.
     pub(in crate::comm) fn shares_memory(&self) -> bool {
-        self.handshake.mailboxes().is_some()
+        self.handshake.mailboxes.is_some()
     }
 
     /// Agrees on a number that no group of these ranks has. Another thread of a rank, which splits another communicator, may take it
@@ -132,9 +134,17 @@ impl MessagePassing {
     }
 
     /// Agrees with the other ranks on this call, after which data may move.
-    pub(in crate::comm) fn agree(&self, call: Call) -> Result<Transfer<'_>> {
-        self.handshake.agree(call)?;
-        Ok(Transfer { handshake: &self.handshake, operation: call.operation })
+    pub(in crate::comm) fn agree(&self, call: Call) -> Result<AgreedCollective<'_>> {
+        self.handshake.agree(call, Payload::EMPTY, true)?;
+        Ok(AgreedCollective { handshake: &self.handshake, operation: call.operation })
+    }
+
+    /// Receives the failures that other ranks have sent since the last call, without waiting.
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
+    pub(in crate::comm) fn listen(&self, operation: Operation) -> Result<()> {
+        self.handshake.check(operation)?;
+        let heard = self.handshake.pump(operation).and_then(|()| self.handshake.look_for_failure());
+        heard.map_err(|failure| self.handshake.fail(operation, failure))
     }
 
     /// Gathers every rank's words, in rank order; all ranks pass the same number of words. Either all ranks get the result, or none.
@@ -146,7 +156,7 @@ impl MessagePassing {
         } else {
             self.gather_bytes(call, own, output)?;
         }
-        self.handshake.calls().finish();
+        self.handshake.calls.finish();
         Ok(all)
     }
 
@@ -293,8 +303,8 @@ impl Split for MessagePassing {
         let number = self.agree_on_group()?;
         let group = || {
             let link = self.link().among(&members, number);
-            let calls = self.handshake.calls().split(number, &members, link.rank());
-            Self::recording(link, self.handshake.deadline(), self.memory, calls)
+            let calls = self.handshake.calls.split(number, &members, link.rank());
+            Self::recording(link, self.handshake.deadline, self.memory, calls)
         };
         color.map(|_| group()).transpose()
     }
@@ -314,8 +324,8 @@ impl Ranks for MessagePassing {
     }
 
     fn barrier(&self) -> Result<()> {
-        self.handshake.agree(Call::without_data(Operation::Barrier))?;
-        self.handshake.calls().finish();
+        self.agree(Call::without_data(Operation::Barrier))?;
+        self.handshake.calls.finish();
         Ok(())
     }
 }
@@ -346,7 +356,7 @@ impl Communicator for MessagePassing {
             Collective::AllToAll { operands } => self.run_all_to_all(call, operands),
             Collective::Broadcast { data, root } => self.run_broadcast(call, data, root),
         }?;
-        self.handshake.calls().finish();
+        self.handshake.calls.finish();
         Ok(())
     }
 

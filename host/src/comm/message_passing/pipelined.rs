@@ -11,16 +11,17 @@
 use std::ptr::copy_nonoverlapping;
 
 use super::mailbox::{MAX_TOTAL_BYTES, Mailboxes};
-use super::transfer::{LINE_LEN, Transfer};
+use super::record::Record;
+use super::transfer::{AgreedCollective, LINE_LEN};
 use crate::comm::reduction::Reduction;
 use crate::error::Result;
 
-impl Transfer<'_> {
+impl AgreedCollective<'_> {
     /// The pipeline of this collective, if the ranks share memory and a piece of `parts` parts fits into a slot; elements have `size`
     /// bytes.
     pub(super) fn pipeline(&self, size: usize, parts: usize) -> Option<Pipeline<'_>> {
         let part = MAX_TOTAL_BYTES / size / parts / LINE_LEN * LINE_LEN;
-        let mailboxes = self.handshake.mailboxes().filter(|_| part > 0)?;
+        let mailboxes = self.handshake.mailboxes.as_ref().filter(|_| part > 0)?;
         Some(Pipeline { transfer: self, mailboxes, part })
     }
 }
@@ -28,7 +29,7 @@ impl Transfer<'_> {
 /// A collective whose operands go through the mailboxes.
 #[derive(Debug)]
 pub(super) struct Pipeline<'a> {
-    transfer: &'a Transfer<'a>,
+    transfer: &'a AgreedCollective<'a>,
     mailboxes: &'a Mailboxes,
     /// The elements of a part of a piece, or its bytes if data are only moved.
     part: usize,
@@ -133,10 +134,10 @@ impl Pipeline<'_> {
         Ok(())
     }
 
-    /// Writes the other ranks' inputs to their places in `output`, in pieces of a part.
+    /// Writes the other ranks' inputs to their shards of `output`, in pieces of a part.
     ///
     /// # Safety
-    /// `input` has `bytes` bytes, and `output` room for as many of every rank; the input may be this rank's place there. Nothing else uses
+    /// `input` has `bytes` bytes, and `output` room for as many of every rank; the input may be this rank's shard there. Nothing else uses
     /// them, and lengths agree on all ranks.
     pub(super) unsafe fn all_gather(&self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
         let (rank, world_size) = self.rank_and_world_size();
@@ -146,7 +147,7 @@ impl Pipeline<'_> {
             unsafe { copy_nonoverlapping(input.add(begin), self.mailboxes.next_slot(), part) };
             self.publish_slot()?;
             for peer in (0..world_size).filter(|&peer| peer != rank) {
-                // SAFETY: within the slot that the peer has published, and within the peer's place in the output.
+                // SAFETY: within the slot that the peer has published, and within the peer's shard of the output.
                 unsafe { copy_nonoverlapping(self.mailboxes.slot(peer), output.add(peer * bytes + begin), part) };
             }
         }
@@ -182,6 +183,6 @@ impl Pipeline<'_> {
     /// Publishes the next slot in a separate round, and waits for the other ranks.
     fn publish_slot(&self) -> Result<()> {
         self.mailboxes.advance();
-        self.transfer.handshake.wait_for_step(self.transfer.operation)
+        self.transfer.handshake.end_step(self.transfer.operation, &Record::Go, Ok(()))
     }
 }

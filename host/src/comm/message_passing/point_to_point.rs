@@ -4,10 +4,12 @@
 //! their order. Once it has accepted, the receiver has to receive the data, unless the sender reports a failure instead; so a transfer
 //! never ends on one side only, whatever the outcome of the others. A third rank is involved only when a failure is reported to it.
 
-use super::handshake::{Failure, Handshake, Wait, end_of_epoch, known, mismatch};
+use std::collections::BTreeSet;
+
+use super::handshake::Handshake;
 use super::link::Link;
 use super::record::Record;
-use super::stream::Stall;
+use super::wait::{Stall, Wait};
 use crate::engine;
 use crate::error::{Call, CommError, Operation, Result};
 
@@ -25,7 +27,7 @@ pub(in crate::comm) enum Stage {
 }
 
 /// This rank's end of a transfer: memory, and the way in which its bytes are sent or received.
-pub(in crate::comm) trait End {
+pub(in crate::comm) trait DataMover {
     /// Makes progress without waiting; called from the agreement on the transfer until it is done. After a failure, messages are still
     /// sent and received, because the other side relies on them.
     fn advance(&mut self, link: &dyn Link, peer: usize) -> Stage;
@@ -46,7 +48,7 @@ pub(in crate::comm) struct Half<'a> {
     peer: usize,
     call: Call,
     bytes: usize,
-    end: Box<dyn End + 'a>,
+    mover: Box<dyn DataMover + 'a>,
     state: State,
     /// Whether the agreement of both sides was recorded in the trace.
     is_recorded: bool,
@@ -68,8 +70,16 @@ enum State {
 
 impl<'a> Half<'a> {
     /// Makes an end of a transfer of `bytes` bytes with `peer`.
-    pub(in crate::comm) fn new(peer: usize, call: Call, bytes: usize, end: impl End + 'a) -> Self {
-        Half { peer, call, bytes, end: Box::new(end), state: State::Waiting, is_recorded: false, stall: Stall::new() }
+    pub(in crate::comm) fn new(peer: usize, call: Call, bytes: usize, mover: impl DataMover + 'a) -> Self {
+        Half {
+            peer,
+            call,
+            bytes,
+            mover: Box::new(mover),
+            state: State::Waiting,
+            is_recorded: false,
+            stall: Stall::new(),
+        }
     }
 
     fn is_waiting(&self) -> bool {
@@ -84,7 +94,7 @@ impl<'a> Half<'a> {
 }
 
 /// A failure, and the operation of the transfer in which it was detected.
-type Found = (Operation, Failure);
+type Found = (Operation, CommError);
 
 /// The transfers of one call.
 struct Exchange<'m, 'a> {
@@ -98,17 +108,17 @@ struct Exchange<'m, 'a> {
 pub(in crate::comm) fn exchange(handshake: &Handshake, sends: Vec<Half<'_>>, receives: Vec<Half<'_>>) -> Result<()> {
     let mut exchange = Exchange { handshake, sends, receives, failure: None };
     handshake.check(exchange.operation())?;
-    handshake.calls().begin(exchange.halves().map(|half| half.call));
+    handshake.calls.begin(exchange.halves().map(|half| half.call));
     exchange.run();
     exchange.failure.map_or(Ok(()), |(operation, failure)| Err(handshake.fail(operation, failure)))?;
-    handshake.calls().finish();
+    handshake.calls.finish();
     Ok(())
 }
 
 impl<'a> Exchange<'_, 'a> {
     fn run(&mut self) {
         self.offer();
-        let (mut wait, mut grace) = (Wait::new(Some(self.handshake.deadline())), None);
+        let (mut wait, mut grace) = (Wait::new(Some(self.handshake.deadline)), None);
         for round in 0.. {
             let operation = self.operation();
             let pumped = self.handshake.pump(operation);
@@ -120,13 +130,14 @@ impl<'a> Exchange<'_, 'a> {
             }
             let heard = self.handshake.look_for_failure();
             self.note(operation, heard);
-            if wait.is_over() {
-                self.note_missing();
+            let is_late = wait.is_over();
+            if is_late || wait.is_time_to_listen() {
+                self.judge(is_late);
             }
             if self.failure.is_some() {
                 self.withdraw();
                 // The other transfers may go on for a while, but may also wait for memory that an abandoned one keeps.
-                if grace.get_or_insert_with(|| Wait::new(Some(self.handshake.deadline()))).is_over() {
+                if grace.get_or_insert_with(|| Wait::new(Some(self.handshake.deadline))).is_over() {
                     self.abandon();
                 }
             }
@@ -146,7 +157,7 @@ impl<'a> Exchange<'_, 'a> {
         let agreed = |half: &&mut Half<'_>| !half.is_recorded && !half.is_waiting();
         for half in self.sends.iter_mut().chain(&mut self.receives).filter(agreed) {
             half.is_recorded = true;
-            self.handshake.calls().finish_transfer(half.call.operation);
+            self.handshake.calls.finish_transfer(half.call.operation);
         }
     }
 
@@ -167,48 +178,39 @@ impl<'a> Exchange<'_, 'a> {
             if let Err(error) = self.handshake.link().post(peer, Record::Offer { call, is_alone }) {
                 // No receiver accepts an offer that was not made.
                 self.sends[index..].iter_mut().for_each(|half| half.state = State::Done);
-                return self.note(call.operation, Err(self.handshake.broken(call.operation, &error)));
+                return self.note(call.operation, Err(self.handshake.broken(call.operation, error)));
             }
         }
     }
 
     /// Keeps the first failure.
-    fn note(&mut self, operation: Operation, outcome: Result<(), Failure>) {
+    fn note(&mut self, operation: Operation, outcome: Result<(), CommError>) {
         if let Err(failure) = outcome {
             self.failure.get_or_insert((operation, failure));
         }
     }
 
-    /// Notes a timeout for transfers that were not agreed by the deadline.
-    fn note_missing(&mut self) {
-        let late: Vec<&Half<'_>> = self.halves().filter(|half| half.is_waiting()).collect();
-        let Some(first) = late.first() else { return };
-        let (operation, deadline) = (first.call.operation, self.handshake.deadline());
-        let mut missing: Vec<usize> = late.iter().map(|half| half.peer).collect();
-        missing.sort_unstable();
-        missing.dedup();
-        let error = CommError::Timeout { operation, missing, deadline };
-        self.note(operation, Err(Failure { error, is_unreported: true }));
+    /// Asks the engine whether the transfers that are not agreed can still be.
+    fn judge(&mut self, is_late: bool) {
+        let waiting: Vec<&Half<'_>> = self.halves().filter(|half| half.is_waiting()).collect();
+        let Some(operation) = waiting.first().map(|half| half.call.operation) else { return };
+        let own: Vec<Call> = waiting.iter().map(|half| half.call).collect();
+        let missing: BTreeSet<usize> = waiting.iter().map(|half| half.peer).collect();
+        let judged = self.handshake.judge(&own, self.handshake.calls_elsewhere(&own, missing), is_late);
+        self.note(operation, judged);
     }
 
-    /// Abandons the transfers that are not agreed. The receiver may have accepted just now, so it is told that no data will be sent.
+    /// Abandons the transfers that are not agreed. A receiver that has accepted just now learns from this rank's report that no data will be
+    /// sent.
     fn withdraw(&mut self) {
-        let Some((_, failure)) = &self.failure else { return };
-        for half in self.sends.iter_mut().filter(|half| half.is_waiting()) {
-            if !failure.is_unreported {
-                self.handshake.tell_failure(half.peer, failure.error.clone());
-            }
-            half.state = State::Done;
-        }
-        for half in self.receives.iter_mut().filter(|half| half.is_waiting()) {
-            half.state = State::Done;
-        }
+        let waiting = self.sends.iter_mut().chain(&mut self.receives).filter(|half| half.is_waiting());
+        waiting.for_each(|half| half.state = State::Done);
     }
 
     /// Abandons all transfers whose memory is not the caller's.
     fn abandon(&mut self) {
         let halves = self.sends.iter_mut().chain(&mut self.receives);
-        halves.filter(|half| half.end.can_be_left()).for_each(|half| half.state = State::Done);
+        halves.filter(|half| half.mover.can_be_left()).for_each(|half| half.state = State::Done);
     }
 
     /// Advances the outgoing transfers. Returns whether any is in flight.
@@ -218,11 +220,9 @@ impl<'a> Exchange<'_, 'a> {
             if !half.is_waiting() {
                 continue;
             }
-            let from_peer = self.receives.iter().any(|other| other.is_waiting() && other.peer == half.peer);
-            match accepted(self.handshake, half, from_peer) {
-                Ok(false) => {}
-                Ok(true) => self.sends[index].agree(),
-                Err(failure) => self.note(half.call.operation, Err(failure)),
+            let accepted = |record: &Record| matches!(record, Record::Accept).then_some(());
+            if self.handshake.link().take(half.peer, accepted).is_some() {
+                self.sends[index].agree();
             }
         }
         let turns = turns(&self.sends, round);
@@ -231,7 +231,7 @@ impl<'a> Exchange<'_, 'a> {
             if half.state == State::Done {
                 continue;
             }
-            match half.end.advance(link, half.peer) {
+            match half.mover.advance(link, half.peer) {
                 Stage::Idle => {}
                 Stage::Starting { has_moved } => self.look_at_stall(Direction::Out, index, has_moved),
                 Stage::Started { has_moved } => {
@@ -253,7 +253,7 @@ impl<'a> Exchange<'_, 'a> {
         let mut is_moving = false;
         for index in 0..self.receives.len() {
             let half = &self.receives[index];
-            let (operation, peer) = (half.call.operation, half.peer);
+            let operation = half.call.operation;
             match half.state {
                 State::Waiting => match accept(self.handshake, half) {
                     Ok(false) => {}
@@ -262,14 +262,11 @@ impl<'a> Exchange<'_, 'a> {
                 },
                 State::Unconfirmed => {
                     is_moving = true;
-                    let departed = || self.handshake.departure(operation, peer);
-                    let is_late = || half.stall.is_over(self.handshake.deadline());
-                    let word = confirmed(self.handshake, peer)
-                        .or_else(|| departed().map(Err))
-                        .or_else(|| is_late().then(|| Err(late(self.handshake, half))));
-                    if let Some(word) = word {
+                    let is_late = half.stall.is_over(self.handshake.deadline);
+                    let confirmed = confirmed(self.handshake, half, is_late);
+                    if confirmed != Ok(false) {
                         self.receives[index].state = State::Done;
-                        self.note(operation, word);
+                        self.note(operation, confirmed.map(drop));
                     }
                 }
                 State::Agreed | State::Started | State::Done => {}
@@ -279,19 +276,20 @@ impl<'a> Exchange<'_, 'a> {
             let (half, link) = (&mut self.receives[index], self.handshake.link());
             let operation = half.call.operation;
             // Data that were sent before the sender failed arrive before its report, so the report is read first.
-            let told = failure_of(self.handshake, half);
+            let told = lost(self.handshake, half, false);
             if half.state == State::Done {
                 continue;
             }
-            match half.end.advance(link, half.peer) {
+            match half.mover.advance(link, half.peer) {
                 Stage::Idle => {
                     // The sender has made its offer, but a sender of device memory may have many other transfers, so it gets twice the
                     // deadline.
-                    let patience = if half.end.is_confirmed() { 2 } else { 1 };
-                    let is_late = half.stall.is_over(self.handshake.deadline().saturating_mul(patience));
-                    if let Some(failure) = told.or_else(|| is_late.then(|| late(self.handshake, half))) {
+                    let patience = if half.mover.is_confirmed() { 2 } else { 1 };
+                    let is_late = half.stall.is_over(self.handshake.deadline.saturating_mul(patience));
+                    let told = told.and_then(|()| lost(self.handshake, half, is_late));
+                    if told.is_err() {
                         half.state = State::Done;
-                        self.note(operation, Err(failure));
+                        self.note(operation, told);
                     }
                 }
                 Stage::Starting { has_moved } => {
@@ -305,10 +303,10 @@ impl<'a> Exchange<'_, 'a> {
                 }
                 Stage::Done => {
                     is_moving = true;
-                    half.state = if half.end.is_confirmed() { State::Unconfirmed } else { State::Done };
+                    half.state = if half.mover.is_confirmed() { State::Unconfirmed } else { State::Done };
                     half.stall.end();
-                    if let Some(reason) = half.end.failure() {
-                        self.note(operation, Err(self.handshake.own_failure(operation, reason)));
+                    if let Some(reason) = half.mover.failure() {
+                        self.note(operation, Err(self.handshake.broken(operation, reason)));
                     }
                 }
             }
@@ -331,18 +329,17 @@ impl<'a> Exchange<'_, 'a> {
         }
         if handshake.link().departure(peer).is_some() {
             // By now, everything that the departed rank has sent and received is known.
-            match halves[index].end.advance(handshake.link(), peer) {
+            match halves[index].mover.advance(handshake.link(), peer) {
                 Stage::Done | Stage::Starting { has_moved: true } | Stage::Started { has_moved: true } => return,
                 Stage::Idle | Stage::Starting { .. } | Stage::Started { .. } => {}
             }
         }
         let half = &halves[index];
-        let told = || failure_of(handshake, half).filter(|_| half.stall.is_long());
-        let is_late = half.stall.is_over(handshake.deadline());
-        if !half.end.can_be_left() {
+        let is_late = half.stall.is_over(handshake.deadline);
+        if !half.mover.can_be_left() || !(is_late || half.stall.is_long()) {
             return;
         }
-        if let Some(failure) = told().or_else(|| is_late.then(|| late(handshake, half))) {
+        if let Err(failure) = lost(handshake, half, is_late) {
             halves.iter_mut().filter(of_peer).for_each(|half| half.state = State::Done);
             self.note(operation, Err(failure));
         }
@@ -355,9 +352,10 @@ enum Direction {
     In,
 }
 
-fn late(handshake: &Handshake, half: &Half<'_>) -> Failure {
-    let (operation, deadline) = (half.call.operation, handshake.deadline());
-    Failure { error: CommError::Timeout { operation, missing: vec![half.peer], deadline }, is_unreported: true }
+/// Returns the failure of the other side of an agreed transfer, if it has reported one, has left or is late.
+fn lost(handshake: &Handshake, half: &Half<'_>, is_late: bool) -> Result<(), CommError> {
+    handshake.link().reported(half.peer..half.peer + 1, u64::MAX).map_or(Ok(()), Err)?;
+    handshake.judge(&[half.call], vec![(half.peer, Vec::new())], is_late)
 }
 
 /// The transfers that may proceed: with each peer, only the first that still has messages to start, because the messages of the next
@@ -381,99 +379,38 @@ fn turns(halves: &[Half<'_>], round: usize) -> Vec<usize> {
     turns
 }
 
-/// Whether the receiver has accepted an offer. It never will if it waits for this rank to receive, and this call does not receive from
-/// it.
-fn accepted(handshake: &Handshake, half: &Half<'_>, receives_from_peer: bool) -> Result<bool, Failure> {
-    let (rank, mut inbox) = (handshake.link().rank(), handshake.link().inbox());
-    for (index, record) in inbox[half.peer].iter().enumerate() {
-        match record {
-            Record::Accept => {
-                inbox[half.peer].remove(index);
-                return Ok(true);
-            }
-            Record::Offer { call, is_alone: true } if !receives_from_peer => {
-                return Err(mismatch((rank, half.call), (half.peer, *call)));
-            }
-            Record::Call { call, .. } => return Err(mismatch((rank, half.call), (half.peer, *call))),
-            Record::Failed { error, .. } => return Err(known(error)),
-            Record::Offer { .. } | Record::Go | Record::Sent | Record::Closed => {}
-        }
-    }
-    drop(inbox);
-    handshake.departure(half.call.operation, half.peer).map_or(Ok(false), Err)
-}
-
-/// Accepts the sender's offer, if it was made and matches.
-fn accept(handshake: &Handshake, half: &Half<'_>) -> Result<bool, Failure> {
-    let (link, peer, call) = (handshake.link(), half.peer, half.call);
-    let mut found = None;
-    for (index, record) in link.inbox()[peer].iter().enumerate() {
-        match record {
-            Record::Offer { call, .. } => {
-                found = Some((index, *call));
-                break;
-            }
-            Record::Call { call: other, .. } => return Err(mismatch((link.rank(), call), (peer, *other))),
-            Record::Failed { error, .. } => return Err(known(error)),
-            Record::Accept | Record::Go | Record::Sent | Record::Closed => {}
-        }
-    }
-    let Some((index, offered)) = found else {
-        not_elsewhere(handshake, half)?;
-        return handshake.departure(call.operation, peer).map_or(Ok(false), Err);
-    };
-    link.inbox()[peer].remove(index);
-    engine::compare_transfer((peer, offered), (link.rank(), call))
-        .map_err(|error| Failure { error, is_unreported: true })?;
-    link.post(peer, Record::Accept).map_err(|error| handshake.broken(call.operation, &error))?;
+/// Accepts the sender's offer, if it was made and matches. Returns whether it was made.
+fn accept(handshake: &Handshake, half: &Half<'_>) -> Result<bool, CommError> {
+    let (link, peer) = (handshake.link(), half.peer);
+    let offer = |record: &Record| if let Record::Offer { call, .. } = record { Some(*call) } else { None };
+    let Some(offered) = link.take(peer, offer) else { return Ok(false) };
+    engine::compare_transfer((peer, offered), (link.rank(), half.call))?;
+    link.post(peer, Record::Accept).map_err(|error| handshake.broken(half.call.operation, error))?;
     Ok(true)
 }
 
-/// Returns an error if the sender is in a collective, or has left its exposure epoch: it would have made its offer before. If the
-/// receiver is in another call, it finds the offer there.
-fn not_elsewhere(handshake: &Handshake, half: &Half<'_>) -> Result<(), Failure> {
-    let Some(mailboxes) = handshake.mailboxes() else { return Ok(()) };
-    let elsewhere = mailboxes.call_ahead(half.peer).or(mailboxes.has_ended_early(half.peer).then(end_of_epoch));
-    elsewhere.map_or(Ok(()), |call| Err(mismatch((handshake.link().rank(), half.call), (half.peer, call))))
-}
-
-/// Confirms the sent data, or tells the receiver that they are incorrect.
-fn sent(handshake: &Handshake, half: &mut Half<'_>) -> Result<(), Failure> {
-    let operation = half.call.operation;
-    let failed = half.end.failure().map(|reason| handshake.own_failure(operation, reason));
-    match failed {
-        Some(failure) => {
-            if half.end.is_confirmed() {
-                handshake.tell_failure(half.peer, failure.error.clone());
-            }
-            Err(failure)
-        }
-        None if half.end.is_confirmed() => {
-            handshake.link().post(half.peer, Record::Sent).map_err(|error| handshake.broken(operation, &error))
-        }
-        None => Ok(()),
+/// Confirms the sent data, or tells the receiver at once that they are incorrect: later data may be confirmed.
+fn sent(handshake: &Handshake, half: &mut Half<'_>) -> Result<(), CommError> {
+    let (operation, failed) = (half.call.operation, half.mover.failure());
+    let outcome = failed.map_or(Ok(()), |reason| Err(handshake.broken(operation, reason)));
+    if half.mover.is_confirmed() {
+        let word = outcome.clone().map_or_else(|error| handshake.failed(error), |()| Record::Sent);
+        handshake.link().post(half.peer, word).map_err(|error| handshake.broken(operation, error))?;
     }
+    outcome
 }
 
-/// The sender's confirmation or failure, once it has arrived.
-fn confirmed(handshake: &Handshake, peer: usize) -> Option<Result<(), Failure>> {
-    let mut inbox = handshake.link().inbox();
+/// Whether the sender has confirmed its data. Its failure stays in the inbox, for its other transfers.
+fn confirmed(handshake: &Handshake, half: &Half<'_>, is_late: bool) -> Result<bool, CommError> {
     let word = |record: &Record| matches!(record, Record::Sent | Record::Failed { .. });
-    let index = inbox[peer].iter().position(word)?;
-    if let Record::Failed { error, .. } = &inbox[peer][index] {
-        return Some(Err(known(error)));
+    {
+        let records = &mut handshake.link().inbox()[half.peer];
+        if let Some(index) = records.iter().position(word).filter(|&index| records[index] == Record::Sent) {
+            records.remove(index);
+            return Ok(true);
+        }
     }
-    inbox[peer].remove(index);
-    Some(Ok(()))
-}
-
-/// The failure that the other side has sent, or its departure.
-fn failure_of(handshake: &Handshake, half: &Half<'_>) -> Option<Failure> {
-    let told = handshake.link().inbox()[half.peer].iter().find_map(|record| match record {
-        Record::Failed { error, .. } => Some(known(error)),
-        _ => None,
-    });
-    told.or_else(|| handshake.departure(half.call.operation, half.peer))
+    lost(handshake, half, is_late).map(|()| false)
 }
 
 #[cfg(test)]

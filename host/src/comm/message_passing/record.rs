@@ -46,6 +46,25 @@ impl Record {
         postcard::from_bytes(bytes).unwrap_or_else(|error| Record::unreadable(rank, &error))
     }
 
+    /// A copy; if it is a call, then with these eager bytes.
+    pub(super) fn with_eager(&self, bytes: &[u8]) -> Self {
+        match self {
+            Record::Call { call, .. } => Record::Call { call: *call, eager: EagerBytes(bytes.to_vec()) },
+            word => word.clone(),
+        }
+    }
+
+    /// The failure of `rank`, which has sent this record where no rank of this version does. A record that cannot be decoded is its reason.
+    pub(super) fn misplaced(&self, operation: Operation, rank: usize) -> CommError {
+        if let Record::Failed { error, .. } = self {
+            return error.clone();
+        }
+        let reason = format!(
+            "it sent {self:?}, which no rank of this version sends here: all ranks need one version of gradsync"
+        );
+        CommError::Transport { operation, rank, reason }
+    }
+
     /// Replaces a record of `rank` that cannot be decoded.
     pub(super) fn unreadable(rank: usize, error: &postcard::Error) -> Self {
         let reason = format!("its message cannot be read, perhaps as it has another version of gradsync: {error}");

@@ -1,5 +1,7 @@
 //! Workspace of data movements.
 
+use std::cell::{RefCell, RefMut};
+
 /// Scratch memory, aligned for every dtype.
 #[derive(Debug, Default)]
 pub(in crate::comm) struct Scratch(Vec<u64>);
@@ -9,8 +11,15 @@ impl Scratch {
         Scratch(vec![0; bytes.div_ceil(size_of::<u64>())])
     }
 
+    /// Borrows memory that is kept from call to call, with at least so many bytes.
+    pub(super) fn borrowed(kept: &RefCell<Self>, bytes: usize) -> RefMut<'_, Self> {
+        let mut kept = kept.borrow_mut();
+        kept.reserve(bytes);
+        kept
+    }
+
     /// Makes it longer if it has fewer bytes; its content is lost then.
-    pub(super) fn reserve(&mut self, bytes: usize) {
+    fn reserve(&mut self, bytes: usize) {
         if size_of_val(&self.0[..]) < bytes {
             // The old memory goes before the new one is there.
             *self = Scratch::default();

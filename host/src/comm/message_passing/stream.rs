@@ -8,11 +8,12 @@
 //! Messages longer than [`MOST_COPIED`] are the exception: MPI gets their memory itself, because copies make them two to three
 //! times as slow. Their ranks wait for each other without a deadline once data move.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
 
+use super::handshake::Handshake;
 use super::link::{Buffers, Incoming, Link, LinkError, Outgoing, Requests};
+use super::wait::Stall;
+use crate::error::{Call, CommError, Operation, Result};
 
 /// The bytes of a piece, equal on all ranks: few messages, and still in the caches when it is copied.
 const PIECE_BYTES: usize = Buffers::BYTES;
@@ -20,10 +21,6 @@ const PIECE_BYTES: usize = Buffers::BYTES;
 const MOST_COPIED: usize = 2 << 20;
 /// The most pieces of one stream in flight.
 const MOST_FLIGHTS: usize = 3;
-/// After this time without progress, a rank checks whether others have failed.
-const STALLED: Duration = Duration::from_millis(200);
-/// How long a rank still checks for failures after its deadline has passed.
-const LAST_LOOKS: Duration = Duration::from_millis(50);
 
 /// One transfer in one direction between two ranks. Streams between the same two ranks in the same direction begin one after another.
 #[derive(Debug)]
@@ -153,6 +150,41 @@ impl Stream {
     }
 }
 
+impl Handshake {
+    /// Waits until all streams of a collective are done; fails if none has progressed for the deadline and all can be abandoned.
+    pub(super) fn finish_streams(&self, operation: Operation, mut streams: Vec<Stream>) -> Result<()> {
+        self.take_step(operation, || self.wait_for_streams(operation, &mut streams))
+    }
+
+    fn wait_for_streams(&self, operation: Operation, streams: &mut [Stream]) -> Result<(), CommError> {
+        let mut stall = Stall::new();
+        while !streams.iter().all(Stream::is_done) {
+            if streams.iter_mut().fold(false, |moved, stream| stream.advance(self.link()) | moved) {
+                stall.end();
+                continue;
+            }
+            let is_over = stall.is_over(self.deadline);
+            let is_stalled = stall.is_long() || stall.elapsed() >= self.deadline;
+            if is_stalled && streams.iter().all(Stream::can_be_left) {
+                self.pump(operation)?;
+                self.look_for_failure()?;
+                let late: Vec<usize> =
+                    streams.iter().filter(|stream| !stream.is_done()).map(|stream| stream.peer).collect();
+                let own: Vec<Call> = late.iter().map(|&peer| Call::without_data(Operation::Recv { peer })).collect();
+                let judged = self.judge(&own, late.into_iter().map(|peer| (peer, Vec::new())).collect(), is_over);
+                // By now, everything that a departed rank has sent and received is known.
+                match streams.iter_mut().fold(false, |moved, stream| stream.advance(self.link()) | moved) {
+                    true => stall.end(),
+                    false => judged?,
+                }
+            }
+            std::thread::yield_now();
+        }
+        let error = streams.iter_mut().find_map(Stream::take_error);
+        error.map_or(Ok(()), |error| Err(self.broken(operation, error)))
+    }
+}
+
 impl Drop for Stream {
     fn drop(&mut self) {
         let mut flights = std::mem::take(&mut self.flights);
@@ -161,44 +193,5 @@ impl Drop for Stream {
         } else {
             std::mem::forget(flights);
         }
-    }
-}
-
-/// The time for which a wait has made no progress.
-#[derive(Debug)]
-pub(super) struct Stall {
-    start: Instant,
-    /// When the passing of a deadline was first detected.
-    seen_over: Cell<Option<Instant>>,
-}
-
-impl Stall {
-    pub(super) fn new() -> Self {
-        Self { start: Instant::now(), seen_over: Cell::new(None) }
-    }
-
-    /// Restarts the time after progress.
-    pub(super) fn end(&mut self) {
-        *self = Self::new();
-    }
-
-    pub(super) fn elapsed(&self) -> Duration {
-        self.start.elapsed()
-    }
-
-    /// Whether it is time to check if others have failed.
-    pub(super) fn is_long(&self) -> bool {
-        self.elapsed() >= STALLED
-    }
-
-    /// Whether the deadline passed at least [`LAST_LOOKS`] ago. This process may itself have been stopped meanwhile, and receives the
-    /// records of the other ranks only while it continues to check.
-    pub(super) fn is_over(&self, deadline: Duration) -> bool {
-        if self.elapsed() < deadline {
-            return false;
-        }
-        let seen = self.seen_over.get().unwrap_or_else(Instant::now);
-        self.seen_over.set(Some(seen));
-        seen.elapsed() >= LAST_LOOKS
     }
 }

@@ -9,6 +9,7 @@ use super::handshake::Handshake;
 use super::link::{Incoming, Outgoing};
 #[cfg(all(feature = "cuda", feature = "mpi"))]
 use super::link::{Link, Requests};
+use super::scratch::Scratch;
 use super::stream::Stream;
 use crate::comm::reduction::Reduction;
 use crate::error::{Operation, Result};
@@ -24,14 +25,14 @@ pub(super) const LINE_LEN: usize = 64;
 
 /// A collective that all ranks have agreed to.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::comm) struct Transfer<'a> {
+pub(in crate::comm) struct AgreedCollective<'a> {
     pub(super) handshake: &'a Handshake,
     pub(in crate::comm) operation: Operation,
 }
 
 /// The contract of every function below: operands are valid memory of the stated lengths, used by nothing else until the function
 /// returns; lengths agree on all ranks.
-impl Transfer<'_> {
+impl AgreedCollective<'_> {
     /// # Safety
     /// See above: `data` has `len` elements to read and write.
     pub(super) unsafe fn all_reduce(self, reduction: Reduction<'_>, data: *mut u8, len: usize) -> Result<()> {
@@ -41,7 +42,7 @@ impl Transfer<'_> {
             return unsafe { pipeline.all_reduce(reduction, data, len) };
         }
         let part = part_len(len, PIECE_BYTES / size, world_size);
-        let mut workspace = self.handshake.workspace(world_size * part * size);
+        let mut workspace = Scratch::borrowed(&self.handshake.workspace, world_size * part * size);
         for begin in (0..len).step_by(part * world_size) {
             let (piece, len) = (data.wrapping_add(begin * size), (len - begin).min(part * world_size));
             // SAFETY: the piece lies within the data.
@@ -65,16 +66,16 @@ impl Transfer<'_> {
         let (link, size) = (self.handshake.link(), reduction.size_bytes());
         let (rank, world_size) = (link.rank(), link.world_size());
         let range = |peer: usize| (len.min(peer * part), len.min((peer + 1) * part));
-        let place = |peer: usize| (piece.wrapping_add(range(peer).0 * size), (range(peer).1 - range(peer).0) * size);
-        let (own, own_bytes) = place(rank);
+        let part_of = |peer: usize| (piece.wrapping_add(range(peer).0 * size), (range(peer).1 - range(peer).0) * size);
+        let (own, own_bytes) = part_of(rank);
         let room = |peer: usize| room.wrapping_add(peer * part * size);
         // SAFETY: parts lie within the piece, rooms within the scratch memory, and none overlap.
         unsafe {
-            self.pairwise(place, |peer| (room(peer), own_bytes))?;
+            self.pairwise(part_of, |peer| (room(peer), own_bytes))?;
             let input = |peer: usize| if peer == rank { own } else { room(peer) };
             let inputs: Vec<_> = (0..world_size).map(|peer| input(peer).cast_const()).collect();
             reduction.run(&inputs, &[own], own_bytes / size);
-            self.pairwise(|_| (own, own_bytes), place)
+            self.pairwise(|_| (own, own_bytes), part_of)
         }
     }
 
@@ -93,7 +94,7 @@ impl Transfer<'_> {
             return unsafe { pipeline.reduce_scatter(reduction, input, output, len) };
         }
         let part = (PIECE_BYTES / size / world_size).clamp(1, len.max(1));
-        let mut workspace = self.handshake.workspace(world_size * part * size);
+        let mut workspace = Scratch::borrowed(&self.handshake.workspace, world_size * part * size);
         for begin in (0..len).step_by(part) {
             let shard = |peer: usize| input.cast_mut().wrapping_add((peer * len + begin) * size);
             let (output, len) = (output.wrapping_add(begin * size), part.min(len - begin));
@@ -130,7 +131,7 @@ impl Transfer<'_> {
     }
 
     /// # Safety
-    /// See above: `input` has `bytes` bytes, and `output` room for as many of every rank; `input` may be this rank's place in `output`.
+    /// See above: `input` has `bytes` bytes, and `output` room for as many of every rank; `input` may be this rank's shard of `output`.
     pub(super) unsafe fn all_gather(self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
         let own = output.wrapping_add(self.handshake.link().rank() * bytes);
         if own.cast_const() != input {
@@ -138,7 +139,7 @@ impl Transfer<'_> {
             unsafe { ptr::copy_nonoverlapping(input, own, bytes) };
         }
         if let Some(pipeline) = self.pipeline(1, 1) {
-            // SAFETY: as the caller promises; the own place is only read.
+            // SAFETY: as the caller promises; the own shard is only read.
             return unsafe { pipeline.all_gather(own, output, bytes) };
         }
         // SAFETY: as above.
@@ -161,7 +162,7 @@ impl Transfer<'_> {
         }
         // Messages have the same lengths on all ranks, of which only some may be in place.
         let copied = if is_in_place { world_size * bytes } else { 0 };
-        let mut workspace = self.handshake.workspace(copied);
+        let mut workspace = Scratch::borrowed(&self.handshake.workspace, copied);
         let from = if is_in_place { workspace.start() } else { input.cast_mut() };
         // SAFETY: as the caller promises; in place, the messages are copies of the shards that are replaced.
         unsafe {
@@ -184,8 +185,8 @@ impl Transfer<'_> {
         let part = if bytes <= UNSPLIT_BYTES { bytes } else { bytes.div_ceil((world_size - 1).max(1)) };
         // The root has no part; the parts of the other ranks are in rank order, from the rank after the root on.
         let range = |peer: usize| {
-            let place = (peer + world_size - root - 1) % world_size;
-            let begin = if peer == root || bytes <= UNSPLIT_BYTES { 0 } else { bytes.min(place * part) };
+            let position = (peer + world_size - root - 1) % world_size;
+            let begin = if peer == root || bytes <= UNSPLIT_BYTES { 0 } else { bytes.min(position * part) };
             (data.wrapping_add(begin), if peer == root { 0 } else { part.min(bytes - begin) })
         };
         let is_root = rank == root;
@@ -210,22 +211,23 @@ impl Transfer<'_> {
     pub(in crate::comm) unsafe fn broadcast_tree(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
         let link = self.handshake.link();
         let world_size = link.world_size();
-        // The place in the tree: the root has place 0, and place p receives from p without its highest bit.
-        let place = (link.rank() + world_size - root) % world_size;
-        let rank_of = |place: usize| (place + root) % world_size;
+        // The position in the tree: the root has position 0, and position p receives from p without its highest bit.
+        let position = (link.rank() + world_size - root) % world_size;
+        let rank_of = |position: usize| (position + root) % world_size;
         let finish = |receive: &[Incoming], send: &[Outgoing]| {
             let mut requests = Requests::default();
             // SAFETY: as the caller promises, and the messages are over when `finish` returns.
             unsafe { start(link, receive, send, &mut requests) };
-            self.handshake.finish(self.operation, requests)
+            self.finish(requests)
         };
-        let height = usize::BITS - place.leading_zeros();
+        let height = usize::BITS - position.leading_zeros();
         if height > 0 {
-            let peer = rank_of(place - (1 << (height - 1)));
+            let peer = rank_of(position - (1 << (height - 1)));
             finish(&[Incoming { peer, start: data, bytes }], &[])?;
         }
-        let below = (height..usize::BITS - 1).map(|bit| place + (1 << bit)).take_while(|&place| place < world_size);
-        let send = below.map(|place| Outgoing { peer: rank_of(place), start: data.cast_const(), bytes });
+        let below =
+            (height..usize::BITS - 1).map(|bit| position + (1 << bit)).take_while(|&position| position < world_size);
+        let send = below.map(|position| Outgoing { peer: rank_of(position), start: data.cast_const(), bytes });
         finish(&[], &send.collect::<Vec<_>>())
     }
 
@@ -264,8 +266,15 @@ impl Transfer<'_> {
             let mut requests = Requests::default();
             // SAFETY: as the caller promises, and the message is over when `finish` returns.
             unsafe { start(self.handshake.link(), receive, send, &mut requests) };
-            self.handshake.finish(self.operation, requests)
+            self.finish(requests)
         })
+    }
+
+    /// Waits until all messages are sent and received.
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
+    fn finish(self, requests: Requests) -> Result<()> {
+        let finished = requests.finish(self.handshake.link(), self.handshake.deadline);
+        finished.map_err(|error| self.handshake.fail(self.operation, self.handshake.broken(self.operation, error)))
     }
 
     fn batches(

@@ -11,13 +11,13 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::Arc;
 
-use super::handshake::{Failure, Handshake, Wait, end_of_epoch, known, mismatch};
-use super::mailbox::{self, Mailboxes};
-use super::record::Record;
+use super::handshake::Handshake;
+use super::mailbox::{self, Mailboxes, end_of_epoch};
+use super::wait::Wait;
 use super::{MemoryUse, MessagePassing, SetUp};
 use crate::call::scope;
 use crate::comm::Ranks;
-use crate::comm::collective::check_shards;
+use crate::comm::collective_call::check_shards;
 use crate::error::{Call, CommError, Departure, Operation, Result};
 use crate::memory::file::{self, FileHandle, Mapped, MemoryFile};
 use crate::memory::{SharedWindows, Work};
@@ -59,7 +59,7 @@ impl SharedWindows for MessagePassing {
         let window = len / world_size;
         check_shards("with_windows", world_size, ("vector", len, dtype), ("windows", window, dtype))
             .map_err(|error| self.handshake.refuse(operation, error))?;
-        let Some(mailboxes) = self.handshake.mailboxes().filter(|_| !self.mappings.is_unavailable.get()) else {
+        let Some(mailboxes) = self.handshake.mailboxes.as_ref().filter(|_| !self.mappings.is_unavailable.get()) else {
             return Ok(false);
         };
         let Some(handle) = FileHandle::of(vector.as_slice().as_bytes()) else { return Ok(false) };
@@ -117,7 +117,7 @@ impl MessagePassing {
         };
         if let Some(mailboxes) = self.if_all_succeeded(found)? {
             mailbox.into_iter().for_each(MemoryFile::leave);
-            self.handshake.set_mailboxes(mailboxes);
+            self.handshake.mailboxes = Some(mailboxes);
         }
         Ok(())
     }
@@ -179,45 +179,34 @@ impl<'a> ExposureEpoch<'a> {
     /// Waits until all ranks have left the epoch, including ranks that have failed, or revokes their access.
     fn wait_for_all(&self) {
         let Self { handshake, mailboxes, .. } = *self;
-        let (mut wait, mut grace) = (Wait::new(Some(handshake.deadline())), None);
+        let (link, mut wait, mut grace) = (handshake.link(), Wait::new(Some(handshake.deadline)), None);
         while !mailboxes.have_all_ended() {
             if wait.is_time_to_listen() {
                 self.note(self.listen());
-                let missing: Vec<usize> =
-                    handshake.link().others().filter(|&peer| mailboxes.has_ended(peer).is_none()).collect();
+                let (ended, missing): (Vec<usize>, Vec<usize>) =
+                    link.others().partition(|&peer| mailboxes.has_ended(peer).is_some());
                 if missing.is_empty() {
                     continue;
                 }
-                let operation = Operation::SharedWindows;
-                let mut departed: Vec<Failure> =
-                    missing.iter().filter_map(|&peer| handshake.departure(operation, peer)).collect();
-                let are_all_gone = departed.len() == missing.len();
-                if let Some(failure) = departed.pop().filter(|_| !handshake.has_failed()) {
-                    let failure = handshake.give_up(failure, Mailboxes::close_epochs);
-                    self.note(failure.map_or(Ok(()), Err));
-                }
-                // A process that has ended uses no memory.
-                if are_all_gone && handshake.has_failed() {
-                    return;
-                }
-                if !handshake.has_failed() && wait.is_over() {
-                    self.give_up(missing);
-                } else if handshake.has_failed() {
-                    let grace = grace.get_or_insert_with(|| Wait::new(Some(handshake.deadline())));
-                    if grace.is_over() || missing.iter().all(|&peer| handshake.was_late(peer)) {
+                if let Some(failure) = handshake.failure() {
+                    let grace = grace.get_or_insert_with(|| Wait::new(Some(handshake.deadline)));
+                    // A process that has ended uses no memory.
+                    if missing.iter().all(|&peer| link.departure(peer).is_some()) {
+                        return;
+                    }
+                    let late = if let CommError::Timeout { missing, .. } = failure { missing } else { Vec::new() };
+                    if grace.is_over() || missing.iter().all(|peer| late.contains(peer)) {
                         return self.revoke();
                     }
+                } else {
+                    let ended = ended.into_iter().map(|peer| (peer, vec![end_of_epoch()]));
+                    let others = ended.chain(missing.into_iter().map(|peer| (peer, Vec::new()))).collect();
+                    let judged = handshake.judge(&[end_of_epoch()], others, wait.is_over());
+                    self.note(judged.or_else(|failure| mailboxes.close_epochs(&failure)));
                 }
             }
             wait.pause();
         }
-    }
-
-    fn give_up(&self, mut missing: Vec<usize>) {
-        missing.sort_unstable();
-        let (operation, deadline) = (Operation::SharedWindows, self.handshake.deadline());
-        let own = Failure { error: CommError::Timeout { operation, missing, deadline }, is_unreported: true };
-        self.note(self.handshake.give_up(own, Mailboxes::close_epochs).map_or(Ok(()), Err));
     }
 
     fn revoke(&self) {
@@ -235,45 +224,34 @@ impl<'a> ExposureEpoch<'a> {
         let Some(peer) = handshake.link().others().find(|&peer| mailboxes.has_ended(peer) == Some(true)) else {
             return;
         };
-        let mut wait = Wait::new(Some(handshake.deadline()));
-        while !handshake.has_failed() {
+        let mut wait = Wait::new(Some(handshake.deadline));
+        while handshake.failure().is_none() {
             self.note(self.listen());
             if wait.is_over() {
                 let reason = "it failed, and has not told the reason within the deadline".into();
                 let error = CommError::Transport { operation: Operation::SharedWindows, rank: peer, reason };
-                self.note(Err(Failure { error, is_unreported: true }));
+                self.note(Err(error));
             }
             wait.pause();
         }
     }
 
     /// Detects peers that still issue calls.
-    fn listen(&self) -> Result<(), Failure> {
+    fn listen(&self) -> Result<(), CommError> {
         let Self { handshake, mailboxes, .. } = *self;
-        let (link, rank) = (handshake.link(), handshake.link().rank());
         handshake.pump(Operation::SharedWindows)?;
         handshake.look_for_failure()?;
-        if let Some(error) = mailboxes.closed_epochs() {
-            return Err(known(&error));
-        }
-        for peer in link.others() {
-            let offered = link.inbox()[peer].iter().find_map(|record| match record {
-                Record::Offer { call, .. } => Some(*call),
-                _ => None,
-            });
-            let call = mailboxes.call_ahead(peer).or(offered);
-            // The order matters: a rank leaves its epoch before it makes its next call.
-            if let (Some(call), None) = (call, mailboxes.has_ended(peer)) {
-                return Err(mismatch((rank, end_of_epoch()), (peer, call)));
-            }
-        }
-        Ok(())
+        mailboxes.check_epochs()?;
+        let mut elsewhere = handshake.calls_elsewhere(&[end_of_epoch()], handshake.link().others());
+        // The order matters: a rank leaves its epoch before it makes its next call.
+        elsewhere.retain(|(peer, calls)| !calls.is_empty() && mailboxes.has_ended(*peer).is_none());
+        handshake.judge(&[end_of_epoch()], elsewhere, false)
     }
 
     /// Keeps the first failure.
-    fn note(&self, outcome: Result<(), Failure>) {
+    fn note(&self, outcome: Result<(), CommError>) {
         if let Err(failure) = outcome
-            && !self.handshake.has_failed()
+            && self.handshake.failure().is_none()
         {
             self.handshake.fail(Operation::SharedWindows, failure);
         }
@@ -285,13 +263,12 @@ impl Drop for ExposureEpoch<'_> {
         if std::thread::panicking() {
             let (operation, rank) = (Operation::SharedWindows, self.handshake.link().rank());
             let error = CommError::PeerGone { operation, rank, departure: Departure::Panicked };
-            self.note(Err(Failure { error, is_unreported: true }));
+            self.note(Err(error));
         }
-        let ended = self.mailboxes.end_epoch(self.handshake.has_failed());
-        self.note(ended.map_err(|error| known(&error)));
+        self.note(self.mailboxes.end_epoch(self.handshake.failure().is_some()));
         self.wait_for_all();
         self.receive_failure();
-        if !self.handshake.has_failed() {
+        if self.handshake.failure().is_none() {
             self.handshake.count_completed();
         }
     }

@@ -319,8 +319,8 @@ impl Link for Channel {
 
     /// Gives up its part in the communicator, which is freed with the last part. If messages of a part are still in flight, the
     /// communicator stays until the process ends, so that no late message finds another communicator in its place.
-    fn leave(&mut self, failure: Option<Record>) {
-        self.is_quiet = failure.is_none()
+    fn leave(&mut self, has_failed: bool) {
+        self.is_quiet = !has_failed
             && self.progress().is_ok()
             && self.outbox.get_mut().is_empty()
             && self.arriving.get_mut().is_empty();

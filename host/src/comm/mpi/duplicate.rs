@@ -87,8 +87,8 @@ impl Turn {
     /// Takes the turn; returns `None` while another thread has it.
     fn take(original: usize) -> Result<Option<Self>, MpiError> {
         match lock(&ORIGINALS).entry(original) {
-            Entry::Vacant(place) => {
-                place.insert(Attempt::UnderWay);
+            Entry::Vacant(entry) => {
+                entry.insert(Attempt::UnderWay);
                 Ok(Some(Self { original, is_over: false }))
             }
             Entry::Occupied(attempt) if *attempt.get() == Attempt::GivenUp => Err(MpiError::GivenUp),
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_communicator_is_duplicated_by_one_thread_at_a_time_and_not_again_when_one_was_given_up() {
+    fn duplicate_runs_on_one_thread_at_a_time_until_one_gives_up() {
         let [good, bad] = [1, 2].map(|number| usize::MAX - number);
         let mut turn = Turn::take(good).unwrap().expect("nobody has it");
         assert!(Turn::take(good).unwrap().is_none());

@@ -92,8 +92,8 @@ impl NcclCommunicator {
     ) -> Result<()> {
         let (queue, share) = (input.queue(), weights[self.rank()] / weights.iter().sum::<f64>());
         // SAFETY: the caller's promise; each element is read before it is written.
-        let place = unsafe { DeviceSliceMut::from_raw_parts(queue, output.address(), output.dtype(), output.len()) };
-        if share == 0.0 { cuda::zero(place) } else { cuda::scale(place, input, share) }?;
+        let operand = unsafe { DeviceSliceMut::from_raw_parts(queue, output.address(), output.dtype(), output.len()) };
+        if share == 0.0 { cuda::zero(operand) } else { cuda::scale(operand, input, share) }?;
         // SAFETY: the caller's promise.
         unsafe { self.reduce((queue, operation), (output.into(), output.address()), ReduceOp::Sum, Scaling::NONE) }
     }
@@ -113,6 +113,6 @@ pub(super) unsafe fn scale_in_place(queue: &Queue, data: RawSlice, factor: f64) 
         return Ok(());
     }
     // SAFETY: the caller's promise.
-    let place = unsafe { DeviceSliceMut::from_raw_parts(queue, data.address, data.dtype, data.len) };
-    cuda::scale_in_place(place, factor)
+    let operand = unsafe { DeviceSliceMut::from_raw_parts(queue, data.address, data.dtype, data.len) };
+    cuda::scale_in_place(operand, factor)
 }

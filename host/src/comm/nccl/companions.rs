@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_rank_ends_all_parts_alike() {
+    fn companions_end_alike_by_the_last_rank() {
         assert_eq!(ends(b"alone", &[true]), [[(0, true)]]);
         assert_eq!(ends(b"alone", &[false]), [[(0, false)]], "an id that is free again");
         assert_eq!(ends(b"all done", &[true, true, true]), [vec![], vec![], vec![(0, true), (1, true), (2, true)]]);

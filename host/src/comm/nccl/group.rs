@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 
 use super::NcclCommunicator;
 use super::primitive::{Primitive, RawSlice, Reduction};
-use crate::comm::collective::check_peer;
+use crate::comm::collective_call::check_peer;
 use crate::comm::{Collective, Operands, Ranks, ReduceOp, Scaling};
 use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
@@ -51,11 +51,11 @@ impl<'c, 'd> NcclGroup<'c, 'd> {
                 *scaling == Scaling::NONE && is_fused(*op, data.as_slice().dtype())
             }
             Collective::ReduceScatter { operands: Operands::Apart { input, .. }, op } => is_fused(*op, input.dtype()),
-            Collective::AllReduce { .. } | Collective::WeightedMean { .. } | Collective::ReduceScatter { .. } => false,
             Collective::AllGather { operands } | Collective::AllToAll { operands } => {
                 matches!(operands, Operands::Apart { .. })
             }
             Collective::Broadcast { .. } => true,
+            _ => false,
         }
     }
 
@@ -188,8 +188,8 @@ impl<'c, 'd> NcclGroup<'c, 'd> {
 pub(super) fn all_to_all(input: RawSlice, output: RawSlice, world_size: usize) -> Vec<Primitive> {
     let len = input.len / world_size;
     let transfers = |peer: usize| {
-        let (data, place) = (input.range(peer * len, len), output.range(peer * len, len));
-        [Primitive::Send { data, peer }, Primitive::Recv { data: place, peer }]
+        let (data, shard) = (input.range(peer * len, len), output.range(peer * len, len));
+        [Primitive::Send { data, peer }, Primitive::Recv { data: shard, peer }]
     };
     (0..world_size).flat_map(transfers).collect()
 }
@@ -204,11 +204,11 @@ pub(super) fn all_gather(input: RawSlice, output: u64, (rank, world_size): (usiz
         return vec![Primitive::AllGather { input, output }];
     }
     let whole = RawSlice { address: output, len: 2 * input.len, ..input };
-    let place = |peer: usize| whole.range(peer * input.len, input.len);
+    let shard = |peer: usize| whole.range(peer * input.len, input.len);
     // This rank's own shard may already be in place.
-    let peers = (0..2).filter(|&peer| peer != rank || place(rank).address != input.address);
+    let peers = (0..2).filter(|&peer| peer != rank || shard(rank).address != input.address);
     peers
-        .flat_map(|peer| [Primitive::Send { data: input, peer }, Primitive::Recv { data: place(peer), peer }])
+        .flat_map(|peer| [Primitive::Send { data: input, peer }, Primitive::Recv { data: shard(peer), peer }])
         .collect()
 }
 

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slowest_generation_of_gpus_and_the_number_of_ranks_decide() {
+    fn measured_limits_follow_the_slowest_gpu_and_the_world_size() {
         let [hopper, older] = [9, 8].map(|generation| measured_limits(generation, 2));
         assert_eq!((hopper.most_bytes, older.most_bytes), (8 << 20, 256 << 10));
         assert_eq!((hopper.min(older), older.min(hopper)), (older, older));

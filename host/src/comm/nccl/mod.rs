@@ -128,7 +128,7 @@ use self::primitive::{Primitive, RawSlice};
 use self::recorded::Recorded;
 use self::session::{Failure, Session};
 use self::watch::End;
-use super::collective::one_queue;
+use super::collective_call::one_queue;
 use super::process::ProcessCommunicator;
 use super::{Agreements, Collective, Communicator, Ledger, Operands, Ranks, Split};
 use crate::bootstrap::Member;
@@ -373,6 +373,10 @@ impl Ledger for NcclCommunicator {
 
     fn confirm(&self, calls: u64) -> Result<()> {
         self.session.confirm(calls, self.session.options.deadline)
+    }
+
+    fn refuse(&self, operation: Operation, error: Error) -> Error {
+        self.session.refuse(operation, error)
     }
 
     fn recall(&self, agreement: u64) -> Result<()> {

@@ -173,8 +173,16 @@ impl Primitive {
                     checked("ncclAllGather", code)
                 }
                 Primitive::Broadcast { data, root } => {
-                    let (place, (len, dtype)) = (pointer(data.address), moved(data));
-                    let code = (api.ncclBroadcast)(place.cast_const(), place, len, dtype, root as c_int, comm, stream);
+                    let (data_address, (len, dtype)) = (pointer(data.address), moved(data));
+                    let code = (api.ncclBroadcast)(
+                        data_address.cast_const(),
+                        data_address,
+                        len,
+                        dtype,
+                        root as c_int,
+                        comm,
+                        stream,
+                    );
                     checked("ncclBroadcast", code)
                 }
                 Primitive::Send { data, peer } => {
@@ -211,11 +219,11 @@ unsafe fn with_reduction(
     let mut op = RedOp::SUM;
     // SAFETY: the scalar is read before the call returns; the operator may be destroyed once the call that uses it has returned.
     unsafe {
-        let place = scalar.as_mut_ptr().cast();
+        let data_address = scalar.as_mut_ptr().cast();
         let create = nccl.functions.ncclRedOpCreatePreMulSum;
         checked(
             "ncclRedOpCreatePreMulSum",
-            create(&mut op, place, data_type(dtype), ScalarResidence::HOST_IMMEDIATE, comm),
+            create(&mut op, data_address, data_type(dtype), ScalarResidence::HOST_IMMEDIATE, comm),
         )?;
         // If the call failed, it may have been ended by an abort, which has freed the communicator and the operator.
         let code = call(op)?;

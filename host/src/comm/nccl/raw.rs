@@ -3,7 +3,7 @@
 use super::all_reduce::scale_in_place;
 use super::primitive::{Primitive, RawSlice};
 use super::{NcclCommunicator, group};
-use crate::comm::collective::check_root;
+use crate::comm::collective_call::check_root;
 use crate::comm::{Ranks, ReduceOp, Scaling};
 use crate::driver::DeviceSlice;
 use crate::dtype::DType;

@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nccl_registers_memory_by_its_version_and_its_variables() {
+    fn registered_follows_nccls_version_and_variables() {
         let [old, new] = [Version::new(2, 23), Version::new(2, 24)];
         assert_eq!(Registered::by(old, None, None), Registered::All);
         assert_eq!(Registered::by(new, None, None), Registered::OtherAllocators);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn launches_wait_where_nccl_writes_to_peers_and_may_meet_another_recording() {
+    fn launches_wait_where_nccl_writes_to_peers() {
         let recordings = |share_process| Recordings::new(Version::new(2, 28), share_process);
         assert!(recordings(true).launches_wait());
         let own = recordings(false);

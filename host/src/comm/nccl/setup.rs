@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_on_one_gpu_need_the_option_the_variable_and_the_version() {
+    fn check_of_one_gpu_needs_option_variable_and_version() {
         let all = |shared_gpu| [1, 2, 1].map(|device| hello(device, "a", shared_gpu));
         let what_it_takes = "ranks 0 and 2 are on the same GPU; each needs one of its own, or all of them the option \
                              NcclOptions::shared_gpu, the variable NCCL_MULTI_RANK_GPU_ENABLE=1 from before the process starts, \
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_agree_on_whether_gpus_are_shared_even_where_none_is() {
+    fn check_wants_one_answer_to_whether_gpus_are_shared() {
         let mut hellos = [1, 2, 3].map(|device| hello(device, "a", [false, true]));
         check(&hellos).unwrap();
         hellos[2].shared_gpu[0] = true;
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_is_on_as_nccl_reads_it() {
+    fn is_on_reads_a_variable_as_nccl_does() {
         assert_eq!(
             [Some("1"), Some(" 2"), Some("0"), Some("yes"), Some(""), None].map(is_on),
             [true, true, false, false, false, false]

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 
 use super::lane::Lane;
 use super::single_copy;
-use crate::bootstrap::{NoiseSession, Peer, Socket};
+use crate::bootstrap::{NoiseSession, PeerSocket, Socket};
 
 /// The bytes before a payload: its length, the kind, and the group.
 const HEADER_BYTES: usize = 16;
@@ -117,8 +117,8 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(peer: Peer) -> Self {
-        let Peer { socket, session, is_here } = peer;
+    pub(super) fn new(peer: PeerSocket) -> Self {
+        let PeerSocket { socket, session, is_here } = peer;
         Connection {
             process: single_copy::process_at(&socket),
             socket,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::memory::file::Mapped;
+use crate::memory::shared_bytes::SharedBytes;
 
 /// The layout of a lane: the writer's counters of written bytes and cancelled offers, the reader's counter of read bytes on another cache
 /// line, and the bytes.
@@ -25,8 +26,8 @@ pub(super) fn bytes_of(capacity: usize) -> usize {
 
 /// One end of a lane.
 #[derive(Debug)]
-pub(super) struct Lane {
-    memory: Arc<Mapped>,
+pub(super) struct Lane<M = Mapped> {
+    memory: Arc<M>,
     begin: usize,
     /// The bytes of the stream's buffer, a power of two.
     capacity: usize,
@@ -34,30 +35,37 @@ pub(super) struct Lane {
     position: AtomicU64,
 }
 
-impl Lane {
+impl<M: SharedBytes> Lane<M> {
     /// The capacity of the lane.
     pub(super) fn capacity(&self) -> usize {
         self.capacity
     }
 
     /// The lane with index `number` in this memory; all lanes in it have the same capacity.
-    pub(super) fn new(memory: Arc<Mapped>, number: usize, capacity: usize) -> Self {
+    pub(super) fn new(memory: Arc<M>, number: usize, capacity: usize) -> Self {
         assert!(capacity.is_power_of_two(), "a capacity of {capacity}");
         Lane { memory, begin: number * bytes_of(capacity), capacity, position: AtomicU64::new(0) }
     }
 
-    fn word(&self, at: usize) -> &AtomicU64 {
-        // SAFETY: within the lane, aligned, and only ever accessed as an atomic.
-        unsafe { &*self.memory.start().add(self.begin + at).cast() }
+    /// The number of offers that this end has cancelled, for `single_copy`.
+    pub(super) fn cancelled(&self) -> u64 {
+        self.memory.load(self.begin + CANCELLED_AT, Ordering::Relaxed)
     }
 
-    /// The number of offers that the writer has cancelled, for `single_copy`.
-    pub(super) fn cancelled(&self) -> &AtomicU64 {
-        self.word(CANCELLED_AT)
+    /// Counts an offer of this end as cancelled, before any later write to its memory.
+    pub(super) fn cancel(&self) {
+        self.memory.fetch_add(self.begin + CANCELLED_AT, 1, Ordering::Release);
+        self.memory.fence(Ordering::SeqCst);
     }
 
-    fn data(&self) -> *mut u8 {
-        self.memory.start().wrapping_add(self.begin + HEADER_BYTES)
+    /// The number of offers that the other end had cancelled after this end has read all bytes that it has read so far.
+    pub(super) fn cancelled_after_reading(&self) -> u64 {
+        self.memory.fence(Ordering::SeqCst);
+        self.memory.load(self.begin + CANCELLED_AT, Ordering::Acquire)
+    }
+
+    fn data(&self) -> usize {
+        self.begin + HEADER_BYTES
     }
 
     /// The number of bytes in the buffer, between these counters.
@@ -73,7 +81,7 @@ impl Lane {
     /// The number of bytes that can be written now.
     fn room(&self) -> io::Result<usize> {
         let written = self.position.load(Ordering::Relaxed);
-        Ok(self.capacity - self.used(written, self.word(READ_AT).load(Ordering::Acquire))?)
+        Ok(self.capacity - self.used(written, self.memory.load(self.begin + READ_AT, Ordering::Acquire))?)
     }
 
     /// Writes all parts, one after another, if there is room for all of them. Returns whether there was.
@@ -91,13 +99,13 @@ impl Lane {
             let first = part.len().min(self.capacity - at);
             // SAFETY: within the lane, in bytes that the reader has read.
             unsafe {
-                std::ptr::copy_nonoverlapping(part.as_ptr(), self.data().add(at), first);
-                std::ptr::copy_nonoverlapping(part.as_ptr().add(first), self.data(), part.len() - first);
+                self.memory.write(self.data() + at, &part[..first]);
+                self.memory.write(self.data(), &part[first..]);
             }
             written += part.len() as u64;
         }
         self.position.store(written, Ordering::Relaxed);
-        self.word(WRITTEN_AT).store(written, Ordering::Release);
+        self.memory.store(self.begin + WRITTEN_AT, written, Ordering::Release);
         Ok(true)
     }
 
@@ -115,7 +123,8 @@ impl Lane {
     /// # Errors
     /// The writer's counter is impossible.
     pub(super) fn read(&self, into: &mut Vec<u8>) -> io::Result<bool> {
-        let (written, begin) = (self.word(WRITTEN_AT).load(Ordering::Acquire), self.position.load(Ordering::Relaxed));
+        let written = self.memory.load(self.begin + WRITTEN_AT, Ordering::Acquire);
+        let begin = self.position.load(Ordering::Relaxed);
         let bytes = self.used(written, begin)?;
         if bytes == 0 {
             return Ok(false);
@@ -124,14 +133,17 @@ impl Lane {
         let first = bytes.min(self.capacity - at);
         // SAFETY: within the lane, in bytes that the writer does not touch before they count as read.
         unsafe {
-            into.extend_from_slice(std::slice::from_raw_parts(self.data().add(at), first));
-            into.extend_from_slice(std::slice::from_raw_parts(self.data(), bytes - first));
+            into.extend_from_slice(self.memory.bytes(self.data() + at, first));
+            into.extend_from_slice(self.memory.bytes(self.data(), bytes - first));
         }
         self.position.store(written, Ordering::Relaxed);
-        self.word(READ_AT).store(written, Ordering::Release);
+        self.memory.store(self.begin + READ_AT, written, Ordering::Release);
         Ok(true)
     }
 }
+
+#[cfg(test)]
+mod model;
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
@@ -198,7 +210,7 @@ mod tests {
         for wrong in [CAPACITY as u64 + 6, u64::MAX, 1 << 63] {
             let [writer, reader] = lanes();
             assert!(writer.write(&[&[7; 5]]).unwrap());
-            writer.word(WRITTEN_AT).store(wrong, Ordering::Release);
+            writer.memory.store(writer.begin + WRITTEN_AT, wrong, Ordering::Release);
             let mut received = Vec::new();
             let error = reader.read(&mut received).unwrap_err().to_string();
             assert!(error.contains(&format!("{wrong} bytes were written")) && error.contains("0 were read"), "{error}");
@@ -211,7 +223,7 @@ mod tests {
         for wrong in [6, 1 << 63, u64::MAX - CAPACITY as u64] {
             let [writer, reader] = lanes();
             assert!(writer.write(&[&[7; 5]]).unwrap());
-            reader.word(READ_AT).store(wrong, Ordering::Release);
+            reader.memory.store(reader.begin + READ_AT, wrong, Ordering::Release);
             let error = writer.write(&[&[8]]).unwrap_err().to_string();
             assert!(error.contains("5 bytes were written") && error.contains(&format!("{wrong} were read")), "{error}");
             writer.write_some(&[8; CAPACITY]).unwrap_err();

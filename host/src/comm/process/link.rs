@@ -138,15 +138,8 @@ impl Link for ProcessLink {
         Box::new(Self::over(self.mesh.clone(), number, rank, numbers))
     }
 
-    fn leave(&mut self, failure: Option<Record>) {
-        let failure = failure.map(|record| record.encode());
-        for (_, number) in self.others() {
-            let mut peer = self.mesh.peer(number);
-            if let Some(failure) = &failure {
-                peer.connection.push(Kind::Record, self.group, failure);
-            }
-            peer.leave(self.group);
-        }
+    fn leave(&mut self, _has_failed: bool) {
+        self.others().for_each(|(_, number)| self.mesh.peer(number).leave(self.group));
     }
 
     /// The other ranks detect the end of this process without a further message.

@@ -214,14 +214,14 @@ mod tests {
         let own = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         own.set_nonblocking(true).unwrap();
         let socket = Socket::Network(own);
-        let peer = crate::bootstrap::Peer { socket, session, is_here: false };
+        let peer = crate::bootstrap::PeerSocket { socket, session, is_here: false };
         (Peer::new(Connection::new(peer)), listener.accept().unwrap().0)
     }
 
     fn local() -> (Peer, UnixStream) {
         let (own, other) = UnixStream::pair().expect("a pair");
         own.set_nonblocking(true).expect("a socket");
-        let peer = crate::bootstrap::Peer { socket: Socket::Local(own), session: None, is_here: true };
+        let peer = crate::bootstrap::PeerSocket { socket: Socket::Local(own), session: None, is_here: true };
         (Peer::new(Connection::new(peer)), other)
     }
 

@@ -26,7 +26,7 @@ pub(super) fn connect(member: Member, deadline: Duration, memory: MemoryUse) -> 
         return Ok(Mesh::new(member, vec![None]));
     }
     let Peers { connections, are_on_one_machine } = member.connect_peers(deadline)?;
-    let connected = |peer: crate::bootstrap::Peer| Peer::new(Connection::new(peer));
+    let connected = |peer: crate::bootstrap::PeerSocket| Peer::new(Connection::new(peer));
     let mut peers: Vec<Option<Peer>> = connections.into_iter().map(|peer| peer.map(connected)).collect();
     let shares_memory = are_on_one_machine && memory == MemoryUse::Shared && world_size <= MOST_RANKS;
     // Ranks with other settings take part in the exchange, because all ranks have to agree on doing without shared memory.

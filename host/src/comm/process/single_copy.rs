@@ -11,7 +11,6 @@
 //! come.
 
 use std::io;
-use std::sync::atomic::{Ordering, fence};
 
 use super::connection::Connection;
 use crate::bootstrap::Socket;
@@ -49,7 +48,7 @@ impl Offer {
     /// the other.
     pub(super) fn new(start: *const u8, bytes: usize, connection: &Connection) -> Option<Self> {
         connection.process.filter(|_| bytes >= LEAST_BYTES)?;
-        let cancelled = connection.lanes()?.outward.cancelled().load(Ordering::Relaxed);
+        let cancelled = connection.lanes()?.outward.cancelled();
         let (process, address) = (std::process::id().into(), start.expose_provenance() as u64);
         Some(Self { process, address, bytes: bytes as u64, cancelled, read: 0 })
     }
@@ -101,10 +100,9 @@ impl Offer {
         if (self.read as u64) < self.bytes {
             return Reading::Unfinished;
         }
-        // All bytes are read before the count, and a process that has not ended by now has kept its number until now.
-        fence(Ordering::SeqCst);
+        // A process that has not ended by now has kept its number until now, and all bytes are read before the count.
         connection.look_for_end();
-        let cancelled = connection.lanes().map(|lanes| lanes.inward.cancelled().load(Ordering::Acquire));
+        let cancelled = connection.lanes().map(|lanes| lanes.inward.cancelled_after_reading());
         let is_whole = !connection.has_ended() && cancelled == Some(self.cancelled);
         if is_whole { Reading::Finished } else { Reading::Refused }
     }
@@ -113,8 +111,7 @@ impl Offer {
 /// Counts an offered message as cancelled. Its memory may change afterwards.
 pub(super) fn cancel(connection: &Connection) {
     if let Some(lanes) = connection.lanes() {
-        lanes.outward.cancelled().fetch_add(1, Ordering::Release);
-        fence(Ordering::SeqCst);
+        lanes.outward.cancel();
     }
 }
 
@@ -177,7 +174,7 @@ mod tests {
         let lane = |number| Lane::new(Arc::new(handle.map(file.bytes().len()).expect("a mapping")), number, CAPACITY);
         let end = |socket: UnixStream, out: usize| {
             socket.set_nonblocking(true).expect("a socket");
-            let peer = crate::bootstrap::Peer { socket: Socket::Local(socket), session: None, is_here: true };
+            let peer = crate::bootstrap::PeerSocket { socket: Socket::Local(socket), session: None, is_here: true };
             let mut peer = Peer::new(Connection::new(peer));
             peer.connection.set_lanes(Lanes { outward: lane(out), inward: lane(1 - out) });
             peer

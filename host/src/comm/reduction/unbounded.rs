@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn results_in_range_have_the_bits_of_f64() {
+    fn unbounded_has_the_bits_of_f64_in_its_range() {
         for a in NUMBERS {
             assert_eq!(Unbounded::from(a).to_f64().to_bits(), a.to_bits(), "{a:e}");
             for b in NUMBERS {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn values_beyond_the_range_keep_their_digits() {
+    fn unbounded_keeps_digits_beyond_the_range_of_f64() {
         let [largest, smallest] = [f64::MAX, f64::MIN_POSITIVE].map(Unbounded::from);
         assert_eq!((largest * largest / largest).to_f64(), f64::MAX);
         assert_eq!((smallest * smallest / smallest).to_f64(), f64::MIN_POSITIVE);

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_are_replaced_by_their_sums() {
+    fn combine_in_place_replaces_vectors_by_their_sums() {
         isa::on_each(|| {
             check::<f64>();
             check::<f32>();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_of_any_dtype_are_rounded_to_any_other() {
+    fn combine_rounds_sums_of_any_dtype_to_any_other() {
         fn check<S: Float, D: Float>() {
             let inputs = vectors::<S>();
             let slices: Vec<Slice<'_>> = inputs.iter().map(Slice::from).collect();
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_of_vectors_of_several_dtypes_are_rounded_once() {
+    fn combine_rounds_sums_of_several_dtypes_once() {
         let (f64s, f32s) = (vectors::<f64>(), vectors::<f32>());
         let (f16s, bf16s) = (vectors::<half::f16>(), vectors::<half::bf16>());
         let slices = [Slice::from(&f64s[0]), Slice::from(&f32s[1]), Slice::from(&f16s[2]), Slice::from(&bf16s[3])];
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_keep_their_signs() {
+    fn combine_keeps_the_signs_of_zeros() {
         fn check<T: Float>() {
             for zero in [0.0, -0.0] {
                 let input = vec![T::from_f64(zero); 70];
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_to_replace_are_of_one_dtype() {
+    fn combine_in_place_takes_vectors_of_one_dtype() {
         let (wide, mut narrow) = ([0.0f64; 4], [0.0f32; 4]);
         let mut operands = [Operand::Read(Slice::from(&wide[..])), Operand::Replaced(SliceMut::from(&mut narrow[..]))];
         let error = combine_in_place(&mut operands, &[1.0; 2], None, std::slice::from_ref(&(0..4))).unwrap_err();

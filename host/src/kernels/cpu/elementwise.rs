@@ -278,7 +278,7 @@ mod tests {
 
     /// With every instruction set of this machine, each pair of dtypes gives the bits of the formula.
     #[test]
-    fn pieces_are_what_the_formulas_say() {
+    fn elementwise_pieces_follow_the_formulas() {
         fn to_every<S: Formula>() {
             check::<S, f64>();
             check::<S, f32>();

@@ -75,19 +75,19 @@ mod tests {
 
     /// Elements in pieces, as a GPU's memory is read, give the hash and the first NaN of the whole.
     #[test]
-    fn pieces_have_the_fingerprint_of_the_whole() {
+    fn fingerprint_of_pieces_is_of_the_whole() {
         let block_len = BLOCK_BYTES / size_of::<f32>();
         let mut values = vec![1.0f32; 3 * block_len + 5];
-        for place in [None, Some(3 * block_len + 4), Some(2 * block_len), Some(17)] {
-            if let Some(place) = place {
-                values[place] = f32::NEG_INFINITY;
+        for position in [None, Some(3 * block_len + 4), Some(2 * block_len), Some(17)] {
+            if let Some(position) = position {
+                values[position] = f32::NEG_INFINITY;
             }
             let whole = Fingerprint::of(Slice::from(&values[..]));
             let mut pieces = Fingerprint::default();
             values.chunks(2 * block_len).for_each(|piece| pieces.add(Slice::from(piece)));
             assert_eq!((whole.hash(), whole.not_finite()), (pieces.hash(), pieces.not_finite()));
             assert_eq!(whole.hash(), Fingerprint::of_finite(Slice::from(&values[..])).hash());
-            assert_eq!(whole.not_finite(), place.map(|place| (place, f64::NEG_INFINITY)));
+            assert_eq!(whole.not_finite(), position.map(|position| (position, f64::NEG_INFINITY)));
         }
         assert_eq!(Fingerprint::of(Slice::from(&values[..0])).not_finite(), None);
     }

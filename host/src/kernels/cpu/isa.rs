@@ -132,10 +132,10 @@ mod limit {
         static TURN: Mutex<()> = Mutex::new(());
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let _lift = Lift;
-        for (place, isa) in SETS.into_iter().enumerate().filter(|(_, isa)| *isa <= widest()) {
+        for (index, isa) in SETS.into_iter().enumerate().filter(|(_, isa)| *isa <= widest()) {
             // The output appears where a test fails.
             println!("with {isa:?}");
-            LIMIT.store(place, Ordering::Relaxed);
+            LIMIT.store(index, Ordering::Relaxed);
             work();
         }
     }

@@ -5,7 +5,7 @@
 
 use gradsync_device::math::Element as Formula;
 use gradsync_device::math::optimizer::{self, AdamW, Real, Rule, Sgd};
-use gradsync_device::math::step::{self, StepRules, StepState};
+use gradsync_device::math::step::{StepMemory, StepRules};
 use gradsync_device::math::sums::{self, CHUNK_LEN, SUM_THREADS, TOTAL_LANES};
 
 use super::elementwise::cast_near;
@@ -70,8 +70,8 @@ vectorized! {
     }
 }
 
-/// Computes the next state of the steps from the sums of all chunks.
-pub(crate) fn advance_step(state: &StepState, rules: &StepRules, chunks: &[f64]) -> StepState {
+/// Computes the memory of the next step from the sums of all chunks.
+pub(crate) fn advance_step(step: &StepMemory, rules: &StepRules, chunks: &[f64]) -> StepMemory {
     let mut lanes = [0.0; TOTAL_LANES];
     for row in chunks.chunks(TOTAL_LANES) {
         lanes.iter_mut().zip(row).for_each(|(lane, sum)| *lane += sum);
@@ -80,12 +80,12 @@ pub(crate) fn advance_step(state: &StepState, rules: &StepRules, chunks: &[f64])
         let lane = |index: usize| lanes[index * SUM_THREADS + thread];
         ((lane(0) + lane(1)) + lane(2)) + lane(3)
     };
-    step::advance(state, rules, sums::tree_sum(std::array::from_fn(of_thread)))
+    step.advanced(rules, sums::tree_sum(std::array::from_fn(of_thread)))
 }
 
 /// Updates tensors, unless the step is skipped. Operands have the lengths and dtypes that [`TensorUpdate`] describes.
-pub(crate) fn update(rule: UpdateRule, state: &StepState, tensors: Vec<TensorUpdate<'_, Host>>) {
-    if state.refusal != 0.0 {
+pub(crate) fn update(rule: UpdateRule, step: &StepMemory, tensors: Vec<TensorUpdate<'_, Host>>) {
+    if step.state.refusal != 0.0 {
         return;
     }
     let elements = tensors.iter().map(TensorUpdate::len).sum();
@@ -93,12 +93,10 @@ pub(crate) fn update(rule: UpdateRule, state: &StepState, tensors: Vec<TensorUpd
     for_each(work, elements, |piece| {
         let TensorUpdate { rate, decay, .. } = piece;
         match (rule, piece.dtype()) {
-            (UpdateRule::Sgd(scalars), DType::F64) => run::<_, f64>(Sgd::new(scalars, state, rate, decay), piece),
-            (UpdateRule::Sgd(scalars), _) => run::<_, f32>(Sgd::new(scalars, state, rate, decay), piece),
-            (UpdateRule::AdamW(scalars), DType::F64) => {
-                run::<_, f64>(AdamW::<f64>::new(scalars, state, rate, decay), piece);
-            }
-            (UpdateRule::AdamW(scalars), _) => run::<_, f32>(AdamW::<f32>::new(scalars, state, rate, decay), piece),
+            (UpdateRule::Sgd(scalars), DType::F64) => run::<_, f64>(Sgd::new(scalars, &step.wide, rate, decay), piece),
+            (UpdateRule::Sgd(scalars), _) => run::<_, f32>(Sgd::new(scalars, &step.wide, rate, decay), piece),
+            (UpdateRule::AdamW, DType::F64) => run::<_, f64>(AdamW::new(&step.wide, rate, decay), piece),
+            (UpdateRule::AdamW, _) => run::<_, f32>(AdamW::new(&step.narrow, rate as f32, decay as f32), piece),
         }
     });
 }
@@ -111,7 +109,7 @@ fn divided<'a>(tensor: TensorUpdate<'a, Host>) -> Vec<TensorUpdate<'a, Host>> {
     }
     let TensorUpdate { gradients, states, target, rate, decay } = tensor;
     let split = |data: SliceMut<'a>| data.ranges_mut(ranges.clone()).into_iter();
-    let mut states: Vec<_> = states.into_iter().map(split).collect();
+    let mut states = states.map(|state| state.map(split));
     let mut targets: Box<dyn Iterator<Item = Target<'a, Host>>> = match target {
         Target::Weights { weights, copy } => {
             let mut copies = copy.map(split);
@@ -127,7 +125,7 @@ fn divided<'a>(tensor: TensorUpdate<'a, Host>) -> Vec<TensorUpdate<'a, Host>> {
     };
     let next = |range: std::ops::Range<usize>| TensorUpdate {
         gradients: gradients.range(range),
-        states: states.iter_mut().filter_map(Iterator::next).collect(),
+        states: states.each_mut().map(|state| state.as_mut().and_then(Iterator::next)),
         target: targets.next().expect("one target for each range"),
         rate,
         decay,
@@ -138,9 +136,8 @@ fn divided<'a>(tensor: TensorUpdate<'a, Host>) -> Vec<TensorUpdate<'a, Host>> {
 /// Updates a piece of weights and states of type `M`.
 fn run<R: Rule, M: Real + Float<Storage = M>>(rule: R, piece: TensorUpdate<'_, Host>) {
     let TensorUpdate { gradients, states, target, .. } = piece;
-    let mut states = states.into_iter().map(|state| state.typed::<M>().expect("the dtype of the weights"));
-    let mut first = states.next();
-    let mut second = states.next();
+    let states = states.map(|state| state.map(|state| state.typed::<M>().expect("the dtype of the weights")));
+    let [mut first, mut second] = states;
     let (mut wide, mut no_state) = ([M::ZERO; BLOCK_LEN], [[M::ZERO; BLOCK_LEN]; 2]);
     let mut steps = [R::Work::ZERO; BLOCK_LEN];
     let (mut target, ranges) = (target, pieces(0..gradients.len(), BLOCK_LEN));
@@ -219,5 +216,85 @@ loops! {
             let (step, states) = optimizer::delta::<R, M, M, R::Work>(rule, gradients[index], weights[index], states);
             (steps[index], first[index], second[index]) = (step, states[0], states[1]);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use gradsync_device::math::step::StepState;
+
+    use super::super::isa;
+    use super::*;
+    use crate::kernels::optimizer::SgdScalars;
+
+    /// Numbers of many magnitudes and both signs.
+    fn numbers<T: Float>(len: usize) -> Vec<T> {
+        (0..len).map(|index| T::from_f64((index as f64).sin() * 2.0_f64.powi(index as i32 % 9 - 4))).collect()
+    }
+
+    fn bits<T: Float>(data: &[T]) -> Vec<u64> {
+        data.iter().map(|value| value.to_f64().to_bits()).collect()
+    }
+
+    /// The bits of a step of weights, states, copies and deltas, with the norm of the gradients.
+    fn step<M: Float, G: Float, C: Float>(rule: UpdateRule) -> Vec<u64> {
+        let gradients = numbers::<G>(3000);
+        let mut sums = [0.0];
+        square_sums(&mut sums, &[0], &[Slice::from(&gradients)]);
+        let rules = StepRules {
+            rate: 0.3,
+            max_norm: 1.0,
+            limit: f64::MAX,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            corrects: 1.0,
+            growth: 1.0,
+            backoff: 1.0,
+            growth_interval: 0.0,
+            most_scale: 1.0,
+            schedule: 0.0,
+            warm_up: 0.0,
+            decay_begin: 0.0,
+            decay_end: 0.0,
+            last: 0.0,
+        };
+        let memory = advance_step(&StepMemory::new(StepState::new(1.0)), &rules, &sums);
+        let mut states =
+            [numbers::<M>(3000), numbers::<M>(3000).into_iter().map(|x| M::from_f64(x.to_f64().abs())).collect()];
+        let (mut weights, mut copy, mut deltas) = (numbers::<M>(3000), numbers::<C>(3000), numbers::<C>(3000));
+        let kept = weights.clone();
+        let source = Slice::from(&gradients);
+        let target = Target::Weights { weights: (&mut weights).into(), copy: Some((&mut copy).into()) };
+        let [first, second] = &mut states;
+        let operands = [Some(SliceMut::from(first)), Some(SliceMut::from(second))];
+        let tensor = TensorUpdate { gradients: source, states: operands, target, rate: 0.5, decay: 0.01 };
+        update(rule, &memory, vec![tensor]);
+        let target = Target::Deltas { weights: (&kept).into(), deltas: (&mut deltas).into() };
+        let [first, second] = &mut states;
+        let operands = [Some(SliceMut::from(first)), Some(SliceMut::from(second))];
+        let tensor = TensorUpdate { gradients: source, states: operands, target, rate: 0.5, decay: 0.01 };
+        update(rule, &memory, vec![tensor]);
+        let [first, second] = states;
+        [bits(&sums), bits(&first), bits(&second), bits(&weights), bits(&copy), bits(&deltas)].concat()
+    }
+
+    #[test]
+    fn steps_have_the_same_bits_with_every_instruction_set() {
+        let seen = RefCell::new(None);
+        isa::on_each(|| {
+            let mut all = Vec::new();
+            for rule in [UpdateRule::Sgd(SgdScalars { momentum: 0.9, nesterov: 1.0 }), UpdateRule::AdamW] {
+                all.push(step::<f32, f32, half::bf16>(rule));
+                all.push(step::<f32, half::bf16, half::f16>(rule));
+                all.push(step::<f32, half::f16, f32>(rule));
+                all.push(step::<f64, f64, f64>(rule));
+                all.push(step::<f64, f32, half::f16>(rule));
+            }
+            let mut seen = seen.borrow_mut();
+            assert!(*seen.get_or_insert_with(|| all.clone()) == all);
+        });
     }
 }

@@ -3,7 +3,7 @@
 use super::cast;
 use super::elementwise::{cast_checked, check_pair};
 use crate::error::Result;
-use crate::kernels::{Overlap, check_places};
+use crate::kernels::{Overlap, check_offsets};
 use crate::slice::{Slice, SliceMut};
 
 /// Copies each source to its offset in the arena, in elements, with the numerics of [`cast`](super::cast). The rest of the arena is left
@@ -15,7 +15,7 @@ use crate::slice::{Slice, SliceMut};
 /// [`cast`](super::cast) refuses. Nothing is written then.
 pub fn pack(dst: SliceMut<'_>, offsets: &[usize], sources: &[Slice<'_>]) -> Result<()> {
     let mut dst = dst;
-    check_places("pack", dst.len(), offsets, sources.iter().map(Slice::len), Overlap::Refused)?;
+    check_offsets("pack", dst.len(), offsets, sources.iter().map(Slice::len), Overlap::Refused)?;
     sources.iter().try_for_each(|source| check_pair("pack", dst.as_slice(), *source))?;
     for (&offset, source) in offsets.iter().zip(sources) {
         cast(dst.reborrow().range_mut(offset..offset + source.len()), *source)?;
@@ -29,7 +29,7 @@ pub fn pack(dst: SliceMut<'_>, offsets: &[usize], sources: &[Slice<'_>]) -> Resu
 /// The errors of [`pack`].
 pub(crate) fn pack_checked(dst: SliceMut<'_>, offsets: &[usize], sources: &[Slice<'_>]) -> Result<Option<usize>> {
     let mut dst = dst;
-    check_places("pack", dst.len(), offsets, sources.iter().map(Slice::len), Overlap::Refused)?;
+    check_offsets("pack", dst.len(), offsets, sources.iter().map(Slice::len), Overlap::Refused)?;
     sources.iter().try_for_each(|source| check_pair("pack", dst.as_slice(), *source))?;
     let mut first = None;
     for (index, (&offset, source)) in offsets.iter().zip(sources).enumerate() {
@@ -44,7 +44,7 @@ pub(crate) fn pack_checked(dst: SliceMut<'_>, offsets: &[usize], sources: &[Slic
 /// # Errors
 /// The errors of [`pack`], but ranges in the arena may overlap.
 pub fn unpack(destinations: &mut [SliceMut<'_>], src: Slice<'_>, offsets: &[usize]) -> Result<()> {
-    check_places("unpack", src.len(), offsets, destinations.iter().map(SliceMut::len), Overlap::Allowed)?;
+    check_offsets("unpack", src.len(), offsets, destinations.iter().map(SliceMut::len), Overlap::Allowed)?;
     destinations.iter().try_for_each(|destination| check_pair("unpack", destination.as_slice(), src))?;
     for (&offset, destination) in offsets.iter().zip(destinations) {
         let range = offset..offset + destination.len();

@@ -303,7 +303,7 @@ mod tests {
 
     /// Tiles equal single products, for every shape of a tile, fused or not, on any machine.
     #[test]
-    fn tiles_are_what_single_products_say() {
+    fn add_products_equals_single_products() {
         let wide = |digits: u32| -> Vec<WideBlock> {
             let value = |index: usize| (index as f64).sin() * 1e3;
             let kept = |value: f64| f64::from_bits(value.to_bits() & !0 << (53 - digits));
@@ -329,7 +329,7 @@ mod tests {
 
     /// Sums of any number of vectors, of one dtype and of several, equal the formula applied term by term.
     #[test]
-    fn sums_are_what_the_formula_says() {
+    fn lane_sum_follows_the_formula() {
         const SEGMENTS: [Range<usize>; 4] = [3..35, 35..36, 40..1333, 1400..2200];
         const MOST: usize = 9;
 
@@ -348,8 +348,8 @@ mod tests {
                             let mut total = 0.0;
                             for chunk in chunks(segment.clone()) {
                                 let mut lanes = [0.0; LANES];
-                                for (place, index) in chunk.enumerate() {
-                                    let sum = &mut lanes[place % LANES];
+                                for (position, index) in chunk.enumerate() {
+                                    let sum = &mut lanes[position % LANES];
                                     *sum = elementwise::add_product(*sum, x[index], y[index]);
                                 }
                                 total += lane_sum(lanes);

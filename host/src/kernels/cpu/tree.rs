@@ -167,27 +167,27 @@ impl Trees {
         same_len("set_pair", ("layers × ranks", layers * ranks), ("weights", weights.len()))?;
         let is_scaled = self.scaled.take().is_some();
         for (layer, sums) in sums.chunks_exact(width).enumerate().filter(|(layer, _)| self.wanted[*layer]) {
-            let place = layer * (ranks - 1) + pair.index();
+            let position = layer * (ranks - 1) + pair.index();
             let precise = |to: &mut precise::Coefficients, scales: Scales| {
                 *to = precise::coefficients(|index| sums[index], scales);
                 precise::rounded(*to, scales)
             };
             let both = match &mut self.coefficients {
                 Coefficients::Plain(of_pairs) => {
-                    of_pairs[place] = adasum::coefficients(sums[0], sums[1], sums[2]);
-                    of_pairs[place]
+                    of_pairs[position] = adasum::coefficients(sums[0], sums[1], sums[2]);
+                    of_pairs[position]
                 }
-                Coefficients::Rounded(of_pairs) => match &mut of_pairs[place] {
+                Coefficients::Rounded(of_pairs) => match &mut of_pairs[position] {
                     OfRounded::Scaled(to, norms) if is_scaled => precise(to, Scales::of(OF_NODES, |side| norms[side])),
                     OfRounded::Plain(both) if is_scaled => *both,
-                    place => {
+                    other => {
                         let both = adasum::coefficients(sums[0], sums[1], sums[2]);
-                        *place = OfRounded::Plain(both);
+                        *other = OfRounded::Plain(both);
                         both
                     }
                 },
                 Coefficients::Precise { of_pairs, scaling_norms } => {
-                    precise(&mut of_pairs[place], Scales::of(pair, |rank| scaling_norms[layer * ranks + rank]))
+                    precise(&mut of_pairs[position], Scales::of(pair, |rank| scaling_norms[layer * ranks + rank]))
                 }
             };
             adasum::combine_pair(&mut weights[layer * ranks..][..ranks], pair, both);

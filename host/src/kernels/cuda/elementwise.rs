@@ -8,7 +8,7 @@ use gradsync_device::abi::{COPY_TILES, CopySpan, ZERO_TILE_BYTES, finite_tile_le
 use super::{pointer, pointer_mut, upload_words, words_of};
 use crate::driver::{Argument, DeviceSlice, DeviceSliceMut, Queue};
 use crate::error::{Result, check_float, same_len};
-use crate::kernels::{Overlap, check_places};
+use crate::kernels::{Overlap, check_offsets};
 
 /// Enqueues setting every element to zero. Any dtype and length.
 ///
@@ -130,10 +130,10 @@ pub fn zero_all(tensors: &mut [DeviceSliceMut<'_>]) -> Result<()> {
 /// different queues; [`Error::Cuda`](crate::Error::Cuda).
 pub fn pack(dst: DeviceSliceMut<'_>, offsets: &[usize], sources: &[DeviceSlice<'_>]) -> Result<()> {
     let arena = dst.as_slice();
-    check_places("pack", arena.len(), offsets, sources.iter().map(DeviceSlice::len), Overlap::Refused)?;
+    check_offsets("pack", arena.len(), offsets, sources.iter().map(DeviceSlice::len), Overlap::Refused)?;
     let moves = offsets.iter().zip(sources).map(|(&offset, &source)| {
-        let place = arena.range(offset..offset + source.len());
-        (place, source)
+        let destination = arena.range(offset..offset + source.len());
+        (destination, source)
     });
     update_all("pack", Update::Cast, moves.collect())
 }
@@ -145,7 +145,7 @@ pub fn pack(dst: DeviceSliceMut<'_>, offsets: &[usize], sources: &[DeviceSlice<'
 /// The errors of [`pack`], but ranges in the arena may overlap.
 pub fn unpack(destinations: &mut [DeviceSliceMut<'_>], src: DeviceSlice<'_>, offsets: &[usize]) -> Result<()> {
     let lens = destinations.iter().map(|tensor| tensor.as_slice().len());
-    check_places("unpack", src.len(), offsets, lens, Overlap::Allowed)?;
+    check_offsets("unpack", src.len(), offsets, lens, Overlap::Allowed)?;
     let moves = offsets.iter().zip(destinations.iter()).map(|(&offset, tensor)| {
         let tensor = tensor.as_slice();
         (tensor, src.range(offset..offset + tensor.len()))

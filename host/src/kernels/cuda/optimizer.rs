@@ -39,17 +39,17 @@ pub(crate) fn square_sums(sums: DeviceSliceMut<'_>, first_chunks: &[usize], tens
     Ok(())
 }
 
-/// Enqueues the computation of the next state of the steps from the sums of all chunks.
+/// Enqueues the computation of the memory of the next step from the sums of all chunks.
 ///
 /// # Errors
 /// [`Error::Cuda`].
-pub(crate) fn advance_step(state: DeviceSliceMut<'_>, rules: &StepRules, chunks: DeviceSlice<'_>) -> Result<()> {
-    let view = state.as_slice();
+pub(crate) fn advance_step(step: DeviceSliceMut<'_>, rules: &StepRules, chunks: DeviceSlice<'_>) -> Result<()> {
+    let view = step.as_slice();
     let queue = view.queue();
     let _held = queue.hold();
     let table = queue.table(&rules.to_numbers().map(f64::to_bits))?;
-    let arguments = [pointer_mut(&state), (&table).into(), pointer(chunks), chunks.len().into()];
-    // SAFETY: the state is borrowed mutably and has the numbers of a step's state; the table has those of the rules.
+    let arguments = [pointer_mut(&step), (&table).into(), pointer(chunks), chunks.len().into()];
+    // SAFETY: the memory is borrowed mutably and has the numbers of a step; the table has those of the rules.
     Ok(unsafe { queue.launch("advance_step", 1, &arguments) }?)
 }
 
@@ -57,13 +57,13 @@ pub(crate) fn advance_step(state: DeviceSliceMut<'_>, rules: &StepRules, chunks:
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for tensors of different queues; [`Error::Cuda`].
-pub(crate) fn update(rule: UpdateRule, state: DeviceSlice<'_>, tensors: Vec<TensorUpdate<'_, Cuda>>) -> Result<()> {
-    let queue = state.queue();
+pub(crate) fn update(rule: UpdateRule, step: DeviceSlice<'_>, tensors: Vec<TensorUpdate<'_, Cuda>>) -> Result<()> {
+    let queue = step.queue();
     let family = match rule {
         UpdateRule::Sgd(_) => "sgd",
-        UpdateRule::AdamW(_) => "adamw",
+        UpdateRule::AdamW => "adamw",
     };
-    let mut launches: BTreeMap<String, (Vec<UpdateRow>, u64)> = BTreeMap::new();
+    let mut launches: BTreeMap<&str, (Vec<UpdateRow>, u64)> = BTreeMap::new();
     for tensor in tensors.iter().filter(|tensor| tensor.len() > 0) {
         for operand in [Some(tensor.gradients), Some(tensor.weights()), tensor.output()].into_iter().flatten() {
             queue.check_same("update", operand.queue())?;
@@ -72,48 +72,55 @@ pub(crate) fn update(rule: UpdateRule, state: DeviceSlice<'_>, tensors: Vec<Tens
         let inputs = [tensor.dtype(), tensor.gradients.dtype()];
         let output = tensor.output().map(|output| output.dtype());
         let dtypes = dtypes_of(inputs, output, deltas).expect("the caller has checked the dtypes");
-        let (rows, blocks) = launches.entry(format!("{family}_{dtypes}")).or_default();
-        let state = |place: usize| tensor.states.get(place).map_or(0, |state| state.as_slice().address());
-        rows.push(UpdateRow {
+        let (rows, blocks) = launches.entry(dtypes).or_default();
+        let state = |state: &Option<DeviceSliceMut<'_>>| state.as_ref().map_or(0, |state| state.as_slice().address());
+        let row = UpdateRow {
             weights: tensor.weights().address(),
             gradients: tensor.gradients.address(),
-            states: [state(0), state(1)],
+            states: tensor.states.each_ref().map(state),
             output: tensor.output().map_or(0, |output| output.address()),
             len: tensor.len() as u64,
             first_block: *blocks,
-            rate: tensor.rate.to_bits(),
-            decay: tensor.decay.to_bits(),
-        });
+            ..UpdateRow::default()
+        };
+        rows.push(row.with_rate(tensor.rate, tensor.decay));
         *blocks += tensor.len().div_ceil(update_tile_len(tensor.dtype())) as u64;
     }
     let _held = queue.hold();
-    for (name, (rows, blocks)) in launches {
+    for (dtypes, (rows, blocks)) in launches {
         let table = queue.table(&words_of(&rows))?;
-        let mut arguments = vec![(&table).into(), rows.len().into(), pointer(state)];
-        match rule {
-            UpdateRule::Sgd(scalars) => arguments.extend([scalars.momentum, scalars.nesterov].map(Argument::F64)),
-            UpdateRule::AdamW(scalars) => {
-                arguments.extend([scalars.beta1, scalars.beta2, scalars.epsilon].map(Argument::F64));
-            }
+        let mut arguments = vec![(&table).into(), rows.len().into(), pointer(step)];
+        if let UpdateRule::Sgd(scalars) = rule {
+            arguments.extend([scalars.momentum, scalars.nesterov].map(Argument::F64));
         }
         // SAFETY: the operands are borrowed, have one length and the dtypes of the kernel, and belong to this queue.
-        unsafe { queue.launch(&name, blocks, &arguments) }?;
+        unsafe { queue.launch(&format!("{family}_{dtypes}"), blocks, &arguments) }?;
     }
     Ok(())
 }
 
 /// The dtypes in the name of the entry point for weights and gradients of these dtypes and an output, which is a copy of the weights or
 /// `deltas`; `None` if there is none.
-fn dtypes_of([weights, gradients]: [DType; 2], output: Option<DType>, deltas: bool) -> Option<String> {
+fn dtypes_of([weights, gradients]: [DType; 2], output: Option<DType>, deltas: bool) -> Option<&'static str> {
     use DType::{BF16, F16, F32, F64};
-    match (deltas, weights, gradients, output) {
-        (false, F64, F64, None) | (false, F32, F32 | F16 | BF16, None) => Some(gradients.to_string()),
-        (false, F32, F32 | F16 | BF16, Some(copy @ (F16 | BF16))) => Some(format!("{gradients}_{copy}")),
-        (true, F64, F64, Some(steps @ F64))
-        | (true, F32, F32 | BF16, Some(steps @ F32))
-        | (true, F32, F32 | F16, Some(steps @ F16)) => Some(format!("deltas_{gradients}_{steps}")),
-        _ => None,
-    }
+    Some(match (deltas, weights, gradients, output) {
+        (false, F64, F64, None) => "f64",
+        (false, F32, F32, None) => "f32",
+        (false, F32, F16, None) => "f16",
+        (false, F32, BF16, None) => "bf16",
+        (false, F32, F32, Some(F16)) => "f32_f16",
+        (false, F32, F16, Some(F16)) => "f16_f16",
+        (false, F32, BF16, Some(F16)) => "bf16_f16",
+        (false, F32, F32, Some(BF16)) => "f32_bf16",
+        (false, F32, F16, Some(BF16)) => "f16_bf16",
+        (false, F32, BF16, Some(BF16)) => "bf16_bf16",
+        (true, F64, F64, Some(F64)) => "deltas_f64_f64",
+        (true, F32, F32, Some(F32)) => "deltas_f32_f32",
+        (true, F32, F32, Some(F16)) => "deltas_f32_f16",
+        (true, F32, BF16, Some(F32)) => "deltas_bf16_f32",
+        (true, F32, F16, Some(F16)) => "deltas_f16_f16",
+        _ => return None,
+    })
 }
 
 /// Refuses dtypes without a kernel, naming the tensor.

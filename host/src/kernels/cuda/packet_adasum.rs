@@ -65,12 +65,12 @@ impl PacketPlan {
         };
         let reduced: Vec<PacketChunks> = match shots {
             Shots::One => vec![consecutive(0, chunks.len()); 2],
-            Shots::Two => (0..world_size).map(|place| of_rank((rank + place) % world_size)).collect(),
+            Shots::Two => (0..world_size).map(|index| of_rank((rank + index) % world_size)).collect(),
         };
         let counts = (chunks.len(), layers.layers());
         let bytes = arena_len * dtype.size_bytes();
         let arena = PacketArena {
-            reduced: from_fn(|place| reduced.get(place).copied().unwrap_or_default()),
+            reduced: from_fn(|index| reduced.get(index).copied().unwrap_or_default()),
             peers: reduced.len() as u64 - 1,
             most_reduced: reduced.iter().map(|chunks| u64::from(chunks.count)).max().unwrap_or(0),
             multiplying_log2: longest_log2(&chunks, dtype).min(THREADS.ilog2()).into(),
@@ -261,7 +261,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_chunk_is_reduced_once_in_two_shots_and_by_all_in_one(
+        fn packet_plan_reduces_chunks_once_in_two_shots_by_all_in_one(
             lens in prop::collection::vec(prop_oneof![0usize..300, 0usize..5000, 0usize..300_000], 1..12),
             world_size in 2usize..=8, whole in any::<bool>(), dtype in dtypes(),
         ) {
@@ -273,8 +273,8 @@ mod tests {
             for rank in 0..world_size {
                 let arena = plan(rank, Shots::Two).arena;
                 prop_assert_eq!(arena.peers as usize, world_size - 1);
-                for place in 0..world_size {
-                    prop_assert_eq!(arena.reduced[place], of_first.reduced[(rank + place) % world_size]);
+                for index in 0..world_size {
+                    prop_assert_eq!(arena.reduced[index], of_first.reduced[(rank + index) % world_size]);
                 }
                 prop_assert_eq!(arena.reduced[0].first, next);
                 next = arena.reduced[0].end();
@@ -303,7 +303,7 @@ mod tests {
         }
 
         #[test]
-        fn blocks_have_a_thread_for_each_packet_of_several_chunks_as_far_as_possible(
+        fn for_blocks_has_a_thread_for_each_packet_where_possible(
             lens in prop::collection::vec(prop_oneof![1usize..300, 1usize..300_000], 1..12), world_size in 2usize..=8,
             blocks in 1u64..70, dtype in dtypes(),
         ) {
@@ -329,7 +329,7 @@ mod tests {
         }
 
         #[test]
-        fn parts_of_the_common_area_do_not_overlap(
+        fn packet_arena_has_parts_that_do_not_overlap(
             chunks in 0usize..300, layers in 0usize..40, world_size in 2usize..=8, dtype in dtypes(),
             shard_len in 0usize..5000,
         ) {

@@ -173,9 +173,9 @@ impl PacketGroup {
         pointer(self.table.as_slice())
     }
 
-    /// The blocks, at most so many, of a launch whose blocks wait for each other; a recorded launch keeps their places.
+    /// The blocks, at most so many, of a launch whose blocks wait for each other; a recorded launch keeps their slots.
     pub(super) fn blocks_that_wait(&self, queue: &Queue, most: u64) -> Result<u64> {
-        let blocks = most.min(self.claim.places(1));
+        let blocks = most.min(self.claim.residency_slots(1));
         self.claim.keep_for_recording(queue, 1, blocks)?;
         Ok(blocks)
     }
@@ -189,27 +189,27 @@ impl PacketGroup {
         Ok(unsafe { self.queue.launch_into(queue, entry, grid, arguments) }?)
     }
 
-    /// The blocks of a launch with this many packets for a thread each; a recorded launch keeps their places.
+    /// The blocks of a launch with this many packets for a thread each; a recorded launch keeps their slots.
     fn grid(&self, queue: &Queue, packets: usize) -> Result<Grid> {
-        let places = [PACKET_BLOCKS, 1].map(|of_multiprocessor| self.claim.places(of_multiprocessor.into()));
-        let (of_multiprocessor, grid) = grid(packets as u64, places);
+        let slots = [PACKET_BLOCKS, 1].map(|of_multiprocessor| self.claim.residency_slots(of_multiprocessor.into()));
+        let (of_multiprocessor, grid) = grid(packets as u64, slots);
         self.claim.keep_for_recording(queue, of_multiprocessor.into(), grid.blocks)?;
         Ok(grid)
     }
 }
 
-/// The blocks for so many packets, and how many of them a multiprocessor must hold, from the places of small blocks and of blocks that have a
+/// The blocks for so many packets, and how many of them a multiprocessor must hold, from the slots of small blocks and of blocks that have a
 /// multiprocessor each. Small blocks spread over more multiprocessors. Where ranks share a GPU, the others may be more threads in all;
-/// then the packets are divided among all places, in whole warps.
+/// then the packets are divided among all slots, in whole warps.
 fn grid(packets: u64, [small, large]: [u64; 2]) -> (u32, Grid) {
-    let reach = |threads: u32, places: u64| (u64::from(threads) * places).min(packets);
-    let (of_multiprocessor, threads, places) = if reach(PACKET_THREADS, large) > reach(THREADS, small) {
+    let reach = |threads: u32, slots: u64| (u64::from(threads) * slots).min(packets);
+    let (of_multiprocessor, threads, slots) = if reach(PACKET_THREADS, large) > reach(THREADS, small) {
         let share = packets.div_ceil(large).min(PACKET_THREADS.into()) as u32;
         (1, share.next_multiple_of(WARP), large)
     } else {
         (PACKET_BLOCKS, THREADS, small)
     };
-    (of_multiprocessor, Grid { blocks: packets.div_ceil(threads.into()).min(places), threads })
+    (of_multiprocessor, Grid { blocks: packets.div_ceil(threads.into()).min(slots), threads })
 }
 
 #[cfg(test)]
@@ -221,7 +221,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slots_hold_a_shard_twice_and_do_not_overlap(bytes in 1usize..1 << 24, world_size in 2usize..=MOST_PEERS) {
+        fn mailbox_size_for_sums_holds_a_shard_twice(bytes in 1usize..1 << 24, world_size in 2usize..=MOST_PEERS) {
             let size @ MailboxSize { slot_packets, .. } = MailboxSize::for_sums(bytes, world_size);
             let shard = bytes.div_ceil(PACKET_BYTES).div_ceil(world_size);
             prop_assert!(shard <= slot_packets / 2);
@@ -241,19 +241,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blocks_are_as_many_threads_as_packets_or_as_fit(packets in 1u64..1 << 18, small in 1u64..400, large in 1u64..133) {
+        fn grid_has_as_many_threads_as_packets_or_as_fit(packets in 1u64..1 << 18, small in 1u64..400, large in 1u64..133) {
             let (of_multiprocessor, Grid { blocks, threads }) = grid(packets, [small, large]);
-            let places = if of_multiprocessor == 1 { large } else { small };
-            prop_assert!(blocks <= places && threads % WARP == 0 && of_multiprocessor * threads <= PACKET_THREADS);
+            let slots = if of_multiprocessor == 1 { large } else { small };
+            prop_assert!(blocks <= slots && threads % WARP == 0 && of_multiprocessor * threads <= PACKET_THREADS);
             let most = (u64::from(THREADS) * small).max(u64::from(PACKET_THREADS) * large);
             prop_assert!(blocks * u64::from(threads) >= packets.min(most), "{blocks} blocks of {threads}");
-            let fewer = u64::from(threads - WARP) * places;
+            let fewer = u64::from(threads - WARP) * slots;
             prop_assert!(threads == THREADS || fewer < packets, "{fewer} threads would have sufficed");
         }
     }
 
     #[test]
-    fn large_blocks_divide_packets_among_all_places() {
+    fn shots_divide_packets_of_large_blocks_among_all_slots() {
         // Eight ranks of an H200, 256 KiB in two shots.
         assert_eq!(grid(2048, [14, 12]), (1, Grid { blocks: 11, threads: 192 }));
         assert_eq!(grid(1024, [14, 12]), (PACKET_BLOCKS, Grid { blocks: 8, threads: THREADS }));

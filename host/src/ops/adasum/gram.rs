@@ -26,17 +26,17 @@ const _: () = assert!(PIECE_BYTES / DType::F64.size_bytes() % LONGEST_CHUNK == 0
 
 /// The division of vectors: each into as many shards as there are vectors, and the work on a shard into steps.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
+pub(super) struct VectorDivision {
     vectors: usize,
     shard_len: usize,
     step_len: usize,
     dtype: DType,
 }
 
-impl Cut {
+impl VectorDivision {
     /// Divides `vectors` vectors, each into as many shards of `shard_len` elements.
     pub(super) fn new(dtype: DType, vectors: usize, shard_len: usize) -> Self {
-        Cut { vectors, shard_len, step_len: (PIECE_BYTES / dtype.size_bytes()).min(shard_len.max(1)), dtype }
+        VectorDivision { vectors, shard_len, step_len: (PIECE_BYTES / dtype.size_bytes()).min(shard_len.max(1)), dtype }
     }
 
     /// The number of steps.
@@ -81,7 +81,7 @@ impl Cut {
 
 /// The shard of all vectors that a rank reduces.
 pub(super) struct Shard {
-    pub(super) cut: Cut,
+    pub(super) division: VectorDivision,
     /// The table of products of all layers in the shards of all ranks.
     pub(super) table: SumTable,
     /// The begin of the shard in the arena of the table.
@@ -103,7 +103,7 @@ impl Shard {
     ) -> Self {
         let criterion = |len| Criterion::of(dtype == DType::F64, len);
         Self {
-            cut: Cut::new(dtype, vectors, range.len()),
+            division: VectorDivision::new(dtype, vectors, range.len()),
             table: granularity.table(tensors, range.len()),
             begin: range.start,
             // Gaps between tensors do not count.
@@ -129,7 +129,7 @@ impl Shard {
 
     /// A table of products of all layers, filled with zeros.
     pub(super) fn no_products(&self) -> Vec<f64> {
-        vec![0.0; self.table.row_count() * adasum::products(self.cut.vectors)]
+        vec![0.0; self.table.row_count() * adasum::products(self.division.vectors)]
     }
 }
 
@@ -144,7 +144,7 @@ pub(super) trait Vector {
     fn pieces(&mut self, step: usize, own: SliceMut<'_>) -> Result<Vec<Slice<'_>>>;
 
     /// The destinations of the result's pieces of the other ranks' shards; `own` is its piece of the own shard.
-    fn places(&mut self, step: usize, own: Slice<'_>) -> Result<Vec<SliceMut<'_>>>;
+    fn destinations(&mut self, step: usize, own: Slice<'_>) -> Result<Vec<SliceMut<'_>>>;
 
     /// Stores the pieces of the result from their destinations into the vector; need not wait.
     fn store(&mut self, step: usize) -> Result<()>;
@@ -210,7 +210,7 @@ pub(super) struct Solution {
 
 impl Gram<'_> {
     /// Replaces this rank's vector: its own shard `own`, and the other shards in `vector`. `received` is workspace of
-    /// [`received_len`](Cut::received_len) elements: one allocation for all steps, so that the memory can lie in large pages.
+    /// [`received_len`](VectorDivision::received_len) elements: one allocation for all steps, so that the memory can lie in large pages.
     pub(super) fn run(
         &self,
         own: SliceMut<'_>,
@@ -218,18 +218,18 @@ impl Gram<'_> {
         received: SliceMut<'_>,
     ) -> Result<AdasumReport> {
         let Gram { across, shard, extent, .. } = *self;
-        let (rank, cut) = (across.rank(), shard.cut);
-        let ranges = || (0..cut.steps()).map(|step| cut.of_shard(step));
-        let others = cut.vectors - 1;
+        let (rank, division) = (across.rank(), shard.division);
+        let ranges = || (0..division.steps()).map(|step| division.of_shard(step));
+        let others = division.vectors - 1;
         let received = received.ranges_mut(ranges().map(|range| range.start * others..range.end * others));
         let mut memory = own.ranges_mut(ranges()).into_iter().zip(received);
 
         let mut products = shard.no_products();
-        if cut.steps() > 0 {
+        if division.steps() > 0 {
             vector.fetch(0)?;
         }
         let exchange = |step: usize| {
-            if step + 1 < cut.steps() {
+            if step + 1 < division.steps() {
                 vector.fetch(step + 1)?;
             }
             let (mut own, mut others) = memory.next().expect("one for each step");
@@ -238,21 +238,21 @@ impl Gram<'_> {
             Ok(Gathered { own, others })
         };
         let mut all_gathered = Vec::new();
-        receive(cut.steps(), exchange, |step, gathered| {
-            cpu::add_gram(&mut products, &gathered.vectors(rank), &shard.chunks_in(cut.of_shard(step)));
+        receive(division.steps(), exchange, |step, gathered| {
+            cpu::add_gram(&mut products, &gathered.vectors(rank), &shard.chunks_in(division.of_shard(step)));
             all_gathered.push(gathered);
             Ok(())
         })?;
         let Solution { report, of_tensors, trees } = self.solve(products, &|step| all_gathered[step].vectors(rank))?;
         let combine = all_gathered.iter_mut().enumerate().map(|(step, gathered)| {
-            let tensors = segments::clip(&shard.tensors, cut.of_shard(step));
+            let tensors = segments::clip(&shard.tensors, division.of_shard(step));
             cpu::combine_in_place(&mut gathered.operands(rank), &of_tensors, trees.as_ref(), &tensors)?;
             Ok(gathered.own.as_slice())
         });
-        send(cut.steps(), combine, |step, own| match extent {
+        send(division.steps(), combine, |step, own| match extent {
             Extent::Own => Ok(()),
             Extent::All => {
-                gather_pieces(across, own, vector.places(step, own)?)?;
+                gather_pieces(across, own, vector.destinations(step, own)?)?;
                 vector.store(step)
             }
         })?;
@@ -262,12 +262,12 @@ impl Gram<'_> {
     /// Replaces this rank's vector, which lies in host memory: by two collectives where these take fewer messages (shards of one step) or
     /// none (ranks that share memory), and otherwise step by step.
     pub(super) fn run_on_host(&self, vector: SliceMut<'_>, scratch: &mut Scratch) -> Result<AdasumReport> {
-        let (across, cut) = (self.across, self.shard.cut);
-        if cut.steps() > 0 && (cut.steps() == 1 || across.sharing().is_some()) {
+        let (across, division) = (self.across, self.shard.division);
+        if division.steps() > 0 && (division.steps() == 1 || across.sharing().is_some()) {
             return self.run_by_collectives(vector);
         }
-        let mut received = scratch.take(OPERATION, cut.dtype, cut.received_len())?;
-        let (own, mut others) = InPlace::new(vector, cut, across.rank());
+        let mut received = scratch.take(OPERATION, division.dtype, division.received_len())?;
+        let (own, mut others) = InPlace::new(vector, division, across.rank());
         let report = self.run(own, &mut others, received.as_mut_slice());
         scratch.give([received]);
         report
@@ -277,14 +277,15 @@ impl Gram<'_> {
     /// the results.
     fn run_by_collectives(&self, mut arena: SliceMut<'_>) -> Result<AdasumReport> {
         let Gram { across, shard, extent, .. } = *self;
-        let (cut, mut products) = (shard.cut, shard.no_products());
+        let (division, mut products) = (shard.division, shard.no_products());
         across.all_to_all_in_place(arena.reborrow())?;
-        let vectors = || pieces_of(arena.as_slice(), cut.shard_len);
-        cpu::add_gram(&mut products, &vectors(), &shard.chunks_in(0..cut.shard_len));
-        let vectors_of = |step: usize| vectors().into_iter().map(|vector| vector.range(cut.of_shard(step))).collect();
+        let vectors = || pieces_of(arena.as_slice(), division.shard_len);
+        cpu::add_gram(&mut products, &vectors(), &shard.chunks_in(0..division.shard_len));
+        let vectors_of =
+            |step: usize| vectors().into_iter().map(|vector| vector.range(division.of_shard(step))).collect();
         let Solution { report, of_tensors, trees } = self.solve(products, &vectors_of)?;
-        let (own, InPlace { before, after, .. }) = InPlace::new(arena.reborrow(), cut, across.rank());
-        let [before, after] = [&before, &after].map(|side| pieces_of(side.as_slice(), cut.shard_len));
+        let (own, InPlace { before, after, .. }) = InPlace::new(arena.reborrow(), division, across.rank());
+        let [before, after] = [&before, &after].map(|side| pieces_of(side.as_slice(), division.shard_len));
         let [before, after] = [before, after].map(|side| side.into_iter().map(cpu::Operand::Read));
         let mut operands: Vec<_> = before.chain([cpu::Operand::Replaced(own)]).chain(after).collect();
         cpu::combine_in_place(&mut operands, &of_tensors, trees.as_ref(), &shard.tensors)?;
@@ -300,7 +301,7 @@ impl Gram<'_> {
         mut products: Vec<f64>,
         vectors_of: &dyn Fn(usize) -> Vec<Slice<'v>>,
     ) -> Result<Solution> {
-        let Shard { cut: Cut { vectors, .. }, table, criteria, tensors, .. } = self.shard;
+        let Shard { division: VectorDivision { vectors, .. }, table, criteria, tensors, .. } = self.shard;
         let (vectors, tensors) = (*vectors, tensors.len());
         self.all.all_reduce(&mut products, ReduceOp::Sum)?;
         let products = table.fold(&products, adasum::products(vectors));
@@ -330,12 +331,12 @@ impl Gram<'_> {
         weights: &mut [f64],
     ) -> Result<cpu::Trees> {
         let shard = self.shard;
-        let Shard { cut, table, .. } = shard;
-        let vectors = cut.vectors;
+        let Shard { division, table, .. } = shard;
+        let vectors = division.vectors;
         for (weights, _) in weights.chunks_exact_mut(vectors).zip(&cancelled).filter(|(_, cancelled)| **cancelled) {
             weights.fill(1.0);
         }
-        let is_precise = cut.dtype == DType::F64;
+        let is_precise = division.dtype == DType::F64;
         let mut trees = match is_precise {
             true => cpu::Trees::precise(vectors, cancelled, products)?,
             false => cpu::Trees::new(vectors, cancelled)?,
@@ -356,8 +357,8 @@ impl Gram<'_> {
         for level in pairs.chunk_by(|one, other| one.middle - one.begin == other.middle - other.begin) {
             let mut sums = vec![0.0; level.len() * width];
             for (&pair, sums) in level.iter().zip(sums.chunks_exact_mut(width)) {
-                for step in 0..cut.steps() {
-                    let chunks = shard.chunks_in(cut.of_shard(step));
+                for step in 0..division.steps() {
+                    let chunks = shard.chunks_in(division.of_shard(step));
                     cpu::add_tree_dots(sums, &vectors_of(step), &chunks, &trees, pair);
                 }
             }
@@ -378,16 +379,16 @@ pub(super) fn for_tensors(of_layers: &[f64], width: usize, tensors: usize) -> Ve
 /// Sends every other rank its piece, and receives their pieces for this rank into `received`; both in rank order.
 fn exchange_pieces(across: &dyn Communicator, pieces: &[Slice<'_>], received: SliceMut<'_>) -> Result<()> {
     let len = pieces.first().map_or(0, Slice::len);
-    let places = received.ranges_mut((0..pieces.len()).map(|place| place * len..(place + 1) * len));
+    let destinations = received.ranges_mut((0..pieces.len()).map(|index| index * len..(index + 1) * len));
     let sends: Vec<_> = others(across).zip(pieces.iter().copied()).collect();
-    let mut receives: Vec<_> = others(across).zip(places).collect();
+    let mut receives: Vec<_> = others(across).zip(destinations).collect();
     across.exchange(&sends, &mut receives)
 }
 
-/// Sends this rank's piece of the result to every other rank, and receives the other pieces into `places`, in rank order.
-fn gather_pieces(across: &dyn Communicator, own: Slice<'_>, places: Vec<SliceMut<'_>>) -> Result<()> {
+/// Sends this rank's piece of the result to every other rank, and receives the other pieces into `destinations`, in rank order.
+fn gather_pieces(across: &dyn Communicator, own: Slice<'_>, destinations: Vec<SliceMut<'_>>) -> Result<()> {
     let sends: Vec<_> = others(across).map(|peer| (peer, own)).collect();
-    let mut receives: Vec<_> = others(across).zip(places).collect();
+    let mut receives: Vec<_> = others(across).zip(destinations).collect();
     across.exchange(&sends, &mut receives)
 }
 
@@ -441,15 +442,15 @@ fn send<T: Send>(
 struct InPlace<'a> {
     before: SliceMut<'a>,
     after: SliceMut<'a>,
-    cut: Cut,
+    division: VectorDivision,
 }
 
 impl<'a> InPlace<'a> {
     /// Splits an arena into this rank's own shard and the other shards.
-    fn new(arena: SliceMut<'a>, cut: Cut, rank: usize) -> (SliceMut<'a>, Self) {
-        let (before, rest) = arena.split_at_mut(rank * cut.shard_len);
-        let (own, after) = rest.split_at_mut(cut.shard_len);
-        (own, InPlace { before, after, cut })
+    fn new(arena: SliceMut<'a>, division: VectorDivision, rank: usize) -> (SliceMut<'a>, Self) {
+        let (before, rest) = arena.split_at_mut(rank * division.shard_len);
+        let (own, after) = rest.split_at_mut(division.shard_len);
+        (own, InPlace { before, after, division })
     }
 }
 
@@ -460,17 +461,17 @@ impl Vector for InPlace<'_> {
 
     fn pieces(&mut self, step: usize, _: SliceMut<'_>) -> Result<Vec<Slice<'_>>> {
         let sides = [self.before.as_slice(), self.after.as_slice()];
-        let pieces = |side: Slice<'_>| self.cut.pieces_of(side.len(), step);
+        let pieces = |side: Slice<'_>| self.division.pieces_of(side.len(), step);
         Ok(sides.into_iter().flat_map(|side| pieces(side).map(move |range| side.range(range))).collect())
     }
 
-    fn places(&mut self, step: usize, _: Slice<'_>) -> Result<Vec<SliceMut<'_>>> {
-        let mut places = Vec::with_capacity(self.cut.vectors);
+    fn destinations(&mut self, step: usize, _: Slice<'_>) -> Result<Vec<SliceMut<'_>>> {
+        let mut destinations = Vec::with_capacity(self.division.vectors);
         for side in [&mut self.before, &mut self.after] {
-            let pieces = self.cut.pieces_of(side.len(), step);
-            places.extend(side.reborrow().ranges_mut(pieces));
+            let pieces = self.division.pieces_of(side.len(), step);
+            destinations.extend(side.reborrow().ranges_mut(pieces));
         }
-        Ok(places)
+        Ok(destinations)
     }
 
     fn store(&mut self, _: usize) -> Result<()> {
@@ -500,7 +501,7 @@ pub(super) fn shared_memory(
 ) -> Result<Option<AdasumReport>> {
     let Some(ranks) = comm.sharing() else { return Ok(None) };
     let shard = &Shard::of_rank(comm, parts, granularity);
-    let own = shard.begin..shard.begin + shard.cut.shard_len;
+    let own = shard.begin..shard.begin + shard.division.shard_len;
     let is_whole = |tensor: &Range<usize>| own.start <= tensor.start && tensor.end <= own.end;
     let are_whole: Vec<bool> = match granularity {
         Granularity::Tensor => parts.tensors.iter().map(is_whole).collect(),

@@ -7,10 +7,10 @@
 use std::hash::{BuildHasher, RandomState};
 
 use super::{Adasum, AdasumMemory, AdasumOptions, AdasumReport, Algorithm};
-use crate::agreement::{gather, same_plan};
 use crate::buffer::{GradientBuffer, TensorTable};
 use crate::call::Value;
 pub use crate::call::WithinNode;
+use crate::call_comparison::{gather, same_call};
 use crate::comm::{Communicator, ReduceOp};
 use crate::error::{Error, Operation, Result};
 use crate::memory::{Host, Memory};
@@ -217,7 +217,7 @@ pub(super) fn agree<M: Memory>(
     lines: &[(&str, Value<'_>)],
 ) -> Result<Vec<GridPosition>> {
     let operation = Operation::HierarchicalAdasumAllReduce(within_node, options);
-    same_plan(operation, nodes.all, table, lines, check_within(OPERATION, within_node))?;
+    same_call(operation, nodes.all, table, lines, check_within(OPERATION, within_node))?;
     check_nodes(OPERATION, nodes)
 }
 
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn one_matrix_then_two_then_a_tree_of_nodes() {
+    fn choose_takes_one_matrix_then_two_then_a_tree_of_nodes() {
         let auto = AdasumOptions::default();
         let of = |nodes, per_node| chosen(WithinNode::Adasum, auto, &positions(nodes, per_node));
         assert_eq!([of(1, 1), of(1, 8), of(2, 1), of(4, 1)], [Levels::One; 4]);
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_is_taken() {
+    fn choose_takes_the_algorithm_of_the_options() {
         let of = |algorithm, nodes| {
             let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
             Levels::choose(WithinNode::Adasum, options, &positions(nodes, 8), 32 << 20)

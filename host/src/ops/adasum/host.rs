@@ -4,9 +4,9 @@ use super::gram::{self, Extent, Gram, Shard};
 use super::hierarchical::{self, Levels, agree};
 use super::tree::{self, HostTree};
 use super::{AdasumMemory, AdasumOptions, AdasumReport, Algorithm, Nodes, OPERATION, Strategy, WithinNode};
-use crate::agreement::same_plan;
 use crate::buffer::{BufferParts, GradientBuffer};
 use crate::call::Value;
+use crate::call_comparison::same_call;
 use crate::comm::{Collectives, Communicator};
 use crate::error::{Error, Operation, Result};
 use crate::memory::Host;
@@ -19,7 +19,7 @@ impl AdasumMemory for Host {
     ) -> Result<Box<dyn Strategy<Self> + 'c>> {
         let checked = options.algorithm.check_ranks(OPERATION, comm.world_size());
         let memory = [("memory", Value::Words(buffer.memory_kind()))];
-        same_plan(Operation::AdasumAllReduce(options), comm, buffer.table(), &memory, checked)?;
+        same_call(Operation::AdasumAllReduce(options), comm, buffer.table(), &memory, checked)?;
         Ok(OnHost::boxed(Ranks::All(comm), buffer, options, (options.algorithm, comm.world_size())))
     }
 

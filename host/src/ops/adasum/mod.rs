@@ -378,7 +378,7 @@ mod tests {
     use crate::ops::{Adasum, AdasumOptions};
 
     #[test]
-    fn an_adasum_made_for_128_elements_refuses_a_buffer_that_collides_in_a_fast_hash() {
+    fn adasum_refuses_a_buffer_that_collides_in_a_fast_hash() {
         let run = local::run(2, |comm| {
             let [small, large] = colliding();
             let mut large = GradientBuffer::new(DType::F32, 2, large)?;
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn gram_until_its_products_cost_and_the_tree_where_it_can() {
+    fn chosen_is_gram_until_its_products_cost_more_than_the_tree() {
         const BYTES: usize = 64 << 20;
         // Without knowledge of nodes.
         for world_size in (1..=15).chain([24, 63, 100, 4000]) {

@@ -48,7 +48,7 @@ impl Gram<'_> {
     fn replace(&self, mut windows: Vec<SliceMut<'_>>, are_whole: &[bool]) -> Result<AdasumReport> {
         let (vectors, size) = (windows.len(), windows[0].dtype().size_bytes());
         let count = adasum::products(vectors);
-        let Shard { cut, table, criteria, tensors, .. } = self.shard;
+        let Shard { division, table, criteria, tensors, .. } = self.shard;
         let mut products = self.shard.no_products();
         let chunks = self.shard.chunks_in(0..windows[0].len());
         // The ranges of each tensor that are not yet replaced.
@@ -73,7 +73,7 @@ impl Gram<'_> {
             cpu::combine_in_place(&mut operands(&mut windows), &weights, None, &ready)?;
         }
         let vectors = views(&windows);
-        let vectors_of = |step: usize| vectors.iter().map(|vector| vector.range(cut.of_shard(step))).collect();
+        let vectors_of = |step: usize| vectors.iter().map(|vector| vector.range(division.of_shard(step))).collect();
         let Solution { report, of_tensors, trees } = self.solve(products, &vectors_of)?;
         cpu::combine_in_place(&mut operands(&mut windows), &of_tensors, trees.as_ref(), &left)?;
         Ok(report)

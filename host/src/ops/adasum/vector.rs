@@ -1,8 +1,8 @@
 //! [`adasum`]: Adasum of a vector or slice, without a gradient buffer.
 
 use super::{AdasumOptions, AdasumReport, adasum_all_reduce};
-use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
+use crate::call_comparison::all_prepared;
 use crate::comm::Communicator;
 use crate::error::{Operation, Result};
 use crate::memory::{Host, Memory};

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_means_and_adasum_with_a_factor() {
+    fn offline_reduction_sums_means_and_combines_with_a_factor() {
         let adasum = OfflineOp::Adasum(AdasumOptions::default());
         let reduced = |op, factor| reduce(&RIGHT, op, factor, 0).unwrap();
         assert_eq!(reduced(OfflineOp::Sum, 2.0), (vec![6.0, 12.0, 18.0], vec![2.0; 3]));
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_errors_that_say_which() {
+    fn offline_reduction_names_each_mistake() {
         let tree = OfflineOp::Adasum(AdasumOptions::default().with_algorithm(Algorithm::Tree));
         let sum = OfflineOp::Sum;
         for (source, op, factor, index, words) in [

@@ -75,7 +75,7 @@ impl Steps<'_> {
 
         let view = data.as_slice();
         let sends: Vec<_> = peers().map(|peer| (peer, view.range(shard(peer)))).collect();
-        comm.exchange(&sends, &mut places(self.received.as_mut_slice(), peers(), self.shard_len))?;
+        comm.exchange(&sends, &mut destinations(self.received.as_mut_slice(), peers(), self.shard_len))?;
 
         let (own, received) = (view.range(shard(rank)), self.received.as_slice());
         let vectors: Vec<DeviceSlice<'_>> = (0..world_size)
@@ -97,14 +97,14 @@ impl Steps<'_> {
         let (of_lower, rest) = data.reborrow().split_at_mut(start);
         let (own, of_higher) = rest.split_at_mut(end - start);
         let sends: Vec<_> = peers().map(|peer| (peer, own.as_slice())).collect();
-        let mut receives = places(of_lower, before, self.shard_len);
-        receives.extend(places(of_higher, after, self.shard_len));
+        let mut receives = destinations(of_lower, before, self.shard_len);
+        receives.extend(destinations(of_higher, after, self.shard_len));
         comm.exchange(&sends, &mut receives)
     }
 }
 
 /// Consecutive shards of `data`, one for each of the peers, from which they are received.
-fn places(
+fn destinations(
     data: DeviceSliceMut<'_>,
     peers: impl Iterator<Item = usize>,
     shard_len: usize,

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use self::exchange::Exchange;
 use super::peer_connection::{PeerConnection, peers};
 use super::tensors::copy_into;
-use crate::agreement::{all_prepared, same_plan};
 use crate::buffer::{GradientBuffer, TensorTable};
 use crate::call::{Value, scope};
+use crate::call_comparison::{all_prepared, same_call};
 use crate::comm::{Call, Communicator, Operation, ReduceOp};
 use crate::driver::DeviceSliceMut;
 use crate::dtype::DType;
@@ -95,7 +95,7 @@ impl<'c> OrderedAllReduce<'c> {
         let lines = [("ways", Value::Words(ways)), ("wire", Value::DType(wire))];
         // Without the choice of a dtype for the wire, only the buffers can differ.
         let lines = &lines[..if with_peers { 1 } else { 2 }];
-        same_plan(operation, comm, buffer.table(), lines, check_op(op).and_then(|()| check_float(OPERATION, wire)))?;
+        same_call(operation, comm, buffer.table(), lines, check_op(op).and_then(|()| check_float(OPERATION, wire)))?;
         let connected = if with_peers {
             PeerConnection::new(operation, comm, buffer, (PeerKernel::Reduce, PeerSums::default()), || Ok(()))?
         } else {

@@ -44,7 +44,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
         let layout = layout(&specs)?;
         let tensors: Vec<M::Slice<'a>> = tensors.iter().map(TensorView::data).collect();
         tensors.iter().try_for_each(|tensor| M::check_same_queue(OPERATION, tensors[0], *tensor))?;
-        let content = M::contiguous(&tensors, &layout.places).map_or(Content::Apart(tensors), Content::Contiguous);
+        let content = M::contiguous(&tensors, &layout.ranges).map_or(Content::Apart(tensors), Content::Contiguous);
         Ok(Self { tag: None, specs: specs.into(), layout: Cow::Owned(layout), content })
     }
 
@@ -56,7 +56,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
     pub fn of_buffer(buffer: &'a GradientBuffer<M>) -> Result<Self> {
         let mut bundle = Self::new((0..buffer.tensor_count()).map(|index| buffer.tensor(index)))?;
         let begins = buffer.segments().iter().map(|segment| segment.start * buffer.dtype().size_bytes());
-        if begins.eq(bundle.layout.places.iter().map(|place| place.start)) {
+        if begins.eq(bundle.layout.ranges.iter().map(|range| range.start)) {
             let payload = M::part(buffer.as_slice(), 0..bundle.layout.len, DType::U8);
             bundle.content = Content::Contiguous(payload);
         }
@@ -92,7 +92,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
     pub(super) fn packed(&self) -> Result<Option<M::Buffer>> {
         let Content::Apart(tensors) = &self.content else { return Ok(None) };
         let mut payload = M::allocate("send", self.queue(), self.layout.len)?;
-        M::pack(&mut payload, &self.layout.places, tensors)?;
+        M::pack(&mut payload, &self.layout.ranges, tensors)?;
         Ok(Some(payload))
     }
 
@@ -184,7 +184,7 @@ impl<M: BundleMemory> Received<M> {
     /// Tensor `index`, in place, at a multiple of 256 bytes; panics beyond the last.
     pub fn tensor(&self, index: usize) -> TensorView<'_, M> {
         let TensorSpec { dtype, dims } = &self.specs[index];
-        let data = M::part(M::buffer(&self.payload), self.layout.places[index].clone(), *dtype);
+        let data = M::part(M::buffer(&self.payload), self.layout.ranges[index].clone(), *dtype);
         TensorView::of(data, Cow::Borrowed(dims)).expect("the layout gave the tensor its shape's bytes")
     }
 
@@ -199,7 +199,7 @@ impl<M: BundleMemory> Received<M> {
 
     /// Copies the tensors to their destinations, which have the same lengths.
     pub(super) fn unpack(&self, tensors: Vec<M::SliceMut<'_>>) -> Result<()> {
-        M::unpack(&self.payload, &self.layout.places, tensors)
+        M::unpack(&self.payload, &self.layout.ranges, tensors)
     }
 }
 

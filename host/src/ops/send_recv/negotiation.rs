@@ -206,7 +206,7 @@ impl<M: BundleMemory> Channel<'_, M> {
     ) -> Result<Vec<Vec<u64>>> {
         let mut received: Vec<(usize, Vec<u64>)> = receives.map(|(peer, words)| (peer, vec![0; words])).collect();
         if !(sends.is_empty() && received.is_empty()) {
-            M::exchange_words(self.comm, self.queue, &mut self.workspace, &sends, &mut received)?;
+            M::exchange_words(self.comm, &mut self.workspace, &sends, &mut received)?;
         }
         Ok(received.into_iter().map(|(_, words)| words).collect())
     }
@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_survive_and_are_cut_at_characters() {
+    fn encode_answer_survives_and_cuts_at_characters() {
         let decode = |answer: &[u64]| decode_answer(bytemuck::cast_slice(answer));
         assert_eq!(decode(&encode_answer(None)), None);
         for text in ["", "it has tag 3", &"ä".repeat(200), &"x".repeat(255), &format!("x{}", "ä".repeat(200))] {

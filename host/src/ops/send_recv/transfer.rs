@@ -59,7 +59,7 @@ impl<M: BundleMemory> SendRecv<'_, M> {
             let _sends = ranges(Phase::PreSend, to.iter().copied());
             let _receives = ranges(Phase::PreRecv, from.iter().copied());
             // An error in this rank's own arguments must not leave peers in the middle of a negotiation.
-            let incoming = receives.into_iter().map(|(peer, place)| Ok((peer, self.land(peer, place)?)));
+            let incoming = receives.into_iter().map(|(peer, destination)| Ok((peer, self.land(peer, destination)?)));
             let mut incoming = incoming.collect::<Result<Vec<(usize, Landing<'p, M>)>>>()?;
             self.negotiate(&mut outgoing, &mut incoming)?;
             incoming
@@ -110,8 +110,8 @@ impl<M: BundleMemory> SendRecv<'_, M> {
     }
 
     /// Finds or allocates the memory for the payload of a bundle, unless it has to be negotiated first.
-    fn land<'p, 't>(&self, peer: usize, place: Destination<'p, 't, M>) -> Result<Landing<'p, M>> {
-        match place {
+    fn land<'p, 't>(&self, peer: usize, destination: Destination<'p, 't, M>) -> Result<Landing<'p, M>> {
+        match destination {
             Destination::New(Expected::Described { tag, limits }) => {
                 Ok(Landing::Described(Want::new(peer, *tag, *limits)))
             }
@@ -127,7 +127,7 @@ impl<M: BundleMemory> SendRecv<'_, M> {
                     M::check_queue("recv", self.queue, M::queue(tensor.data()))?;
                 }
                 let tensors = tensors.iter_mut().map(TensorViewMut::elements_mut).collect();
-                match M::contiguous_mut(tensors, &layout.places) {
+                match M::contiguous_mut(tensors, &layout.ranges) {
                     Ok(payload) => Ok(Landing::Given(payload)),
                     Err(tensors) => Ok(Landing::Copied(Received::reserve("recv", self.queue, specs, layout)?, tensors)),
                 }

@@ -4,9 +4,9 @@
 //! do not depend on the direction or on the kind of memory: the parent module defines which of them is the adjoint of which.
 
 use super::tensor::{OwnedTensor, OwnedTensorMemory};
-use crate::agreement::{Plan, agree_once};
 use crate::call::Value;
 use crate::call::scope;
+use crate::call_comparison::{ComparedCall, agree_once};
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Error, Operation, Pass, Result};
 
@@ -77,5 +77,5 @@ pub(super) fn sum_part<M: OwnedTensorMemory>(
 
 fn agree<M: OwnedTensorMemory>(pass: Pass, tensor: &OwnedTensor<M>, comm: &dyn Communicator<M>) -> Result<()> {
     let lines = [("dtype", Value::DType(tensor.dtype())), ("shape", Value::Shape(tensor.shape()))];
-    agree_once(comm, &Plan { lines: &lines, ..Plan::of(Operation::TensorParallel(pass)) }, Ok(()))
+    agree_once(comm, &ComparedCall { lines: &lines, ..ComparedCall::of(Operation::TensorParallel(pass)) }, Ok(()))
 }

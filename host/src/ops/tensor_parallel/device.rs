@@ -13,9 +13,9 @@ use crate::slice::shape_len;
 const NAME: &str = "device tensor";
 
 /// A buffer, or memory of another crate that its owner keeps alive.
-pub struct Storage(Memory);
+pub struct Storage(StorageKind);
 
-enum Memory {
+enum StorageKind {
     Buffer(DeviceBuffer),
     Lent { queue: Queue, address: u64, dtype: DType, len: usize, owner: Box<dyn Any + Send> },
 }
@@ -25,9 +25,9 @@ impl OwnedTensorMemory for Cuda {
 
     fn elements(storage: &Storage) -> DeviceSlice<'_> {
         match &storage.0 {
-            Memory::Buffer(buffer) => buffer.as_slice(),
+            StorageKind::Buffer(buffer) => buffer.as_slice(),
             // SAFETY: the promise of `from_raw_parts`; the owner lives as long as the storage.
-            Memory::Lent { queue, address, dtype, len, .. } => unsafe {
+            StorageKind::Lent { queue, address, dtype, len, .. } => unsafe {
                 DeviceSlice::from_raw_parts(queue, *address, *dtype, *len)
             },
         }
@@ -35,9 +35,9 @@ impl OwnedTensorMemory for Cuda {
 
     fn elements_mut(storage: &mut Storage) -> DeviceSliceMut<'_> {
         match &mut storage.0 {
-            Memory::Buffer(buffer) => buffer.as_mut_slice(),
+            StorageKind::Buffer(buffer) => buffer.as_mut_slice(),
             // SAFETY: as above, and the storage is borrowed mutably.
-            Memory::Lent { queue, address, dtype, len, .. } => unsafe {
+            StorageKind::Lent { queue, address, dtype, len, .. } => unsafe {
                 DeviceSliceMut::from_raw_parts(queue, *address, *dtype, *len)
             },
         }
@@ -45,7 +45,7 @@ impl OwnedTensorMemory for Cuda {
 
     fn unwritten(_: &'static str, like: &Storage, len: usize) -> Result<Storage> {
         let like = Self::elements(like);
-        Ok(Storage(Memory::Buffer(DeviceBuffer::allocate(like.queue(), like.dtype(), len)?)))
+        Ok(Storage(StorageKind::Buffer(DeviceBuffer::allocate(like.queue(), like.dtype(), len)?)))
     }
 }
 
@@ -58,7 +58,7 @@ impl OwnedTensor<Cuda> {
         let shape = shape.into();
         let (len, expected) = (buffer.as_slice().len(), shape_len(NAME, &shape)?);
         same_len(NAME, (&format!("shape {shape:?}"), expected), ("the buffer", len))?;
-        Ok(Self { storage: Storage(Memory::Buffer(buffer)), shape })
+        Ok(Self { storage: Storage(StorageKind::Buffer(buffer)), shape })
     }
 
     /// Takes over the memory of another crate's tensor, without a copy; operations that work in place modify it.
@@ -84,7 +84,7 @@ impl OwnedTensor<Cuda> {
         check_float(NAME, dtype)?;
         let shape = shape.into();
         let len = shape_len(NAME, &shape)?;
-        let memory = Memory::Lent { queue: queue.clone(), address, dtype, len, owner: Box::new(owner) };
+        let memory = StorageKind::Lent { queue: queue.clone(), address, dtype, len, owner: Box::new(owner) };
         Ok(Self { storage: Storage(memory), shape })
     }
 
@@ -110,7 +110,7 @@ impl OwnedTensor<Cuda> {
     /// [`Error::Cuda`](crate::Error::Cuda), code 2 when memory does not suffice.
     pub fn from_host(queue: &Queue, tensor: &OwnedTensor) -> Result<Self> {
         let buffer = DeviceBuffer::from_host(queue, tensor.as_slice())?;
-        Ok(Self { storage: Storage(Memory::Buffer(buffer)), shape: tensor.shape().to_vec() })
+        Ok(Self { storage: Storage(StorageKind::Buffer(buffer)), shape: tensor.shape().to_vec() })
     }
 
     /// Waits for the queue and copies the tensor to host memory. After a failed collective the elements are unspecified: call
@@ -145,16 +145,16 @@ impl OwnedTensor<Cuda> {
     /// The buffer, if the elements are in one: the argument of [`on_device`](Self::on_device), or the result of an operation.
     pub fn into_buffer(self) -> Option<DeviceBuffer> {
         match self.storage.0 {
-            Memory::Buffer(buffer) => Some(buffer),
-            Memory::Lent { .. } => None,
+            StorageKind::Buffer(buffer) => Some(buffer),
+            StorageKind::Lent { .. } => None,
         }
     }
 
     /// The owner of the memory, if it was passed to [`from_raw_parts`](Self::from_raw_parts) and `O` is its type.
     pub fn into_owner<O: Any>(self) -> Option<O> {
         match self.storage.0 {
-            Memory::Lent { owner, .. } => owner.downcast().ok().map(|owner| *owner),
-            Memory::Buffer(_) => None,
+            StorageKind::Lent { owner, .. } => owner.downcast().ok().map(|owner| *owner),
+            StorageKind::Buffer(_) => None,
         }
     }
 }

@@ -3,9 +3,9 @@
 //! It knows the trait and no operation. It keeps no tensor, only dtype and shape of the last forward pass.
 
 use super::{OwnedTensor, OwnedTensorMemory, TensorOp};
-use crate::agreement::{Plan, agree_once};
 use crate::call::Value;
 use crate::call::{Pass, scope};
+use crate::call_comparison::{ComparedCall, agree_once};
 use crate::comm::Communicator;
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
@@ -76,7 +76,11 @@ impl<M: OwnedTensorMemory> Pipeline<M> {
             ]),
             None => lines.push(("pass forward", Value::Words("none"))),
         }
-        agree_once(comm, &Plan { lines: &lines, names: ("layer", &names), ..Plan::of(operation) }, Ok(()))
+        agree_once(
+            comm,
+            &ComparedCall { lines: &lines, names: ("layer", &names), ..ComparedCall::of(operation) },
+            Ok(()),
+        )
     }
 }
 

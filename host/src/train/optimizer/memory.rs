@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use gradsync_device::math::step::{STEP_STATE_LEN, StepState};
 
 #[cfg(feature = "cuda")]
-use crate::driver::Pinned;
+use crate::driver::{Pinned, Queue};
 use crate::error::Result;
 use crate::kernels::KernelMemory;
 #[cfg(feature = "cuda")]
@@ -22,7 +22,7 @@ pub trait OptimizerMemory: KernelMemory {
 
     /// Whether a step is over when its call returns.
     #[doc(hidden)]
-    const HOST_WAITS: bool;
+    const REPORTS_AT_ONCE: bool;
 
     #[doc(hidden)]
     fn reports(near: Self::Slice<'_>) -> Result<Self::Reports>;
@@ -36,14 +36,14 @@ pub trait OptimizerMemory: KernelMemory {
     fn next_report(reports: &mut Self::Reports) -> Result<Option<StepState>>;
 }
 
-/// The state of a step from its numbers.
+/// The state of a step from the numbers of its memory, which begin with it.
 pub(super) fn state_of(numbers: &[f64]) -> StepState {
-    StepState::from_numbers(numbers.try_into().expect("the numbers of a step's state"))
+    StepState::from_numbers(numbers[..STEP_STATE_LEN].try_into().expect("as many"))
 }
 
 impl OptimizerMemory for Host {
     type Reports = VecDeque<StepState>;
-    const HOST_WAITS: bool = true;
+    const REPORTS_AT_ONCE: bool = true;
 
     fn reports(_: Self::Slice<'_>) -> Result<Self::Reports> {
         Ok(VecDeque::new())
@@ -63,6 +63,7 @@ impl OptimizerMemory for Host {
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
 pub struct DeviceReports {
+    queue: Queue,
     copies: Pinned,
     /// The blocks in use, oldest first.
     pending: VecDeque<usize>,
@@ -78,11 +79,12 @@ impl DeviceReports {
 #[cfg(feature = "cuda")]
 impl OptimizerMemory for Cuda {
     type Reports = DeviceReports;
-    const HOST_WAITS: bool = false;
+    const REPORTS_AT_ONCE: bool = false;
 
     fn reports(near: Self::Slice<'_>) -> Result<DeviceReports> {
-        let copies = Pinned::new(near.queue(), DeviceReports::AHEAD, STEP_STATE_LEN * size_of::<f64>())?;
-        Ok(DeviceReports { copies, pending: VecDeque::new(), next: 0 })
+        let queue = near.queue().clone();
+        let copies = Pinned::new(&queue, DeviceReports::AHEAD, STEP_STATE_LEN * size_of::<f64>())?;
+        Ok(DeviceReports { queue, copies, pending: VecDeque::new(), next: 0 })
     }
 
     fn take_report(reports: &mut DeviceReports, state: Self::Slice<'_>) -> Result<()> {
@@ -92,10 +94,8 @@ impl OptimizerMemory for Cuda {
             return Ok(());
         }
         if reports.pending.len() == DeviceReports::AHEAD {
-            // A caller that reads no reports loses the oldest.
-            if let Some(block) = reports.pending.pop_front() {
-                reports.copies.wait(block)?;
-            }
+            // The host is so many steps ahead, and does not wait: the counts in a later report include this step.
+            return Ok(());
         }
         let block = reports.next;
         reports.next = (block + 1) % DeviceReports::AHEAD;
@@ -109,7 +109,8 @@ impl OptimizerMemory for Cuda {
 
     fn next_report(reports: &mut DeviceReports) -> Result<Option<StepState>> {
         let Some(&block) = reports.pending.front() else { return Ok(None) };
-        if !reports.copies.is_done(block)? {
+        // A recording allows no question about events.
+        if reports.queue.capture_id()?.is_some() || !reports.copies.is_done(block)? {
             return Ok(None);
         }
         reports.pending.pop_front();

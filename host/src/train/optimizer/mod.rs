@@ -16,7 +16,9 @@ mod state;
 
 use std::fmt::Debug;
 
-use gradsync_device::math::step::{self, SCALE_PLACE, STEP_STATE_LEN, StepRules, StepState};
+use gradsync_device::math::step::{
+    self, SCALE_PLACE, STEP_MEMORY_LEN, STEP_STATE_LEN, StepMemory, StepRules, StepState,
+};
 use gradsync_device::math::sums;
 
 pub use self::memory::OptimizerMemory;
@@ -24,7 +26,7 @@ use self::memory::state_of;
 pub use self::options::{AdamWOptions, LossScaler, OptimizerOptions, ParameterGroup, SgdOptions};
 use self::options::{Range, check_options};
 pub use self::schedule::Schedule;
-use self::state::{Operand, States};
+use self::state::{Operand, States, first_negative};
 use super::same_tensors;
 use crate::buffer::GradientBuffer;
 use crate::dtype::DType;
@@ -130,7 +132,7 @@ impl From<StepState> for UpdateReport {
 ///
 /// In this order, and on a GPU without a wait of the host: the norm of all gradients; the factor by which gradients are multiplied, for the
 /// scale of the loss and for clipping; the rate by the schedule; the update of all tensors. A step with NaN, infinities, or gradients whose
-/// squares leave the range of the state (beyond a norm of 1.3e19 for moments in `f32`, or 1.7e154 for gradients of `f64`) changes no weight
+/// squares leave the range of the state (beyond a norm of 1.3e19 for moments in `f32`, or 1.3e154 for gradients of `f64`) changes no weight
 /// and no state. Without a [`LossScaler`] such a step is an error: in host memory of the call, on a GPU of a later one.
 ///
 /// Ranks that reduce their gradients before a step have the same gradients, and so the same steps and skips, without an exchange.
@@ -161,12 +163,14 @@ pub struct Optimizer<O: OptimizerOptions, M: OptimizerMemory = Host> {
 #[derive(Debug)]
 struct Started<M: OptimizerMemory> {
     states: States<M>,
-    /// The numbers of a [`StepState`].
+    /// The numbers of a [`StepMemory`].
     step: M::Buffer,
     /// The sums of squares of all chunks.
     sums: M::Buffer,
     reports: M::Reports,
     latest: Option<StepState>,
+    /// The number of skipped steps that the host knows of.
+    skipped: f64,
 }
 
 /// Rules of no optimizer, whose rate is constant and not limited.
@@ -177,6 +181,7 @@ fn no_rules() -> StepRules {
         limit: f64::MAX,
         beta1: 0.0,
         beta2: 0.0,
+        epsilon: 0.0,
         corrects: 0.0,
         growth: 1.0,
         backoff: 1.0,
@@ -389,7 +394,7 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
         mut load: impl FnMut(&str, &'static str, M::SliceMut<'_>) -> Result<()>,
     ) -> Result<()> {
         let refuse = |reason: String| Err(Error::InvalidArgument { operation: O::NAME, reason });
-        let Ok(state) = <[f64; STEP_STATE_LEN]>::try_from(numbers).map(StepState::from_numbers) else {
+        let Ok(mut state) = <[f64; STEP_STATE_LEN]>::try_from(numbers).map(StepState::from_numbers) else {
             return refuse(format!("{} numbers of steps, and there are {STEP_STATE_LEN}", numbers.len()));
         };
         let is_count = |value: f64| value >= 0.0 && value < (1_u64 << 53) as f64 && value.fract() == 0.0;
@@ -401,6 +406,10 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
         let bad_scale = (!(state.scale > 0.0 && state.scale.is_finite())).then_some(("scale", state.scale));
         if let Some((name, value)) = bad_count.or(bad_power).copied().or(bad_scale) {
             return refuse(format!("the saved {name} is {value}, which no step leaves"));
+        }
+        if self.scaler.is_none() {
+            // The program multiplies its loss by no scale, whatever it did when the state was saved.
+            state.scale = self.start.scale;
         }
         let operands: Vec<Operand<'_, M>> = weights
             .into_iter()
@@ -423,6 +432,14 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
                 load(&tensor.name, vector, M::range_mut(M::buffer_mut(data), range.clone()))?;
                 if !M::all_finite(M::range(M::buffer(data), range.clone()))? {
                     return refuse(format!("the saved vector {vector:?} of {:?} has NaN or infinities", tensor.name));
+                }
+                let data = M::range(M::buffer(data), range.clone());
+                let negative = if vector == "second" { first_negative::<M>(data)? } else { None };
+                if let Some(value) = negative {
+                    let name = &tensor.name;
+                    return refuse(format!(
+                        "the saved vector {vector:?} of {name:?} has {value:e}: no mean of squares"
+                    ));
                 }
             }
         }
@@ -463,15 +480,15 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
         states.check(O::NAME, operands)?;
         states.resize(O::NAME, M::shortened(near), self.options.vectors())?;
         let chunks = states.tensors.iter().map(|tensor| sums::chunks(tensor.len)).sum();
-        let mut step = M::zeros_near(O::NAME, M::shortened(near), DType::F64, STEP_STATE_LEN)?;
-        M::copy_from_slice(M::buffer_mut(&mut step), (&start.to_numbers()[..]).into())?;
+        let mut step = M::zeros_near(O::NAME, M::shortened(near), DType::F64, STEP_MEMORY_LEN)?;
+        M::copy_from_slice(M::buffer_mut(&mut step), (&StepMemory::new(*start).to_numbers()[..]).into())?;
         let sums = M::zeros_near(O::NAME, M::shortened(near), DType::F64, chunks)?;
-        Ok(Started { states, step, sums, reports: M::reports(near)?, latest: None })
+        Ok(Started { states, step, sums, reports: M::reports(near)?, latest: None, skipped: start.skipped })
     }
 
     /// Makes one step of these operands.
     fn run(&mut self, operands: Vec<Operand<'_, M>>) -> Result<()> {
-        if operands.is_empty() {
+        if operands.is_empty() && self.started.is_none() {
             return Ok(());
         }
         let mut started = match self.started.take() {
@@ -486,11 +503,12 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
     fn run_with(&self, started: &mut Started<M>, mut operands: Vec<Operand<'_, M>>) -> Result<()> {
         started.states.check(O::NAME, &operands)?;
         started.states.resize(O::NAME, operands[0].weights(), self.options.vectors())?;
-        self.check_reports(started)?;
+        self.check_reports(started, &[])?;
         let rules = self.rules(&started.states);
         let Started { states, step, sums, .. } = started;
         let gradients = states.tensors.iter().zip(&operands).filter(|(tensor, _)| !tensor.is_frozen);
-        let gradients: Vec<M::Slice<'_>> = gradients.filter_map(|(_, operand)| operand.gradient).collect();
+        let (names, gradients): (Vec<&str>, Vec<M::Slice<'_>>) =
+            gradients.filter_map(|(_, operand)| Some((operand.name, operand.gradient?))).unzip();
         let mut chunks = 0;
         let first_chunks: Vec<usize> = gradients
             .iter()
@@ -506,14 +524,29 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
         let updates = updates(states, &mut operands, decay)?;
         M::update(self.options.rule(), M::buffer(step), updates)?;
         M::take_report(&mut started.reports, M::buffer(&started.step))?;
-        if M::HOST_WAITS { self.check_reports(started) } else { Ok(()) }
+        if !M::REPORTS_AT_ONCE {
+            return Ok(());
+        }
+        self.check_reports(started, &names.into_iter().zip(gradients).collect::<Vec<_>>())
     }
 
-    /// Reads the reports of steps that are over; without a scaler, a skipped one is an error.
-    fn check_reports(&self, started: &mut Started<M>) -> Result<()> {
+    /// Reads the reports of steps that are over; without a scaler, a skipped one is an error, which names one of the step's `gradients`, where
+    /// these are known.
+    fn check_reports(&self, started: &mut Started<M>, gradients: &[(&str, M::Slice<'_>)]) -> Result<()> {
         let Some(refused) = started.read_reports()?.filter(|_| self.scaler.is_none()) else { return Ok(()) };
-        let reason = match UpdateReport::from(refused).outcome {
-            UpdateOutcome::NotFinite => "gradients have NaN or infinities".to_owned(),
+        let mut not_finite = None;
+        for (name, gradient) in gradients {
+            if not_finite.is_none() && !M::all_finite(*gradient)? {
+                not_finite = Some(name);
+            }
+        }
+        let reason = match (UpdateReport::from(refused).outcome, not_finite) {
+            (UpdateOutcome::NotFinite, Some(name)) => format!("gradients of {name:?} have NaN or infinities"),
+            (UpdateOutcome::NotFinite, None) => {
+                "gradients have NaN or infinities, or squares whose sum leaves the range of f64,".to_owned()
+            }
+            // The host was so far behind that it knows the counts alone.
+            (UpdateOutcome::Applied, _) => "gradients were not finite or too large".to_owned(),
             _ => format!(
                 "gradients have a norm of {:e}, with which the optimizer's state could leave the range of its dtype",
                 refused.norm
@@ -536,7 +569,9 @@ fn updates<'a, M: OptimizerMemory>(
 ) -> Result<Vec<TensorUpdate<'a, M>>> {
     let States { tensors, arenas, has_masters } = states;
     let tensors = &*tensors;
-    let with_masters = std::mem::replace(has_masters, true);
+    // The program applies deltas itself, so that weights change behind their copies.
+    let changes_weights = operands.iter().all(|operand| matches!(operand.target, Target::Weights { .. }));
+    let with_masters = std::mem::replace(has_masters, changes_weights);
     /// For each tensor its range of one buffer.
     fn divided<'a, M: OptimizerMemory>(
         tensors: &[state::Tensor],
@@ -549,12 +584,15 @@ fn updates<'a, M: OptimizerMemory>(
         let mut pieces = M::ranges_mut(M::buffer_mut(buffer), &ranges).into_iter();
         tensors.iter().map(|tensor| of_arena(tensor).and_then(|_| pieces.next())).collect()
     }
-    let mut vectors: Vec<Vec<M::SliceMut<'a>>> = tensors.iter().map(|_| Vec::new()).collect();
+    let mut vectors: Vec<[Option<M::SliceMut<'a>>; 2]> = tensors.iter().map(|_| [None, None]).collect();
     let mut masters: Vec<Option<M::SliceMut<'a>>> = tensors.iter().map(|_| None).collect();
     for (index, arena) in arenas.iter_mut().enumerate() {
-        for buffer in &mut arena.vectors {
+        for (place, buffer) in arena.vectors.iter_mut().enumerate() {
             let pieces = divided::<M>(tensors, index, buffer, |tensor| Some(tensor.range.clone()));
-            vectors.iter_mut().zip(pieces).for_each(|(vectors, piece)| vectors.extend(piece));
+            vectors
+                .iter_mut()
+                .zip(pieces)
+                .for_each(|(vectors, piece)| vectors[place] = piece.or(vectors[place].take()));
         }
         if let Some(buffer) = &mut arena.masters {
             let pieces = divided::<M>(tensors, index, buffer, |tensor| tensor.master.clone());
@@ -592,12 +630,15 @@ fn updates<'a, M: OptimizerMemory>(
 }
 
 impl<M: OptimizerMemory> Started<M> {
-    /// Reads all reports that are there; returns the first of a skipped step.
+    /// Reads all reports that are there; returns the first one with a skipped step that the host did not know of.
     fn read_reports(&mut self) -> Result<Option<StepState>> {
         let mut refused = None;
         while let Some(state) = M::next_report(&mut self.reports)? {
             self.latest = Some(state);
-            refused = refused.or((state.refusal != 0.0).then_some(state));
+            if state.skipped > self.skipped {
+                self.skipped = state.skipped;
+                refused = refused.or(Some(state));
+            }
         }
         Ok(refused)
     }

@@ -6,7 +6,7 @@ use gradsync_device::math::step::StepRules;
 
 use crate::call::setters;
 use crate::error::{Error, Result};
-use crate::kernels::optimizer::{AdamWScalars, SgdScalars, UpdateRule};
+use crate::kernels::optimizer::{SgdScalars, UpdateRule};
 
 /// The options of one optimizer, which choose it: [`SgdOptions`] or [`AdamWOptions`].
 pub trait OptimizerOptions: sealed::Sealed + Copy + Debug + PartialEq + Default + From<f64> {
@@ -189,7 +189,7 @@ impl OptimizerOptions for AdamWOptions {
     }
 
     fn rule(&self) -> UpdateRule {
-        UpdateRule::AdamW(AdamWScalars { beta1: self.beta1, beta2: self.beta2, epsilon: self.epsilon })
+        UpdateRule::AdamW
     }
 
     /// Second moments are means of squares; a correction multiplies them by 2⁵³ at most.
@@ -197,7 +197,7 @@ impl OptimizerOptions for AdamWOptions {
         let most = if largest > f64::from(f32::MAX) { largest / (1_u64 << 54) as f64 } else { largest / 2.0 };
         rules.rate = self.rate;
         rules.limit = most.sqrt();
-        (rules.beta1, rules.beta2) = (self.beta1, self.beta2);
+        (rules.beta1, rules.beta2, rules.epsilon) = (self.beta1, self.beta2, self.epsilon);
         rules.corrects = f64::from(u8::from(self.bias_correction));
     }
 }

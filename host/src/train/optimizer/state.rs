@@ -185,3 +185,12 @@ impl<M: OptimizerMemory> States<M> {
         Ok(())
     }
 }
+
+/// The first element below 0, of `f32` or `f64`.
+pub(super) fn first_negative<M: OptimizerMemory>(data: M::Slice<'_>) -> Result<Option<f64>> {
+    let numbers: Vec<f64> = match M::dtype(data) {
+        DType::F64 => M::to_vec::<f64>(data)?,
+        _ => M::to_vec::<f32>(data)?.into_iter().map(f64::from).collect(),
+    };
+    Ok(numbers.into_iter().find(|number| *number < 0.0))
+}

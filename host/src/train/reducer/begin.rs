@@ -5,8 +5,8 @@ use super::report::{GradientState, NonFiniteGradient};
 use super::step::{Progress, Step};
 use super::times::Moments;
 use super::{OPERATION, Reducer, ReducerMemory};
-use crate::agreement::gather;
 use crate::call::scope;
+use crate::call_comparison::gather;
 use crate::error::{Error, Operation, Result};
 use crate::train::Reduction;
 

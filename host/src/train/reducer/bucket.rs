@@ -162,6 +162,7 @@ impl<'c, M: ReducerMemory> Bucket<'c, M> {
         comm: &'c dyn Communicator<M>,
         lanes: &M::Lanes,
         (reduction, ordered): (Reduction, bool),
+        is_checked: bool,
     ) -> Result<()> {
         let buffer = self.buffer.as_ref().expect("allocated");
         let by_op = |op| {
@@ -173,7 +174,7 @@ impl<'c, M: ReducerMemory> Bucket<'c, M> {
             Reduction::Sum => by_op(ReduceOp::Sum),
             Reduction::Adasum(options) => Adasum::new(comm, buffer, options).map(BucketReduction::Adasum),
         }?);
-        self.check = M::check_of(lanes, buffer)?;
+        self.check = if is_checked { M::check_of(lanes, buffer)? } else { None };
         Ok(())
     }
 

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use super::OPERATION;
 use super::options::BucketMemory;
-use crate::agreement::gather;
 use crate::buffer::GradientBuffer;
+use crate::call_comparison::gather;
 use crate::comm::{Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::{Error, Result};

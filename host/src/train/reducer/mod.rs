@@ -37,8 +37,8 @@ pub use self::step::Step;
 use self::times::Moments;
 pub use self::times::{BucketTimes, StepTimes};
 use super::{Optimizer, OptimizerMemory, OptimizerOptions, Reduction, TensorStep};
-use crate::agreement::{Plan, agree, all_prepared};
 use crate::call::{Value, scope};
+use crate::call_comparison::{ComparedCall, agree, all_prepared};
 use crate::comm::Communicator;
 use crate::error::{Error, Operation, Result, same_len};
 use crate::memory::{Host, TensorView};
@@ -220,7 +220,7 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         let prepared = checked.and_then(|owners| lanes.map(|lanes| (owners, lanes)));
         let (owners, lanes) = match comm.world_size() {
             1 => prepared?,
-            _ => agree(comm, &Plan { lines: &lines, ..Plan::of(Operation::Reducer) }, prepared)?,
+            _ => agree(comm, &ComparedCall { lines: &lines, ..ComparedCall::of(Operation::Reducer) }, prepared)?,
         };
         let count = parameters.len();
         let owned = |index: &usize| owners[*index] == *index && parameters[*index].is_trained;
@@ -515,7 +515,9 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         let allocated = allocated.and(M::agree_on_memory(self.comm, &mut self.lanes, &mut buffers));
         let outcome = all_prepared(Operation::Reducer, self.comm, allocated).and_then(|()| {
             let reduction = (self.reduction, self.options.ordered_sums);
-            self.buckets.iter_mut().try_for_each(|bucket| bucket.prepare(self.comm, &self.lanes, reduction))
+            let is_checked = self.options.non_finite != NonFinite::Leave;
+            let mut buckets = self.buckets.iter_mut();
+            buckets.try_for_each(|bucket| bucket.prepare(self.comm, &self.lanes, reduction, is_checked))
         });
         if let Err(error) = &outcome {
             let reason = format!("an earlier step could not prepare it: {error}");

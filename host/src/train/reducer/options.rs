@@ -43,6 +43,16 @@ pub enum NonFinite {
     /// The step ends without gradients on every rank, so that the optimizer changes nothing
     /// ([`Reduced::non_finite`](super::Reduced::non_finite)). On GPUs the host waits for the gradients of each step.
     Skip,
+    /// Nothing looks at them, and no bucket is read for it: for an [`Optimizer`](super::super::Optimizer), which skips such steps on every rank by
+    /// itself and lowers the scale of its loss.
+    Leave,
+}
+
+impl NonFinite {
+    /// Whether the outcome of a step depends on its numbers, so that a host waits for them.
+    pub(crate) fn waits(self) -> bool {
+        matches!(self, NonFinite::Error | NonFinite::Skip)
+    }
 }
 
 /// The behaviour of [`Reducer::step_of`](super::Reducer::step_of) when one rank has no more data.
@@ -177,6 +187,7 @@ impl ReducerOptions {
             NonFinite::Report => "a report",
             NonFinite::Error => "an error",
             NonFinite::Skip => "a skipped step",
+            NonFinite::Leave => "left to the optimizer",
         };
         let uneven = match self.uneven {
             UnevenEnds::Continue => "continue",

@@ -205,7 +205,8 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
             self.take_sums(&owners)?;
         }
         let Reducer { buckets, lanes, owners, places, under_way, number, options, .. } = &mut *self.reducer;
-        let is_checked = M::HOST_WAITS || options.non_finite != NonFinite::Report;
+        let is_left = options.non_finite == NonFinite::Leave;
+        let is_checked = M::HOST_WAITS && !is_left || options.non_finite.waits();
         let progress = under_way.as_mut().expect("under way");
         let mut of_buckets: Vec<Vec<(usize, M::Slice<'_>)>> = vec![Vec::new(); buckets.len()];
         for (parameter, gradient) in plain {
@@ -223,7 +224,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         for (bucket, of_bucket) in buckets.iter_mut().zip(&of_buckets) {
             if !of_bucket.is_empty() {
                 let found = bucket.pack(lanes, of_bucket)?;
-                progress.found(*number, found);
+                progress.found(*number, found.filter(|_| !is_left));
             }
         }
         Ok(())
@@ -233,7 +234,8 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     /// reduction.
     fn look_for_non_finite(&mut self, bucket: usize, tensors: &[usize]) -> Result<()> {
         let Reducer { buckets, lanes, under_way, number, comm, options, .. } = &mut *self.reducer;
-        if M::HOST_WAITS || (comm.world_size() == 1 && options.non_finite != NonFinite::Report) {
+        let is_left = options.non_finite == NonFinite::Leave;
+        if M::HOST_WAITS && !is_left || (comm.world_size() == 1 && options.non_finite.waits()) {
             let found = buckets[bucket].find_non_finite(lanes, tensors)?;
             under_way.as_mut().expect("under way").found(*number, found);
         }
@@ -333,7 +335,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         let reduced = self.reduce(true);
         let joined = M::join(&self.reducer.lanes);
         if reduced.is_ok() {
-            let waits = self.reducer.options.non_finite != NonFinite::Report;
+            let waits = self.reducer.options.non_finite.waits();
             let checked = self.reducer.end_checks(waits);
             let found = self.refuse_unless(checked).unwrap_or_default();
             let updated = self.reducer.updated.filter(|_| !waits);

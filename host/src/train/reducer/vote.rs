@@ -4,7 +4,7 @@ use super::options::{AbsentGradients, NonFinite};
 use super::report::{GradientState, NonFiniteGradient};
 use super::step::{Progress, Step};
 use super::{OPERATION, Order, Reducer, ReducerMemory};
-use crate::agreement::{Plan, agree, gather};
+use crate::call_comparison::{ComparedCall, agree, gather};
 use crate::error::{Error, Result};
 use crate::train::Reduction;
 
@@ -80,7 +80,7 @@ impl<M: ReducerMemory> Step<'_, '_, M> {
                 self.progress().refusal.get_or_insert(error);
             }
         }
-        let plan = Plan::of(self.reducer.operation());
+        let plan = ComparedCall::of(self.reducer.operation());
         match &self.reducer.fixed {
             // No host waits for another one, so that an error of one rank can only end the communicator, through a call that the others
             // do not make.
@@ -146,6 +146,7 @@ impl<M: ReducerMemory> Step<'_, '_, M> {
                 Ok((states, None))
             }
             NonFinite::Report | NonFinite::Error => Err(reducer.not_finite(found)),
+            NonFinite::Leave => Ok((states, None)),
             NonFinite::Skip => {
                 let error = reducer.not_finite(found);
                 tracing::warn!(%error, "the step is skipped on every rank");
@@ -201,7 +202,7 @@ impl<M: ReducerMemory> Reducer<'_, M> {
     /// Whether the ranks vote in every step, also if each step has the same gradients: hosts that wait for the reduction anyway do, and so
     /// do hosts that look at the gradients.
     fn votes_always(&self) -> bool {
-        M::HOST_WAITS || self.options.non_finite != NonFinite::Report
+        M::HOST_WAITS || self.options.non_finite.waits()
     }
 
     /// The order of gradients on the lowest rank that had data, with the parameters that it did not use at the end.
@@ -218,7 +219,9 @@ impl<M: ReducerMemory> Reducer<'_, M> {
 
     /// The first parameter whose reduced gradient is not finite. A mean of finite numbers is finite.
     fn non_finite_result(&self, states: &[GradientState]) -> Result<Option<NonFiniteGradient>> {
-        if self.comm.world_size() == 1 || self.options.reduction == Reduction::Mean || !self.votes_always() {
+        let is_left = self.options.non_finite == NonFinite::Leave;
+        let is_alone = self.comm.world_size() == 1;
+        if is_left || is_alone || self.options.reduction == Reduction::Mean || !self.votes_always() {
             return Ok(None);
         }
         let reduced = |owner: &usize| self.places[*owner].is_some() && states[*owner] == GradientState::Reduced;

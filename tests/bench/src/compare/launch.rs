@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_rank_has_its_number_and_rank_0_is_heard() {
+    fn run_gives_every_rank_its_number_and_shows_rank_0() {
         let place = Place::Ranks(TransportChoice::Process);
         let shell = |script: &str| {
             let mut command = Command::new("sh");

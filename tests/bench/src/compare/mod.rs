@@ -206,7 +206,7 @@ mod tests {
 
     /// The machine is twice as slow in the second turn, and the peer is disturbed in the third.
     #[test]
-    fn a_ratio_is_the_median_of_the_turns_ratios() {
+    fn measurement_has_the_median_of_the_turns_ratios() {
         let row = Peer::Horovod.rows(true)[0];
         let (operation, place) = (row.operation, Peer::Horovod.place());
         let section = Section { operation, place, ranks: row.ranks, rows: vec![row], left_out: Vec::new() };

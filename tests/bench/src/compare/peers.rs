@@ -101,7 +101,7 @@ impl Peer {
             }
             Peer::Pytorch => {
                 for &model in if is_quick { &[Model::Resnet50][..] } else { &[Model::Resnet50, Model::BertLarge] } {
-                    for operation in [Operation::Accumulate, Operation::Cast] {
+                    for operation in [Operation::Accumulate, Operation::Cast, Operation::AdamwStep] {
                         let (types, len) = (tensors::types(operation), model.lens().iter().sum());
                         let layers = Layers::Of(model);
                         rows.push(Row { operation, types, redop: Redop::None, ranks: 1, len, layers });

@@ -417,7 +417,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dtypes_have_nccl_tests_names_too() {
+    fn type_choice_takes_the_names_of_nccl_tests() {
         let types = |text: &str| text.parse::<TypeChoice>();
         assert_eq!(types("float"), Ok(TypeChoice::One(DType::F32)));
         assert_eq!(types("bf16"), types("bfloat16"));

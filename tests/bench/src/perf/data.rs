@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_are_exact_in_every_dtype() {
+    fn reduced_is_exact_in_every_dtype() {
         for ranks in [1, 2, 7, 64, 1000] {
             for table in [reduced(ReduceOp::Sum, ranks), weighted(ranks)] {
                 for sum in table {
@@ -136,7 +136,7 @@ mod tests {
 
     /// The check must detect a rank's data in the position of another rank, or a shard in the position of another shard.
     #[test]
-    fn no_two_ranks_or_shards_hold_the_same() {
+    fn value_differs_between_ranks_and_shards() {
         let vector =
             |rank: usize, begin: usize| (0..PERIOD).map(|index| value(rank, begin + index)).collect::<Vec<_>>();
         for rank in 0..RANKS_WITH_VALUES {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn products_are_those_of_the_elements() {
+    fn product_is_of_the_elements() {
         for len in 0..3 * PERIOD {
             for (left, right) in [(0, 0), (0, 1), (1, 2), (2, 70)] {
                 let sum: f64 = (0..len).map(|index| value(left, index) * value(right, index)).sum();
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_elements_are_counted() {
+    fn count_wrong_counts_wrong_elements() {
         let mut data = vec![0.0f32; 2 * CHUNK_LEN + 5];
         fill((&mut data).into(), |index| value(1, index));
         assert_eq!(count_wrong((&data).into(), 0.0, |index| value(1, index)), 0);

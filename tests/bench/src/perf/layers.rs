@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tensors_have_all_elements_and_none_is_empty() {
+    fn layers_have_all_elements_and_none_is_empty() {
         for layers in ["1", "7", "resnet50", "bert-large"].map(|text| text.parse::<Layers>().unwrap()) {
             for len in [1, 100, 6368, 16_384, 1 << 20, 268_435_456] {
                 let layers = layers.within(len);

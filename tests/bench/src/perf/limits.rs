@@ -54,7 +54,7 @@ mod tests {
     use crate::perf::operation::{Operation, Redop, Types};
 
     #[test]
-    fn ranks_share_what_copies_move() {
+    fn limits_divide_the_speed_of_copies_among_ranks() {
         let row = |ranks| Row {
             operation: Operation::AllReduce,
             types: Types::both(DType::F32),

@@ -46,6 +46,9 @@ pub(crate) enum Operation {
     SendRecv,
     /// The Adasum of all ranks' gradient buffers, on every rank.
     Adasum,
+    /// A step of AdamW over a model's tensors: the norm of bf16 gradients, clipping, f32 weights and moments, and a bf16 copy of the weights.
+    #[value(skip)]
+    AdamwStep,
     /// A step of a reducer of host memory whose gradients have one bucket: they are copied into it, and it is reduced.
     Reducer,
 }
@@ -68,6 +71,7 @@ impl Operation {
             Operation::AllToAll => "all_to_all",
             Operation::SendRecv => "send_recv",
             Operation::Adasum => "adasum",
+            Operation::AdamwStep => "adamw_step",
             Operation::Reducer => "reducer",
         }
     }
@@ -234,6 +238,8 @@ impl Row {
             Operation::Zero => to,
             Operation::Cast | Operation::Scale => to + from,
             Operation::Accumulate => 2.0 * to + from,
+            // The gradients are read twice; weights and two moments are read and written, and the copy is written.
+            Operation::AdamwStep => 2.0 * from + 6.0 * to + from,
             Operation::SquaredNorms => from,
             Operation::Dots => 2.0 * from,
             Operation::Gram => ranks * from,
@@ -263,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn factors_are_those_of_nccl_tests() {
+    fn bus_factor_is_of_nccl_tests() {
         assert_eq!(row(Operation::AllReduce, 4).bus_factor(), 1.5);
         assert_eq!(row(Operation::Adasum, 2).bus_factor(), 1.0);
         for operation in [Operation::AllGather, Operation::ReduceScatter, Operation::AllToAll] {
@@ -275,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_count_what_memory_moves() {
+    fn bytes_of_kernels_are_what_memory_moves() {
         assert_eq!(row(Operation::Zero, 1).bus_factor(), 1.0);
         assert_eq!(row(Operation::Accumulate, 1).bus_factor(), 3.0);
         assert_eq!(row(Operation::Gram, 8).bus_factor(), 8.0);

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_kernel_the_longest_load_is_kept() {
+    fn results_keep_the_longest_load_of_a_kernel() {
         let load = |kernel: &str, load_ms| Load { kernel: kernel.into(), source: "ptx".into(), load_ms };
         let (mut results, loads) =
             (Results::default(), [("zero", 3.0), ("dots_f32", 9.0), ("zero", 12.0), ("zero", 1.0)]);

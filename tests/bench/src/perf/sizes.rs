@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_nccl_tests_reads_them() {
+    fn bytes_are_read_as_nccl_tests_reads_them() {
         let read = |text: &str| text.parse::<Bytes>().map(|bytes| bytes.0);
         assert_eq!(read("8"), Ok(8));
         assert_eq!(read("1K"), Ok(1 << 10));
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn shown_sizes_are_round_or_exact() {
+    fn shown_is_round_or_exact() {
         assert_eq!([8, 1024, 64 << 20, (1 << 20) + 4].map(shown), ["8 B", "1 KiB", "64 MiB", "1048580 B"]);
     }
 }

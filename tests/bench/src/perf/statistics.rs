@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_are_values_that_were_measured() {
+    fn times_of_ranks_are_values_that_were_measured() {
         let all: Vec<f64> = (1..=200).rev().map(f64::from).collect();
         assert_eq!(Times::of(&all), Some(Times { median: 100.0, p99: 198.0 }));
         assert_eq!(Times::of(&[3.0, 1.0, 2.0]), Some(Times { median: 2.0, p99: 3.0 }));

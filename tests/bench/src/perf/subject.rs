@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slowest_rank_counts_and_wrong_elements_add_up() {
+    fn merge_takes_the_slowest_rank_and_adds_wrong_elements() {
         let found = |times: [f64; 2], wrong| Found {
             seconds: [times.to_vec(), vec![], vec![1.0, 1.0]],
             wrong: [wrong, None, None],

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_keep_to_their_columns() {
+    fn rate_and_time_keep_to_their_columns() {
         for microseconds in [0.01, 12.345, 999.99, 1e4, 99_999.9, 1e8] {
             assert!(time(microseconds).len() <= 9, "{}", time(microseconds));
         }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_footer_names_the_slowest_load() {
+    fn footer_names_the_slowest_load() {
         let load = |kernel: &str, source: &str, load_ms| Load { kernel: kernel.into(), source: source.into(), load_ms };
         let loads = [load("gram_f32_p4", "ptx", 41.25), load("peer_adasum_f32_p4", "cubin", 1.5)];
         let line = "# Kernels loaded       : 2, the slowest in 41.2 ms: gram_f32_p4, from its ptx\n";

@@ -1,10 +1,14 @@
 //! `--tensors`: the gradients of well-known models in separate allocations, accumulated, cast and cleared with one call for all of them.
 //!
 //! bf16 gradients are added to f32 sums, and f32 weights are copied to bf16 ones, as in mixed-precision training. On a GPU each call is one
-//! launch, whatever the number of tensors; on the CPU it processes them one by one.
+//! launch, whatever the number of tensors; on the CPU it processes them one by one. A step of AdamW is three launches.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use gradsync::internal::kernels::cpu;
+use gradsync::train::{AdamW, AdamWOptions, OptimizerMemory};
 use gradsync::{DType, GradientBuffer};
 
 use super::PerfError;
@@ -27,12 +31,13 @@ pub(crate) enum Model {
 }
 
 /// The operations on the tensors.
-pub(crate) const OPERATIONS: [Operation; 3] = [Operation::Accumulate, Operation::Cast, Operation::Zero];
+pub(crate) const OPERATIONS: [Operation; 4] =
+    [Operation::Accumulate, Operation::Cast, Operation::Zero, Operation::AdamwStep];
 
 /// The dtypes of an operation's tensors.
 pub(crate) fn types(operation: Operation) -> Types {
     match operation {
-        Operation::Accumulate => Types { to: DType::F32, from: DType::BF16 },
+        Operation::Accumulate | Operation::AdamwStep => Types { to: DType::F32, from: DType::BF16 },
         Operation::Cast => Types { to: DType::BF16, from: DType::F32 },
         _ => Types::both(DType::F32),
     }
@@ -120,7 +125,12 @@ pub(crate) fn run(model: Model, places: &Places, output: &Output) -> Result<(), 
             output.say(&format!("\n# {name}: {count} tensors, separately allocated, {calls}\n"))?;
             match place {
                 #[cfg(feature = "cuda")]
+                Place::Cuda if operation == Operation::AdamwStep => {
+                    super::cuda::tensors::run_steps(&section, &lens, output)?;
+                }
+                #[cfg(feature = "cuda")]
                 Place::Cuda => super::cuda::tensors::run(&section, &lens, output)?,
+                _ if operation == Operation::AdamwStep => steps_on_cpu(&section, &lens, output)?,
                 _ => on_cpu(&section, &lens, output)?,
             }
         }
@@ -138,6 +148,113 @@ fn on_cpu(section: &Section, lens: &[usize], output: &Output) -> Result<(), Perf
         output.row(section, row, &Found { seconds, wrong }, name)?;
     }
     Ok(())
+}
+
+fn steps_on_cpu(section: &Section, lens: &[usize], output: &Output) -> Result<(), PerfError> {
+    let name = Baseline::name(section.operation);
+    output.begin(section, name)?;
+    for row in &section.rows {
+        let mut baseline = output.counts.baseline.then(|| Baseline::new(row, 1)).transpose()?;
+        let buffer = |dtype| GradientBuffer::new(dtype, 1, named(lens)).map_err(PerfError::from);
+        let call = baseline.as_mut().map(|baseline| {
+            |round| -> Result<(), PerfError> {
+                baseline.call(round);
+                Ok(())
+            }
+        });
+        let mut steps = Steps::new([buffer(DType::BF16)?, buffer(DType::BF16)?], call)?;
+        let seconds = subject::time(&mut steps, output.counts, || Ok(()))?;
+        let wrong = subject::check(&mut steps, output.counts)?;
+        output.row(section, row, &Found { seconds, wrong }, name)?;
+        output.say(&format!("\n{}\n", steps.host_time()))?;
+    }
+    Ok(())
+}
+
+/// Tensors of these lengths with names.
+pub(crate) fn named(lens: &[usize]) -> impl Iterator<Item = (String, [usize; 1])> {
+    lens.iter().enumerate().map(|(index, &len)| (format!("tensor {index}"), [len]))
+}
+
+/// Steps of AdamW on either memory. The weights of each step are those of the last one.
+pub(crate) struct Steps<M: OptimizerMemory, B> {
+    weights: GradientBuffer<M>,
+    gradients: GradientBuffer<M>,
+    optimizer: AdamW<M>,
+    baseline: Option<B>,
+    /// The time of each call on the host, without waits for a device.
+    host: Vec<Duration>,
+}
+
+/// The learning rate, with which the first step changes every digit of the weights.
+const RATE: f64 = 0.5;
+const DECAY: f64 = 0.125;
+
+fn adamw<M: OptimizerMemory>() -> gradsync::Result<AdamW<M>> {
+    AdamW::new(AdamWOptions::default().with_rate(RATE).with_weight_decay(DECAY))?.with_max_norm(1.0)
+}
+
+impl<M: OptimizerMemory, B: FnMut(usize) -> Result<(), PerfError>> Steps<M, B> {
+    /// From buffers of zeros for weights and gradients.
+    pub(crate) fn new([weights, gradients]: [GradientBuffer<M>; 2], baseline: Option<B>) -> Result<Self, PerfError> {
+        let mut steps = Self { weights, gradients, optimizer: adamw()?, baseline, host: Vec::new() };
+        steps.fill()?;
+        Ok(steps)
+    }
+
+    fn fill(&mut self) -> Result<(), PerfError> {
+        for (rank, buffer) in [(1, &mut self.weights), (0, &mut self.gradients)] {
+            let longest = buffer.segments().iter().map(Range::len).max().unwrap_or(0);
+            let mut host = GradientBuffer::new(buffer.dtype(), 1, [("tensor", [longest])])?;
+            fill(host.tensor_mut(0).into_data(), |index| value(rank, index));
+            for (_, tensor) in buffer.tensors_mut() {
+                let len = tensor.shape().iter().product();
+                M::copy_from_slice(tensor.into_data(), host.tensor(0).data().range(0..len))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The median of the calls' times on the host, in words.
+    pub(crate) fn host_time(&mut self) -> String {
+        self.host.sort_unstable();
+        let median = self.host.get(self.host.len() / 2).copied().unwrap_or_default();
+        format!("The host's part of a call: {:.0} us (median)", median.as_secs_f64() * 1e6)
+    }
+}
+
+impl<M: OptimizerMemory, B: FnMut(usize) -> Result<(), PerfError>> Subject for Steps<M, B> {
+    fn has(&self, side: Side) -> bool {
+        side == Side::InPlace || side == Side::Baseline && self.baseline.is_some()
+    }
+
+    fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
+        match (side, &mut self.baseline) {
+            (Side::Baseline, Some(baseline)) => baseline(round),
+            _ => {
+                let begin = Instant::now();
+                self.optimizer.step(&mut self.weights, &self.gradients)?;
+                self.host.push(begin.elapsed());
+                Ok(())
+            }
+        }
+    }
+
+    /// The first step of AdamW is the rate, with the gradient's sign, and the decay.
+    fn wrong(&mut self, _: Side) -> Result<u64, PerfError> {
+        self.fill()?;
+        self.optimizer = adamw()?;
+        self.optimizer.step(&mut self.weights, &self.gradients)?;
+        let mut wrong = 0;
+        for (_, tensor) in self.weights.tensors() {
+            let found = tensor.to_vec::<gradsync::bf16>()?;
+            // The values are not negative.
+            let step = |index: usize| if value(0, index) > 0.0 { RATE } else { 0.0 };
+            let expected = |index: usize| (1.0 - RATE * DECAY) * value(1, index) - step(index);
+            wrong += count_wrong(found[..].into(), 1.0 / 64.0, expected);
+        }
+        Ok(wrong)
+    }
 }
 
 struct Tensors {
@@ -214,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn models_have_as_many_tensors_and_elements_as_they_are_known_for() {
+    fn model_has_its_published_tensors_and_elements() {
         let counted = |model: Model| (model.lens().len(), model.lens().iter().sum::<usize>());
         assert_eq!(counted(Model::Resnet50), (161, 25_557_032));
         assert_eq!(counted(Model::BertLarge), (398, 336_226_108));

@@ -21,7 +21,7 @@ fn failed(arguments: &[&str], words: &[&str]) {
 }
 
 #[test]
-fn a_call_without_progress_ends_the_program_by_its_name() {
+fn deadline_ends_a_call_without_progress_by_its_name() {
     let arguments = ["all_reduce", "--transport", "local", "-g", "2", "-b", "64M", "-n", "2", "--deadline", "0.001"];
     failed(&arguments, &["all_reduce (sum) of 16777216 × f32 on 2 ranks", "no progress for 1ms", "--deadline"]);
 }

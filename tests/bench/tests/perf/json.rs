@@ -36,7 +36,7 @@ fn a_document_says_what_was_measured_and_where() {
 }
 
 #[test]
-fn what_writes_is_held_against_a_copy_and_what_reads_against_a_sweep() {
+fn writes_are_held_against_a_copy_and_reads_against_a_sweep() {
     let document = measured(&["combine", "squared_norms", "dots", "gram", "-g", "3", "-b", "64K"]);
     let names = rows(&document).iter().map(|row| row["baseline"]["name"].as_str().expect("a name"));
     let sweep = "a parallel read of as many bytes";

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
-mod grid;
+mod every_operation;
 mod json;
 mod processes;
 mod run;

@@ -121,7 +121,7 @@ fn all_reduce_and_adasum_are_measured_in_shared_memory_too() {
 }
 
 #[test]
-fn processes_without_mpis_messages_are_measured_beside_plain_mpi() {
+fn shared_memory_alone_is_measured_beside_plain_mpi() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let arguments = ["all_reduce", "--transport", "process", "--backend", "cpu", "-b", "64K", "--json", "out.json"];
     perf(2, folder.path(), &arguments).succeeded("perf");

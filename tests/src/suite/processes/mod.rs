@@ -20,7 +20,10 @@ use gradsync::comm::{Collectives, Ranks, ReduceOp, Split};
 use gradsync::internal::memory::SharedWindows;
 
 use super::adasum::as_threads;
-use super::{Suite, Transport, collectives, exchange, failures, groups, mismatches, operations, point_to_point, words};
+use super::{
+    Suite, Transport, collectives, error_texts, exchange, failures, groups, mismatches, mistakes, operations,
+    point_to_point,
+};
 
 /// One rank of a transport between processes.
 pub trait Processes: Transport<Comm: SharedWindows> + Sync {
@@ -38,9 +41,10 @@ pub fn run<T: Processes>(suite: &mut Suite<T>) {
     mismatches::run(suite);
     failures::run(suite);
     failures::run_deadlines(suite);
+    mistakes::run(suite);
     #[cfg(target_os = "linux")]
     ahead::run(suite);
-    words::run(suite);
+    error_texts::run(suite);
     groups::run(suite);
     as_threads::run(suite);
     #[cfg(target_os = "linux")]

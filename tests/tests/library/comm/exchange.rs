@@ -54,7 +54,7 @@ fn assert_clash(what: &str, calls: &[Call], pair: [usize; 2], words: [&str; 2]) 
 }
 
 #[test]
-fn exchange_with_transfers_left_over_on_both_sides_is_a_mismatch() {
+fn exchange_with_transfers_left_over_is_a_mismatch() {
     guarded(20, || {
         assert_clash(
             "two sends for one receive, and nobody is done",

@@ -1,11 +1,11 @@
 //! Ranks as threads of one process: the cases of every transport, groups of a topology, and every way in which a rank can fail the others.
 //! Each test runs under a guard, so that a hang is a failure.
 
-mod deadlines;
-mod elements;
+mod element_types;
 mod exchange;
+mod exchange_at_random;
 mod groups;
 mod local;
-mod stress;
-mod suite;
-mod transfer_graphs;
+mod local_communicator;
+mod local_deadlines;
+mod mixed_calls;

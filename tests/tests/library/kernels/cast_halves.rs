@@ -20,7 +20,7 @@ fn expected(to: Format, src: &Array) -> Vec<f64> {
 }
 
 #[test]
-fn all_patterns_cast_to_every_dtype() {
+fn cast_takes_all_patterns_to_every_dtype() {
     for from in HALVES {
         let src = Array::from_patterns(from, 0..=u64::from(u16::MAX));
         for to in Format::ALL {
@@ -30,7 +30,7 @@ fn all_patterns_cast_to_every_dtype() {
 }
 
 #[test]
-fn all_patterns_survive_the_way_up_and_down_bit_for_bit() {
+fn cast_up_and_down_keeps_all_patterns() {
     for from in HALVES {
         // NaN payloads are not part of the contract.
         let numbers = (0..=u64::from(u16::MAX)).filter(|&pattern| !from.decode(pattern).is_nan());
@@ -59,7 +59,7 @@ fn accumulate_takes_all_patterns() {
 /// Values around the midpoint of every two neighbours, subnormals and the overflow threshold included: the midpoint itself, and the nearest
 /// numbers of `from` on either side.
 #[test]
-fn every_midpoint_rounds_to_even_and_its_neighbours_do_not() {
+fn cast_rounds_every_midpoint_to_even() {
     for to in HALVES {
         for from in [Format::F32, Format::F64] {
             let mut values = Vec::new();
@@ -113,7 +113,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_f32_pattern_casts_right(patterns in proptest::collection::vec(any::<u32>(), 1..200)) {
+    fn cast_takes_any_f32_pattern(patterns in proptest::collection::vec(any::<u32>(), 1..200)) {
         let src = Array::from_patterns(Format::F32, patterns.into_iter().map(u64::from));
         for to in Format::ALL {
             assert_equal(&format!("F32 to {to:?}"), &cast(to, &src).values(), &expected(to, &src));
@@ -122,7 +122,7 @@ proptest! {
 
     /// Uniform f64 patterns are nearly always outside the narrow ranges, so exponents are drawn near them.
     #[test]
-    fn any_f64_casts_right(numbers in proptest::collection::vec((any::<u64>(), -160_i32..140), 1..200)) {
+    fn cast_takes_any_f64(numbers in proptest::collection::vec((any::<u64>(), -160_i32..140), 1..200)) {
         let patterns = numbers.into_iter().map(|(bits, exponent)| {
             (bits & 0x800f_ffff_ffff_ffff) | (((exponent + 1023) as u64) << 52)
         });
@@ -133,7 +133,7 @@ proptest! {
     }
 
     #[test]
-    fn casts_are_monotonic(mut numbers in proptest::collection::vec(any::<f32>(), 2..200)) {
+    fn cast_is_monotonic(mut numbers in proptest::collection::vec(any::<f32>(), 2..200)) {
         numbers.sort_by(f32::total_cmp);
         let src = Array::F32(numbers);
         for to in HALVES {
@@ -143,7 +143,7 @@ proptest! {
     }
 
     #[test]
-    fn any_halves_accumulate_right(patterns in proptest::collection::vec(any::<(u16, u16)>(), 1..200)) {
+    fn accumulate_takes_any_halves(patterns in proptest::collection::vec(any::<(u16, u16)>(), 1..200)) {
         for to in HALVES {
             for from in HALVES {
                 let mut dst = Array::from_patterns(to, patterns.iter().map(|pair| u64::from(pair.0)));
@@ -163,7 +163,7 @@ proptest! {
 
 /// The payload may lie in bits that a narrower format lacks; a truncated payload would turn the NaN into an infinity.
 #[test]
-fn nan_of_every_payload_stays_nan() {
+fn cast_keeps_nan_of_every_payload() {
     for bit in 0..23 {
         for sign in [0, 0x8000_0000] {
             // 41 elements fill whole vector registers and leave a remainder.

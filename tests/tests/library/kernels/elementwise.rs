@@ -49,7 +49,7 @@ fn accumulate_rule(to: Format, from: Format) -> impl Fn(f64, f64) -> f64 {
 }
 
 #[test]
-fn every_size_and_every_pair() {
+fn cast_and_accumulate_of_every_size_and_pair() {
     for (to, from) in pairs() {
         for len in SIZES {
             let sums = Array::new(to, &vector(to, len, 1));
@@ -74,7 +74,7 @@ fn every_size_and_every_pair() {
 }
 
 #[test]
-fn every_edge_value_against_every_other() {
+fn cast_and_accumulate_of_every_pair_of_edge_values() {
     for (to, from) in pairs() {
         let (sums, values) = (edges(to), edges(from));
         let product: (Vec<f64>, Vec<f64>) = sums.iter().flat_map(|&s| values.iter().map(move |&v| (s, v))).unzip();
@@ -100,7 +100,7 @@ fn every_edge_value_against_every_other() {
 }
 
 #[test]
-fn scaling_rounds_once() {
+fn scale_rounds_once() {
     // 3 · 0.1 is computed in f32, and in f64 for f64 operands. 2^-24 · 0.5 is a tie among the subnormals of f16 and rounds to even.
     let mut dst = [0.0_f32; 1];
     cpu::scale((&mut dst[..]).into(), (&[3.0_f32][..]).into(), 0.1).unwrap();
@@ -115,7 +115,7 @@ fn scaling_rounds_once() {
 }
 
 #[test]
-fn negative_zero_survives_a_cast() {
+fn cast_keeps_negative_zero() {
     for (to, from) in pairs() {
         let src = Array::new(from, &[-0.0; 40]);
         let mut dst = Array::unwritten(to, 40);
@@ -170,7 +170,7 @@ fn all_finite_finds_one_bad_element_wherever_it_is() {
 }
 
 #[test]
-fn more_elements_than_f32_can_count() {
+fn accumulate_of_more_elements_than_f32_can_count() {
     for (to, from) in [(Format::F32, Format::F32), (Format::F32, Format::BF16), (Format::F16, Format::F16)] {
         let pattern = vector(from, 4099, 4);
         let values: Vec<f64> = pattern.iter().copied().cycle().take(PAST_F32).collect();

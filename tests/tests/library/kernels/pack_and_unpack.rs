@@ -63,7 +63,7 @@ fn unpack_is_the_way_back() {
 }
 
 #[test]
-fn a_tensor_past_the_end_is_an_error_and_writes_nothing() {
+fn pack_refuses_a_tensor_past_the_end_and_writes_nothing() {
     let source = Array::new(Format::F32, &vector(Format::F32, 10, 1));
     for offset in [91, 100, 101, usize::MAX] {
         let mut arena = Array::unwritten(Format::F32, 100);
@@ -77,7 +77,7 @@ fn a_tensor_past_the_end_is_an_error_and_writes_nothing() {
 }
 
 #[test]
-fn sources_that_overlap_in_the_arena_are_refused() {
+fn pack_refuses_sources_that_overlap_in_the_arena() {
     let source = Array::new(Format::F32, &[1.0; 4]);
     let mut arena = Array::unwritten(Format::F32, 10);
     let error =

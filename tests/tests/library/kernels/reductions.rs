@@ -105,7 +105,7 @@ fn gram_of_every_size() {
 
 /// Values of f32 near its maximum must not overflow when squared, and subnormals must not vanish.
 #[test]
-fn huge_and_subnormal_products_keep_their_value() {
+fn dots_and_gram_keep_huge_and_subnormal_products() {
     for format in [Format::F32, Format::F16, Format::BF16] {
         for magnitude in [format.max_finite(), format.smallest()] {
             let a = Array::new(format, &vec![magnitude; 1001]);
@@ -126,7 +126,7 @@ fn huge_and_subnormal_products_keep_their_value() {
 
 /// The largest cancellation: a sum of products of both signs with a total of 0 or 1. Integers make it exact in any order.
 #[test]
-fn integer_sums_are_exact() {
+fn dots_and_gram_of_integers_are_exact() {
     for format in Format::ALL {
         let len = 4097;
         let x: Vec<f64> = (0..len).map(|i| f64::from(i % 15 - 7)).collect();
@@ -148,7 +148,7 @@ fn integer_sums_are_exact() {
 
 /// Products of vectors of different dtypes are formed in f64, where each operand is exact.
 #[test]
-fn products_of_different_dtypes() {
+fn dots_and_gram_of_different_dtypes() {
     for left in Format::ALL {
         for right in Format::ALL {
             let (x, y) = (vector(left, 3001, 17), vector(right, 3001, 18));
@@ -162,7 +162,7 @@ fn products_of_different_dtypes() {
 }
 
 #[test]
-fn nan_and_infinity_reach_their_segment_and_no_other() {
+fn dots_and_gram_keep_nan_and_infinity_in_their_segment() {
     for format in Format::ALL {
         for bad in [f64::NAN, f64::INFINITY] {
             let mut values = vector(format, 300, 9);
@@ -184,7 +184,7 @@ fn nan_and_infinity_reach_their_segment_and_no_other() {
 }
 
 #[test]
-fn more_elements_than_f32_can_count() {
+fn dots_and_gram_of_more_elements_than_f32_can_count() {
     // The sum of ones is exactly their count.
     let a = Array::F32(vec![1.0; PAST_F32]);
     let whole = std::slice::from_ref(&(0..PAST_F32));

@@ -119,7 +119,7 @@ fn accumulate_refuses_other_shapes() {
 }
 
 #[test]
-fn a_view_has_to_fit_its_data() {
+fn tensor_view_has_to_fit_its_data() {
     let mut data = Array::unwritten(Format::F32, 6);
     for shape in [&[5][..], &[7], &[2, 2], &[], &[0], &[usize::MAX, 2], &[6, usize::MAX, 0]] {
         assert!(TensorView::new(data.slice(), shape).is_err(), "{shape:?} for 6 elements");
@@ -132,7 +132,7 @@ fn a_view_has_to_fit_its_data() {
 
 /// fp16 accumulators must not lose the low bits of an f32 value before the addition, as upstream's accumulators do.
 #[test]
-fn accumulate_does_not_round_the_value_to_the_accumulators_dtype_first() {
+fn accumulate_never_rounds_the_value_first() {
     // 2048 + 1.25 + ... in f16 has steps of 2: 2048 + 1.0009765625 rounds up, 2048 + 1 is a tie and goes down.
     let mut sum = Array::new(Format::F16, &[2048.0]);
     let value = Array::new(Format::F32, &[1.0 + 2.0_f64.powi(-12)]);
@@ -170,7 +170,7 @@ proptest! {
 }
 
 #[test]
-fn accumulate_and_overwrite_are_the_operators_without_their_switches() {
+fn accumulate_and_overwrite_equal_upstreams_operators() {
     for (dtype, other) in [(Format::F32, Format::F16), (Format::BF16, Format::F64)] {
         let (before, value) = (Array::new(dtype, &vector(dtype, 6, 1)), Array::new(other, &vector(other, 6, 2)));
         let (mut sum, mut expected) = (before.clone(), before.clone());

@@ -10,7 +10,7 @@ use gradsync_tests::ranks::guarded;
 
 /// The results have the bits of one call per tensor, in every pair of dtypes, for few and for many elements.
 #[test]
-fn many_tensors_are_updated_as_one_by_one() {
+fn accumulate_all_and_cast_all_equal_updates_one_by_one() {
     for to in Format::ALL {
         for from in Format::ALL {
             for lens in [&[][..], &[5], &[0, 1, 700, 3], &[300_000, 9, 41_000]] {
@@ -40,7 +40,7 @@ fn many_tensors_are_updated_as_one_by_one() {
 }
 
 #[test]
-fn lengths_that_differ_name_the_tensor_and_leave_all_alone() {
+fn accumulate_all_and_cast_all_name_a_tensor_of_another_length() {
     let (mut one, mut two) = ([1.0f32; 3], [1.0f32; 4]);
     let mut sums: [SliceMut<'_>; 2] = [(&mut one).into(), (&mut two).into()];
     let value = [1.0f32; 3];
@@ -52,7 +52,7 @@ fn lengths_that_differ_name_the_tensor_and_leave_all_alone() {
 }
 
 #[test]
-fn tensors_of_a_buffer_by_name_and_two_at_once() {
+fn tensors_mut_gives_tensors_by_name_and_two_at_once() {
     let mut buffer = GradientBuffer::new(DType::F32, 2, [("a", vec![2, 2]), ("b", vec![0]), ("c", vec![3])]).unwrap();
     for (index, (name, mut tensor)) in buffer.tensors_mut().enumerate() {
         assert_eq!(name, ["a", "b", "c"][index]);

@@ -151,5 +151,5 @@ fn bytes(ids: &[i64; 2]) -> &[u8] {
 #[test]
 fn sizes_beyond_32_bits() {
     let expected = gradsync::internal::plan::bundle::BundleLayout::new(&[3 << 30, 3 << 30, 5]).unwrap();
-    assert_eq!((expected.places[2].start, expected.len), (6 << 30, (6 << 30) + 5));
+    assert_eq!((expected.ranges[2].start, expected.len), (6 << 30, (6 << 30) + 5));
 }

@@ -38,19 +38,19 @@ fn with(mut header: Vec<u8>, offset: usize, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn tensors_lie_as_upstream_has_them() {
+fn layout_has_tensors_where_upstream_has_them() {
     let layout = BundleLayout::new(&[4, 300, 256]).unwrap();
-    assert_eq!((layout.places, layout.len), (vec![0..4, 256..556, 768..1024], 1024));
+    assert_eq!((layout.ranges, layout.len), (vec![0..4, 256..556, 768..1024], 1024));
     let header = decode(&encode(&three(), 7).unwrap(), &Limits::default()).unwrap();
     assert_eq!(header.layout, BundleLayout::new(&[4, 300, 256]).unwrap());
-    assert_eq!(BundleLayout::new(&[]).unwrap(), BundleLayout { places: vec![], len: 0 });
+    assert_eq!(BundleLayout::new(&[]).unwrap(), BundleLayout { ranges: vec![], len: 0 });
     // There is no padding at the end, and an empty tensor has an offset too.
-    assert_eq!(BundleLayout::new(&[5, 0]).unwrap(), BundleLayout { places: vec![0..5, 256..256], len: 256 });
-    assert_eq!(BundleLayout::new(&[0, 0, 1]).unwrap(), BundleLayout { places: vec![0..0, 0..0, 0..1], len: 1 });
+    assert_eq!(BundleLayout::new(&[5, 0]).unwrap(), BundleLayout { ranges: vec![0..5, 256..256], len: 256 });
+    assert_eq!(BundleLayout::new(&[0, 0, 1]).unwrap(), BundleLayout { ranges: vec![0..0, 0..0, 0..1], len: 1 });
 }
 
 #[test]
-fn layouts_beyond_the_address_space_are_errors() {
+fn layout_beyond_the_address_space_is_an_error() {
     for sizes in [vec![3, usize::MAX], vec![1, isize::MAX as usize - 255], vec![isize::MAX as usize - 3, 0]] {
         let message = BundleLayout::new(&sizes).unwrap_err().to_string();
         assert!(message.contains("tensor 1") && message.contains(&sizes[1].to_string()), "{message}");
@@ -59,7 +59,7 @@ fn layouts_beyond_the_address_space_are_errors() {
 }
 
 #[test]
-fn headers_are_these_bytes() {
+fn encode_gives_the_known_bytes() {
     let header = encode(&[spec(DType::BF16, &[3, 258]), spec(DType::U8, &[])], 0x0102_0304_0506_0708).unwrap();
     let bytes = [
         &b"GSTB"[..],
@@ -87,7 +87,7 @@ fn headers_are_these_bytes() {
 }
 
 #[test]
-fn what_no_header_can_say_is_not_encoded() {
+fn encode_refuses_what_no_header_can_say() {
     let half = spec(DType::U8, &[1 << 62]);
     for (tensors, name) in [
         (vec![spec(DType::F32, &[]), spec(DType::F64, &[1 << 61])], "tensor 1"),
@@ -100,7 +100,7 @@ fn what_no_header_can_say_is_not_encoded() {
 }
 
 #[test]
-fn each_fault_has_its_error() {
+fn decode_has_an_error_for_each_fault() {
     let good = encode(&three(), 1).unwrap();
     // The tensors are at bytes 32, 48 and 64.
     assert_eq!(good.len(), 80);
@@ -175,7 +175,7 @@ fn tensors() -> impl Strategy<Value = Vec<TensorSpec>> {
 
 proptest! {
     #[test]
-    fn headers_survive(tensors in tensors(), sequence in any::<u64>()) {
+    fn decode_gives_back_the_encoded_header(tensors in tensors(), sequence in any::<u64>()) {
         let header = encode(&tensors, sequence).unwrap();
         let decoded = decode(&header, &Limits::default()).unwrap();
         let sizes: Vec<_> = tensors.iter().map(|tensor| {
@@ -188,7 +188,7 @@ proptest! {
 
     /// Random bytes hardly ever pass the magic number: these headers do, and some pass all but the last check.
     #[test]
-    fn damaged_headers_are_refused_or_other_headers(
+    fn decode_refuses_damaged_headers_or_gives_others(
         tensors in tensors(),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
         cut in prop::option::of(any::<prop::sample::Index>()),
@@ -207,7 +207,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_refused_or_a_header(
+    fn decode_refuses_any_bytes_or_gives_a_header(
         prefix in prop::bool::ANY,
         counts in (0u32..7, 0u32..200, 0u64..3000),
         bytes in prop::collection::vec(prop_oneof![0u8..5, any::<u8>()], 0..200),

@@ -4,10 +4,10 @@
 mod bundle;
 #[path = "../../../fuzz/bundle_header.rs"]
 mod bundle_header;
-mod groups;
 mod one_forward_one_backward;
 mod ownership;
 mod schedule;
+mod topology;
 mod zero_partition;
 
 use std::ops::Range;

@@ -191,7 +191,7 @@ fn gathered_tensors_are_their_owners() {
 }
 
 #[test]
-fn scattered_tensors_are_sums_at_their_owners_and_untouched_elsewhere() {
+fn scattered_tensors_are_sums_at_their_owners_alone() {
     for world_size in WORLD_SIZES {
         let mut random = Random::new(80 + world_size as u64);
         for lens in lists(world_size) {

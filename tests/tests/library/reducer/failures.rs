@@ -49,7 +49,7 @@ fn a_rank_that_panics_in_a_step_ends_the_step_of_the_others() {
 }
 
 #[test]
-fn a_step_unlike_the_first_is_refused_on_every_rank_where_all_were_to_be_alike() {
+fn a_step_unlike_the_first_is_refused_on_every_rank() {
     guarded(60, || {
         on_ranks(3, |comm| {
             let mut reducer = Reducer::new(&comm, parameters(), options().with_static_graph(true)).unwrap();

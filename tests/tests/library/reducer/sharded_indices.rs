@@ -292,7 +292,7 @@ fn ranks_that_drift_apart_are_named_on_every_rank() {
 }
 
 #[test]
-fn a_position_of_ranks_with_other_data_or_of_some_ranks_alone_is_refused() {
+fn positions_of_other_data_or_of_some_ranks_are_refused() {
     guarded(60, || {
         let plain = ShardOptions::default();
         let cases = [

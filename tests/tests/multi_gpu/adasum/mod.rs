@@ -1,16 +1,16 @@
 //! Adasum on GPUs, compared with the oracle, and with the CPU's Adasum on the same inputs, by ranks in processes and in threads.
 
+mod against_oracle;
 mod device;
 mod gaps;
-mod grid;
+mod in_succession;
 mod large;
-mod layouts;
-mod loose;
+mod layout_independence;
 mod nodes;
 mod on_one_gpu;
-mod queued;
-mod range;
+mod out_of_range;
 mod refusals;
+mod separate_tensors;
 
 use gradsync::comm::Ranks;
 use gradsync::comm::nccl::NcclCommunicator;
@@ -77,19 +77,19 @@ impl<'c> Cases<'c> {
 /// The same tensors give the same bits in every layout.
 pub(crate) fn run_layouts(context: &Context, report: &mut Report) {
     let Some(comm) = context.first(report) else { return };
-    layouts::run(context, &comm, report);
+    layout_independence::run(context, &comm, report);
 }
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
     let Some(comm) = context.first(report) else { return };
     for cases in Cases::new(context, &comm).each_way() {
-        grid::run(&cases, report);
+        against_oracle::run(&cases, report);
         known::run(&cases.runner, cases.world_size(), |name| cases.name(name), report);
-        range::run(&cases, report);
+        out_of_range::run(&cases, report);
         gaps::run(&cases, report);
-        loose::run(&cases, report);
+        separate_tensors::run(&cases, report);
     }
-    queued::run(context, report);
+    in_succession::run(context, report);
     refusals::run(&Cases::new(context, &comm), report);
 }
 
@@ -99,16 +99,16 @@ pub(crate) fn run_threads(context: &Context, report: &mut Report) {
     let formats = &[Format::F32, Format::BF16];
     let kinds = &[Kind::Random, Kind::NearlyOpposite(1e-6)];
     for cases in (Cases { formats, kinds, ..Cases::new(context, &comm) }).each_way() {
-        grid::run(&cases, report);
+        against_oracle::run(&cases, report);
     }
-    queued::run(context, report);
+    in_succession::run(context, report);
 }
 
 /// Adasum of random layers over any communicator, on each path, for suites about other subjects.
 pub(crate) fn check_random(queue: &Queue, comm: &NcclCommunicator) {
     let world_size = comm.world_size();
     for &way in Way::all(world_size) {
-        let case = Case::of(Kind::Random, Format::F32, world_size, &grid::SHAPES, world_size as u64);
+        let case = Case::of(Kind::Random, Format::F32, world_size, &against_oracle::SHAPES, world_size as u64);
         Runner { queue, comm, way }.check(&case.with(Algorithm::Gram, Granularity::Tensor), "random layers");
     }
 }

@@ -14,7 +14,7 @@ use gradsync_tests::array::{dtype, fill_gaps, patterns_of, tensor_patterns};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
 
-use super::grid::SHAPES;
+use super::against_oracle::SHAPES;
 use crate::context::Context;
 use crate::mpi::operations::groups;
 use crate::report::Report;

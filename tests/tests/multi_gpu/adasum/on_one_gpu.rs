@@ -22,7 +22,7 @@ use gradsync_tests::ranks::on_ranks;
 use gradsync_tests::tolerance::assert_equal;
 
 use super::device::{Runner, Way};
-use super::layouts::Tensors;
+use super::layout_independence::Tensors;
 use super::{Case, gaps};
 use crate::context::Context;
 use crate::report::Report;

@@ -8,7 +8,7 @@ mod peers;
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync_tests::oracle::Format;
 use gradsync_tests::suite::tensors::uniform;
-use gradsync_tests::suite::{owned, tensors};
+use gradsync_tests::suite::{owned_tensors, tensors};
 
 use crate::context::Context;
 use crate::placed::OnDevice;
@@ -19,7 +19,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     let world = World { context, comm: &comm };
     let operands = OnDevice { queue: &context.queue, comm: &comm };
     tensors::run(&operands, report);
-    owned::run(&operands, report);
+    owned_tensors::run(&operands, report);
     buffers::run(&world, report);
     ordered::run(&world, report);
     peers::run(&world, report);

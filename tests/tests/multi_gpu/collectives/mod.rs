@@ -11,7 +11,7 @@ use gradsync::comm::nccl::NcclCommunicator;
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 use gradsync_tests::suite::collectives::{Grid, OPS, inputs, patterns, reductions};
-use gradsync_tests::suite::moves;
+use gradsync_tests::suite::data_movement;
 
 use crate::context::Context;
 use crate::placed::OnDevice;
@@ -65,7 +65,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         reductions(&cases.operands(), grid, report);
         scaling::run(&cases, grid, report);
     }
-    moves::run(&cases.operands(), GRID, report);
+    data_movement::run(&cases.operands(), GRID, report);
     integers::run(&cases, report);
     groups::run(&cases, report);
     options::run(&cases, report);
@@ -78,7 +78,7 @@ pub(crate) fn run_large(context: &Context, report: &mut Report) {
     let (cases, shards) = (Cases { context, comm: &comm }, [LEN.div_ceil(context.world_size)]);
     let grid = Grid { lens: &[LEN], shards: &shards, ..GRID };
     reductions(&cases.operands(), grid, report);
-    moves::run(&cases.operands(), grid, report);
+    data_movement::run(&cases.operands(), grid, report);
 }
 
 /// Runs some of the cases. Ranks that are threads of one process share NCCL's library, the driver and the kernels.
@@ -88,7 +88,7 @@ pub(crate) fn run_threads(context: &Context, report: &mut Report) {
     let lens = &[0, 257, 4097];
     let grid = Grid { formats: &[Format::F32, Format::BF16], lens, shards: lens, ..GRID };
     reductions(&cases.operands(), grid, report);
-    moves::run(&cases.operands(), grid, report);
+    data_movement::run(&cases.operands(), grid, report);
     groups::run(&cases, report);
     options::of_threads(&cases, report);
     refusals::run(&cases, report);

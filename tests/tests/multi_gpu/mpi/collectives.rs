@@ -4,7 +4,7 @@ use gradsync::comm::{Collectives, Ranks, ReduceOp};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 use gradsync_tests::suite::collectives::{Grid, OPS, edge_values, inputs, reductions, scaled};
-use gradsync_tests::suite::moves;
+use gradsync_tests::suite::data_movement;
 
 use super::{Cases, LENS, SHORT};
 use crate::report::Report;
@@ -15,14 +15,18 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     reductions(cases, grid, report);
     edge_values(cases, grid, report);
     scaled(cases, Grid { lens: &[1, 4097], ..grid }, report);
-    moves::collectives(cases, grid, report);
+    data_movement::collectives(cases, grid, report);
     // Each long length is tried with one format.
     let how = cases.name(", long");
     let long = Grid { how: &how, lens: &[], shards: &[], ..grid };
     reductions(cases, Grid { formats: &[Format::BF16], ops: &[ReduceOp::Sum], lens: &LENS[5..], ..long }, report);
     reductions(cases, Grid { formats: &[Format::F32], ops: &[ReduceOp::Mean], shards: &LENS[4..5], ..long }, report);
-    moves::collectives(cases, Grid { formats: &[Format::F32], lens: &LENS[4..5], shards: &LENS[4..5], ..long }, report);
-    moves::collectives(cases, Grid { formats: &[Format::BF16], lens: &LENS[5..], ..long }, report);
+    data_movement::collectives(
+        cases,
+        Grid { formats: &[Format::F32], lens: &LENS[4..5], shards: &LENS[4..5], ..long },
+        report,
+    );
+    data_movement::collectives(cases, Grid { formats: &[Format::BF16], lens: &LENS[5..], ..long }, report);
     for format in Format::ALL {
         report.case(&cases.name(&format!("all_reduce with weights {}", format.name())), || weighted(cases, format));
     }

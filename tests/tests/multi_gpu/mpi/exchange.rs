@@ -5,7 +5,7 @@ use gradsync::comm::Collectives;
 use gradsync_tests::inputs::Random;
 use gradsync_tests::oracle::Format;
 use gradsync_tests::suite::collectives::Grid;
-use gradsync_tests::suite::moves;
+use gradsync_tests::suite::data_movement;
 
 use super::{Cases, LENS, SHORT};
 use crate::placed::{Placed, RawBytes};
@@ -13,11 +13,15 @@ use crate::report::Report;
 
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     let how = cases.name("");
-    moves::transfers(cases, Grid { how: &how, formats: &Format::ALL, ops: &[], lens: SHORT, shards: &[] }, report);
+    data_movement::transfers(
+        cases,
+        Grid { how: &how, formats: &Format::ALL, ops: &[], lens: SHORT, shards: &[] },
+        report,
+    );
     // The data exceed all pinned memory together, in both directions.
-    report.case(&cases.name("a ring of many pieces"), || moves::ring(cases, Format::F32, &LENS[5..]));
+    report.case(&cases.name("a ring of many pieces"), || data_movement::ring(cases, Format::F32, &LENS[5..]));
     report.case(&cases.name("all with all in many pieces"), || {
-        moves::all_with_all(cases, Format::F32, &[2 * LENS[4]]);
+        data_movement::all_with_all(cases, Format::F32, &[2 * LENS[4]]);
     });
     for len in [33, LENS[4]] {
         report.case(&cases.name(&format!("ranks that wait for each other, {len}")), || crossing(cases, len));

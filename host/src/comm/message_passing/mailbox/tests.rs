@@ -116,14 +116,14 @@ fn late(rank: usize) -> CommError {
 fn a_round_is_closed_once_and_by_one_rank() {
     let ranks = ranks();
     ranks.iter().for_each(|mailboxes| mailboxes.publish(&call(5), Payload::EMPTY).unwrap());
-    assert_eq!(ranks[0].close_round(&late(1)), None, "all have come");
+    assert_eq!(ranks[0].close_round(&late(1)), Ok(()), "all have come");
     ranks[2].publish(&Record::Go, Payload::EMPTY).unwrap();
-    assert_eq!(ranks[2].close_round(&late(0)), Some((2, late(0))));
-    assert!(ranks[0].have_all_arrived() && ranks[1].closed_round().is_none(), "the round before is what it was");
+    assert_eq!(ranks[2].close_round(&late(0)), Err(late(0)));
+    assert!(ranks[0].have_all_arrived() && ranks[1].check_round().is_ok(), "the round before is what it was");
     assert_eq!(ranks[0].publish(&Record::Go, Payload::EMPTY), Err(late(0)));
     ranks[1].publish(&Record::Go, Payload::EMPTY).unwrap();
     assert!(!ranks[1].have_all_arrived());
-    assert_eq!((ranks[1].closed_round(), ranks[1].close_round(&late(2))), (Some(late(0)), Some((2, late(0)))));
+    assert_eq!((ranks[1].check_round(), ranks[1].close_round(&late(2))), (Err(late(0)), Err(late(0))));
 }
 
 #[test]
@@ -135,9 +135,8 @@ fn ranks_that_give_up_and_one_that_comes_find_the_same() {
             let threads: Vec<_> = all
                 .map(|(rank, mailboxes)| {
                     scope.spawn(move || {
-                        let published = mailboxes.publish(&call(5), Payload::EMPTY).err();
-                        let given_up = || mailboxes.close_round(&late(rank)).map(|(_, error)| error);
-                        (published.or_else(given_up), mailboxes)
+                        let published = mailboxes.publish(&call(5), Payload::EMPTY);
+                        (published.and_then(|()| mailboxes.close_round(&late(rank))), mailboxes)
                     })
                 })
                 .collect();
@@ -154,7 +153,7 @@ fn an_epoch_that_others_have_given_up_ends_as_a_failure() {
     ranks.iter().for_each(|mailboxes| (0..2).for_each(|_| mailboxes.begin_epoch()));
     ranks.iter().for_each(|mailboxes| mailboxes.end_epoch(false).unwrap());
     ranks[0].end_epoch(false).unwrap();
-    assert_eq!(ranks[0].close_epochs(&late(1)), Some((0, late(1))));
+    assert_eq!(ranks[0].close_epochs(&late(1)), Err(late(1)));
     assert_eq!(ranks[1].end_epoch(false), Err(late(1)));
     assert_eq!(ranks[2].has_ended(1), Some(false), "the one inside");
     ranks[2].end_epoch(false).unwrap();
@@ -166,7 +165,7 @@ fn an_entry_of_another_version_is_a_failure_of_its_rank() {
     let ranks = ranks();
     ranks[0].publish(&call(5), Payload::EMPTY).unwrap();
     // SAFETY: its own mailbox, which no other rank reads now.
-    unsafe { ranks[0].own().entry(1).write([255; ENTRY_BYTES]) };
+    unsafe { ranks[0].own().0.write(entry_at(1), &[255; ENTRY_BYTES]) };
     ranks[1].publish(&call(5), Payload::EMPTY).unwrap();
     let Record::Failed { error, .. } = ranks[1].entry(0).record else { panic!("it was readable") };
     assert!(error.to_string().contains("rank 0 failed: its message cannot be read"), "{error}");
@@ -179,17 +178,17 @@ fn words_of_a_broken_rank_are_errors() {
     // A rank that does not exist has closed the round, or the counter has a number that this rank has not given it.
     for word in [999 << Closable::NUMBER_BITS, 7, u64::MAX] {
         let ranks = self::ranks();
-        ranks[1].own().number(ROUND_AT).store(word, Ordering::Release);
+        ranks[1].own().0.store(ROUND_AT, word, Ordering::Release);
         let error = ranks[1].publish(&call(5), Payload::EMPTY).unwrap_err();
         assert!(is_broken(&error, 1, "no rank of this version"), "{error}");
     }
     // A rank has closed the round without a failure.
     let ranks = self::ranks();
-    ranks[1].own().number(ROUND_AT).store(3 << Closable::NUMBER_BITS, Ordering::Release);
+    ranks[1].own().0.store(ROUND_AT, 3 << Closable::NUMBER_BITS, Ordering::Release);
     let mut room = [0; FAILURE_BYTES];
     postcard::to_slice(&Record::Go, &mut room).unwrap();
     // SAFETY: its own mailbox, which no other rank reads now.
-    unsafe { ranks[2].own().failure().write(room) };
+    unsafe { ranks[2].own().0.write(FAILURE_AT, &room) };
     let error = ranks[1].publish(&call(5), Payload::EMPTY).unwrap_err();
     assert!(is_broken(&error, 2, "given up with Go"), "{error}");
     // A payload that is longer than its slot.

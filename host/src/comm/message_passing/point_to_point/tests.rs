@@ -81,7 +81,7 @@ impl Link for Silent {
         unreachable!("it is not split")
     }
 
-    fn leave(&mut self, _: Option<Record>) {}
+    fn leave(&mut self, _: bool) {}
 
     fn abort(&self, code: i32) -> ! {
         unreachable!("aborts with {code}")
@@ -91,7 +91,7 @@ impl Link for Silent {
 /// An end of device memory, which stays in this stage. Notes when it is dropped.
 struct InStage(Stage, Rc<RefCell<bool>>);
 
-impl End for InStage {
+impl DataMover for InStage {
     fn advance(&mut self, _: &dyn Link, _: usize) -> Stage {
         self.0
     }

@@ -5,13 +5,62 @@
 
 use super::staged_pipeline::{Piece, StagedPipeline};
 use super::{BLOCK_BYTES, MpiDeviceCommunicator, copy, pointer};
-use crate::comm::message_passing::{Transfer, part_len};
+use crate::comm::message_passing::{AgreedCollective, Record, part_len};
 use crate::comm::reduction::Reduction;
-use crate::comm::{Ranks, ReduceOp};
+use crate::comm::{Collective, Operands, Ranks, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSlice, Queue};
 use crate::error::{Call, Operation, Result};
+use crate::memory::Cuda;
 
+// In all unsafe blocks of `run_checked`, operands are borrowed, later work on them is ordered after the operation, and lengths and queues were
+// checked before.
 impl MpiDeviceCommunicator {
+    /// Runs a collective whose operands were checked.
+    pub(super) fn run_checked(&self, collective: Collective<'_, Cuda>) -> Result<()> {
+        let (rank, world_size) = (self.rank(), self.world_size());
+        // The range of this rank's shard in a vector for input and output.
+        let own = |data: DeviceSlice<'_>| {
+            let len = data.len() / world_size;
+            rank * len..(rank + 1) * len
+        };
+        let operation = collective.operation();
+        match collective {
+            Collective::AllReduce { operands, op, scaling } => {
+                let (input, output) = operands.views();
+                let reduction = Reduction::scaled(input.dtype(), op, scaling);
+                // SAFETY: see above.
+                unsafe { self.all_reduce_any(operation, input, output, reduction) }
+            }
+            Collective::WeightedMean { operands, weights } => {
+                let (input, output) = operands.views();
+                let reduction = Reduction::weighted(input.dtype(), weights);
+                // SAFETY: see above.
+                unsafe { self.all_reduce_any(operation, input, output, reduction) }
+            }
+            Collective::ReduceScatter { operands, op } => {
+                let is_in_place = matches!(operands, Operands::InPlace(_));
+                let (input, output) = operands.views();
+                let output = if is_in_place { output.range(own(output)) } else { output };
+                // SAFETY: see above.
+                unsafe { self.reduce_scatter_any(input, output, op) }
+            }
+            Collective::AllGather { operands } => {
+                let is_in_place = matches!(operands, Operands::InPlace(_));
+                let (input, output) = operands.views();
+                let input = if is_in_place { input.range(own(input)) } else { input };
+                // SAFETY: see above.
+                unsafe { self.all_gather_any(input, output) }
+            }
+            Collective::AllToAll { operands } => {
+                let (input, output) = operands.views();
+                // SAFETY: see above.
+                unsafe { self.all_to_all_any(input, output) }
+            }
+            // SAFETY: see above.
+            Collective::Broadcast { data, root } => unsafe { self.broadcast_any(data.as_slice(), root) },
+        }
+    }
+
     /// Runs a staged collective that all ranks have agreed to, step by step, and ends it on all ranks.
     ///
     /// # Safety
@@ -19,7 +68,7 @@ impl MpiDeviceCommunicator {
     unsafe fn staged(
         &self,
         queue: &Queue,
-        transfer: Transfer<'_>,
+        transfer: AgreedCollective<'_>,
         count: usize,
         input: impl Fn(usize) -> Vec<Piece>,
         work: impl FnMut(usize, *mut u8) -> Result<()>,
@@ -28,14 +77,15 @@ impl MpiDeviceCommunicator {
         let pipeline = StagedPipeline { pinned: &self.pinned, down: &self.down, queue };
         // SAFETY: the caller's promise.
         let outcome = unsafe { pipeline.run(count, input, work, output) }?;
-        self.comm.ranks.handshake().close(transfer.operation, outcome.map_err(|error| error.to_string()))
+        let outcome = outcome.map_err(|error| error.to_string());
+        self.comm.ranks.handshake().end_step(transfer.operation, &Record::Closed, outcome)
     }
 
     /// An all-reduce of `input` into memory of the same length and dtype, which may be the input itself.
     ///
     /// # Safety
     /// Both belong to the same queue; the output is borrowed mutably by the caller, and is the input or disjoint from it.
-    pub(super) unsafe fn all_reduce_any(
+    unsafe fn all_reduce_any(
         &self,
         operation: Operation,
         input: DeviceSlice<'_>,
@@ -70,12 +120,7 @@ impl MpiDeviceCommunicator {
     /// # Safety
     /// `input` has a shard of `output`'s length for every rank; the output is borrowed mutably by the caller, and is this rank's shard
     /// or apart from the input.
-    pub(super) unsafe fn reduce_scatter_any(
-        &self,
-        input: DeviceSlice<'_>,
-        output: DeviceSlice<'_>,
-        op: ReduceOp,
-    ) -> Result<()> {
+    unsafe fn reduce_scatter_any(&self, input: DeviceSlice<'_>, output: DeviceSlice<'_>, op: ReduceOp) -> Result<()> {
         let (operation, len, dtype) = (Operation::ReduceScatter(op), output.len(), output.dtype());
         let (queue, rank, world_size, size) = (output.queue(), self.rank(), self.world_size(), dtype.size_bytes());
         self.admit(queue, operation)?;
@@ -107,21 +152,21 @@ impl MpiDeviceCommunicator {
     }
 
     /// # Safety
-    /// `output` has room for every rank's `input`, is borrowed mutably by the caller, and `input` is this rank's place in it or apart.
-    pub(super) unsafe fn all_gather_any(&self, input: DeviceSlice<'_>, output: DeviceSlice<'_>) -> Result<()> {
+    /// `output` has room for every rank's `input`, is borrowed mutably by the caller, and `input` is this rank's shard of it or apart.
+    unsafe fn all_gather_any(&self, input: DeviceSlice<'_>, output: DeviceSlice<'_>) -> Result<()> {
         let (queue, rank, world_size) = (output.queue(), self.rank(), self.world_size());
         let call = Call::new(Operation::AllGather, input.len(), input.dtype());
         let bytes = input.len() * input.dtype().size_bytes();
-        let place = |peer: usize| output.address() + (peer * bytes) as u64;
-        let is_in_place = place(rank) == input.address();
+        let shard = |peer: usize| output.address() + (peer * bytes) as u64;
+        let is_in_place = shard(rank) == input.address();
         if self.is_direct {
             let own = output.range(rank * input.len()..(rank + 1) * input.len());
-            // SAFETY: the output is borrowed mutably, and the input is this rank's place in it or apart, as the caller promises.
+            // SAFETY: the output is borrowed mutably, and the input is this rank's shard of it or apart, as the caller promises.
             unsafe { self.admit_direct(queue, call.operation, Some((input, own))) }?;
             let transfer = self.comm.ranks.agree(call)?;
-            // SAFETY: the output has room for all, as the caller promises, and its own place is only read.
+            // SAFETY: the output has room for all, as the caller promises, and its own shard is only read.
             return unsafe {
-                transfer.pairwise_as_it_is(|_| (pointer(place(rank)), bytes), |peer| (pointer(place(peer)), bytes))
+                transfer.pairwise_as_it_is(|_| (pointer(shard(rank)), bytes), |peer| (pointer(shard(peer)), bytes))
             };
         }
         self.admit(queue, call.operation)?;
@@ -134,7 +179,7 @@ impl MpiDeviceCommunicator {
         };
         let store = |index: usize| {
             let (begin, bytes) = range(index);
-            let piece = |peer: usize| Piece { address: place(peer) + begin as u64, offset: peer * part, bytes };
+            let piece = |peer: usize| Piece { address: shard(peer) + begin as u64, offset: peer * part, bytes };
             (0..world_size).filter(|&peer| !(is_in_place && peer == rank)).map(piece).collect()
         };
         let work = |index: usize, block: *mut u8| {
@@ -149,7 +194,7 @@ impl MpiDeviceCommunicator {
     /// # Safety
     /// Both have a shard of the same length for every rank; the output is borrowed mutably by the caller, and is the input or apart
     /// from it.
-    pub(super) unsafe fn all_to_all_any(&self, input: DeviceSlice<'_>, output: DeviceSlice<'_>) -> Result<()> {
+    unsafe fn all_to_all_any(&self, input: DeviceSlice<'_>, output: DeviceSlice<'_>) -> Result<()> {
         let (queue, rank, world_size) = (output.queue(), self.rank(), self.world_size());
         let call = Call::new(Operation::AllToAll, output.len(), output.dtype());
         let len = output.len() / world_size;
@@ -194,7 +239,7 @@ impl MpiDeviceCommunicator {
             (0..world_size).map(piece).collect()
         };
         let work = |index: usize, block: *mut u8| {
-            let (bytes, part_of) = (range(index).1, |place: usize| block.wrapping_add(place * part));
+            let (bytes, part_of) = (range(index).1, |index: usize| block.wrapping_add(index * part));
             // SAFETY: the block has room for two parts of every rank.
             unsafe { transfer.pairwise(|peer| (part_of(peer), bytes), |peer| (part_of(world_size + peer), bytes)) }
         };
@@ -204,7 +249,7 @@ impl MpiDeviceCommunicator {
 
     /// # Safety
     /// `data` is borrowed mutably by the caller.
-    pub(super) unsafe fn broadcast_any(&self, data: DeviceSlice<'_>, root: usize) -> Result<()> {
+    unsafe fn broadcast_any(&self, data: DeviceSlice<'_>, root: usize) -> Result<()> {
         let (operation, rank) = (Operation::Broadcast { root }, self.rank());
         let (queue, call) = (data.queue(), Call::new(operation, data.len(), data.dtype()));
         let bytes = data.len() * data.dtype().size_bytes();

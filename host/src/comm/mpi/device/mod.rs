@@ -54,10 +54,9 @@ pub use self::connect::connect;
 use self::staged::Slots;
 use super::MpiCommunicator;
 use crate::call::{scope, setters};
-use crate::comm::collective::one_queue;
+use crate::comm::collective_call::one_queue;
 use crate::comm::message_passing::{Half, Incoming, Outgoing, Scratch, SetUp, exchange};
-use crate::comm::reduction::Reduction;
-use crate::comm::{Collective, Communicator, Operands, Ranks, Split};
+use crate::comm::{Collective, Communicator, Ranks, Split};
 use crate::driver::{CudaError, DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Call, Error, Operation, Result};
 use crate::memory::Cuda;
@@ -192,7 +191,7 @@ impl MpiDeviceCommunicator {
 
     /// Fails the group because of a failure of the device before an operation.
     fn broken(&self, operation: Operation, error: &dyn std::error::Error) -> Error {
-        let failure = self.comm.ranks.handshake().own_failure(operation, error.to_string());
+        let failure = self.comm.ranks.handshake().broken(operation, error);
         self.comm.ranks.handshake().fail(operation, failure)
     }
 
@@ -255,47 +254,7 @@ impl Communicator<Cuda> for MpiDeviceCommunicator {
     fn run(&self, collective: Collective<'_, Cuda>) -> Result<()> {
         let (rank, world_size) = (self.rank(), self.world_size());
         self.refused(collective.operation(), collective.check(rank, world_size))?;
-        // The range of this rank's shard in a vector for input and output.
-        let own = |data: DeviceSlice<'_>| {
-            let len = data.len() / world_size;
-            rank * len..(rank + 1) * len
-        };
-        let operation = collective.operation();
-        match collective {
-            Collective::AllReduce { operands, op, scaling } => {
-                let (input, output) = operands.views();
-                let reduction = Reduction::scaled(input.dtype(), op, scaling);
-                // SAFETY: see above.
-                unsafe { self.all_reduce_any(operation, input, output, reduction) }
-            }
-            Collective::WeightedMean { operands, weights } => {
-                let (input, output) = operands.views();
-                let reduction = Reduction::weighted(input.dtype(), weights);
-                // SAFETY: see above.
-                unsafe { self.all_reduce_any(operation, input, output, reduction) }
-            }
-            Collective::ReduceScatter { operands, op } => {
-                let is_in_place = matches!(operands, Operands::InPlace(_));
-                let (input, output) = operands.views();
-                let output = if is_in_place { output.range(own(output)) } else { output };
-                // SAFETY: see above.
-                unsafe { self.reduce_scatter_any(input, output, op) }
-            }
-            Collective::AllGather { operands } => {
-                let is_in_place = matches!(operands, Operands::InPlace(_));
-                let (input, output) = operands.views();
-                let input = if is_in_place { input.range(own(input)) } else { input };
-                // SAFETY: see above.
-                unsafe { self.all_gather_any(input, output) }
-            }
-            Collective::AllToAll { operands } => {
-                let (input, output) = operands.views();
-                // SAFETY: see above.
-                unsafe { self.all_to_all_any(input, output) }
-            }
-            // SAFETY: see above.
-            Collective::Broadcast { data, root } => unsafe { self.broadcast_any(data.as_slice(), root) },
-        }
+        self.run_checked(collective)
     }
 
     fn exchange(&self, sends: &[(usize, DeviceSlice<'_>)], receives: &mut [(usize, DeviceSliceMut<'_>)]) -> Result<()> {
@@ -344,7 +303,7 @@ impl Communicator<Cuda> for MpiDeviceCommunicator {
     }
 
     fn synchronize(&self, queue: &Queue) -> Result<()> {
-        self.comm.ranks.handshake().listen(Operation::Exchange)?;
+        self.comm.ranks.listen(Operation::Exchange)?;
         Ok(queue.synchronize()?)
     }
 }

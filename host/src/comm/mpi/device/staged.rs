@@ -10,7 +10,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
-use crate::comm::message_passing::{End, Incoming, Link, Outgoing, Requests, Stage};
+use crate::comm::message_passing::{DataMover, Incoming, Link, Outgoing, Requests, Stage};
 use crate::driver::{CudaError, Pinned, Queue};
 
 /// The most blocks that one transfer may hold: one is copied while the other is in a message.
@@ -61,7 +61,7 @@ impl<'a> Slots<'a> {
     ///
     /// # Safety
     /// There are `bytes` bytes at `address` on the queues' device, and they stay as `queue` leaves them until the transfer is done.
-    pub(super) unsafe fn outgoing(&self, address: u64, bytes: usize) -> impl End + use<'_, 'a> {
+    pub(super) unsafe fn outgoing(&self, address: u64, bytes: usize) -> impl DataMover + use<'_, 'a> {
         Outward(Pieces::new(self, address, bytes))
     }
 
@@ -70,7 +70,7 @@ impl<'a> Slots<'a> {
     /// # Safety
     /// `address` has `bytes` bytes on the queues' device, which stay valid until `queue` has completed the work that is enqueued here, and
     /// which only work in `queue` uses.
-    pub(super) unsafe fn incoming(&self, address: u64, bytes: usize) -> impl End + use<'_, 'a> {
+    pub(super) unsafe fn incoming(&self, address: u64, bytes: usize) -> impl DataMover + use<'_, 'a> {
         Inward(Pieces::new(self, address, bytes))
     }
 
@@ -178,7 +178,7 @@ impl Drop for Pieces<'_, '_> {
 
 struct Outward<'s, 'a>(Pieces<'s, 'a>);
 
-impl End for Outward<'_, '_> {
+impl DataMover for Outward<'_, '_> {
     fn advance(&mut self, link: &dyn Link, peer: usize) -> Stage {
         let Self(pieces) = self;
         let (pinned, down) = (pieces.slots.pinned, pieces.slots.down);
@@ -234,7 +234,7 @@ impl End for Outward<'_, '_> {
 
 struct Inward<'s, 'a>(Pieces<'s, 'a>);
 
-impl End for Inward<'_, '_> {
+impl DataMover for Inward<'_, '_> {
     fn advance(&mut self, link: &dyn Link, peer: usize) -> Stage {
         let Self(pieces) = self;
         let (pinned, queue) = (pieces.slots.pinned, pieces.slots.queue);

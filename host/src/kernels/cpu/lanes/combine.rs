@@ -3,7 +3,7 @@
 
 use gradsync_device::math::Element as Formula;
 
-use super::{GROUP, Group, Narrow, Wide, on_lanes, prefetch};
+use super::{GROUP, LaneGroup, Narrow, Wide, on_lanes, prefetch};
 use crate::kernels::cpu::combine::NOTHING;
 
 /// The prefetch distance, for any number of vectors at a time.

@@ -4,7 +4,7 @@ use std::arch::x86_64::_mm_sfence;
 
 use gradsync_device::math::Element as Formula;
 
-use super::{GROUP, Group, Lanes, Narrow, Wide, on_lanes, prefetch};
+use super::{GROUP, LaneGroup, Lanes, Narrow, Wide, on_lanes, prefetch};
 use crate::dtype::DType;
 
 /// The alignment of stores. Non-temporal stores require it; other unaligned stores would write to two cache lines each.
@@ -121,7 +121,12 @@ unsafe fn update<L: Lanes, S: Formula, D: Formula>(dst: &mut [D], src: &[S], ope
 /// # Safety
 /// The machine has the instruction set.
 #[inline(always)]
-unsafe fn update_in<G: Group, S: Formula, D: Formula>(dst: &mut [D], src: &[S], operation: Operation, access: Access) {
+unsafe fn update_in<G: LaneGroup, S: Formula, D: Formula>(
+    dst: &mut [D],
+    src: &[S],
+    operation: Operation,
+    access: Access,
+) {
     let len = dst.len().min(src.len());
     let is_short = size_of::<D>() == 2 && len >= LONG;
     let is_aligned = access == Access::Stream || access == Access::Far && is_short;
@@ -174,7 +179,7 @@ unsafe fn update_in<G: Group, S: Formula, D: Formula>(dst: &mut [D], src: &[S], 
 /// # Safety
 /// The machine has the instruction set; both pointers are valid for `len` elements.
 #[inline(always)]
-unsafe fn update_part<G: Group, S: Formula, D: Formula>(
+unsafe fn update_part<G: LaneGroup, S: Formula, D: Formula>(
     to: *mut D,
     from: *const S,
     len: usize,
@@ -199,7 +204,7 @@ unsafe fn update_part<G: Group, S: Formula, D: Formula>(
 /// # Safety
 /// The machine has the instruction set; both pointers are valid for a group, and `to` is aligned to a cache line for streaming.
 #[inline(always)]
-unsafe fn update_group<G: Group, S: Formula, D: Formula>(
+unsafe fn update_group<G: LaneGroup, S: Formula, D: Formula>(
     to: *mut D,
     from: *const S,
     operation: Operation,

@@ -80,7 +80,7 @@ pub(super) trait Lanes: Copy {
 ///
 /// # Safety
 /// The conditions of [`Lanes`].
-trait Group: Copy {
+trait LaneGroup: Copy {
     /// Widens a group.
     unsafe fn load<T: Formula>(from: *const T) -> Self;
     /// Rounds a group to `T`, once, and stores it.
@@ -101,7 +101,7 @@ struct Narrow<L: Lanes>([L::Narrow; 2]);
 #[derive(Clone, Copy)]
 struct Wide<L: Lanes>([L::Wide; 4]);
 
-impl<L: Lanes> Group for Narrow<L> {
+impl<L: Lanes> LaneGroup for Narrow<L> {
     #[inline(always)]
     unsafe fn load<T: Formula>(from: *const T) -> Self {
         // SAFETY: the caller's promise, here and below.
@@ -144,7 +144,7 @@ impl<L: Lanes> Group for Narrow<L> {
     }
 }
 
-impl<L: Lanes> Group for Wide<L> {
+impl<L: Lanes> LaneGroup for Wide<L> {
     #[inline(always)]
     unsafe fn load<T: Formula>(from: *const T) -> Self {
         // SAFETY: the caller's promise, here and below.

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_take_more_of_longer_shards() {
+    fn reduce_stretch_len_grows_with_the_shard() {
         for (total, reduce, combine) in [
             (0, 2048, [2048; 4]),
             (1 << 24, 2048, [2048; 4]),

@@ -313,13 +313,13 @@ impl SegmentWorkspace {
         let pairs: Vec<Pair> = pairs(self.world_size).filter(|pair| is_double || !pair.joins_ranks()).collect();
         // The pairs of one level are independent: their sums are exchanged together.
         for level in pairs.chunk_by(|one, other| one.middle - one.begin == other.middle - other.begin) {
-            for (place, &pair) in level.iter().enumerate() {
-                self.tree_dots(vectors, pair, place)?;
+            for (number, &pair) in level.iter().enumerate() {
+                self.tree_dots(vectors, pair, number)?;
             }
             add_up(self.totals_mut(sums * level.len()))?;
-            for (place, &pair) in level.iter().enumerate() {
-                self.fold(sums, place)?;
-                self.set_pair(pair, place)?;
+            for (number, &pair) in level.iter().enumerate() {
+                self.fold(sums, number)?;
+                self.set_pair(pair, number)?;
             }
             self.spread()?;
         }
@@ -333,10 +333,10 @@ impl SegmentWorkspace {
         self.totals.as_mut_slice().range_mut(0..len)
     }
 
-    /// Adds the rows of divided layers, `width` sums per row, which start behind `place` groups of as many sums.
-    fn fold(&mut self, width: usize, place: usize) -> Result<()> {
+    /// Adds the rows of divided layers, `width` sums per row, which start behind `number` groups of as many sums.
+    fn fold(&mut self, width: usize, number: usize) -> Result<()> {
         let Some(Divided { count, layers }) = &self.divided else { return Ok(()) };
-        let behind = self.behind(width * place);
+        let behind = self.behind(width * number);
         let totals = pointer_mut(&self.totals.as_mut_slice().range_mut(behind));
         let spans = self.grids.of_reductions(self.dtype).spans();
         // SAFETY: the table lists layers with rows, of which there are `width` sums each.
@@ -379,9 +379,9 @@ impl SegmentWorkspace {
         Ok(copy("cast_segments_f32_f32", flags, others)?)
     }
 
-    /// Computes the sums of the two sides of a pair on the device, `[u·v, |u|², |v|²]` or for `f64` the slices of those, as number `place`
+    /// Computes the sums of the two sides of a pair on the device, `[u·v, |u|², |v|²]` or for `f64` the slices of those, as number `number`
     /// of such groups of sums, for cancelled layers; others are not read. The pairs below it must have been set.
-    fn tree_dots(&mut self, vectors: &[DeviceSlice<'_>], pair: Pair, place: usize) -> Result<()> {
+    fn tree_dots(&mut self, vectors: &[DeviceSlice<'_>], pair: Pair, number: usize) -> Result<()> {
         let queue = self.queue.clone();
         let _held = queue.hold();
         let (dtype, table) = self.vectors("tree_dots", vectors)?;
@@ -396,17 +396,17 @@ impl SegmentWorkspace {
         ];
         let sums = self.sums();
         // SAFETY: the vectors are checked; the workspace holds that many sums per chunk.
-        unsafe { self.reduce(&format!("tree_dots_{dtype}"), dtype, sums, sums * place, &own) }
+        unsafe { self.reduce(&format!("tree_dots_{dtype}"), dtype, sums, sums * number, &own) }
     }
 
     /// Sets a pair's coefficients, from the sums of [`tree_dots`](Self::tree_dots), and applies them to the weights of
     /// cancelled layers.
-    fn set_pair(&mut self, pair: Pair, place: usize) -> Result<()> {
+    fn set_pair(&mut self, pair: Pair, number: usize) -> Result<()> {
         let own = [
             pointer_mut(&self.weights.as_mut_slice()),
             pointer_mut(&self.tree.as_mut_slice()),
             pointer(self.cancelled.as_slice()),
-            pointer(self.totals.as_slice().range(self.behind(self.sums() * place))),
+            pointer(self.totals.as_slice().range(self.behind(self.sums() * number))),
             self.layer_count().into(),
             self.world_size.into(),
             pair.begin.into(),
@@ -543,13 +543,13 @@ impl SegmentWorkspace {
         self.totals.as_slice().range(0..self.layer_count() * count)
     }
 
-    /// Launches a reduction of vectors of a dtype into `width` sums per chunk; its totals start behind `place` other sums of each row.
+    /// Launches a reduction of vectors of a dtype into `width` sums per chunk; its totals start behind `number` other sums of each row.
     ///
     /// # Safety
     /// The conditions of `Queue::launch` for the kernel's own parameters. Partials and totals hold as many products as it may write.
-    unsafe fn reduce(&mut self, name: &str, dtype: DType, width: usize, place: usize, own: &[Argument]) -> Result<()> {
+    unsafe fn reduce(&mut self, name: &str, dtype: DType, width: usize, number: usize, own: &[Argument]) -> Result<()> {
         let grid = self.grids.of_reductions(dtype);
-        let behind = self.behind(place);
+        let behind = self.behind(number);
         let totals = pointer_mut(&self.totals.as_mut_slice().range_mut(behind));
         let head = [pointer_mut(&self.partials.as_mut_slice()), totals];
         let counts = [self.count, self.layer_count()].map(Argument::from);

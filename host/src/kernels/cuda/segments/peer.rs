@@ -148,13 +148,13 @@ impl PeerGroup {
     }
 
     /// The current number of resident blocks of a launch.
-    fn grid(&self) -> Places {
-        Places::of(self.claim.places(self.blocks_of_multiprocessor()), self.width, &self.peers)
+    fn grid(&self) -> PeerGrid {
+        PeerGrid::of(self.claim.residency_slots(self.blocks_of_multiprocessor()), self.width, &self.peers)
     }
 
     /// Replaces every rank's shard by the sum of all shards times a factor, in rank order, in `f64`, rounded once.
     pub(crate) fn reduce(&self, factor: f64) -> Result<()> {
-        let Places { blocks, senders } = self.grid();
+        let PeerGrid { blocks, senders } = self.grid();
         // More reducers would compete with each other for the links.
         let reducers = self.peers.tiles().min(blocks);
         let arguments = [self.table(), factor.into(), senders.into(), reducers.into()];
@@ -183,12 +183,12 @@ impl PeerGroup {
 
 /// The number of blocks of a launch, and of its jobs that send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Places {
+struct PeerGrid {
     blocks: u64,
     senders: u64,
 }
 
-impl Places {
+impl PeerGrid {
     /// For a launch of `blocks` resident blocks. Senders get a fixed share of them, which was tuned with all slots of an H200.
     fn of(blocks: u64, width: usize, peers: &Peers) -> Self {
         const MULTIPROCESSORS: u64 = 132;
@@ -214,7 +214,7 @@ impl SegmentWorkspace {
     /// these layers, and the group was created for these layers.
     pub(crate) fn adasum_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
         let (grid, sums) = (self.grids.of_reductions(dtype), self.grids.of_sums(dtype));
-        let Places { blocks, senders } = group.grid();
+        let PeerGrid { blocks, senders } = group.grid();
         let arguments = [
             group.table(),
             pointer_mut(&self.weights.as_mut_slice()),
@@ -251,7 +251,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_in_a_mailbox_overlaps(
+        fn mailbox_len_holds_rows_that_do_not_overlap(
             layers in 0usize..40, rows in 0usize..100, world_size in 2usize..=MOST_RANKS, shard in 0usize..10_000,
         ) {
             let peers = Peers::of(layers, rows, world_size, shard * 16);
@@ -294,17 +294,17 @@ mod tests {
     }
 
     #[test]
-    fn senders_leave_places_to_the_others() {
+    fn peer_senders_leave_blocks_to_the_others() {
         for world_size in 2..=MOST_RANKS {
             let (width, peers) = (width(world_size), Peers::of(1, 0, world_size, 1 << 26));
             let all = 132 * u64::from(LaunchBounds::of_peers(width).blocks);
-            assert_eq!(Places::of(all, width, &peers).senders, peer_senders(width, world_size as u64));
+            assert_eq!(PeerGrid::of(all, width, &peers).senders, peer_senders(width, world_size as u64));
             for blocks in 2..=all {
-                let Places { senders, .. } = Places::of(blocks, width, &peers);
-                assert!((1..blocks).contains(&senders), "{world_size} ranks on {blocks} places: {senders}");
+                let PeerGrid { senders, .. } = PeerGrid::of(blocks, width, &peers);
+                assert!((1..blocks).contains(&senders), "{world_size} ranks on {blocks} blocks: {senders}");
             }
-            assert_eq!(Places::of(1, width, &peers), Places { blocks: 1, senders: 1 });
-            assert_eq!(Places::of(1, width, &Peers::of(1, 0, world_size, 0)).senders, 0, "nothing to send");
+            assert_eq!(PeerGrid::of(1, width, &peers), PeerGrid { blocks: 1, senders: 1 });
+            assert_eq!(PeerGrid::of(1, width, &Peers::of(1, 0, world_size, 0)).senders, 0, "nothing to send");
         }
     }
 }

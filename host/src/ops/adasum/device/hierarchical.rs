@@ -1,8 +1,8 @@
 //! Adasum on nodes: a sum, mean or Adasum inside each node, and Adasum of the nodes' results, on shards and on the device.
 
 use super::transport::{DeviceGram, DeviceTree};
-use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
+use crate::call_comparison::all_prepared;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::driver::DeviceSliceMut;
 use crate::error::{Operation, Result};

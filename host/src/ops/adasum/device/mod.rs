@@ -11,9 +11,9 @@ mod transport;
 use self::peers::{MOST_BYTES, Packets, Peers, measured_limits};
 use self::staged::Staged;
 use self::transport::{DeviceGram, DeviceTree};
-use crate::agreement::{all_prepared, same_plan};
 use crate::buffer::GradientBuffer;
 use crate::call::Value;
+use crate::call_comparison::{all_prepared, same_call};
 use crate::comm::Communicator;
 use crate::error::{Operation, Result};
 use crate::kernels::cuda::PacketLimits;
@@ -126,7 +126,7 @@ fn choose<'c>(
         ("packets up to bytes", Value::Number(limits.most_bytes)),
         ("one shot up to bytes", Value::Number(limits.one_shot_bytes)),
     ];
-    same_plan(operation, comm, table, &lines, options.algorithm.check_ranks(OPERATION, world_size))?;
+    same_call(operation, comm, table, &lines, options.algorithm.check_ranks(OPERATION, world_size))?;
     let bytes = table.arena_len() * table.dtype().size_bytes();
     let is_tree = options.algorithm.chosen(world_size, bytes) == Algorithm::Tree;
     if world_size == 1 {

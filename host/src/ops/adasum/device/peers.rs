@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::transport::report_of;
 use super::{OPERATION, layers};
-use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
+use crate::call_comparison::all_prepared;
 use crate::comm::{Call, Communicator, Operation, PacketConnection};
 use crate::driver::Kernels;
 use crate::error::Result;

@@ -6,13 +6,13 @@
 
 use std::ops::Range;
 
-use crate::agreement::{all_prepared, same_plan};
 use crate::buffer::{GradientBuffer, Scratch};
+use crate::call_comparison::{all_prepared, same_call};
 use crate::comm::Communicator;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Operation, Result};
 use crate::memory::{Cuda, HostBuffer};
-use crate::ops::adasum::gram::{Cut, Extent, Gram, Shard, Vector};
+use crate::ops::adasum::gram::{Extent, Gram, Shard, Vector, VectorDivision};
 use crate::ops::adasum::tree::HostTree;
 use crate::ops::adasum::{OPERATION, Strategy};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
@@ -51,7 +51,7 @@ impl<'c> Staged<'c> {
     ) -> Result<Self> {
         let checked = options.algorithm.check_ranks(OPERATION, comm.world_size());
         let operation = Operation::AdasumAllReduce(options);
-        same_plan(operation, comm, buffer.table(), &[], checked)?;
+        same_call(operation, comm, buffer.table(), &[], checked)?;
         all_prepared(operation, comm, Self::prepare(comm, buffer, options))
     }
 
@@ -65,12 +65,12 @@ impl<'c> Staged<'c> {
             HostTree::prepare(&mut scratch, dtype, table.arena_len())?;
             (Pinned::new(queue, 1, bytes.max(1))?, Steps::Tree(scratch), AdasumReport::of_tree())
         } else {
-            let cut = Cut::new(dtype, comm.world_size(), table.shard_len());
-            let block_bytes = comm.world_size() * cut.longest_piece() * dtype.size_bytes();
+            let division = VectorDivision::new(dtype, comm.world_size(), table.shard_len());
+            let block_bytes = comm.world_size() * division.longest_piece() * dtype.size_bytes();
             let own = HostBuffer::zeroed(OPERATION, dtype, table.shard_len())?;
             let layers = granularity.layer_count(table.tensor_count());
             let report = AdasumReport::of_gram(vec![0.0; layers * comm.world_size()], layers, 0);
-            let received = HostBuffer::zeroed(OPERATION, dtype, cut.received_len())?;
+            let received = HostBuffer::zeroed(OPERATION, dtype, division.received_len())?;
             (Pinned::new(queue, DEPTH, block_bytes)?, Steps::Gram { own, received }, report)
         };
         Ok(Self { comm, options, queue: queue.clone(), pinned, steps, report })
@@ -94,8 +94,8 @@ impl Strategy<Cuda> for Staged<'_> {
         let range = comm.rank() * shard_len..(comm.rank() + 1) * shard_len;
         let shard = &Shard::new(dtype, comm.world_size(), &tensors, granularity, range);
         let gram = Gram { across: comm, all: comm, shard, extent: Extent::All };
-        let (arena, cut) = (buffer.as_mut_slice(), shard.cut);
-        let mut vector = StagedVector { arena, cut, rank: comm.rank(), pinned, queue };
+        let (arena, division) = (buffer.as_mut_slice(), shard.division);
+        let mut vector = StagedVector { arena, division, rank: comm.rank(), pinned, queue };
         *report = gram.run(own.as_mut_slice(), &mut vector, received.as_mut_slice())?;
         Ok(())
     }
@@ -108,7 +108,7 @@ impl Strategy<Cuda> for Staged<'_> {
 /// A vector in device memory that is copied to and from the host through pinned memory.
 struct StagedVector<'a> {
     arena: DeviceSliceMut<'a>,
-    cut: Cut,
+    division: VectorDivision,
     rank: usize,
     pinned: &'a Pinned,
     queue: &'a Queue,
@@ -117,20 +117,20 @@ struct StagedVector<'a> {
 impl StagedVector<'_> {
     /// The pieces of a step, each with its byte offset in its block.
     fn pieces_in_block(&self, step: usize) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
-        let size = self.cut.dtype().size_bytes();
-        self.ranges_in_block(step).map(move |range| range.start * size).zip(self.cut.pieces(step))
+        let size = self.division.dtype().size_bytes();
+        self.ranges_in_block(step).map(move |range| range.start * size).zip(self.division.pieces(step))
     }
 
     /// The element range of each piece in the block of a step.
     fn ranges_in_block(&self, step: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        self.cut.pieces(step).enumerate().map(|(place, piece)| place * piece.len()..(place + 1) * piece.len())
+        self.division.pieces(step).enumerate().map(|(index, piece)| index * piece.len()..(index + 1) * piece.len())
     }
 
     /// The address and size of a step's block, once its last copy is over.
     fn block(&self, step: usize) -> Result<(*mut u8, usize)> {
         self.pinned.wait(step % DEPTH)?;
-        let len: usize = self.cut.pieces(step).map(|piece| piece.len()).sum();
-        Ok((self.pinned.block(step % DEPTH), len * self.cut.dtype().size_bytes()))
+        let len: usize = self.division.pieces(step).map(|piece| piece.len()).sum();
+        Ok((self.pinned.block(step % DEPTH), len * self.division.dtype().size_bytes()))
     }
 }
 
@@ -171,19 +171,19 @@ impl Vector for StagedVector<'_> {
     fn pieces(&mut self, step: usize, own: SliceMut<'_>) -> Result<Vec<Slice<'_>>> {
         let (start, bytes) = self.block(step)?;
         // SAFETY: the block has that many bytes, and no copy uses it any more.
-        let whole = Slice::of_bytes(self.cut.dtype(), unsafe { std::slice::from_raw_parts(start, bytes) });
+        let whole = Slice::of_bytes(self.division.dtype(), unsafe { std::slice::from_raw_parts(start, bytes) });
         let mut pieces: Vec<Slice<'_>> = self.ranges_in_block(step).map(|range| whole.range(range)).collect();
         own.as_bytes_mut().copy_from_slice(pieces.remove(self.rank).as_bytes());
         Ok(pieces)
     }
 
-    fn places(&mut self, step: usize, own: Slice<'_>) -> Result<Vec<SliceMut<'_>>> {
+    fn destinations(&mut self, step: usize, own: Slice<'_>) -> Result<Vec<SliceMut<'_>>> {
         let (start, bytes) = self.block(step)?;
         // SAFETY: as above; only this object uses the block.
-        let whole = SliceMut::of_bytes(self.cut.dtype(), unsafe { std::slice::from_raw_parts_mut(start, bytes) });
-        let mut places = whole.ranges_mut(self.ranges_in_block(step));
-        places.remove(self.rank).as_bytes_mut().copy_from_slice(own.as_bytes());
-        Ok(places)
+        let whole = SliceMut::of_bytes(self.division.dtype(), unsafe { std::slice::from_raw_parts_mut(start, bytes) });
+        let mut destinations = whole.ranges_mut(self.ranges_in_block(step));
+        destinations.remove(self.rank).as_bytes_mut().copy_from_slice(own.as_bytes());
+        Ok(destinations)
     }
 
     fn store(&mut self, step: usize) -> Result<()> {

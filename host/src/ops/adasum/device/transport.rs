@@ -181,8 +181,8 @@ impl<'c> DeviceTree<'c> {
             let view = arena.as_slice();
             let sends: Vec<_> = peers.iter().map(|&(peer, _)| (peer, view.range(held.clone()))).collect();
             // SAFETY: the arena is borrowed mutably, and the ranks' ranges do not overlap.
-            let place = |range: &Range<usize>| unsafe { DeviceSliceMut::from_view(view.range(range.clone())) };
-            let mut receives: Vec<_> = peers.iter().map(|(peer, range)| (*peer, place(range))).collect();
+            let part = |range: &Range<usize>| unsafe { DeviceSliceMut::from_view(view.range(range.clone())) };
+            let mut receives: Vec<_> = peers.iter().map(|(peer, range)| (*peer, part(range))).collect();
             across.exchange(&sends, &mut receives)?;
         }
         Ok(())

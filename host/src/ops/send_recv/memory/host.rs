@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::BundleMemory;
+use super::{BundleMemory, check_lens};
 use crate::comm::Communicator;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -25,15 +25,17 @@ impl BundleMemory for Host {
         Slice::of_bytes(dtype, &memory.as_bytes()[bytes])
     }
 
-    fn contiguous<'a>(tensors: &[Self::Slice<'a>], _: &[Range<usize>]) -> Option<Self::Slice<'a>> {
+    fn contiguous<'a>(tensors: &[Self::Slice<'a>], ranges: &[Range<usize>]) -> Option<Self::Slice<'a>> {
+        check_lens(tensors.iter().map(|tensor| tensor.as_bytes().len()), ranges);
         let [only] = tensors else { return None };
         Some(only.as_bytes().into())
     }
 
     fn contiguous_mut<'a>(
         mut tensors: Vec<Self::SliceMut<'a>>,
-        _: &[Range<usize>],
+        ranges: &[Range<usize>],
     ) -> Result<Self::SliceMut<'a>, Vec<Self::SliceMut<'a>>> {
+        check_lens(tensors.iter().map(|tensor| tensor.as_slice().as_bytes().len()), ranges);
         match (tensors.len(), tensors.pop()) {
             (1, Some(only)) => Ok(only.as_bytes_mut().into()),
             (_, last) => Err(tensors.into_iter().chain(last).collect()),
@@ -48,15 +50,17 @@ impl BundleMemory for Host {
         SliceMut::from(&mut payload.as_mut_slice().as_bytes_mut()[..bytes])
     }
 
-    fn pack(payload: &mut HostBuffer, places: &[Range<usize>], tensors: &[Slice<'_>]) -> Result<()> {
+    fn pack(payload: &mut HostBuffer, ranges: &[Range<usize>], tensors: &[Slice<'_>]) -> Result<()> {
+        check_lens(tensors.iter().map(|tensor| tensor.as_bytes().len()), ranges);
         let bytes = payload.as_mut_slice().as_bytes_mut();
-        places.iter().zip(tensors).for_each(|(place, data)| bytes[place.clone()].copy_from_slice(data.as_bytes()));
+        ranges.iter().zip(tensors).for_each(|(range, data)| bytes[range.clone()].copy_from_slice(data.as_bytes()));
         Ok(())
     }
 
-    fn unpack(payload: &HostBuffer, places: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()> {
+    fn unpack(payload: &HostBuffer, ranges: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()> {
+        check_lens(tensors.iter().map(|tensor| tensor.as_slice().as_bytes().len()), ranges);
         let bytes = payload.as_slice().as_bytes();
-        places.iter().zip(tensors).for_each(|(place, data)| data.as_bytes_mut().copy_from_slice(&bytes[place.clone()]));
+        ranges.iter().zip(tensors).for_each(|(range, data)| data.as_bytes_mut().copy_from_slice(&bytes[range.clone()]));
         Ok(())
     }
 
@@ -66,7 +70,6 @@ impl BundleMemory for Host {
 
     fn exchange_words(
         comm: &dyn Communicator,
-        _: &(),
         (): &mut (),
         sends: &[(usize, Vec<u64>)],
         receives: &mut [(usize, Vec<u64>)],
@@ -82,5 +85,28 @@ impl BundleMemory for Host {
 
     fn has_passed(_: &()) -> Result<bool> {
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_are_not_the_tensors_are_refused() {
+        let tensors = [[1.0f32, 2.0], [3.0, 4.0]];
+        let slices = || tensors.iter().map(Slice::from).collect::<Vec<_>>();
+        let pack = |ranges: &[Range<usize>]| {
+            let mut payload = Host::allocate("a test", &(), 16)?;
+            Host::pack(&mut payload, ranges, &slices())?;
+            Ok::<_, crate::Error>(payload)
+        };
+        let payload = pack(&[0..8, 8..16]).unwrap();
+        for ranges in [vec![0..8], vec![0..8, 8..12], vec![0..8, 8..16, 16..16], vec![0..8, 16..24]] {
+            let mut room = tensors;
+            let unpack = || Host::unpack(&payload, &ranges, room.iter_mut().map(SliceMut::from).collect());
+            assert!(std::panic::catch_unwind(|| pack(&ranges)).is_err(), "{ranges:?}");
+            assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(unpack)).is_err(), "{ranges:?}");
+        }
     }
 }

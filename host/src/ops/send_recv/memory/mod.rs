@@ -12,6 +12,12 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Memory;
 
+/// Panics unless there is a range for each tensor, of its length in bytes, as a [`BundleLayout`](crate::plan::bundle::BundleLayout) has them.
+fn check_lens(lens: impl Iterator<Item = usize> + Clone, ranges: &[Range<usize>]) {
+    let is_same = lens.clone().eq(ranges.iter().map(Range::len));
+    assert!(is_same, "tensors of {:?} bytes at {ranges:?}", lens.collect::<Vec<_>>());
+}
+
 /// A kind of memory from which bundles of tensors are sent and into which they are received: [`Host`](crate::memory::Host) and `Cuda`.
 pub trait BundleMemory: Memory {
     /// The end of a transfer.
@@ -28,11 +34,13 @@ pub trait BundleMemory: Memory {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument).
     fn check_queue(operation: &'static str, queue: &Self::Queue, other: &Self::Queue) -> Result<()>;
 
-    /// The elements of a type in a range of bytes, which lies within the memory.
+    /// The elements of a type in a range of bytes. Panics for a range that leaves the memory, or that begins in device memory at an address
+    /// that is not aligned to the type.
     fn part<'s, 'l: 's>(memory: Self::Slice<'l>, bytes: Range<usize>, dtype: DType) -> Self::Slice<'s>;
 
-    /// The bytes of a payload, if these tensors have these offsets in it, without foreign memory between them.
-    fn contiguous<'a>(tensors: &[Self::Slice<'a>], places: &[Range<usize>]) -> Option<Self::Slice<'a>>;
+    /// The bytes of a payload, if these tensors have these ranges in it, without foreign memory between them. Panics, as all functions with
+    /// ranges, unless there is a range for each tensor, of its length.
+    fn contiguous<'a>(tensors: &[Self::Slice<'a>], ranges: &[Range<usize>]) -> Option<Self::Slice<'a>>;
 
     /// The writable bytes of such a payload; returns the tensors as an error if they have another layout.
     ///
@@ -40,7 +48,7 @@ pub trait BundleMemory: Memory {
     /// The tensors.
     fn contiguous_mut<'a>(
         tensors: Vec<Self::SliceMut<'a>>,
-        places: &[Range<usize>],
+        ranges: &[Range<usize>],
     ) -> Result<Self::SliceMut<'a>, Vec<Self::SliceMut<'a>>>;
 
     /// Allocates a payload of `bytes` bytes, aligned to 256 bytes.
@@ -52,17 +60,17 @@ pub trait BundleMemory: Memory {
     /// The first `bytes` bytes, to write.
     fn bytes_mut(payload: &mut Self::Buffer, bytes: usize) -> Self::SliceMut<'_>;
 
-    /// Copies tensors to their ranges of a payload.
+    /// Copies tensors to their ranges of a payload; panics for a range that is not in it.
     ///
     /// # Errors
     /// `Error::Cuda`.
-    fn pack(payload: &mut Self::Buffer, places: &[Range<usize>], tensors: &[Self::Slice<'_>]) -> Result<()>;
+    fn pack(payload: &mut Self::Buffer, ranges: &[Range<usize>], tensors: &[Self::Slice<'_>]) -> Result<()>;
 
-    /// Copies tensors from their ranges of a payload.
+    /// Copies tensors from their ranges of a payload; panics for a range that is not in it.
     ///
     /// # Errors
     /// `Error::Cuda`.
-    fn unpack(payload: &Self::Buffer, places: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()>;
+    fn unpack(payload: &Self::Buffer, ranges: &[Range<usize>], tensors: Vec<Self::SliceMut<'_>>) -> Result<()>;
 
     /// Makes the workspace large enough for exchanges that send and receive `words` words together.
     ///
@@ -70,14 +78,13 @@ pub trait BundleMemory: Memory {
     /// The errors of [`allocate`](Self::allocate); the workspace is as large as before.
     fn reserve(queue: &Self::Queue, workspace: &mut Self::Workspace, words: usize) -> Result<()>;
 
-    /// Exchanges messages in host memory, all at once. The workspace has been [reserved](Self::reserve), so that this does not fail for
-    /// lack of memory.
+    /// Exchanges messages in host memory, all at once; panics unless room for them has been [reserved](Self::reserve), so that this does
+    /// not fail for lack of memory.
     ///
     /// # Errors
     /// The errors of [`Communicator::exchange`].
     fn exchange_words(
         comm: &dyn Communicator<Self>,
-        queue: &Self::Queue,
         workspace: &mut Self::Workspace,
         sends: &[(usize, Vec<u64>)],
         receives: &mut [(usize, Vec<u64>)],

@@ -13,7 +13,7 @@ use crate::perf::operation::{Operation, Row};
 use crate::perf::output::Output;
 use crate::perf::plan::Section;
 use crate::perf::subject::{self, Found, Side, Subject};
-use crate::perf::tensors::{expected, own_side};
+use crate::perf::tensors::{Steps, expected, named, own_side};
 
 /// Measures a section's rows on the first device.
 pub(crate) fn run(section: &Section, lens: &[usize], output: &Output) -> Result<(), PerfError> {
@@ -25,6 +25,25 @@ pub(crate) fn run(section: &Section, lens: &[usize], output: &Output) -> Result<
         let seconds = timing::time(&queue, &mut tensors, output.counts, &mut timing::alone)?;
         let wrong = subject::check(&mut tensors, output.counts)?;
         output.row(section, row, &Found { seconds, wrong }, name)?;
+    }
+    output.loaded(loads(&queue));
+    Ok(())
+}
+
+/// Measures a section of optimizer steps on the first device.
+pub(crate) fn run_steps(section: &Section, lens: &[usize], output: &Output) -> Result<(), PerfError> {
+    let name = Baseline::name(section.operation, output.counts);
+    output.begin(section, name)?;
+    let queue = Queue::new(0)?;
+    for row in &section.rows {
+        let buffer = || GradientBuffer::on_queue(&queue, DType::BF16, 1, named(lens));
+        let mut baseline = output.counts.baseline.then(|| Baseline::new(&queue, row, 1, output.counts)).transpose()?;
+        let call = baseline.as_mut().map(|baseline| |round| baseline.call(round));
+        let mut steps = Steps::new([buffer()?, buffer()?], call)?;
+        let seconds = timing::time(&queue, &mut steps, output.counts, &mut timing::alone)?;
+        let wrong = subject::check(&mut steps, output.counts)?;
+        output.row(section, row, &Found { seconds, wrong }, name)?;
+        output.say(&format!("\n{}\n", steps.host_time()))?;
     }
     output.loaded(loads(&queue));
     Ok(())

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sweep_reads_every_word() {
+    fn parallel_xor_reads_every_word() {
         for len in [1, LANES, 1000 * LANES + 7] {
             let mut words = vec![0; len];
             for place in [0, len / 2, len - 1] {

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nvidia_smi_prints_is_read() {
+    fn gpu_state_reads_the_output_of_nvidia_smi() {
         let links =
             "GPU 0: NVIDIA H200 (UUID: GPU-1)\n\t Link 0: 26.562 GB/s\n\t Link 1: 26.562 GB/s\n\t Link 2: <inactive>\n";
         let state = GpuState::read("1980, 1985, 3201, 580.159.04\n", links);

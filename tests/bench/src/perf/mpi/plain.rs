@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_operation_adds_every_element() {
+    fn user_function_adds_every_element() {
         let (mut left, mut right) = ([1.0, -2.0, 0.5].map(bf16::from_f32), [0.25, 3.0, 0.5].map(bf16::from_f32));
         let mut len = right.len() as c_int;
         // SAFETY: both sides have the same number of elements.
