@@ -3,6 +3,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `options` | the options of each optimizer, groups of parameters, the scale of the loss |
+//! | `report` | the outcome of a step |
 //! | `schedule` | the learning rate as a formula of the step |
 //! | `state` | the vectors of the state, and the master copies of 16-bit weights |
 //! | `memory` | the reports that a host reads without waiting for a GPU |
@@ -11,6 +12,7 @@
 
 mod memory;
 mod options;
+mod report;
 mod schedule;
 mod state;
 
@@ -25,13 +27,14 @@ pub use self::memory::OptimizerMemory;
 use self::memory::state_of;
 pub use self::options::{AdamWOptions, LossScaler, OptimizerOptions, ParameterGroup, SgdOptions};
 use self::options::{Range, check_options};
+pub use self::report::{UpdateOutcome, UpdateReport};
 pub use self::schedule::Schedule;
-use self::state::{Operand, States, first_negative};
+use self::state::{Operand, States, first_negative, updates};
 use super::same_tensors;
 use crate::buffer::GradientBuffer;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::kernels::optimizer::{Target, TensorUpdate};
+use crate::kernels::optimizer::Target;
 use crate::memory::{Host, Memory, TensorView, TensorViewMut};
 
 /// An optimizer that computes steps without applying them: [`Sgd`], [`AdamW`], or the caller's own.
@@ -66,48 +69,6 @@ pub struct TensorStep<'a, M: Memory = Host> {
     pub weights: TensorViewMut<'a, M>,
     /// The gradient; without one neither weights nor state change, not even by weight decay.
     pub gradient: Option<TensorView<'a, M>>,
-}
-
-/// The outcome of a step of an optimizer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum UpdateOutcome {
-    /// The weights have changed.
-    Applied,
-    /// Gradients had NaN or infinities: nothing has changed but the scale of the loss.
-    NotFinite,
-    /// Gradients were so large that the optimizer's state could have left the range of its dtype: nothing has changed but the scale.
-    TooLarge,
-}
-
-/// The report of a step of an optimizer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct UpdateReport {
-    /// The outcome of the step.
-    pub outcome: UpdateOutcome,
-    /// The number of steps that were applied, this one included.
-    pub applied: u64,
-    /// The number of steps that were skipped, this one included.
-    pub skipped: u64,
-    /// The Euclidean norm of all gradients, divided by the scale of the loss and not clipped.
-    pub norm: f64,
-    /// The learning rate of the last step that was applied, before the factors of groups.
-    pub rate: f64,
-    /// The scale of the loss in the next step.
-    pub scale: f64,
-}
-
-impl From<StepState> for UpdateReport {
-    fn from(state: StepState) -> Self {
-        let outcome = match state.refusal {
-            0.0 => UpdateOutcome::Applied,
-            step::NOT_FINITE => UpdateOutcome::NotFinite,
-            _ => UpdateOutcome::TooLarge,
-        };
-        let StepState { applied, skipped, norm, rate, scale, .. } = state;
-        Self { outcome, applied: applied as u64, skipped: skipped as u64, norm, rate, scale }
-    }
 }
 
 /// An optimizer: [`Sgd`] or [`AdamW`] by its options, of weights in host memory or on a GPU.
@@ -559,74 +520,6 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
         );
         Err(Error::InvalidArgument { operation: O::NAME, reason })
     }
-}
-
-/// The operands of the kernels: weights of another precision than their state are updated in their master copies.
-fn updates<'a, M: OptimizerMemory>(
-    states: &'a mut States<M>,
-    operands: &'a mut [Operand<'_, M>],
-    decay: f64,
-) -> Result<Vec<TensorUpdate<'a, M>>> {
-    let States { tensors, arenas, has_masters } = states;
-    let tensors = &*tensors;
-    // The program applies deltas itself, so that weights change behind their copies.
-    let changes_weights = operands.iter().all(|operand| matches!(operand.target, Target::Weights { .. }));
-    let with_masters = std::mem::replace(has_masters, changes_weights);
-    /// For each tensor its range of one buffer.
-    fn divided<'a, M: OptimizerMemory>(
-        tensors: &[state::Tensor],
-        arena: usize,
-        buffer: &'a mut M::Buffer,
-        range: impl Fn(&state::Tensor) -> Option<std::ops::Range<usize>>,
-    ) -> Vec<Option<M::SliceMut<'a>>> {
-        let of_arena = |tensor: &state::Tensor| (tensor.arena == arena).then(|| range(tensor)).flatten();
-        let ranges: Vec<_> = tensors.iter().filter_map(of_arena).collect();
-        let mut pieces = M::ranges_mut(M::buffer_mut(buffer), &ranges).into_iter();
-        tensors.iter().map(|tensor| of_arena(tensor).and_then(|_| pieces.next())).collect()
-    }
-    let mut vectors: Vec<[Option<M::SliceMut<'a>>; 2]> = tensors.iter().map(|_| [None, None]).collect();
-    let mut masters: Vec<Option<M::SliceMut<'a>>> = tensors.iter().map(|_| None).collect();
-    for (index, arena) in arenas.iter_mut().enumerate() {
-        for (place, buffer) in arena.vectors.iter_mut().enumerate() {
-            let pieces = divided::<M>(tensors, index, buffer, |tensor| Some(tensor.range.clone()));
-            vectors
-                .iter_mut()
-                .zip(pieces)
-                .for_each(|(vectors, piece)| vectors[place] = piece.or(vectors[place].take()));
-        }
-        if let Some(buffer) = &mut arena.masters {
-            let pieces = divided::<M>(tensors, index, buffer, |tensor| tensor.master.clone());
-            masters.iter_mut().zip(pieces).for_each(|(master, piece)| *master = piece.or(master.take()));
-        }
-    }
-    let mut updates = Vec::with_capacity(operands.len());
-    for (((tensor, operand), states), master) in tensors.iter().zip(operands).zip(vectors).zip(masters) {
-        let target = match (&mut operand.target, master) {
-            (Target::Weights { weights, .. }, Some(mut master)) => {
-                if !with_masters {
-                    M::cast(M::reborrow(&mut master), M::as_slice(weights))?;
-                }
-                Target::Weights { weights: master, copy: Some(M::reborrow(weights)) }
-            }
-            (Target::Weights { weights, .. }, None) => Target::Weights { weights: M::reborrow(weights), copy: None },
-            (Target::Deltas { weights, deltas }, Some(mut master)) => {
-                M::cast(M::reborrow(&mut master), M::shortened(*weights))?;
-                Target::Deltas { weights: M::into_slice(master), deltas: M::reborrow(deltas) }
-            }
-            (Target::Deltas { weights, deltas }, None) => {
-                Target::Deltas { weights: M::shortened(*weights), deltas: M::reborrow(deltas) }
-            }
-        };
-        let Some(gradients) = operand.gradient.filter(|_| !tensor.is_frozen).map(M::shortened) else { continue };
-        updates.push(TensorUpdate {
-            gradients,
-            states,
-            target,
-            rate: tensor.rate,
-            decay: tensor.decay.unwrap_or(decay),
-        });
-    }
-    Ok(updates)
 }
 
 impl<M: OptimizerMemory> Started<M> {

@@ -6,7 +6,7 @@ use super::memory::OptimizerMemory;
 use super::options::ParameterGroup;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::kernels::optimizer::Target;
+use crate::kernels::optimizer::{Target, TensorUpdate};
 use crate::plan::layout::TENSOR_ALIGNMENT;
 
 /// One tensor of a step.
@@ -193,4 +193,72 @@ pub(super) fn first_negative<M: OptimizerMemory>(data: M::Slice<'_>) -> Result<O
         _ => M::to_vec::<f32>(data)?.into_iter().map(f64::from).collect(),
     };
     Ok(numbers.into_iter().find(|number| *number < 0.0))
+}
+
+/// The operands of the kernels: weights of another precision than their state are updated in their master copies.
+pub(super) fn updates<'a, M: OptimizerMemory>(
+    states: &'a mut States<M>,
+    operands: &'a mut [Operand<'_, M>],
+    decay: f64,
+) -> Result<Vec<TensorUpdate<'a, M>>> {
+    let States { tensors, arenas, has_masters } = states;
+    let tensors = &*tensors;
+    // The program applies deltas itself, so that weights change behind their copies.
+    let changes_weights = operands.iter().all(|operand| matches!(operand.target, Target::Weights { .. }));
+    let with_masters = std::mem::replace(has_masters, changes_weights);
+    /// For each tensor its range of one buffer.
+    fn divided<'a, M: OptimizerMemory>(
+        tensors: &[Tensor],
+        arena: usize,
+        buffer: &'a mut M::Buffer,
+        range: impl Fn(&Tensor) -> Option<Range<usize>>,
+    ) -> Vec<Option<M::SliceMut<'a>>> {
+        let of_arena = |tensor: &Tensor| (tensor.arena == arena).then(|| range(tensor)).flatten();
+        let ranges: Vec<_> = tensors.iter().filter_map(of_arena).collect();
+        let mut pieces = M::ranges_mut(M::buffer_mut(buffer), &ranges).into_iter();
+        tensors.iter().map(|tensor| of_arena(tensor).and_then(|_| pieces.next())).collect()
+    }
+    let mut vectors: Vec<[Option<M::SliceMut<'a>>; 2]> = tensors.iter().map(|_| [None, None]).collect();
+    let mut masters: Vec<Option<M::SliceMut<'a>>> = tensors.iter().map(|_| None).collect();
+    for (index, arena) in arenas.iter_mut().enumerate() {
+        for (place, buffer) in arena.vectors.iter_mut().enumerate() {
+            let pieces = divided::<M>(tensors, index, buffer, |tensor| Some(tensor.range.clone()));
+            vectors
+                .iter_mut()
+                .zip(pieces)
+                .for_each(|(vectors, piece)| vectors[place] = piece.or(vectors[place].take()));
+        }
+        if let Some(buffer) = &mut arena.masters {
+            let pieces = divided::<M>(tensors, index, buffer, |tensor| tensor.master.clone());
+            masters.iter_mut().zip(pieces).for_each(|(master, piece)| *master = piece.or(master.take()));
+        }
+    }
+    let mut updates = Vec::with_capacity(operands.len());
+    for (((tensor, operand), states), master) in tensors.iter().zip(operands).zip(vectors).zip(masters) {
+        let target = match (&mut operand.target, master) {
+            (Target::Weights { weights, .. }, Some(mut master)) => {
+                if !with_masters {
+                    M::cast(M::reborrow(&mut master), M::as_slice(weights))?;
+                }
+                Target::Weights { weights: master, copy: Some(M::reborrow(weights)) }
+            }
+            (Target::Weights { weights, .. }, None) => Target::Weights { weights: M::reborrow(weights), copy: None },
+            (Target::Deltas { weights, deltas }, Some(mut master)) => {
+                M::cast(M::reborrow(&mut master), M::shortened(*weights))?;
+                Target::Deltas { weights: M::into_slice(master), deltas: M::reborrow(deltas) }
+            }
+            (Target::Deltas { weights, deltas }, None) => {
+                Target::Deltas { weights: M::shortened(*weights), deltas: M::reborrow(deltas) }
+            }
+        };
+        let Some(gradients) = operand.gradient.filter(|_| !tensor.is_frozen).map(M::shortened) else { continue };
+        updates.push(TensorUpdate {
+            gradients,
+            states,
+            target,
+            rate: tensor.rate,
+            decay: tensor.decay.unwrap_or(decay),
+        });
+    }
+    Ok(updates)
 }
