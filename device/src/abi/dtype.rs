@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lists_and_the_table_agree() {
+    fn dtype_lists_and_table_agree() {
         for (index, dtype) in DType::ALL.into_iter().enumerate() {
             assert_eq!(dtype as usize, index, "{dtype}");
             assert_eq!(dtype.name().parse(), Ok(dtype));

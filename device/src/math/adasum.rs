@@ -442,7 +442,7 @@ mod tests {
 
     /// The steps of single ranks must have the bits of `weights`, for numbers that are not finite too.
     #[test]
-    fn steps_of_single_ranks_give_the_same_weights() {
+    fn step_of_single_ranks_gives_the_same_weights() {
         fn check(world_size: usize, criterion: Criterion, seed: u32) {
             let mut state = seed;
             let mut next = || {
@@ -492,7 +492,7 @@ mod tests {
 
     /// `tree_value` must have the bits of combining whole vectors in place, pair by pair.
     #[test]
-    fn tree_values_are_those_of_combining_in_place() {
+    fn tree_value_is_of_combining_in_place() {
         for ranks in 1..70 {
             let value = |rank: usize| 1.0 / (rank as f64 + 3.0);
             let coefficients = |pair: Pair| {
@@ -513,7 +513,7 @@ mod tests {
 
     /// `weight_by_tree` must have the bits of scaling all weights on both sides of each pair.
     #[test]
-    fn weights_by_the_tree_are_those_of_combining_pairs() {
+    fn weight_by_tree_is_of_combining_pairs() {
         for ranks in 1..70 {
             let kept = |pair: Pair| {
                 let index = pair.index() as f64;
@@ -530,7 +530,7 @@ mod tests {
 
     /// Vectors of one element: only NaN, which gives NaN anyway, and finite products are left to the plain formula.
     #[test]
-    fn layers_with_overflowing_products_take_the_exact_path() {
+    fn weights_of_overflowing_products_take_the_exact_path() {
         let is_lost = |criterion: Criterion, vectors: [f64; 4]| {
             weights(&mut [0.0; 4][..], 4, criterion, |i, j| vectors[i] * vectors[j], |_, _| ())
         };

@@ -94,7 +94,7 @@ impl Rule for Sgd {
         let SgdScalars { momentum, nesterov } = self.scalars;
         let mut gradient = gradient * self.factor;
         if self.decay != 0.0 {
-            gradient = gradient + self.decay * weight;
+            gradient += self.decay * weight;
         }
         let velocity = if momentum == 0.0 { gradient } else { momentum * velocity + gradient };
         let direction = if nesterov == 0.0 { velocity } else { gradient + momentum * velocity };

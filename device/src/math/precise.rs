@@ -288,7 +288,7 @@ mod tests {
 
     /// Parallel vectors give their mean, whatever the ratio of their norms, unless one is too short for a coefficient.
     #[test]
-    fn pairs_of_any_two_magnitudes() {
+    fn coefficients_of_pairs_of_any_two_magnitudes() {
         assert_eq!(pair([1e160, 1e160]), (1e160, (0.5, 0.5)));
         assert_eq!(pair([f64::MAX, f64::MAX]), (f64::MAX, (0.5, 0.5)));
         assert_eq!(pair([1e160, -1e160]), (0.0, (1.5, 1.5)));
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn only_large_vectors_of_a_layer_that_overflows_are_scaled() {
+    fn scaling_norms_are_of_large_vectors_that_overflow_alone() {
         let norms = |norms: [f64; 3]| {
             let mut found = [0.0; 3];
             scaling_norms(3, |rank| norms[rank], |rank, norm| found[rank] = norm);

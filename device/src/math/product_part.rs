@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_has_all_products_or_two_halves_have_each_once() {
+    fn product_part_has_all_products_or_halves_have_each_once() {
         assert!(products_of::<4, 10, 10>(1).into_iter().eq(0..10));
         assert!(products_of::<8, 36, 36>(5).into_iter().eq(0..36));
         let mut both = [products_of::<8, 36, 18>(2), products_of::<8, 36, 18>(3)].concat();

@@ -89,13 +89,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn odd_rounding_of_any_bits(bits: u64) {
+        fn f64_to_f32_odd_rounds_any_bits(bits: u64) {
             let value = f64::from_bits(bits);
             prop_assert!(is_odd_rounding(value, f64_to_f32_odd(value)), "{value:e} {:e}", f64_to_f32_odd(value));
         }
 
         #[test]
-        fn odd_rounding_near_f32_values(bits: u32, offset in -3i64..4) {
+        fn f64_to_f32_odd_rounds_near_f32_values(bits: u32, offset in -3i64..4) {
             let near = f64::from(f32::from_bits(bits));
             let value = f64::from_bits(near.to_bits().wrapping_add_signed(offset));
             prop_assert!(is_odd_rounding(value, f64_to_f32_odd(value)), "{value:e} {:e}", f64_to_f32_odd(value));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn every_half_survives() {
+    fn f16_to_f32_and_back_keeps_every_half() {
         for bits in 0..=u16::MAX {
             let value = f16_to_f32(bits);
             assert_eq!(value.to_bits(), half::f16::from_bits(bits).to_f32().to_bits(), "{bits:#x}");

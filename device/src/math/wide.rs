@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keeps_twice_the_digits() {
+    fn wide_keeps_twice_the_digits() {
         let third = Wide::from(1.0).over(3.0.into());
         let rest = third.times(3.0.into()).plus(Wide::from(-1.0));
         assert!(rest.high.abs() < 1e-31, "{rest:?}");
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn operands_may_change_places() {
+    fn wide_operands_may_be_exchanged() {
         let number = |seed: f64| Wide::from(seed.sin()).plus((seed.cos() * 1e-17).into());
         for seed in 0..1000 {
             let (a, b) = (number(seed.into()), number(f64::from(seed) * 7.0 + 0.5));
