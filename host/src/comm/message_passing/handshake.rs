@@ -168,16 +168,17 @@ impl Handshake {
 
     /// Waits until all other ranks have published their records of this round of the call `own`.
     fn wait_for_all(&self, own: &Call) -> Result<(), CommError> {
-        let mut wait = None;
+        // The clock is read before the first poll: a poll without delay takes the cache line from a rank that is about to write it.
+        let mut wait = Wait::new(Some(self.deadline));
         loop {
-            if self.mailboxes.as_ref().is_some_and(Mailboxes::have_all_arrived) {
-                return Ok(());
-            }
-            // A round whose ranks are all here does not read the clock.
-            let wait = wait.get_or_insert_with(|| Wait::new(Some(self.deadline)));
-            if self.mailboxes.is_some() && !wait.is_time_to_listen() {
-                wait.pause();
-                continue;
+            if let Some(mailboxes) = &self.mailboxes {
+                if mailboxes.have_all_arrived() {
+                    return Ok(());
+                }
+                if !wait.is_time_to_listen() {
+                    wait.pause();
+                    continue;
+                }
             }
             self.pump(own.operation)?;
             let missing: Vec<usize> = self.link.others().filter(|&peer| !self.has_arrived(peer)).collect();
