@@ -11,7 +11,7 @@ use crate::error::{Call, CommError, Departure, Operation};
 
 pub use crate::call_comparison::all_prepared;
 pub use crate::comm::local::run::{run_each, run_each_with_deadline};
-pub use crate::error::reason;
+pub use crate::loading::reason;
 pub use crate::ops::adasum::AdasumMemory;
 pub use crate::ops::send_recv::memory::BundleMemory;
 pub use crate::train::reducer::ReducerMemory;

@@ -113,6 +113,7 @@ pub mod groups;
 #[doc(hidden)]
 pub mod internal;
 pub mod kernels;
+mod loading;
 pub mod memory;
 pub mod nvtx;
 pub mod onnx;

@@ -15,11 +15,12 @@ const MEMBERS: [&str; 7] = ["host", "host/cli", "host/candle", "device", "xtask"
 const LONGEST: usize = 600;
 
 /// The layers of the library, from the lowest up: a module uses only modules before it in the list.
-const ROOMS: [&str; 23] = [
-    "dtype", // the names of element types
-    "sys",   // CUDA and NCCL as they are in C
-    "nvtx",  // ranges for profilers
-    "call",  // operations with their arguments, as ranks compare them
+const ROOMS: [&str; 24] = [
+    "dtype",   // the names of element types
+    "loading", // shared libraries
+    "sys",     // CUDA and NCCL as they are in C
+    "nvtx",    // ranges for profilers
+    "call",    // operations with their arguments, as ranks compare them
     "error",
     "engine",          // the matching of calls, as pure state
     "trace",           // the last calls of each rank, for finding out why a job hangs

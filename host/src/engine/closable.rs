@@ -144,7 +144,7 @@ mod tests {
 
     /// Ranks are stopped for any time, give up in any wait, and end between any two operations.
     #[test]
-    fn no_two_ranks_leave_a_round_differently_in_any_interleaving() {
+    fn close_has_all_ranks_leave_alike_in_every_interleaving() {
         for world_size in 1..=3 {
             let (mut seen, mut open) = (HashSet::new(), vec![World::new(world_size)]);
             let mut ends = [0; 2];

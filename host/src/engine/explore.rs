@@ -307,7 +307,7 @@ fn programs(world_size: usize) -> Vec<Program> {
 }
 
 #[test]
-fn every_interleaving_of_every_small_program_ends_the_same() {
+fn engine_ends_alike_in_every_interleaving_of_small_programs() {
     let (mut states, mut completed) = (0, 0);
     for world_size in 1..=3 {
         for program in programs(world_size) {

@@ -85,7 +85,7 @@ fn after(world_size: usize, posts: &[(usize, &[Call])]) -> Result<Vec<usize>, Co
 }
 
 #[test]
-fn equal_collectives_release_everybody_at_once() {
+fn post_of_equal_collectives_releases_all_at_once() {
     let mut carried = Carried::new(3);
     assert_eq!(carried.post(2, &[reduce(4), barrier()]), Ok(vec![]));
     assert_eq!(carried.post(0, &[reduce(4), barrier()]), Ok(vec![]));
@@ -95,7 +95,7 @@ fn equal_collectives_release_everybody_at_once() {
 }
 
 #[test]
-fn unequal_collectives_are_named_at_the_first_difference() {
+fn post_names_the_first_difference_of_collectives() {
     let outcome = after(4, &[(2, &[reduce(4)]), (0, &[barrier()])]);
     assert_eq!(outcome, Err(pair(0, barrier(), 2, reduce(4))));
     let outcome = after(4, &[(2, &[reduce(4)]), (3, &[reduce(5)])]);
@@ -107,7 +107,7 @@ fn unequal_collectives_are_named_at_the_first_difference() {
 }
 
 #[test]
-fn transfers_involve_only_their_two_ranks() {
+fn post_of_transfers_involves_their_two_ranks_alone() {
     let mut carried = Carried::new(4);
     assert_eq!(carried.post(3, &[barrier()]), Ok(vec![]));
     assert_eq!(carried.post(1, &[recv(2, 5)]), Ok(vec![]));
@@ -119,7 +119,7 @@ fn transfers_involve_only_their_two_ranks() {
 }
 
 #[test]
-fn transfers_of_a_pair_meet_in_order() {
+fn post_matches_transfers_of_a_pair_in_order() {
     let mut carried = Carried::new(2);
     assert_eq!(carried.post(0, &[send(1, 1), send(1, 2)]), Ok(vec![]));
     assert_eq!(carried.post(1, &[recv(0, 1)]), Ok(vec![1]), "half of the other's post is enough for this one");
@@ -130,7 +130,7 @@ fn transfers_of_a_pair_meet_in_order() {
 }
 
 #[test]
-fn transfers_need_equal_length_and_dtype() {
+fn post_refuses_transfers_of_other_length_or_dtype() {
     let outcome = after(3, &[(2, &[recv(0, 5)]), (0, &[send(2, 6)])]);
     assert_eq!(outcome, Err(pair(0, send(2, 6), 2, recv(0, 5))));
     let bytes = Call::new(Operation::Recv { peer: 0 }, 6, DType::U8);
@@ -138,7 +138,7 @@ fn transfers_need_equal_length_and_dtype() {
 }
 
 #[test]
-fn a_rank_meets_itself_inside_a_group() {
+fn post_of_a_group_lets_a_rank_send_to_itself() {
     assert_eq!(after(1, &[(0, &[send(0, 2), recv(0, 2)])]), Ok(vec![0]));
     assert_eq!(after(2, &[(1, &[recv(1, 2), send(1, 2)])]), Ok(vec![1]));
     assert_eq!(after(2, &[(0, &[exchange(0, 0)])]), Ok(vec![0]));
@@ -160,7 +160,7 @@ fn a_rank_meets_itself_inside_a_group() {
 
 /// A rank in a collective while another waits for it in a transfer.
 #[test]
-fn a_collective_and_a_transfer_that_wait_for_each_other() {
+fn post_refuses_a_collective_and_a_transfer_in_a_circle() {
     let expected = Err(pair(0, reduce(4), 1, recv(0, 1)));
     assert_eq!(after(3, &[(0, &[reduce(4)]), (1, &[recv(0, 1)])]), expected);
     assert_eq!(after(3, &[(1, &[recv(0, 1)]), (0, &[reduce(4)])]), expected);
@@ -171,7 +171,7 @@ fn a_collective_and_a_transfer_that_wait_for_each_other() {
 }
 
 #[test]
-fn transfers_that_wait_for_each_other() {
+fn post_refuses_transfers_in_a_circle() {
     assert_eq!(after(2, &[(0, &[send(1, 1)]), (1, &[send(0, 1)])]), Err(pair(0, send(1, 1), 1, send(0, 1))));
     assert_eq!(after(2, &[(0, &[recv(1, 1)]), (1, &[recv(0, 1)])]), Err(pair(0, recv(1, 1), 1, recv(0, 1))));
     // A longer cycle never completes either.
@@ -183,7 +183,7 @@ fn transfers_that_wait_for_each_other() {
 }
 
 #[test]
-fn a_group_of_collectives_and_transfers_waits_for_both() {
+fn post_of_a_group_waits_for_collectives_and_transfers() {
     let mut carried = Carried::new(3);
     assert_eq!(carried.post(0, &[reduce(4), send(1, 1)]), Ok(vec![]));
     assert_eq!(carried.post(1, &[recv(0, 1)]), Ok(vec![1]), "the transfer does not wait for the collective");
@@ -205,7 +205,7 @@ fn missing_ranks_are_found_through_others() {
 
 /// A deadline applies only to missing ranks, not to calls that are being carried out.
 #[test]
-fn no_rank_is_missing_where_all_transfers_match() {
+fn missing_is_empty_where_all_transfers_match() {
     let mut engine = Engine::new(3);
     let (_, runs) = engine.post(0, &[send(1, 1), send(1, 1), send(2, 1), recv(2, 1)], true);
     assert!(runs.is_empty());
@@ -230,7 +230,7 @@ fn no_rank_is_missing_where_all_transfers_match() {
 }
 
 #[test]
-fn a_mismatch_names_the_direct_calls_first() {
+fn post_names_the_direct_calls_of_a_mismatch_first() {
     let mut carried = Carried::new(3);
     assert_eq!(carried.post(1, &[recv(0, 1)]), Ok(vec![]));
     assert_eq!(carried.post(2, &[send(1, 1)]), Ok(vec![]));
@@ -239,7 +239,7 @@ fn a_mismatch_names_the_direct_calls_first() {
 }
 
 #[test]
-fn a_rank_that_has_left_is_a_failure_once_it_is_needed() {
+fn depart_is_a_failure_once_the_rank_is_needed() {
     let mut carried = Carried::new(3);
     assert_eq!(carried.announce(0, &[barrier()]), Ok(vec![]));
     assert_eq!(carried.post(0, &[barrier()]), Ok(vec![]));
@@ -495,7 +495,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn equal_programs_always_complete(
+    fn engine_completes_equal_programs(
         (world_size, steps) in (1..9usize).prop_flat_map(|world_size| (Just(world_size), steps(world_size))),
         (order, are_awaited) in (orders(), any::<bool>()),
     ) {
@@ -506,7 +506,7 @@ proptest! {
     }
 
     #[test]
-    fn one_altered_call_never_passes(
+    fn engine_never_passes_one_altered_call(
         (world_size, steps) in (2..9usize).prop_flat_map(|world_size| (Just(world_size), steps(world_size))),
         (order, are_awaited) in (orders(), any::<bool>()),
         alteration in any::<Alteration>(),

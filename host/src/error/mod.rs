@@ -156,11 +156,6 @@ fn not_finite(step: u64, rank: Option<usize>, parameter: &str) -> String {
     }
 }
 
-/// The reason for an error: the text of its source, which for `libloading` is the text of the system's loader, or its own text if it has none.
-pub fn reason(error: &dyn std::error::Error) -> String {
-    error.source().map_or_else(|| error.to_string(), ToString::to_string)
-}
-
 /// Refuses operands of different lengths.
 pub(crate) fn same_len(operation: &'static str, left: (&str, usize), right: (&str, usize)) -> Result<()> {
     if left.1 == right.1 {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libloading::Library;
 
-use crate::error::reason;
+use crate::loading::reason;
 
 const VARIABLE: &str =
     if cfg!(target_pointer_width = "64") { "NVTX_INJECTION64_PATH" } else { "NVTX_INJECTION32_PATH" };

@@ -3,7 +3,6 @@
 //! This module makes no decisions about communication; `comm` does.
 
 pub(crate) mod cuda;
-mod loader;
 pub(crate) mod nccl;
 
 /// An error of the CUDA driver, or its absence.

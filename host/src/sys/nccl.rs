@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use super::loader::{self, NotFound};
+use crate::loading::{self, NotFound};
 
 /// The environment variable that names the library, by path or by name.
 pub const VARIABLE: &str = "GRADSYNC_LIBNCCL";
@@ -325,7 +325,7 @@ impl Nccl {
     /// The errors of [`get`](Self::get).
     pub fn open() -> Result<Self, NcclError> {
         let (library, shown) =
-            loader::open(VARIABLE, &NAMES).map_err(|NotFound(tried)| NcclError::NotFound { tried })?;
+            loading::open(VARIABLE, &NAMES).map_err(|NotFound(tried)| NcclError::NotFound { tried })?;
         // NCCL has threads of its own, so it stays loaded after this object is dropped.
         let library: &'static Library = Box::leak(Box::new(library));
         // The version is checked first: a library that is too old lacks functions, and the error should name the cause.

@@ -98,7 +98,7 @@ mod tests {
 
     /// The first numbers of the reference implementation for this seed.
     #[test]
-    fn the_generator_is_the_published_one() {
+    fn split_mix64_is_the_published_generator() {
         let mut random = SplitMix64::new(1_234_567);
         let expected = [
             6_457_827_717_110_365_317,
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_below_an_end_are_equally_frequent() {
+    fn below_gives_numbers_of_equal_frequency() {
         let mut random = SplitMix64::new(7);
         let mut counts = [0u32; 6];
         (0..60_000).for_each(|_| counts[random.below(6) as usize] += 1);

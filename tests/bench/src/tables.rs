@@ -116,7 +116,7 @@ const TABLES: [Table; 8] = [
         files: &[
             ("one-h200-2026-11-29/tensors-resnet50", "the driver's copy"),
             ("one-h200-2026-11-29/tensors-bert-large", "the driver's copy"),
-            ("one-h200-2026-11-22/pytorch", "PyTorch 2.11"),
+            ("one-h200-2026-11-29/pytorch", "PyTorch 2.11"),
         ],
         cells: |row, peer| {
             let model = if row.count < 100_000_000 { "ResNet-50, 161 tensors" } else { "BERT-large, 398 tensors" };
@@ -262,6 +262,7 @@ fn kernel(row: &Row) -> String {
     match operation.as_str() {
         "accumulate" => format!("`accumulate` {dtype} += {from_dtype}"),
         "cast" => format!("`cast` {from_dtype} → {dtype}"),
+        "adamw_step" => format!("a step of AdamW, {from_dtype} and {dtype}"),
         "gram" | "combine" => format!("`{operation}` {dtype}, {ranks} vectors"),
         operation => format!("`{operation}` {dtype}"),
     }

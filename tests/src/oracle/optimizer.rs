@@ -172,16 +172,19 @@ fn change(
     }
 }
 
+/// The number of elements of a chunk.
+pub const CHUNK: usize = 32_768;
+
 /// The sum of squares of all tensors, added in the order that both memories keep.
 ///
-/// Chunks have 16384 elements of one tensor. In a chunk, element `i` belongs to lane `i mod n`, where the `n` lanes are those of 128 threads
+/// Chunks have [`CHUNK`] elements of one tensor. In a chunk, element `i` belongs to lane `i mod n`, where the `n` lanes are those of 128 threads
 /// which read 16 bytes each. A lane adds its squares in order, a thread its lanes in order; the threads are added by [`tree`]. The chunks of
 /// all tensors are added in the same way, in 512 lanes, of which thread `t` has `t`, `t + 128`, `t + 256` and `t + 384`.
 pub fn square_sum(tensors: &[(Format, &[f64])]) -> f64 {
     let mut chunks = Vec::new();
     for (format, tensor) in tensors {
         let vector = 16 / format.size_bytes();
-        for chunk in tensor.chunks(16384) {
+        for chunk in tensor.chunks(CHUNK) {
             let of_thread = |thread: usize| {
                 let lane = |lane: usize| chunk.iter().skip(lane).step_by(128 * vector).fold(0.0, |sum, x| sum + x * x);
                 (1..vector).fold(lane(thread * vector), |sum, next| sum + lane(thread * vector + next))
@@ -216,7 +219,7 @@ mod tests {
     #[test]
     fn square_sums_have_every_element_once() {
         for format in Format::ALL {
-            for len in [0, 1, 127, 1025, 16384, 16385, 40000] {
+            for len in [0, 1, 127, 1025, CHUNK, CHUNK + 1, 40000] {
                 let ones = vec![2.0; len];
                 assert_eq!(square_sum(&[(format, &ones), (format, &[]), (Format::F64, &ones)]), 8.0 * len as f64);
             }
@@ -225,7 +228,7 @@ mod tests {
 
     /// A published step: with β₁ = 0.9, β₂ = 0.999 and no decay, the first step of AdamW is the rate, whatever the gradient.
     #[test]
-    fn the_first_step_of_adamw_is_the_rate() {
+    fn step_of_adamw_is_the_rate_at_first() {
         let parameter = Parameter {
             format: Format::F64,
             state: Format::F64,

@@ -91,7 +91,7 @@ mod tests {
 
     /// The bounds are near the errors, so that they find mistakes: after 100 steps in `f32` they allow less than a thousandth of the way.
     #[test]
-    fn bounds_are_small_beside_the_way_of_a_weight() {
+    fn weight_bounds_are_small_beside_its_way() {
         let options = Options { unit: 2.0_f64.powi(-24), rate: 0.01, decay: 0.01, gradient_error: 0.0 };
         let mut weights = [Weight::new(1.0), Weight::new(1.0)];
         for step in 1..=100 {

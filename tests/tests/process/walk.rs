@@ -1,9 +1,9 @@
 //! Random walks of eight processes: each rank runs the same random program of collectives and messages, in which up to three ranks exit,
-//! panic, leave, are killed, or are stopped beyond the deadline, at random moments. Every other rank ends in time with an error that names a
-//! rank which really went or was stopped, or one that waits for such a rank; and what a call has returned before is right.
+//! panic, leave, are killed, or are stopped beyond the deadline, at random moments. Every other rank ends in time with an error that names
+//! such a rank, or one that waits for it; and the results of calls that completed before are right.
 //!
-//! `GRADSYNC_TEST_WALKS=0..100` runs other walks than the first twenty. A walk's number determines the program and the ends, but not the moments
-//! at which processes run.
+//! `GRADSYNC_TEST_WALKS=0..100` runs other walks than the first twenty. The number of a walk is the seed of its program and of its faults, but
+//! the system chooses the moments at which processes run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,43 +35,45 @@ const FOLDER: &str = "GRADSYNC_TEST_FOLDER";
 const DEADLINE: Duration = Duration::from_millis(1500);
 /// The least time of a stop, which also lasts until all others have ended.
 const STOP: Duration = Duration::from_millis(2000);
-/// The most time of a call that fails, on a machine with other work. After a failure in an epoch, ranks get the deadline again to leave it.
+/// The most time of a call that waits for a stopped rank, on a machine with other work. After a failure in an epoch, ranks get the deadline
+/// again to leave it. If no rank is stopped, all hear of a fault before the deadline.
 const LIMIT: Duration = Duration::from_millis(2 * 1500 + 2500);
 /// The time limit of a walk.
 const PLENTY: Duration = Duration::from_secs(60);
-/// The steps of a walk, none of which is reached by a rank that hears of the ends of others.
+/// More steps than ranks take before they hear of a fault.
 const STEPS: u64 = 1000;
 /// The last step before which the first rank goes.
 const LAST_STEP: u64 = 16;
 
-/// How a rank goes.
+/// The fault of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    Exits,
-    Aborts,
-    Panics,
-    Leaves,
-    IsKilled,
-    IsStopped,
+enum Fault {
+    Exit,
+    Abort,
+    Panic,
+    /// The rank drops its communicators, and its process ends with success.
+    Leave,
+    Kill,
+    Stop,
 }
 
-/// The end of a rank, before or in a step: a signal comes after the delay.
+/// A fault before a step, or in it: signals come after the delay.
 #[derive(Clone, Copy, Debug)]
 struct Event {
-    end: End,
+    fault: Fault,
     step: u64,
     delay: Duration,
 }
 
-/// The ends of a walk, by rank, in steps that follow each other.
+/// The events of a walk by rank, in at most three successive steps.
 fn events(walk: u64) -> BTreeMap<usize, Event> {
     let mut random = Random::new(walk ^ 0x77a1_c0de);
-    let ends = [End::Exits, End::Aborts, End::Panics, End::Leaves, End::IsKilled, End::IsStopped];
+    let faults = [Fault::Exit, Fault::Abort, Fault::Panic, Fault::Leave, Fault::Kill, Fault::Stop];
     let first = random.below(LAST_STEP);
     let event = |random: &mut Random| {
-        let (rank, end) = (random.below(RANKS as u64) as usize, ends[random.below(ends.len() as u64) as usize]);
+        let (rank, fault) = (random.below(RANKS as u64) as usize, faults[random.below(faults.len() as u64) as usize]);
         let delay = Duration::from_micros(random.below(8) * random.below(1000));
-        (rank, Event { end, step: first + random.below(3), delay })
+        (rank, Event { fault, step: first + random.below(3), delay })
     };
     (0..=random.below(3)).map(|_| event(&mut random)).collect()
 }
@@ -192,7 +194,7 @@ pub(crate) fn run() {
     let buffer = GradientBuffer::new_shared(DType::F32, RANKS, [("vector", [RANKS << 10])]).expect("a buffer");
     let mut member = Member { comm, half, buffer };
     let event = events(walk).get(&rank).copied();
-    let tell = |name: &str, text: String| {
+    let report = |name: &str, text: String| {
         // The launcher reads whole files only.
         let written = folder.join(format!("{rank}.part"));
         fs::write(&written, text)
@@ -201,22 +203,22 @@ pub(crate) fn run() {
     };
     for step in 0..STEPS {
         if let Some(event) = event.filter(|event| event.step == step) {
-            match event.end {
-                End::IsKilled | End::IsStopped => {
-                    let signal = if event.end == End::IsKilled { Signal::KILL } else { Signal::STOP };
+            match event.fault {
+                Fault::Kill | Fault::Stop => {
+                    let signal = if event.fault == Fault::Kill { Signal::KILL } else { Signal::STOP };
                     let folder = folder.clone();
                     spawn(move || {
                         sleep(event.delay);
-                        fs::write(folder.join(format!("{rank}.went")), "").expect("a file");
+                        fs::write(folder.join(format!("{rank}.fault")), "").expect("a file");
                         kill_process(getpid(), signal).expect("a signal");
                     });
                 }
-                end => {
-                    tell("went", String::new());
-                    match end {
-                        End::Exits => std::process::exit(0),
-                        End::Aborts => std::process::abort(),
-                        End::Panics => {
+                fault => {
+                    report("fault", String::new());
+                    match fault {
+                        Fault::Exit => std::process::exit(0),
+                        Fault::Abort => std::process::abort(),
+                        Fault::Panic => {
                             // The communicator is dropped while the thread panics.
                             let panicking = spawn(move || {
                                 let _held = member;
@@ -232,57 +234,45 @@ pub(crate) fn run() {
         }
         let start = Instant::now();
         if let Err(Failure { error, in_half }) = take(&mut member, walk, step) {
-            let took = start.elapsed();
-            let kind = error_kind(&error);
-            let number = |&named: &usize| if in_half { 2 * named + rank % 2 } else { named };
-            let named: Vec<String> = named_by(&error).iter().map(|rank| number(rank).to_string()).collect();
+            let took = start.elapsed().as_millis();
+            let (is_late, named) = match &error {
+                Error::Comm(CommError::PeerGone { rank, .. }) => (false, vec![*rank]),
+                Error::Comm(CommError::Timeout { missing, .. }) => (true, missing.clone()),
+                other => panic!("walk {walk}, step {step}: {other}"),
+            };
+            let in_all = |&named: &usize| if in_half { 2 * named + rank % 2 } else { named }.to_string();
+            let named = named.iter().map(in_all).collect::<Vec<_>>().join(",");
             let after = if in_half { member.half.barrier() } else { member.comm.barrier() };
             assert!(after.is_err(), "a communicator that failed was usable again");
-            let words = [kind, if in_half { "half" } else { "all" }, &named.join(","), &took.as_millis().to_string()];
-            return tell("error", format!("{}\nstep {step}: {error}", words.join(" ")));
+            return report("error", format!("{is_late} {in_half} {took} {named}\nstep {step}: {error}"));
         }
     }
-    panic!("nobody went in {STEPS} steps");
+    panic!("walk {walk}: no rank has a fault in {STEPS} steps");
 }
 
-fn error_kind(error: &Error) -> &'static str {
-    match error {
-        Error::Comm(CommError::PeerGone { .. }) => "gone",
-        Error::Comm(CommError::Timeout { .. }) => "late",
-        _ => "other",
-    }
-}
-
-/// The ranks that an error of a rank that went or is late names.
-fn named_by(error: &Error) -> Vec<usize> {
-    match error {
-        Error::Comm(CommError::PeerGone { rank, .. }) => vec![*rank],
-        Error::Comm(CommError::Timeout { missing, .. }) => missing.clone(),
-        _ => Vec::new(),
-    }
-}
-
-/// What a rank has told at its end.
+/// The error with which a rank has ended.
 #[derive(Debug)]
-struct Told {
-    kind: String,
-    group: String,
-    named: Vec<usize>,
+struct Report {
+    is_late: bool,
+    in_half: bool,
+    /// How long the failing call took.
     took: Duration,
+    /// The ranks that the error names.
+    named: Vec<usize>,
     text: String,
 }
 
-impl Told {
+impl Report {
     fn read(path: &Path) -> Option<Self> {
         let text = fs::read_to_string(path).ok()?;
-        let (words, error) = text.split_once('\n')?;
-        let [kind, group, named, took] = words.split(' ').collect::<Vec<_>>().try_into().ok()?;
-        Some(Told {
-            kind: kind.into(),
-            group: group.into(),
-            named: named.split(',').filter_map(|rank| rank.parse().ok()).collect(),
+        let (words, text) = text.split_once('\n')?;
+        let [is_late, in_half, took, named] = words.split(' ').collect::<Vec<_>>().try_into().ok()?;
+        Some(Report {
+            is_late: is_late.parse().ok()?,
+            in_half: in_half.parse().ok()?,
             took: Duration::from_millis(took.parse().ok()?),
-            text: error.into(),
+            named: named.split(',').filter_map(|rank| rank.parse().ok()).collect(),
+            text: text.into(),
         })
     }
 }
@@ -295,13 +285,13 @@ struct Walk {
 }
 
 impl Walk {
-    /// Whether the end of this rank has come: others may have ended the walk before.
-    fn went(&self, rank: usize) -> bool {
-        self.folder.path().join(format!("{rank}.went")).exists()
+    /// Whether the fault of this rank has happened: the walk may have ended before.
+    fn is_faulty(&self, rank: usize) -> bool {
+        self.folder.path().join(format!("{rank}.fault")).exists()
     }
 
     fn is_stopped(&self, rank: usize) -> bool {
-        self.went(rank) && self.events[&rank].end == End::IsStopped
+        self.is_faulty(rank) && self.events[&rank].fault == Fault::Stop
     }
 
     /// Runs all ranks. Returns how their processes have ended.
@@ -333,62 +323,67 @@ impl Walk {
     }
 
     /// Asserts that all ranks have ended as they should. Returns a line about the walk.
-    fn judge(&self, ends: &[ExitStatus]) -> String {
-        let read = |rank: usize| Some((rank, Told::read(&self.folder.path().join(format!("{rank}.error")))?));
-        let told: BTreeMap<usize, Told> = (0..RANKS).filter_map(read).collect();
+    fn check(&self, ends: &[ExitStatus]) -> String {
+        let read = |rank: usize| Some((rank, Report::read(&self.folder.path().join(format!("{rank}.error")))?));
+        let reports: BTreeMap<usize, Report> = (0..RANKS).filter_map(read).collect();
         let line = |rank: usize| {
-            let event = self.events.get(&rank).map(|event| format!(", {event:?}, went: {}", self.went(rank)));
-            let told = told.get(&rank).map(|told| format!(", after {:?}: {}", told.took, told.text));
-            format!("  rank {rank}: {}{}{}", ends[rank], event.unwrap_or_default(), told.unwrap_or_default())
+            let event = self.events.get(&rank).map(|event| format!(", {event:?}, happened: {}", self.is_faulty(rank)));
+            let report = reports.get(&rank).map(|report| format!(", after {:?}: {}", report.took, report.text));
+            format!("  rank {rank}: {}{}{}", ends[rank], event.unwrap_or_default(), report.unwrap_or_default())
         };
         let all = (0..RANKS).map(line).collect::<Vec<_>>().join("\n");
         let check = |is_so: bool, what: &str| assert!(is_so, "walk {}: {what}\n{all}", self.number);
 
-        let others: Vec<usize> = (0..RANKS).filter(|&rank| !self.went(rank)).collect();
-        for rank in (0..RANKS).filter(|&rank| !self.went(rank) || self.is_stopped(rank)) {
-            check(ends[rank].success() && told.contains_key(&rank), &format!("rank {rank} failed otherwise"));
-            check(told[&rank].kind != "other", &format!("rank {rank} names no rank that went"));
+        for rank in (0..RANKS).filter(|&rank| !self.is_faulty(rank) || self.is_stopped(rank)) {
+            check(ends[rank].success() && reports.contains_key(&rank), &format!("rank {rank} has another failure"));
         }
-        let slowest = others.iter().map(|rank| told[rank].took).max().unwrap_or_default();
-        check(slowest < LIMIT, "a rank ended late");
-        let named = self.reasons(&told, &others);
-        others.iter().for_each(|rank| check(named.contains(rank), &format!("rank {rank} names no rank that went")));
-        let went = self.events.iter().filter(|(rank, _)| self.went(**rank));
-        let went: Vec<String> = went.map(|(rank, event)| format!("{rank} {:?}", event.end)).collect();
-        format!("walk {}: {}; the slowest failing call of another rank took {slowest:?}", self.number, went.join(", "))
+        let survivors: Vec<usize> = (0..RANKS).filter(|&rank| !self.is_faulty(rank)).collect();
+        let explained = self.explained(&reports, &survivors);
+        survivors.iter().for_each(|rank| check(explained.contains(rank), &format!("rank {rank} names no faulty rank")));
+        let limit = if (0..RANKS).any(|rank| self.is_stopped(rank)) { LIMIT } else { DEADLINE };
+        let slowest = survivors.iter().map(|rank| reports[rank].took).max().unwrap_or_default();
+        check(slowest < limit, &format!("a call took {slowest:?}, and may take {limit:?}"));
+        let faulty = self.events.iter().filter(|(rank, _)| self.is_faulty(**rank));
+        let faulty: Vec<String> = faulty.map(|(rank, event)| format!("{rank} {:?}", event.fault)).collect();
+        format!(
+            "walk {}: {}; the slowest failing call of another rank took {slowest:?}",
+            self.number,
+            faulty.join(", ")
+        )
     }
 
-    /// The ranks of `others` whose error names a rank that went, or one that has ended because of it: a rank that is late may wait for
-    /// such a rank, and a rank whose call in one group has failed leaves the other group. In one group it passes on the reason instead.
-    fn reasons(&self, told: &BTreeMap<usize, Told>, others: &[usize]) -> Vec<usize> {
-        let mut ended: Vec<usize> = Vec::new();
+    /// The survivors whose error names a faulty rank, or one that has ended because of it: a rank that is late may wait for such a rank, and
+    /// a rank whose call has failed in one group leaves the other group. Within a group it passes on the reason instead.
+    fn explained(&self, reports: &BTreeMap<usize, Report>, survivors: &[usize]) -> Vec<usize> {
+        let mut explained: Vec<usize> = Vec::new();
         loop {
-            let is_reason = |own: &Told, named: usize| {
-                let may_wait = || told.get(&named).is_some_and(|named| own.kind == "late" || named.group != own.group);
-                self.went(named) || (ended.contains(&named) && may_wait())
+            let is_reason = |own: &Report, named: usize| {
+                let may_be = explained.contains(&named) && (own.is_late || own.in_half != reports[&named].in_half);
+                self.is_faulty(named) || may_be
             };
             let is_new = |rank: &&usize| {
-                !ended.contains(rank) && told[*rank].named.iter().any(|&named| is_reason(&told[*rank], named))
+                let own = &reports[*rank];
+                !explained.contains(rank) && own.named.iter().any(|&named| is_reason(own, named))
             };
-            let new: Vec<usize> = others.iter().filter(is_new).copied().collect();
+            let new: Vec<usize> = survivors.iter().filter(is_new).copied().collect();
             if new.is_empty() {
-                return ended;
+                return explained;
             }
-            ended.extend(new);
+            explained.extend(new);
         }
     }
 }
 
 #[test]
-fn ranks_that_go_or_stop_at_random_moments_are_named_by_all_others() {
+fn every_survivor_ends_in_time_and_names_a_faulty_rank() {
     let _turn = turn();
     let walks = std::env::var(WALKS_VARIABLE).map_or(WALKS, |walks| {
-        let ends = walks.split_once("..").and_then(|(first, end)| Some(first.parse().ok()?..end.parse().ok()?));
-        ends.unwrap_or_else(|| panic!("{WALKS_VARIABLE}={walks} is not a range like 0..6"))
+        let range = walks.split_once("..").and_then(|(first, end)| Some(first.parse().ok()?..end.parse().ok()?));
+        range.unwrap_or_else(|| panic!("{WALKS_VARIABLE}={walks} is not a range like 0..6"))
     });
     for number in walks {
         let walk = Walk { number, events: events(number), folder: tempfile::tempdir().expect("a folder") };
         let start = Instant::now();
-        println!("{} ({:.1?})", walk.judge(&walk.run()), start.elapsed());
+        println!("{} ({:.1?})", walk.check(&walk.run()), start.elapsed());
     }
 }

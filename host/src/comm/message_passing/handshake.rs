@@ -157,8 +157,7 @@ impl Handshake {
     fn publish(&self, record: &Record, own: &Call, payload: Payload<'_>) -> Result<(), CommError> {
         if let Some(mailboxes) = &self.mailboxes {
             mailboxes.publish(record, payload)?;
-            // A small sum does not read the clock.
-            return if mailboxes.have_all_arrived() { Ok(()) } else { self.wait_for_all(own) };
+            return self.wait_for_all(own);
         }
         for peer in self.link.others() {
             let record = record.with_eager(payload.piece(peer, self.link.world_size()));
@@ -169,16 +168,16 @@ impl Handshake {
 
     /// Waits until all other ranks have published their records of this round of the call `own`.
     fn wait_for_all(&self, own: &Call) -> Result<(), CommError> {
-        let mut wait = Wait::new(Some(self.deadline));
+        let mut wait = None;
         loop {
-            if let Some(mailboxes) = &self.mailboxes {
-                if mailboxes.have_all_arrived() {
-                    return Ok(());
-                }
-                if !wait.is_time_to_listen() {
-                    wait.pause();
-                    continue;
-                }
+            if self.mailboxes.as_ref().is_some_and(Mailboxes::have_all_arrived) {
+                return Ok(());
+            }
+            // A round whose ranks are all here does not read the clock.
+            let wait = wait.get_or_insert_with(|| Wait::new(Some(self.deadline)));
+            if self.mailboxes.is_some() && !wait.is_time_to_listen() {
+                wait.pause();
+                continue;
             }
             self.pump(own.operation)?;
             let missing: Vec<usize> = self.link.others().filter(|&peer| !self.has_arrived(peer)).collect();

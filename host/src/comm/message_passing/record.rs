@@ -105,7 +105,7 @@ mod tests {
     use crate::error::Operation;
 
     #[test]
-    fn a_record_is_long_enough_for_an_eager_call() {
+    fn record_is_long_enough_for_an_eager_call() {
         let factor = (-1.5f64).into();
         let operation = Operation::ScaledAllReduce { op: ReduceOp::Min, before: factor, after: factor };
         let call = Call { within: Some(operation), ..Call::new(operation, usize::MAX, DType::BF16) };

@@ -23,7 +23,7 @@ const REMOVED_BYTES: usize = 64 << 10;
 /// The kind of a frame's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     Record = 1,
     /// The next bytes of a message.
     Bytes = 2,
@@ -37,9 +37,9 @@ pub(super) enum Kind {
     Answer = 6,
 }
 
-impl Kind {
+impl FrameKind {
     fn of(byte: u8) -> Option<Self> {
-        [Kind::Record, Kind::Bytes, Kind::Left, Kind::Taken, Kind::Offer, Kind::Answer]
+        [FrameKind::Record, FrameKind::Bytes, FrameKind::Left, FrameKind::Taken, FrameKind::Offer, FrameKind::Answer]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
     }
@@ -47,14 +47,14 @@ impl Kind {
 
 /// The two lanes of a connection.
 #[derive(Debug)]
-pub(super) struct Lanes {
+pub(super) struct LanePair {
     pub(super) outward: Lane,
     pub(super) inward: Lane,
 }
 
 /// The flow control of message bytes.
 #[derive(Debug, Default)]
-struct Window {
+struct FlowControl {
     sent: u64,
     /// The bytes that the other process has reported as processed.
     arrived: u64,
@@ -102,7 +102,7 @@ pub(super) struct Connection {
     is_here: bool,
     /// The number of the other process, if this process sees it.
     pub(super) process: Option<u32>,
-    lanes: Option<Lanes>,
+    lanes: Option<LanePair>,
     /// Bytes that wait for room in the lane or socket.
     queue: Buffer,
     /// Received bytes of frames.
@@ -112,7 +112,7 @@ pub(super) struct Connection {
     plain: Vec<u8>,
     /// The bytes of one read from the socket.
     read: Vec<u8>,
-    window: Window,
+    flow: FlowControl,
     has_ended: bool,
 }
 
@@ -130,18 +130,18 @@ impl Connection {
             encrypted: Buffer::default(),
             plain: Vec::new(),
             read: Vec::new(),
-            window: Window::default(),
+            flow: FlowControl::default(),
             has_ended: false,
         }
     }
 
     /// Sends all later frames through lanes; both ends have to do so. Frames in memory are not encrypted.
-    pub(super) fn set_lanes(&mut self, lanes: Lanes) {
+    pub(super) fn set_lanes(&mut self, lanes: LanePair) {
         self.lanes = Some(lanes);
         self.session = None;
     }
 
-    pub(super) fn lanes(&self) -> Option<&Lanes> {
+    pub(super) fn lanes(&self) -> Option<&LanePair> {
         self.lanes.as_ref()
     }
 
@@ -173,7 +173,7 @@ impl Connection {
     /// The number of bytes of a message that can be sent in the next frame.
     pub(super) fn room(&self) -> usize {
         let window = self.window_bytes();
-        let left = window.saturating_sub((self.window.sent - self.window.arrived) as usize);
+        let left = window.saturating_sub((self.flow.sent - self.flow.arrived) as usize);
         // Small frames are avoided: the next frame waits until a full one fits.
         let most = PAYLOAD_BYTES.min(window / 4);
         if left < most { 0 } else { most - size_of::<u64>() }
@@ -181,38 +181,38 @@ impl Connection {
 
     /// Sends bytes of a message, at most [`room`](Self::room). If the other process has ended, they are discarded and count as processed.
     pub(super) fn push_bytes(&mut self, group: u64, message: u64, bytes: &[u8]) {
-        self.window.sent += bytes.len() as u64;
+        self.flow.sent += bytes.len() as u64;
         if self.has_ended {
-            self.window.arrived = self.window.sent;
+            self.flow.arrived = self.flow.sent;
         }
-        self.push_message(Kind::Bytes, group, message, bytes);
+        self.push_message(FrameKind::Bytes, group, message, bytes);
     }
 
     /// Sends a frame about a message.
-    pub(super) fn push_message(&mut self, kind: Kind, group: u64, message: u64, payload: &[u8]) {
+    pub(super) fn push_message(&mut self, kind: FrameKind, group: u64, message: u64, payload: &[u8]) {
         self.push_parts(kind, group, &[&message.to_le_bytes(), payload]);
     }
 
     /// Records that message bytes were processed, and reports the number to the other process from time to time.
     pub(super) fn note_taken(&mut self, bytes: usize) {
-        self.window.taken += bytes as u64;
-        if self.window.taken - self.window.told >= self.window_bytes() as u64 / 4 {
-            self.window.told = self.window.taken;
-            self.push(Kind::Taken, 0, &self.window.taken.to_le_bytes());
+        self.flow.taken += bytes as u64;
+        if self.flow.taken - self.flow.told >= self.window_bytes() as u64 / 4 {
+            self.flow.told = self.flow.taken;
+            self.push(FrameKind::Taken, 0, &self.flow.taken.to_le_bytes());
         }
     }
 
     /// Records the number of bytes that the other process has processed.
     pub(super) fn note_arrived(&mut self, bytes: u64) {
-        self.window.arrived = bytes.min(self.window.sent);
+        self.flow.arrived = bytes.min(self.flow.sent);
     }
 
     /// Sends a frame, as soon as there is room.
-    pub(super) fn push(&mut self, kind: Kind, group: u64, payload: &[u8]) {
+    pub(super) fn push(&mut self, kind: FrameKind, group: u64, payload: &[u8]) {
         self.push_parts(kind, group, &[payload, &[]]);
     }
 
-    fn push_parts(&mut self, kind: Kind, group: u64, payload: &[&[u8]; 2]) {
+    fn push_parts(&mut self, kind: FrameKind, group: u64, payload: &[&[u8]; 2]) {
         let bytes = payload[0].len() + payload[1].len();
         debug_assert!(bytes <= PAYLOAD_BYTES, "{bytes} bytes");
         if self.has_ended {
@@ -319,7 +319,7 @@ impl Connection {
     ///
     /// # Errors
     /// Bytes that are not a frame of the other rank; the connection then counts as ended.
-    pub(super) fn next(&mut self) -> io::Result<Option<(Kind, u64, &[u8])>> {
+    pub(super) fn next(&mut self) -> io::Result<Option<(FrameKind, u64, &[u8])>> {
         let outcome = self.next_header();
         self.has_ended |= outcome.is_err();
         let Some((kind, group, len)) = outcome? else { return Ok(None) };
@@ -329,7 +329,7 @@ impl Connection {
     }
 
     /// The kind, the group and the bytes of the payload of the next frame, if it is complete.
-    fn next_header(&mut self) -> io::Result<Option<(Kind, u64, usize)>> {
+    fn next_header(&mut self) -> io::Result<Option<(FrameKind, u64, usize)>> {
         loop {
             let bytes = self.received.rest();
             if let Some(header) = bytes.get(..HEADER_BYTES) {
@@ -339,7 +339,7 @@ impl Connection {
                     u64::from_le_bytes(word)
                 };
                 let (len, group) = (number(0, 4) as usize, number(8, 8));
-                let Some(kind) = Kind::of(header[4]).filter(|_| len <= PAYLOAD_BYTES) else {
+                let Some(kind) = FrameKind::of(header[4]).filter(|_| len <= PAYLOAD_BYTES) else {
                     let reason = "a frame that no rank of this version sends";
                     return Err(io::Error::new(ErrorKind::InvalidData, reason));
                 };

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_come_in_order_and_only_as_many_as_there_is_room_for() {
+    fn lane_keeps_bytes_in_order_within_its_room() {
         let [writer, reader] = lanes();
         let (mut sent, mut received) = (Vec::new(), Vec::new());
         for round in 0..100u8 {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_between_two_threads_is_what_was_sent() {
+    fn lane_passes_a_stream_between_two_threads_on() {
         let [writer, reader] = lanes();
         let bytes: Vec<u8> = (0..100_000u32).map(|index| (index % 251) as u8).collect();
         let received = std::thread::scope(|scope| {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_a_broken_peer_are_errors_and_reach_no_other_memory() {
+    fn lane_turns_counters_of_a_broken_peer_into_errors() {
         for wrong in [CAPACITY as u64 + 6, u64::MAX, 1 << 63] {
             let [writer, reader] = lanes();
             assert!(writer.write(&[&[7; 5]]).unwrap());

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::NETWORK_BYTES;
-use super::connection::Kind;
+use super::connection::FrameKind;
 use super::mesh::{Mesh, WORLD};
 use crate::comm::message_passing::{Buffers, Incoming, Link, LinkError, Outgoing, Pending, Record, Requests};
 use crate::error::{Departure, Result};
@@ -57,7 +57,7 @@ impl Link for ProcessLink {
     }
 
     fn post(&self, peer: usize, record: Record) -> Result<(), LinkError> {
-        self.mesh.peer(self.numbers[peer]).connection.push(Kind::Record, self.group, &record.encode());
+        self.mesh.peer(self.numbers[peer]).connection.push(FrameKind::Record, self.group, &record.encode());
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Kind};
+use super::connection::{Connection, FrameKind};
 use super::message::Messages;
 use crate::bootstrap::Member;
 
@@ -80,12 +80,13 @@ impl Peer {
         loop {
             match self.connection.next() {
                 Ok(None) => break,
-                Ok(Some((Kind::Taken, _, payload))) => {
+                Ok(Some((FrameKind::Taken, _, payload))) => {
                     let bytes = payload.try_into().map_or(0, u64::from_le_bytes);
                     self.connection.note_arrived(bytes);
                 }
                 Ok(Some((kind, number, payload))) => {
-                    let bytes = if kind == Kind::Bytes { payload.len().saturating_sub(size_of::<u64>()) } else { 0 };
+                    let bytes =
+                        if kind == FrameKind::Bytes { payload.len().saturating_sub(size_of::<u64>()) } else { 0 };
                     let group = self.groups.entry(number).or_default();
                     group.take(kind, payload);
                     if group.is_over() {
@@ -105,7 +106,7 @@ impl Peer {
 
     /// Ends this process's part in a group.
     pub(super) fn leave(&mut self, number: u64) {
-        self.connection.push(Kind::Left, number, &[]);
+        self.connection.push(FrameKind::Left, number, &[]);
         let group = self.groups.entry(number).or_default();
         group.close(&self.connection);
         if group.is_over() {
@@ -229,7 +230,7 @@ mod tests {
     fn sent(session: NoiseSession) -> [Vec<u8>; 3] {
         let (mut sender, mut wire) = network(Some(session));
         WORDS.map(|word| {
-            sender.connection.push(Kind::Record, WORLD, word);
+            sender.connection.push(FrameKind::Record, WORLD, word);
             let mut length = [0; 2];
             wire.read_exact(&mut length).unwrap();
             let mut message = vec![0; u16::from_le_bytes(length).into()];
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attacker_on_the_network_neither_reads_nor_changes_data() {
+    fn mesh_hides_data_from_an_attacker_and_finds_changes() {
         let attack = |arrange: &dyn Fn([Vec<u8>; 3]) -> Vec<u8>| {
             let [from, to] = sessions();
             arrived(to, &arrange(sent(from)))
@@ -273,7 +274,7 @@ mod tests {
         let records = sent(from);
         assert!(is_violated(arrived(to, &records.concat()), 0), "records of another connection");
         let (mut sender, mut wire) = network(sessions().into_iter().next());
-        sender.connection.push(Kind::Record, WORLD, WORDS[0]);
+        sender.connection.push(FrameKind::Record, WORLD, WORDS[0]);
         let mut message = vec![0; records[0].len()];
         wire.read_exact(&mut message).unwrap();
         wire.write_all(&message).unwrap();
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_frame_are_a_violation_and_more_than_the_end_of_a_connection() {
+    fn mesh_takes_bytes_that_are_no_frame_as_a_violation() {
         let (mut peer, mut other) = local();
         other.write_all(&[0xff; 64]).expect("room for a few bytes");
         peer.progress();
@@ -313,7 +314,7 @@ mod tests {
 
     /// A rank that leaves while its last frames are on their way to this peer.
     fn leave(mut peer: Peer) -> thread::JoinHandle<Duration> {
-        (0..FRAMES).for_each(|_| peer.connection.push(Kind::Record, WORLD, &[7; PAYLOAD]));
+        (0..FRAMES).for_each(|_| peer.connection.push(FrameKind::Record, WORLD, &[7; PAYLOAD]));
         let member = crate::bootstrap::Rendezvous::in_process().join(0, 1).expect("one rank");
         let mesh = Mesh::new(member, vec![None, Some(peer)]);
         thread::spawn(move || {
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_reader_gets_all_frames_of_a_rank_that_leaves() {
+    fn leave_sends_all_frames_to_a_slow_reader() {
         let read_slowly = |leaving: thread::JoinHandle<Duration>, wire: &mut dyn Read, answer: &mut dyn FnMut()| {
             let (mut bytes, mut bit, mut read) = (0, vec![0; BIT], 1);
             while read > 0 {
@@ -346,7 +347,7 @@ mod tests {
         assert!(time > LINGER, "the reader was not slow");
         let (peer, mut wire) = network(None);
         let mut other = wire.try_clone().expect("another handle");
-        let frame = [&[0; 4][..], &[Kind::Taken as u8], &[0; 11]].concat();
+        let frame = [&[0; 4][..], &[FrameKind::Taken as u8], &[0; 11]].concat();
         // It may fail once everything has arrived.
         let answer = &mut || _ = other.write_all(&frame);
         let leaving = read_slowly(leave(peer), &mut wire, answer);
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_has_stopped_does_not_hold_a_rank_that_leaves() {
+    fn leave_does_not_wait_for_a_stopped_reader() {
         let (peer, wire) = local();
         let (other, network_wire) = network(None);
         for leaving in [leave(peer), leave(other)] {

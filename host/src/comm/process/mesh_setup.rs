@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::connection::{Connection, Lanes};
+use super::connection::{Connection, LanePair};
 use super::lane::{Lane, bytes_of};
 use super::mesh::{Mesh, Peer};
 use crate::bootstrap::{Member, Peers};
@@ -49,7 +49,8 @@ pub(super) fn connect(member: Member, deadline: Duration, memory: MemoryUse) -> 
             let Some(peer) = peer else { continue };
             // In each rank's memory, lanes are in the order of their senders.
             let outward = Lane::new(theirs.clone(), rank, capacity);
-            peer.connection.set_lanes(Lanes { outward, inward: Lane::new(memories[rank].clone(), number, capacity) });
+            peer.connection
+                .set_lanes(LanePair { outward, inward: Lane::new(memories[rank].clone(), number, capacity) });
         }
     }
     // The other end may not have set its lane yet, but frames are safe: a lane is memory, and keeps them.

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use super::connection::{Connection, Kind};
+use super::connection::{Connection, FrameKind};
 use super::single_copy::{self, Offer, Reading};
 use crate::comm::message_passing::LinkError;
 
@@ -37,7 +37,7 @@ pub(super) struct Messages {
     /// Records that were received, encoded.
     pub(super) records: VecDeque<Box<[u8]>>,
     /// Bytes and offers of messages that have arrived early, with the messages' numbers.
-    arrivals: VecDeque<(u64, Kind, Vec<u8>)>,
+    arrivals: VecDeque<(u64, FrameKind, Vec<u8>)>,
     receiving: VecDeque<Receiving>,
     sending: VecDeque<Sending>,
     /// The numbers of messages that this process has started to receive, and to send.
@@ -69,16 +69,16 @@ impl Messages {
     }
 
     /// Processes a received frame.
-    pub(super) fn take(&mut self, kind: Kind, payload: &[u8]) {
+    pub(super) fn take(&mut self, kind: FrameKind, payload: &[u8]) {
         match kind {
-            Kind::Left => self.has_left = true,
+            FrameKind::Left => self.has_left = true,
             _ if self.is_closed => {}
-            Kind::Record => self.records.push_back(payload.into()),
-            Kind::Bytes | Kind::Offer | Kind::Answer => {
+            FrameKind::Record => self.records.push_back(payload.into()),
+            FrameKind::Bytes | FrameKind::Offer | FrameKind::Answer => {
                 let taken = payload.split_first_chunk().ok_or("a message without a number".to_owned());
                 let taken = taken.and_then(|(number, rest)| {
                     let number = u64::from_le_bytes(*number);
-                    if kind == Kind::Answer {
+                    if kind == FrameKind::Answer {
                         self.take_answer(number, rest)
                     } else {
                         self.take_data(number, kind, rest)
@@ -92,17 +92,17 @@ impl Messages {
                     self.error.get_or_insert(LinkError(reason));
                 }
             }
-            Kind::Taken => {}
+            FrameKind::Taken => {}
         }
     }
 
     /// Takes the next bytes of a message, or the offer of all of them.
-    fn take_data(&mut self, number: u64, kind: Kind, bytes: &[u8]) -> Result<(), String> {
+    fn take_data(&mut self, number: u64, kind: FrameKind, bytes: &[u8]) -> Result<(), String> {
         let Some(next) = self.receiving.iter_mut().find(|receiving| receiving.number == number) else {
             self.arrivals.push_back((number, kind, bytes.to_vec()));
             return Ok(());
         };
-        if kind == Kind::Offer {
+        if kind == FrameKind::Offer {
             next.offer = Some(Offer::decode(bytes, next.bytes)?);
             return Ok(());
         }
@@ -140,7 +140,7 @@ impl Messages {
         self.receiving.push_back(Receiving { number: own, start, bytes, filled: 0, offer: None });
         let (arrived, others) = std::mem::take(&mut self.arrivals).into_iter().partition(|(number, ..)| *number == own);
         self.arrivals = others;
-        let arrived: VecDeque<(u64, Kind, Vec<u8>)> = arrived;
+        let arrived: VecDeque<(u64, FrameKind, Vec<u8>)> = arrived;
         for (_, kind, bytes) in arrived {
             self.take_data(own, kind, &bytes).unwrap_or_else(|reason| _ = self.error.get_or_insert(LinkError(reason)));
         }
@@ -177,7 +177,7 @@ impl Messages {
         self.sent += 1;
         let offer = if self.is_refused { None } else { Offer::new(start, bytes, connection) };
         if let Some(offer) = offer {
-            connection.push_message(Kind::Offer, group, self.sent, &offer.encode());
+            connection.push_message(FrameKind::Offer, group, self.sent, &offer.encode());
         }
         self.sending.push_back(Sending { number: self.sent, start, bytes, framed: 0, is_offered: offer.is_some() });
         self.sent
@@ -220,7 +220,7 @@ impl Receiving {
             let is_read = reading == Reading::Finished;
             self.offer = None;
             self.filled = if is_read { self.bytes } else { 0 };
-            connection.push_message(Kind::Answer, group, self.number, &[is_read.into()]);
+            connection.push_message(FrameKind::Answer, group, self.number, &[is_read.into()]);
         }
     }
 }

@@ -164,7 +164,7 @@ mod tests {
 
     /// Rank 0 finds a failure, and has told rank 2 but not rank 1. Rank 2 leaves; rank 1 learns of the failure, not only of a departure.
     #[test]
-    fn a_rank_that_leaves_after_a_failure_passes_it_on() {
+    fn process_communicator_passes_a_failure_on_when_it_leaves() {
         let (deadline, rendezvous) = (Duration::from_secs(20), Rendezvous::in_process());
         let join = |rank: usize| {
             let member = rendezvous.join(rank, 3).expect("all join");

@@ -158,7 +158,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::sync::Arc;
 
-    use super::super::connection::Lanes;
+    use super::super::connection::LanePair;
     use super::super::lane::{Lane, bytes_of};
     use super::super::mesh::{Peer, WORLD};
     use super::*;
@@ -176,7 +176,7 @@ mod tests {
             socket.set_nonblocking(true).expect("a socket");
             let peer = crate::bootstrap::PeerSocket { socket: Socket::Local(socket), session: None, is_here: true };
             let mut peer = Peer::new(Connection::new(peer));
-            peer.connection.set_lanes(Lanes { outward: lane(out), inward: lane(1 - out) });
+            peer.connection.set_lanes(LanePair { outward: lane(out), inward: lane(1 - out) });
             peer
         };
         let (one, other) = UnixStream::pair().expect("a pair");
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_message_is_read_in_the_memory_of_its_sender() {
+    fn single_copy_reads_a_long_message_in_its_senders_memory() {
         let mut ends = ends();
         assert!(!deliver(&mut ends, LEAST_BYTES - 1));
         if is_permitted() {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_cannot_be_read_comes_in_frames() {
+    fn single_copy_takes_frames_of_a_message_that_it_cannot_read() {
         let mut child = std::process::Command::new("true").spawn().expect("a process");
         child.wait().expect("its end");
         // SAFETY: nothing is read from a process that has ended.
@@ -253,7 +253,7 @@ mod tests {
 
     /// The memory of a cancelled message changes while the receiver reads it.
     #[test]
-    fn a_message_that_is_cancelled_or_whose_sender_has_ended_never_arrives() {
+    fn single_copy_never_completes_a_message_without_its_sender() {
         for has_ended in [false, true] {
             let mut ends = ends();
             let (mut message, mut room) = (vec![1u8; BYTES], vec![0; BYTES]);

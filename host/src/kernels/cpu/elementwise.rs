@@ -278,7 +278,7 @@ mod tests {
 
     /// With every instruction set of this machine, each pair of dtypes gives the bits of the formula.
     #[test]
-    fn elementwise_pieces_follow_the_formulas() {
+    fn cast_scale_and_accumulate_follow_the_formulas() {
         fn to_every<S: Formula>() {
             check::<S, f64>();
             check::<S, f32>();

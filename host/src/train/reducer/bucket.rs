@@ -284,7 +284,7 @@ mod tests {
 
     /// The table in the documentation of [`Reducer`].
     #[test]
-    fn buckets_and_sums_take_the_documented_memory() {
+    fn bucket_and_sums_take_the_documented_memory() {
         for (wire, is_narrower) in [(None, false), (Some(DType::BF16), true)] {
             let (buckets, sums) = bytes_of(wire, 3, false);
             assert!(buckets > 0 && sums == 0);

@@ -15,13 +15,13 @@ use crate::ops::OrderedAllReduce;
 
 /// The queue that computes gradients, and the queue that reduces them.
 #[derive(Debug)]
-pub struct Lanes {
+pub struct CudaLanes {
     compute: Queue,
     /// None where both are the same queue.
     reductions: Option<Queue>,
 }
 
-impl Lanes {
+impl CudaLanes {
     fn new(compute: &Queue, has_two: bool) -> Result<Self> {
         let reductions = has_two.then(|| Queue::new(compute.ordinal())).transpose()?;
         Ok(Self { compute: compute.clone(), reductions })
@@ -32,7 +32,7 @@ impl Lanes {
     }
 }
 
-impl Drop for Lanes {
+impl Drop for CudaLanes {
     /// The memory of buckets returns to the queue of reductions, so that queue must be behind all work of the other queue on it.
     fn drop(&mut self) {
         if let Err(error) = Cuda::fork(self) {
@@ -107,7 +107,7 @@ impl<'c> Reducer<'c, Cuda> {
         options: impl Into<ReducerOptions>,
     ) -> Result<Self> {
         let options = options.into();
-        let lanes = Lanes::new(queue, options.overlap && comm.world_size() > 1);
+        let lanes = CudaLanes::new(queue, options.overlap && comm.world_size() > 1);
         Self::with_lanes(comm, lanes, parameters, options)
     }
 
@@ -118,14 +118,14 @@ impl<'c> Reducer<'c, Cuda> {
 }
 
 impl ReducerMemory for Cuda {
-    type Lanes = Lanes;
+    type Lanes = CudaLanes;
     type Moment = Event;
     type Check = NormCheck;
     type Ordered<'c> = OrderedAllReduce<'c>;
     const HOST_WAITS: bool = false;
 
     fn bucket<'n>(
-        lanes: &Lanes,
+        lanes: &CudaLanes,
         dtype: DType,
         world_size: usize,
         tensors: &mut dyn Iterator<Item = (&'n str, &'n [usize])>,
@@ -136,39 +136,39 @@ impl ReducerMemory for Cuda {
 
     fn agree_on_memory(
         _: &dyn Communicator<Cuda>,
-        _: &mut Lanes,
+        _: &mut CudaLanes,
         _: &mut dyn Iterator<Item = &mut GradientBuffer<Self>>,
     ) -> Result<()> {
         Ok(())
     }
 
-    fn arena<'a>(lanes: &'a Lanes, bucket: &'a GradientBuffer<Self>) -> DeviceSlice<'a> {
+    fn arena<'a>(lanes: &'a CudaLanes, bucket: &'a GradientBuffer<Self>) -> DeviceSlice<'a> {
         let data = bucket.as_slice();
         // SAFETY: the memory is borrowed. Work of the other queue on it is between `fork` and `join`, where the reducer returns no view.
         unsafe { DeviceSlice::from_raw_parts(&lanes.compute, data.address(), data.dtype(), data.len()) }
     }
 
-    fn arena_mut<'a>(lanes: &'a Lanes, bucket: &'a mut GradientBuffer<Self>) -> DeviceSliceMut<'a> {
+    fn arena_mut<'a>(lanes: &'a CudaLanes, bucket: &'a mut GradientBuffer<Self>) -> DeviceSliceMut<'a> {
         let data = bucket.as_slice();
         // SAFETY: as above, and the memory is borrowed mutably.
         unsafe { DeviceSliceMut::from_raw_parts(&lanes.compute, data.address(), data.dtype(), data.len()) }
     }
 
-    fn fork(lanes: &Lanes) -> Result<()> {
+    fn fork(lanes: &CudaLanes) -> Result<()> {
         match &lanes.reductions {
             Some(reductions) => Ok(reductions.wait_for_all_of(&lanes.compute)?),
             None => Ok(()),
         }
     }
 
-    fn join(lanes: &Lanes) -> Result<()> {
+    fn join(lanes: &CudaLanes) -> Result<()> {
         match &lanes.reductions {
             Some(reductions) => Ok(lanes.compute.wait_for_all_of(reductions)?),
             None => Ok(()),
         }
     }
 
-    fn moment(lanes: &Lanes, lane: Lane) -> Result<Event> {
+    fn moment(lanes: &CudaLanes, lane: Lane) -> Result<Event> {
         let queue = if lane == Lane::Gradients { &lanes.compute } else { lanes.reductions() };
         Ok(queue.record()?)
     }
@@ -185,12 +185,12 @@ impl ReducerMemory for Cuda {
         cuda::pack(arena, offsets, sources).map(|()| None)
     }
 
-    fn check_of(lanes: &Lanes, bucket: &GradientBuffer<Self>) -> Result<Option<NormCheck>> {
+    fn check_of(lanes: &CudaLanes, bucket: &GradientBuffer<Self>) -> Result<Option<NormCheck>> {
         NormCheck::new(lanes.reductions(), bucket).map(Some)
     }
 
     /// Within a recording nothing is checked: the host does not see the runs of a graph.
-    fn begin_check(check: &mut NormCheck, lanes: &Lanes, bucket: &GradientBuffer<Self>, step: u64) -> Result<()> {
+    fn begin_check(check: &mut NormCheck, lanes: &CudaLanes, bucket: &GradientBuffer<Self>, step: u64) -> Result<()> {
         let queue = lanes.reductions();
         let _held = queue.hold();
         if queue.capture_id()?.is_some() {
@@ -215,7 +215,7 @@ impl ReducerMemory for Cuda {
         Ok(())
     }
 
-    fn end_check(check: &mut NormCheck, lanes: &Lanes, waits: bool) -> Result<Option<(u64, usize)>> {
+    fn end_check(check: &mut NormCheck, lanes: &CudaLanes, waits: bool) -> Result<Option<(u64, usize)>> {
         // A recording allows no question about events.
         if lanes.reductions().capture_id()?.is_some() {
             return Ok(None);

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_storages_are_one_parameter_and_overlapping_ones_are_refused_by_name() {
+    fn check_joins_equal_storages_and_refuses_overlapping_ones() {
         let free = Parameter::new("free", [1], DType::F32);
         let parameters =
             [at("a", 64..80), free.clone(), at("b", 0..16), at("c", 64..80), at("d", 80..96), at("e", 64..80)];

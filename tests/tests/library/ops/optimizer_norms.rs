@@ -6,7 +6,7 @@ use gradsync::{TensorViewMut, bf16};
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::Random;
 use gradsync_tests::oracle::Format;
-use gradsync_tests::oracle::optimizer::square_sum;
+use gradsync_tests::oracle::optimizer::{CHUNK, square_sum};
 
 use super::optimizers::sgd;
 
@@ -61,7 +61,7 @@ fn report_norm_has_the_bits_of_its_order() {
     for format in Format::ALL {
         let vector = 16 / format.size_bytes();
         let lanes = 128 * vector;
-        for border in [0, 1, vector, lanes, 2 * lanes, 16384, 16384 + lanes, 2 * 16384, 65536, 65536 + 16384] {
+        for border in [0, 1, vector, lanes, 2 * lanes, CHUNK / 2, CHUNK, CHUNK + lanes, 2 * CHUNK, 3 * CHUNK] {
             for len in [border.saturating_sub(1), border, border + 1] {
                 check(&[(format, numbers(format, len, len))], &[0, 1, 3]);
             }
@@ -74,13 +74,13 @@ fn report_norm_has_the_bits_of_its_order() {
 fn report_norm_of_many_tensors_has_the_bits_of_its_order() {
     let of = |seed: usize| {
         let format = Format::ALL[seed % 4];
-        let len = [0, 5, 300, 16384, 16390, 1][seed / 4 % 6];
+        let len = [0, 5, 300, CHUNK, CHUNK + 6, 1][seed / 4 % 6];
         (format, numbers(format, len, seed))
     };
     check(&(0..24).map(of).collect::<Vec<_>>(), &[0, 1]);
     let small = |seed: usize| (Format::ALL[seed % 4], numbers(Format::ALL[seed % 4], 1 + seed % 7, seed));
     check(&(0..1100).map(small).collect::<Vec<_>>(), &[0]);
-    let long = (Format::BF16, numbers(Format::BF16, 600 * 16384 + 77, 5));
+    let long = (Format::BF16, numbers(Format::BF16, 600 * CHUNK + 77, 5));
     check(&[long], &[1]);
     // Another order gives other bits, so that a comparison of bits tests the order.
     let numbers = numbers(Format::F32, 40_000, 1);

@@ -1,7 +1,7 @@
 //! The mailboxes' protocol with loom's memory: every order of a few ranks' accesses, with each ordering of the atomic accesses.
 //!
 //! The programs make the calls of the handshake and of exposure epochs in their order. Each is explored as it is, and with each ordering
-//! weakened: the table of [`every_ordering_that_the_protocol_needs_is_missed`] says which of them a program depends on.
+//! weakened: the table of [`mailboxes_fail_under_every_weaker_ordering`] says which of them a program depends on.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -218,14 +218,14 @@ impl Program {
 }
 
 #[test]
-fn no_order_of_accesses_breaks_the_protocol() {
+fn mailboxes_hold_under_every_order_of_accesses() {
     PROGRAMS.iter().for_each(|program| program.explore(None));
 }
 
 /// The acquiring halves of a successful exchange and update are stronger than the protocol needs: a rank raises its own number, and learns
 /// nothing from a counter that it closes.
 #[test]
-fn every_ordering_that_the_protocol_needs_is_missed() {
+fn mailboxes_fail_under_every_weaker_ordering() {
     use Ordering::{Acquire, Relaxed};
     for (at, access, to, name) in [
         (ROUND_AT, Access::Load, Relaxed, "calls"),

@@ -28,7 +28,7 @@ fn mailboxes_outlive_their_makers_and_ranks_that_leave_first() {
 }
 
 #[test]
-fn a_payload_stays_until_the_next_call_and_may_be_a_round_late() {
+fn payload_stays_until_the_next_call_and_may_be_late() {
     let ranks = ranks();
     for round in 0..10u8 {
         let numbers: Vec<[u8; RANKS]> = (0..RANKS as u8).map(|rank| [round, rank, 100 + rank]).collect();
@@ -55,7 +55,7 @@ fn a_payload_stays_until_the_next_call_and_may_be_a_round_late() {
 }
 
 #[test]
-fn a_payload_of_the_greatest_length() {
+fn payload_of_the_greatest_length() {
     let ranks = ranks();
     let bytes: Vec<u8> = (0..MAX_TOTAL_BYTES).map(|index| (index % 251) as u8).collect();
     for _ in 0..3 {
@@ -65,7 +65,7 @@ fn a_payload_of_the_greatest_length() {
 }
 
 #[test]
-fn a_call_ahead_is_seen_and_a_record_of_another_kind_is_not() {
+fn call_ahead_sees_a_call_and_no_other_record() {
     let ranks = ranks();
     assert_eq!(ranks[1].call_ahead(0), None);
     ranks[0].publish(&call(5), Payload::EMPTY).unwrap();
@@ -78,7 +78,7 @@ fn a_call_ahead_is_seen_and_a_record_of_another_kind_is_not() {
 }
 
 #[test]
-fn epochs_end_for_each_rank_on_its_own() {
+fn end_epoch_ends_it_for_each_rank_on_its_own() {
     let ranks = ranks();
     ranks.iter().for_each(|mailboxes| (0..2).for_each(|_| mailboxes.begin_epoch()));
     assert!(!ranks[0].has_ended_early(2));
@@ -96,7 +96,7 @@ fn epochs_end_for_each_rank_on_its_own() {
 }
 
 #[test]
-fn a_failure_in_the_outer_epoch_leaves_the_inner_one_a_success() {
+fn end_epoch_of_the_inner_one_succeeds_before_a_failure() {
     let ranks = ranks();
     ranks.iter().for_each(|mailboxes| (0..2).for_each(|_| mailboxes.begin_epoch()));
     ranks.iter().for_each(|mailboxes| mailboxes.end_epoch(false).unwrap());
@@ -113,7 +113,7 @@ fn late(rank: usize) -> CommError {
 }
 
 #[test]
-fn a_round_is_closed_once_and_by_one_rank() {
+fn close_ends_a_round_once_and_by_one_rank() {
     let ranks = ranks();
     ranks.iter().for_each(|mailboxes| mailboxes.publish(&call(5), Payload::EMPTY).unwrap());
     assert_eq!(ranks[0].close_round(&late(1)), Ok(()), "all have come");
@@ -127,7 +127,7 @@ fn a_round_is_closed_once_and_by_one_rank() {
 }
 
 #[test]
-fn ranks_that_give_up_and_one_that_comes_find_the_same() {
+fn close_tells_ranks_that_give_up_and_that_come_the_same() {
     for _ in 0..200 {
         let ranks = ranks();
         let outcomes: Vec<_> = std::thread::scope(|scope| {
@@ -148,7 +148,7 @@ fn ranks_that_give_up_and_one_that_comes_find_the_same() {
 }
 
 #[test]
-fn an_epoch_that_others_have_given_up_ends_as_a_failure() {
+fn close_epochs_ends_an_epoch_as_a_failure() {
     let ranks = ranks();
     ranks.iter().for_each(|mailboxes| (0..2).for_each(|_| mailboxes.begin_epoch()));
     ranks.iter().for_each(|mailboxes| mailboxes.end_epoch(false).unwrap());
@@ -161,7 +161,7 @@ fn an_epoch_that_others_have_given_up_ends_as_a_failure() {
 }
 
 #[test]
-fn an_entry_of_another_version_is_a_failure_of_its_rank() {
+fn mailboxes_blame_the_rank_of_an_entry_of_another_version() {
     let ranks = ranks();
     ranks[0].publish(&call(5), Payload::EMPTY).unwrap();
     // SAFETY: its own mailbox, which no other rank reads now.
@@ -173,7 +173,7 @@ fn an_entry_of_another_version_is_a_failure_of_its_rank() {
 }
 
 #[test]
-fn words_of_a_broken_rank_are_errors() {
+fn mailboxes_turn_words_of_a_broken_rank_into_errors() {
     let is_broken = |error: &CommError, broken: usize, text: &str| matches!(error, CommError::Transport { rank, reason, .. } if *rank == broken && reason.contains(text));
     // A rank that does not exist has closed the round, or the counter has a number that this rank has not given it.
     for word in [999 << Closable::NUMBER_BITS, 7, u64::MAX] {

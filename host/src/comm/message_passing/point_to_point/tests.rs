@@ -141,19 +141,19 @@ fn is_late(error: &CommError) -> bool {
 }
 
 #[test]
-fn a_confirmation_that_does_not_come_is_a_timeout_that_names_the_sender() {
+fn point_to_point_names_the_sender_of_a_late_confirmation() {
     let error = error_of(Stage::Done, false, None);
     assert!(is_late(&error), "{error}");
 }
 
 #[test]
-fn a_sender_that_leaves_before_its_confirmation_is_gone() {
+fn point_to_point_names_a_sender_that_left_unconfirmed() {
     let error = error_of(Stage::Done, false, Some(Departure::Lost));
     assert!(matches!(error, CommError::PeerGone { rank: 1, departure: Departure::Lost, .. }), "{error}");
 }
 
 #[test]
-fn messages_in_flight_that_do_not_move_are_a_timeout_that_names_the_peer() {
+fn point_to_point_names_the_peer_of_messages_that_do_not_move() {
     for is_sent in [true, false] {
         for stage in [Stage::Starting { has_moved: false }, Stage::Started { has_moved: false }] {
             let error = error_of(stage, is_sent, None);

@@ -88,13 +88,13 @@ fn explore_all(weakened: Option<Weakened>) {
 }
 
 #[test]
-fn no_order_of_accesses_breaks_a_lane() {
+fn lane_holds_under_every_order_of_accesses() {
     explore_all(None);
 }
 
 /// The orderings of the cancelled offers' count are stronger than needed, because fences stand beside them.
 #[test]
-fn every_ordering_that_a_lane_needs_is_missed() {
+fn lane_fails_under_every_weaker_ordering() {
     use Ordering::{Acquire, Relaxed, Release};
     for (at, access, to) in [
         (WRITTEN_AT, Access::Load, Relaxed),

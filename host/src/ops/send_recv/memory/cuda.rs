@@ -233,7 +233,7 @@ mod tests {
 
     /// A view of such a payload would reach beyond the tensors.
     #[test]
-    fn a_payload_of_other_ranges_than_the_tensors_is_refused() {
+    fn payload_of_refuses_other_ranges_than_the_tensors() {
         let tensors = [Bytes { address: 1024, len: 4 }, Bytes { address: 1028, len: 4 }];
         assert!(payload_of(&tensors, &[0..4, 4..8]).is_some_and(|payload| payload.len == 8));
         for ranges in [vec![0..4, 4..1000], vec![0..8], vec![8..12, 12..16], vec![0..4, 4..8, 8..8]] {

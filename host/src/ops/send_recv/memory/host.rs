@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_that_are_not_the_tensors_are_refused() {
+    fn pack_and_unpack_refuse_other_ranges_than_the_tensors() {
         let tensors = [[1.0f32, 2.0], [3.0, 4.0]];
         let slices = || tensors.iter().map(Slice::from).collect::<Vec<_>>();
         let pack = |ranges: &[Range<usize>]| {

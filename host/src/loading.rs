@@ -2,19 +2,27 @@
 //!
 //! It knows no library by name, and never unloads one: libraries that start threads do not survive unloading.
 
+use std::error::Error;
+#[cfg(feature = "cuda")]
 use std::ffi::OsString;
 
+#[cfg(feature = "cuda")]
 use libloading::Library;
 
-use crate::error::reason;
+/// The reason for an error of `libloading`: the text of the system's loader, which is the source of the error, or else the error's own text.
+pub fn reason(error: &dyn Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+}
 
 /// A library that could not be opened: each name that was tried, with the loader's reason.
+#[cfg(feature = "cuda")]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NotFound(pub(super) Vec<(String, String)>);
+pub(crate) struct NotFound(pub(crate) Vec<(String, String)>);
 
 /// Opens the library that the environment variable names, or else the first of `names` that the system's loader finds. A variable that is
 /// set is the user's choice: no other name is tried then.
-pub(super) fn open(variable: &str, names: &[&str]) -> Result<(Library, String), NotFound> {
+#[cfg(feature = "cuda")]
+pub(crate) fn open(variable: &str, names: &[&str]) -> Result<(Library, String), NotFound> {
     let chosen = std::env::var_os(variable).filter(|name| !name.is_empty());
     let candidates: Vec<OsString> = match chosen {
         Some(name) => vec![name],
