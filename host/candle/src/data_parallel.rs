@@ -55,8 +55,9 @@ const BACKWARD: &str = "backward";
 ///
 /// [`backward`](Self::backward) passes all gradients to a [`Reducer`], which copies them into buckets, and copies the reduced ones back to
 /// the memory of candle's gradients: a step allocates only zeros for gradients that other ranks have and this one has not. One rank copies
-/// nothing. Gradients are passed in the order in which candle computes them. On a GPU a second stream takes each gradient as soon as it is
-/// computed, and reduces it while candle computes the others. On CPUs the reduction begins after candle has computed all gradients.
+/// nothing. [`step`](Self::step) copies none back: its optimizer reads them in the buckets. Gradients are passed in the order in which
+/// candle computes them. On a GPU a second stream takes each gradient as soon as it is computed, and reduces it while candle computes the
+/// others. On CPUs the reduction begins after candle has computed all gradients.
 ///
 /// The gradient of a variable is absent from the store if no rank has one or if it is [declared as frozen](Variables::with_frozen):
 /// candle's optimizers do not change such variables, not even by weight decay. A rank without a gradient where others have one counts as

@@ -80,7 +80,7 @@ fn data_parallel_on_several_ranks() {
 }
 
 #[test]
-fn optimizers_on_several_ranks() {
+fn optimizer_on_several_ranks() {
     on_ranks_of(&[1, 2, 4], optimizers::on_host());
 }
 

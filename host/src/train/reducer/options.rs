@@ -34,8 +34,9 @@ pub enum AbsentGradients {
 pub enum NonFinite {
     /// The step goes on, and its result is what the reduction makes of these numbers. The next step begins with [`Error::NotFinite`] on
     /// every rank, once; on GPUs, whose hosts do not wait, a later step does, or ends with it. No step follows the last one of a program:
-    /// on host memory a warning in the log (`tracing`) tells of it. With [`static_graph`](ReducerOptions::static_graph) on GPUs the ranks
-    /// do not hear of each other's gradients: the error of the rank that has these numbers ends the communicator.
+    /// on host memory a warning in the log (`tracing`) tells of it. After [`Reducer::update`](super::Reducer::update) the optimizer's
+    /// report or error tells of it instead. With [`static_graph`](ReducerOptions::static_graph) on GPUs the ranks do not hear of each
+    /// other's gradients: the error of the rank that has these numbers ends the communicator.
     #[default]
     Report,
     /// [`Error::NotFinite`] ends this step on every rank, without a result. On GPUs the host waits for the gradients of each step.
