@@ -273,7 +273,7 @@ pub fn advance(state: &StepState, rules: &StepRules, sum: f64) -> StepState {
         (next.correction1, next.correction2) = (1.0, 1.0);
     }
     next.steps_of_scale = state.steps_of_scale + 1.0;
-    if next.steps_of_scale == rules.growth_interval {
+    if rules.growth_interval > 0.0 && next.steps_of_scale >= rules.growth_interval {
         next.steps_of_scale = 0.0;
         let grown = state.scale * rules.growth;
         next.scale = if grown > rules.most_scale { rules.most_scale } else { grown };

@@ -2,6 +2,8 @@
 
 use candle_core::Device;
 use gradsync::bootstrap::Launch;
+#[cfg(feature = "cuda")]
+use gradsync::comm::Ranks;
 
 use crate::error::Result;
 
@@ -18,6 +20,9 @@ pub type JoinedCommunicator = gradsync::comm::HostCommunicator;
 /// |---|---|---|
 /// | `cuda` | the GPU of this rank's number on the machine; in turn where the machine has more ranks than GPUs | over NCCL: `Launch::join_gpu` |
 /// | none | the CPU | processes, or with the feature `mpi` those of an MPI job: [`Launch::join_host`] |
+///
+/// Candle seeds the random numbers of every GPU alike, so that ranks would draw the same examples and masks: here each rank's GPU has a seed of
+/// its own, the same in every run. `Device::set_seed` chooses another.
 ///
 /// For other options than the default ones, such as a deadline, do the same by these methods.
 ///
@@ -38,10 +43,16 @@ pub fn join_or_alone() -> Result<(JoinedCommunicator, Device)> {
     joined(&Launch::from_env_or_alone()?)
 }
 
+/// Candle's own seed of the generator of a GPU.
+#[cfg(feature = "cuda")]
+const CANDLE_SEED: u64 = 299_792_458;
+
 #[cfg(feature = "cuda")]
 fn joined(launch: &Launch) -> Result<(JoinedCommunicator, Device)> {
     let (comm, queue) = launch.join_gpu(&Default::default())?;
-    Ok((comm, Device::new_cuda_with_stream(queue.ordinal() as usize)?))
+    let device = Device::new_cuda_with_stream(queue.ordinal() as usize)?;
+    device.set_seed(CANDLE_SEED + comm.rank() as u64)?;
+    Ok((comm, device))
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -198,8 +198,9 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
     /// Divides gradients by a scale that the program multiplies its loss by: [`loss_scale`](Self::loss_scale). Call it before the first step.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] naming a number out of its range.
+    /// [`Error::InvalidArgument`] naming a number out of its range, and after the first step.
     pub fn with_scaler(mut self, scaler: LossScaler) -> Result<Self> {
+        self.check_new()?;
         scaler.check(O::NAME)?;
         self.start.scale = scaler.initial;
         self.scaler = Some(scaler);
@@ -209,11 +210,24 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
     /// Gives groups of parameters options of their own; the first group that matches a name applies. Call it before the first step.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] naming a number out of its range. The first step refuses a group that no parameter matches.
+    /// [`Error::InvalidArgument`] naming a number out of its range, and after the first step. That step refuses a group that no parameter
+    /// matches.
     pub fn with_groups(mut self, groups: impl IntoIterator<Item = ParameterGroup>) -> Result<Self> {
+        self.check_new()?;
         self.groups = groups.into_iter().collect();
         self.groups.iter().try_for_each(|group| group.check(O::NAME))?;
         Ok(self)
+    }
+
+    /// Refuses a change that would not reach the state.
+    fn check_new(&self) -> Result<()> {
+        if self.started.is_none() {
+            return Ok(());
+        }
+        let reason =
+            "groups and scalers are chosen before the first step, and this optimizer has made one or was restored"
+                .into();
+        Err(Error::InvalidArgument { operation: O::NAME, reason })
     }
 
     /// The options.
@@ -371,6 +385,11 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
         if self.scaler.is_none() {
             // The program multiplies its loss by no scale, whatever it did when the state was saved.
             state.scale = self.start.scale;
+        }
+        if state.applied + state.skipped == 0.0 {
+            // The state of an optimizer before its first step, which has no vectors.
+            (self.start, self.started) = (state, None);
+            return Ok(());
         }
         let operands: Vec<Operand<'_, M>> = weights
             .into_iter()

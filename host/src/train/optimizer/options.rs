@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use gradsync_device::math::step::StepRules;
+use gradsync_device::math::step::{LEAST_SCALE, StepRules};
 
 use crate::call::setters;
 use crate::error::{Error, Result};
@@ -262,7 +262,7 @@ impl ParameterGroup {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct LossScaler {
-    /// The first scale; finite and above 0. 65536 by default.
+    /// The first scale, from 2⁻³² to the largest `f32`. 65536 by default.
     pub initial: f64,
     /// The factor of the scale after `growth_interval` steps in a row; at least 1 and finite. 2 by default.
     pub growth: f64,
@@ -291,7 +291,7 @@ impl LossScaler {
         check_options(
             operation,
             &[
-                ("initial", initial, Range::Positive),
+                ("initial", initial, Range::Scale),
                 ("growth", growth, Range::AtLeastOne),
                 ("backoff", backoff, Range::Share),
             ],
@@ -311,6 +311,8 @@ pub(super) enum Range {
     Fraction,
     /// Above 0, to 1.
     Share,
+    /// From the least scale of a loss to the largest one.
+    Scale,
 }
 
 impl Range {
@@ -322,6 +324,7 @@ impl Range {
             Range::Part => (0.0..1.0).contains(&value),
             Range::Fraction => (0.0..=1.0).contains(&value),
             Range::Share => value > 0.0 && value <= 1.0,
+            Range::Scale => (LEAST_SCALE..=f64::from(f32::MAX)).contains(&value),
         }
     }
 }
@@ -341,6 +344,7 @@ pub(super) fn check_options(operation: &'static str, options: &[(&str, f64, Rang
         Range::Part => "from 0 to below 1",
         Range::Fraction => "from 0 to 1",
         Range::Share => "above 0 and at most 1",
+        Range::Scale => "from 2^-32 to the largest f32",
     };
     Err(Error::InvalidArgument { operation, reason: format!("{name} is {value}, and must be {range}") })
 }
