@@ -120,7 +120,7 @@ const TABLES: [Table; 8] = [
         ],
         cells: |row, peer| {
             let model = if row.count < 100_000_000 { "ResNet-50, 161 tensors" } else { "BERT-large, 398 tensors" };
-            beside(row, (0, format!("{model}, {}", kernel(row))), peer)
+            only(row.operation != "zero", || beside(row, (0, format!("{model}, {}", kernel(row))), peer))
         },
     },
     Table {
