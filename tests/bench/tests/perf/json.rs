@@ -61,10 +61,15 @@ fn a_limit_that_is_given_counts() {
 fn tensors_of_a_model_are_measured_together() {
     let document = measured(&["--tensors", "resnet50"]);
     let rows = rows(&document);
-    assert_eq!(rows.iter().map(|row| &row["operation"]).collect::<Vec<_>>(), ["accumulate", "cast", "zero"]);
-    for (row, (side, to, from)) in
-        rows.iter().zip([("in_place", "f32", "bf16"), ("out_of_place", "bf16", "f32"), ("in_place", "f32", "f32")])
-    {
+    let operations = ["accumulate", "cast", "zero", "adamw_step"];
+    assert_eq!(rows.iter().map(|row| &row["operation"]).collect::<Vec<_>>(), operations);
+    let sides = [
+        ("in_place", "f32", "bf16"),
+        ("out_of_place", "bf16", "f32"),
+        ("in_place", "f32", "f32"),
+        ("in_place", "f32", "bf16"),
+    ];
+    for (row, (side, to, from)) in rows.iter().zip(sides) {
         assert_eq!((&row["count"], &row[side]["wrong"]), (&25_557_032.into(), &0.into()), "{row:#}");
         assert_eq!((&row["dtype"], &row["from_dtype"]), (&to.into(), &from.into()), "{row:#}");
     }
