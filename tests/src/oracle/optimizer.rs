@@ -178,7 +178,7 @@ pub const CHUNK: usize = 32_768;
 /// The sum of squares of all tensors, added in the order that both memories keep.
 ///
 /// Chunks have [`CHUNK`] elements of one tensor. In a chunk, element `i` belongs to lane `i mod n`, where the `n` lanes are those of 128 threads
-/// which read 16 bytes each. A lane adds its squares in order, a thread its lanes in order; the threads are added by [`tree`]. The chunks of
+/// which read 16 bytes each. A lane adds its squares in order, a thread its lanes in order; the threads are added by `tree`. The chunks of
 /// all tensors are added in the same way, in 512 lanes, of which thread `t` has `t`, `t + 128`, `t + 256` and `t + 384`.
 pub fn square_sum(tensors: &[(Format, &[f64])]) -> f64 {
     let mut chunks = Vec::new();

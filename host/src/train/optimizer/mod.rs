@@ -386,11 +386,6 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
             // The program multiplies its loss by no scale, whatever it did when the state was saved.
             state.scale = self.start.scale;
         }
-        if state.applied + state.skipped == 0.0 {
-            // The state of an optimizer before its first step, which has no vectors.
-            (self.start, self.started) = (state, None);
-            return Ok(());
-        }
         let operands: Vec<Operand<'_, M>> = weights
             .into_iter()
             .map(|(name, weights)| Operand {
