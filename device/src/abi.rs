@@ -65,6 +65,8 @@ impl LaunchBounds {
     pub const TREE_DOTS: Self = Self::of(THREADS, 2);
     /// Updates of optimizers.
     pub const UPDATE: Self = Self::of(UPDATE_THREADS, 8);
+    /// Updates of AdamW in `f64`, whose divisions and roots take more registers.
+    pub const UPDATE_WIDE: Self = Self::of(UPDATE_THREADS, 5);
     /// Kernels with one thread per layer.
     pub const LAYER: Self = Self::of(LAYER_THREADS, 8);
     /// Kernels over the memory of up to two, four or eight peers. The links are slower than their loops, and unrolling would add a third to
@@ -370,8 +372,8 @@ macro_rules! dtypes_of {
     };
 }
 
-/// Entries for each dtype, of which the kernel for `f64` has launch bounds of its own.
-const fn with_f64_bounds(mut entries: [EntryPoint; 4], bounds: LaunchBounds) -> [EntryPoint; 4] {
+/// Entries of which the first one, for `f64`, has launch bounds of its own.
+const fn with_f64_bounds<const N: usize>(mut entries: [EntryPoint; N], bounds: LaunchBounds) -> [EntryPoint; N] {
     entries[0].bounds = bounds;
     entries
 }
@@ -493,10 +495,12 @@ pub const DTYPE_ENTRIES: [[EntryPoint; 4]; 10] = [
 /// Updates of optimizers by `(rows, row count, step memory, scalars…)`. Names have the dtype of gradients, and the dtype of the copy of the
 /// weights, if there is one. Weights and states are of `f32`, or all operands of `f64`.
 pub const UPDATE_ENTRIES: [[EntryPoint; 10]; 2] =
-    [updates_of!(weights "sgd", SGD), updates_of!(weights "adamw", ADAMW)];
+    [updates_of!(weights "sgd", SGD), with_f64_bounds(updates_of!(weights "adamw", ADAMW), LaunchBounds::UPDATE_WIDE)];
 /// The same, which write the steps instead of adding them. Names have the dtypes of gradients and steps.
-pub const DELTA_ENTRIES: [[EntryPoint; 5]; 2] =
-    [updates_of!(deltas "sgd_deltas", SGD), updates_of!(deltas "adamw_deltas", ADAMW)];
+pub const DELTA_ENTRIES: [[EntryPoint; 5]; 2] = [
+    updates_of!(deltas "sgd_deltas", SGD),
+    with_f64_bounds(updates_of!(deltas "adamw_deltas", ADAMW), LaunchBounds::UPDATE_WIDE),
+];
 const SGD: &[Param] = &[Pointer, U64, Pointer, F64, F64];
 const ADAMW: &[Param] = &[Pointer, U64, Pointer];
 

@@ -211,9 +211,10 @@ unsafe fn update_tile<R: Rule, M: Real, G: Element, C: Element, const N: usize, 
     }
 }
 
-/// Stamps the updates of one set of dtypes: weights and states, gradients, output; and the precision of the weights in rows and constants.
+/// Stamps the updates of one set of dtypes: weights and states, gradients, output; the precision of the weights in rows and
+/// constants; and AdamW's launch bounds.
 macro_rules! updates {
-    ($suffix:literal $M:ident $G:ident $C:ident $deltas:literal $precision:ident) => {
+    ($suffix:literal $M:ident $G:ident $C:ident $deltas:literal $precision:ident $bounds:ident) => {
         kernel!(["sgd" $suffix], LaunchBounds::UPDATE, fn (
             rows: *const UpdateRow, count: u64, step: *const StepMemory, momentum: f64, nesterov: f64,
         ) {
@@ -224,7 +225,7 @@ macro_rules! updates {
                 Sgd::new(SgdScalars { momentum, nesterov }, &step, rate, decay)
             })
         });
-        kernel!(["adamw" $suffix], LaunchBounds::UPDATE, fn (rows: *const UpdateRow, count: u64, step: *const StepMemory) {
+        kernel!(["adamw" $suffix], LaunchBounds::$bounds, fn (rows: *const UpdateRow, count: u64, step: *const StepMemory) {
             const N: usize = update_vector_len(<$M>::DTYPE);
             let step = (*step).$precision;
             update_tile::<AdamW<$M>, $M, $G, $C, N, $deltas>(rows, count, step.refusal != 0.0, |row| {
@@ -234,18 +235,18 @@ macro_rules! updates {
         });
     };
 }
-updates!("_f64" f64 f64 f64 false wide);
-updates!("_f32" f32 f32 f32 false narrow);
-updates!("_f16" f32 F16 f32 false narrow);
-updates!("_bf16" f32 BF16 f32 false narrow);
-updates!("_f32_f16" f32 f32 F16 false narrow);
-updates!("_f16_f16" f32 F16 F16 false narrow);
-updates!("_bf16_f16" f32 BF16 F16 false narrow);
-updates!("_f32_bf16" f32 f32 BF16 false narrow);
-updates!("_f16_bf16" f32 F16 BF16 false narrow);
-updates!("_bf16_bf16" f32 BF16 BF16 false narrow);
-updates!("_deltas_f64_f64" f64 f64 f64 true wide);
-updates!("_deltas_f32_f32" f32 f32 f32 true narrow);
-updates!("_deltas_f32_f16" f32 f32 F16 true narrow);
-updates!("_deltas_bf16_f32" f32 BF16 f32 true narrow);
-updates!("_deltas_f16_f16" f32 F16 F16 true narrow);
+updates!("_f64" f64 f64 f64 false wide UPDATE_WIDE);
+updates!("_f32" f32 f32 f32 false narrow UPDATE);
+updates!("_f16" f32 F16 f32 false narrow UPDATE);
+updates!("_bf16" f32 BF16 f32 false narrow UPDATE);
+updates!("_f32_f16" f32 f32 F16 false narrow UPDATE);
+updates!("_f16_f16" f32 F16 F16 false narrow UPDATE);
+updates!("_bf16_f16" f32 BF16 F16 false narrow UPDATE);
+updates!("_f32_bf16" f32 f32 BF16 false narrow UPDATE);
+updates!("_f16_bf16" f32 F16 BF16 false narrow UPDATE);
+updates!("_bf16_bf16" f32 BF16 BF16 false narrow UPDATE);
+updates!("_deltas_f64_f64" f64 f64 f64 true wide UPDATE_WIDE);
+updates!("_deltas_f32_f32" f32 f32 f32 true narrow UPDATE);
+updates!("_deltas_f32_f16" f32 f32 F16 true narrow UPDATE);
+updates!("_deltas_bf16_f32" f32 BF16 f32 true narrow UPDATE);
+updates!("_deltas_f16_f16" f32 F16 F16 true narrow UPDATE);

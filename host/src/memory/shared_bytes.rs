@@ -4,7 +4,7 @@
 //! [`Mapped`] implements it for processes. The tests' `Model` implements it with loom's types, which run the same protocols with threads in
 //! every order and report unordered accesses to bytes.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::file::Mapped;
 
@@ -37,7 +37,8 @@ pub(crate) trait SharedBytes {
         change: impl FnMut(u64) -> Option<u64>,
     ) -> Result<u64, u64>;
 
-    /// Orders this rank's accesses to any memory, as [`fence`].
+    /// Orders this rank's accesses to any memory, as [`std::sync::atomic::fence`].
+    #[cfg(unix)]
     fn fence(&self, order: Ordering);
 
     /// Writes these bytes.
@@ -94,8 +95,9 @@ impl SharedBytes for Mapped {
         self.word(at).fetch_update(set, fetch, change)
     }
 
+    #[cfg(unix)]
     fn fence(&self, order: Ordering) {
-        fence(order);
+        std::sync::atomic::fence(order);
     }
 
     unsafe fn write(&self, at: usize, bytes: &[u8]) {

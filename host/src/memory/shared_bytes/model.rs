@@ -121,6 +121,7 @@ impl SharedBytes for Arc<Model> {
         self.word(at).fetch_update(set, fetch, change)
     }
 
+    #[cfg(unix)]
     fn fence(&self, order: Ordering) {
         match self.weakened.filter(|weakened| weakened.access == Access::Fence) {
             Some(weakened) if weakened.to == Ordering::Relaxed => {}
