@@ -481,37 +481,34 @@ impl<O: OptimizerOptions, M: OptimizerMemory> Optimizer<O, M> {
         self.check_reports(started, &[])?;
         let rules = self.rules(&started.states);
         let Started { states, step, sums, .. } = started;
-        let gradients = states.tensors.iter().zip(&operands).filter(|(tensor, _)| !tensor.is_frozen);
-        let (names, gradients): (Vec<&str>, Vec<M::Slice<'_>>) =
-            gradients.filter_map(|(_, operand)| Some((operand.name, operand.gradient?))).unzip();
-        let mut chunks = 0;
-        let first_chunks: Vec<usize> = gradients
-            .iter()
-            .map(|gradient| {
-                let first = chunks;
-                chunks += sums::chunks(M::len(*gradient));
-                first
-            })
-            .collect();
-        M::square_sums(M::range_mut(M::buffer_mut(sums), 0..chunks), &first_chunks, &gradients)?;
-        M::advance_step(M::buffer_mut(step), &rules, M::range(M::buffer(sums), 0..chunks))?;
+        {
+            let gradients: Vec<M::Slice<'_>> = states.gradients(&operands).map(|(_, gradient)| gradient).collect();
+            let mut chunks = 0;
+            let first_chunks: Vec<usize> = gradients
+                .iter()
+                .map(|gradient| {
+                    let first = chunks;
+                    chunks += sums::chunks(M::len(*gradient));
+                    first
+                })
+                .collect();
+            M::square_sums(M::range_mut(M::buffer_mut(sums), 0..chunks), &first_chunks, &gradients)?;
+            M::advance_step(M::buffer_mut(step), &rules, M::range(M::buffer(sums), 0..chunks))?;
+        }
         let decay = self.options.weight_decay();
         let updates = updates(states, &mut operands, decay)?;
         M::update(self.options.rule(), M::buffer(step), updates)?;
         M::take_report(&mut started.reports, M::buffer(&started.step))?;
-        if !M::REPORTS_AT_ONCE {
-            return Ok(());
-        }
-        self.check_reports(started, &names.into_iter().zip(gradients).collect::<Vec<_>>())
+        if M::REPORTS_AT_ONCE { self.check_reports(started, &operands) } else { Ok(()) }
     }
 
-    /// Reads the reports of steps that are over; without a scaler, a skipped one is an error, which names one of the step's `gradients`, where
-    /// these are known.
-    fn check_reports(&self, started: &mut Started<M>, gradients: &[(&str, M::Slice<'_>)]) -> Result<()> {
+    /// Reads the reports of steps that are over; without a scaler, a skipped one is an error, which names a tensor of the step's `operands`,
+    /// where these are known.
+    fn check_reports(&self, started: &mut Started<M>, operands: &[Operand<'_, M>]) -> Result<()> {
         let Some(refused) = started.read_reports()?.filter(|_| self.scaler.is_none()) else { return Ok(()) };
         let mut not_finite = None;
-        for (name, gradient) in gradients {
-            if not_finite.is_none() && !M::all_finite(*gradient)? {
+        for (name, gradient) in started.states.gradients(operands) {
+            if not_finite.is_none() && !M::all_finite(gradient)? {
                 not_finite = Some(name);
             }
         }

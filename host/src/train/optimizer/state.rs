@@ -139,6 +139,15 @@ impl<M: OptimizerMemory> States<M> {
         Ok(())
     }
 
+    /// The gradients that count in a step of these operands, with the names of their tensors.
+    pub(super) fn gradients<'o>(
+        &'o self,
+        operands: &'o [Operand<'_, M>],
+    ) -> impl Iterator<Item = (&'o str, M::Slice<'o>)> {
+        let trained = self.tensors.iter().zip(operands).filter(|(tensor, _)| !tensor.is_frozen);
+        trained.filter_map(|(_, operand)| Some((operand.name, M::shortened(operand.gradient?))))
+    }
+
     /// Refuses tensors that are not those of the first step, and dtypes that the states cannot take.
     pub(super) fn check(&self, operation: &'static str, operands: &[Operand<'_, M>]) -> Result<()> {
         let refuse = |reason: String| Err(Error::InvalidArgument { operation, reason });
